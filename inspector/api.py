@@ -1,0 +1,77 @@
+"""Every page has a JSON twin: one dict, drawn by a template or written as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.urls import URLPattern, path
+from django.utils.cache import patch_vary_headers
+
+View = Callable[..., HttpResponse]
+
+
+def wants_json(request: HttpRequest) -> bool:
+    """The address ends in `.json`."""
+    return request.path.endswith(".json")
+
+
+def is_fragment(request: HttpRequest, target: str) -> bool:
+    """htmx asks for the element with this id alone."""
+    return request.headers.get("HX-Request") == "true" and request.headers.get("HX-Target") == target
+
+
+def jsonable(value: Any) -> Any:
+    """`value` as plain JSON types: dataclasses as objects, moments as ISO 8601, numbers that JSON lacks as null."""
+    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy
+        return jsonable(value.tolist())
+    return str(value)
+
+
+def json_page(data: Mapping[str, Any], status: int = 200) -> JsonResponse:
+    """`data` as JSON."""
+    return JsonResponse(jsonable(data), status=status, json_dumps_params={"ensure_ascii": True, "allow_nan": False})
+
+
+def page(
+    request: HttpRequest, template: str, data: Mapping[str, Any], status: int = 200, **only_html: Any
+) -> HttpResponse:
+    """The page: `data` as JSON at the twin's address, else the template with `data` and what only HTML needs."""
+    if wants_json(request):
+        return json_page(data, status)
+    response = render(request, template, {**data, **only_html}, status=status)
+    patch_vary_headers(response, ["HX-Request", "HX-Target", "Cookie"])
+    return response
+
+
+def error_page(request: HttpRequest, status: int, title: str, sentence: str) -> HttpResponse:
+    """A page in the product's style that says what happened and offers a way out."""
+    if wants_json(request):
+        return JsonResponse({"error": sentence}, status=status)
+    return render(request, "errors/error.html", {"status": status, "title": title, "sentence": sentence}, status=status)
+
+
+def twins(route: str, view: View, name: str) -> list[URLPattern]:
+    """The two addresses of a page: itself, and `.json` appended (named `NAME-json`)."""
+    view.has_json_twin = True  # type: ignore[attr-defined]
+    return [path(route, view, name=name), path(f"{route or 'runs'}.json", view, name=f"{name}-json")]

@@ -1,0 +1,10 @@
+from django.apps import AppConfig
+
+
+class InspectorConfig(AppConfig):
+    """Pages, commands and checks; no models."""
+
+    name = "inspector"
+
+    def ready(self) -> None:
+        from inspector import system_checks  # noqa: F401  registers the checks

@@ -1,0 +1,84 @@
+"""The Celery application of every worker, and the heartbeat by which the pages know that workers live."""
+
+import ctypes
+import logging.config
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+# Before anything imports torch: the engine lives in this process, and one thread per operator is the fastest by far for
+# small models on a CPU. Set any of them in the environment to choose otherwise.
+for _name, _value in {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}.items():
+    os.environ.setdefault(_name, _value)
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
+
+from celery import Celery, signals  # noqa: E402
+
+HEARTBEAT_EVERY_S = 2.0
+HEARTBEAT_LIVES_S = 10
+
+app = Celery("inspector")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+
+
+@signals.setup_logging.connect
+def _use_django_logging(**_: Any) -> None:
+    from django.conf import settings
+
+    logging.config.dictConfig(settings.LOGGING)
+
+
+@signals.worker_ready.connect
+def _start_heartbeat(sender: Any, **_: Any) -> None:
+    """Tell Redis every two seconds what this worker is and does; health and the Workers page read it."""
+    from django.core.cache import cache
+
+    from inspector import workers
+    from inspector.health import heartbeat_key
+
+    queues = [queue.name for queue in sender.task_consumer.queues] if sender.task_consumer else []
+    describer = workers.Describer(sender.hostname, queues, sender.controller.concurrency)
+    stop = threading.Event()
+
+    def beat() -> None:
+        redis = workers.connect()
+        while not stop.is_set():
+            try:
+                for queue in queues:
+                    cache.set(heartbeat_key(queue), sender.hostname, HEARTBEAT_LIVES_S)
+                workers.announce(redis, describer.describe())
+            except Exception:
+                logging.getLogger(__name__).warning("heartbeat not written: Redis does not answer")
+            stop.wait(HEARTBEAT_EVERY_S)
+        for queue in queues:
+            cache.delete(heartbeat_key(queue))
+        workers.withdraw(redis, sender.hostname)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+
+    def end(**_: Any) -> None:
+        stop.set()
+        thread.join(1.0)
+
+    signals.worker_shutting_down.connect(end, weak=False)
+
+
+@signals.worker_process_init.connect
+def _die_with_parent(**_: Any) -> None:
+    """A pool process never outlives its worker, even one that was killed."""
+    die_with_parent(signal.SIGKILL)
+
+
+def die_with_parent(signum: int) -> None:
+    """Have the kernel send `signum` to this process when its parent dies (Linux; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, int(signum), 0, 0, 0)

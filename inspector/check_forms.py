@@ -1,0 +1,166 @@
+"""The form of a template check."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django import forms
+from django.conf import settings
+
+from rollouts.models import Tokenizer
+
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_JSON_CHARACTERS = 200_000
+
+
+class JsonField(forms.CharField):
+    """JSON typed by a person: an error names its line and column, and repeats the line."""
+
+    def __init__(self, kind: type, example: str, **kwargs: Any) -> None:
+        super().__init__(required=False, max_length=MAX_JSON_CHARACTERS, **kwargs)
+        self.kind, self.example = kind, example
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value)
+        if not text:
+            return None
+        try:
+            parsed = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            where = "depth"
+            if isinstance(error, json.JSONDecodeError):
+                wrong = error.doc.splitlines()[error.lineno - 1 : error.lineno]
+                shown = f": {wrong[0].strip()[:80]!r}" if wrong else ""
+                where = f"line {error.lineno}, column {error.colno}{shown}"
+            raise forms.ValidationError(f"This is not JSON ({where}). For example: {self.example}") from error
+        if not isinstance(parsed, self.kind):
+            word = "list" if self.kind is list else "object"
+            raise forms.ValidationError(f"This has to be a JSON {word}. For example: {self.example}")
+        return parsed
+
+    def run_validators(self, value: Any) -> None:
+        # The length is that of the text; what was parsed has one of its own.
+        if isinstance(value, str):
+            super().run_validators(value)
+
+    def clean(self, value: Any) -> Any:
+        if isinstance(value, str) and len(value) > MAX_JSON_CHARACTERS:
+            raise forms.ValidationError(f"Write at most {MAX_JSON_CHARACTERS:,} characters; these are {len(value):,}.")
+        return super().clean(value)
+
+
+def _code(rows: int) -> forms.Textarea:
+    return forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "class": "code"})
+
+
+class TemplateCheckForm(forms.Form):
+    """A tokenizer, a template (the tokenizer's own, pasted, or uploaded), and what else goes into a render."""
+
+    tokenizer = forms.ModelChoiceField(
+        Tokenizer.objects.order_by("name"),
+        required=False,
+        to_field_name="name",
+        empty_label="None: compare characters",
+        help_text="Without one, renders are compared character by character, and token-level faults stay unseen.",
+    )
+    tokenizer_file = forms.FileField(
+        required=False,
+        label="Upload a tokenizer",
+        help_text="tokenizer.json, or a zip of its folder. Nothing in it is executed.",
+    )
+    hub_id = forms.CharField(
+        max_length=200, required=False, label="… or a hub id", help_text="For example Qwen/Qwen3-4B."
+    )
+    revision = forms.CharField(max_length=100, required=False, help_text="A commit, a tag, or a branch such as main.")
+    chat_template = forms.CharField(
+        required=False,
+        strip=False,
+        label="Chat template",
+        widget=_code(10),
+        help_text="Jinja text. Leave it empty to check the tokenizer's own template.",
+    )
+    chat_template_file = forms.FileField(
+        required=False, label="Chat template as a file", help_text="A .jinja file, instead of the text below."
+    )
+    label = forms.CharField(required=False, widget=forms.HiddenInput)
+    tools = JsonField(
+        list,
+        '[{"type": "function", "function": {"name": "f", "parameters": {}}}]',
+        label="Tools",
+        widget=_code(3),
+        help_text="Function schemas as JSON. Optional.",
+    )
+    kwargs = JsonField(
+        dict,
+        '{"enable_thinking": false}',
+        label="Template arguments",
+        widget=_code(3),
+        help_text="Passed to every render, as JSON. Optional.",
+    )
+    conversation = JsonField(
+        list,
+        '[{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]',
+        label="A conversation of your own",
+        widget=_code(8),
+        help_text="Messages as JSON, OpenAI style. Each message that is appended becomes a probe, and the page shows "
+        "what every strategy would put between the completions. Optional.",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not settings.HUB_ALLOWED:
+            del self.fields["hub_id"], self.fields["revision"]
+
+    def clean_conversation(self) -> list[dict[str, Any]] | None:
+        messages: list[Any] | None = self.cleaned_data.get("conversation")
+        for number, message in enumerate(messages or (), start=1):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise forms.ValidationError(
+                    f"Message {number} is not an object with a “role”: {json.dumps(message)[:80]}. "
+                    'Write {"role": "user", "content": "…"}.'
+                )
+        return messages
+
+    def clean_tools(self) -> list[dict[str, Any]] | None:
+        tools: list[Any] | None = self.cleaned_data.get("tools")
+        for number, tool in enumerate(tools or (), start=1):
+            if not isinstance(tool, dict):
+                raise forms.ValidationError(f"Tool {number} is not an object: {json.dumps(tool)[:80]}.")
+        return tools
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        upload, text = cleaned.get("chat_template_file"), cleaned.get("chat_template") or ""
+        sources = [name for name in ("tokenizer", "tokenizer_file", "hub_id") if cleaned.get(name)]
+        if len(sources) > 1:
+            self.add_error(sources[-1], "Choose, upload or name one tokenizer, not several.")
+        if cleaned.get("hub_id") and not cleaned.get("revision"):
+            cleaned["revision"] = "main"
+        if upload and text.strip():
+            self.add_error("chat_template_file", "Paste a template or upload one, not both.")
+        elif upload:
+            if upload.size > MAX_TEMPLATE_BYTES:
+                self.add_error("chat_template_file", "This file is larger than 1 MB; a chat template is not.")
+            else:
+                try:
+                    text = upload.read().decode("utf-8")
+                except UnicodeDecodeError:
+                    self.add_error("chat_template_file", "This file is not UTF-8 text, so it is no chat template.")
+        if len(text.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
+            self.add_error("chat_template", "This text is larger than 1 MB; a chat template is not.")
+        if not text.strip() and not sources and not self.errors:
+            self.add_error("chat_template", "Paste a chat template, or choose a tokenizer that has one.")
+        # A browser sends CRLF; the file the template came from has LF, and its hash is its identity.
+        cleaned["text"] = text.replace("\r\n", "\n")
+        return cleaned
+
+    def template_text(self, tokenizer: Tokenizer | None) -> str:
+        """The template to check: what was given, else the tokenizer's own; empty with an error when there is none."""
+        text: str = self.cleaned_data["text"]
+        if text.strip() or tokenizer is None:
+            return text
+        if tokenizer.chat_template is None:
+            self.add_error("chat_template", f"{tokenizer.name} came without a chat template: paste one here.")
+            return ""
+        return tokenizer.chat_template.text

@@ -1,0 +1,101 @@
+"""The repair of a chat template as a page shows it: patches, whose renders they change, or why there is none."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from rollouts import template_checks
+from rollouts.models import TemplateCheck
+
+CHANGED_MOST = 24
+"""Conversations whose change is drawn; the JSON twin has them all."""
+TITLES = {
+    "tools": "For tool results: the smallest change",
+    "users": "For user messages: the smallest change",
+    "all": "For tool results and user messages",
+}
+APPENDING = ("TITO with tool results", "multi-turn with users")
+
+
+def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The verified repair of a report, and the wider one behind it."""
+    chosen: Mapping[str, Any] | None = report.get("repair")
+    found = []
+    titles = {check["name"]: check["title"] for check in report.get("checks", ())}
+    for which, repair in (("repair", chosen), ("wider", chosen.get("wider") if chosen else None)):
+        if not repair:
+            continue
+        changed = repair["changed"]
+        found.append(
+            {
+                "which": which,
+                "title": TITLES.get(repair["scope"], "Verified"),
+                "template": repair["template"],
+                "diff": diff_lines(repair["diff"]),
+                "fixes": [{"name": name, "title": titles.get(name, name)} for name in repair["fixes"]],
+                "still_broken": [{"name": name, "title": titles.get(name, name)} for name in repair["still_broken"]],
+                "n_changed": len(changed),
+                "changed": [_changed(one) for one in changed[:CHANGED_MOST]],
+                "rest": max(0, len(changed) - CHANGED_MOST),
+            }
+        )
+    return found
+
+
+def search(check: TemplateCheck) -> dict[str, Any]:
+    """How far the search is: its state, and when it ended without a repair the probes that stay broken."""
+    report: Mapping[str, Any] = check.report or {}
+    if check.progress:
+        return {"state": "searching", "progress": check.progress}
+    if not report:
+        return {"state": "none"}
+    broken = [
+        {"name": one["name"], "title": one["title"], "detail": one["detail"]}
+        for one in report["checks"]
+        if one["status"] == "broken" and one["decisive"] and one["purpose"] in APPENDING
+    ]
+    if template_checks.wants_repair(check):
+        return {"state": "unasked" if broken else "none"}
+    if report.get("repair"):
+        return {"state": "found", "detail": report["repair_detail"]}
+    return {"state": "failed" if broken else "none", "detail": report["repair_detail"], "broken": broken}
+
+
+def _changed(changed: Mapping[str, Any]) -> dict[str, Any]:
+    """One conversation that renders differently with the repair."""
+    return {
+        "messages": [message_words(message) for message in changed["messages"]],
+        "diff": text_diff(changed["before"], changed["after"]),
+    }
+
+
+def text_diff(before: str, after: str, context: int = 2) -> list[dict[str, str]]:
+    """Two texts line by line as a unified diff without its heading."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=context)
+    return diff_lines("\n".join(list(lines)[2:]))
+
+
+_CLASSES = {"+": "add", "-": "del", "@": "hunk", "\\": "hunk"}
+
+
+def diff_lines(diff: str) -> list[dict[str, str]]:
+    """A unified diff as lines, each with its class; joined, they are the diff again."""
+    found = []
+    for line in diff.splitlines():
+        heading = line.startswith(("+++", "---"))
+        found.append({"tone": "hunk" if heading else _CLASSES.get(line[:1], ""), "text": line})
+    return found
+
+
+def message_words(message: Mapping[str, Any]) -> dict[str, str]:
+    """A message as one line of a conversation: its role, and what it says, thinks and calls."""
+    parts = [f"thinks: {message['reasoning_content']}"] if message.get("reasoning_content") else []
+    parts += [str(message["content"])] if message.get("content") else []
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function", call) if isinstance(call, Mapping) else {}
+        if isinstance(function, Mapping):
+            parts.append(f"calls {function.get('name')}({function.get('arguments')})")
+    return {"role": str(message.get("role", "")), "text": " · ".join(parts) or "(empty)"}

@@ -1,0 +1,97 @@
+"""Typed reading of environment variables.
+
+A wrong value never raises here: the default stands in, and a `Problem` is kept for `system_checks`, which turns each
+into a sentence. So `manage.py check` can name every mistake at once instead of the first one with a traceback.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One misconfiguration: what is wrong, and the way out."""
+
+    message: str
+    hint: str
+
+
+@dataclass
+class Environment:
+    """The process environment, read with types; wrong values are collected in `problems`."""
+
+    values: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    problems: list[Problem] = field(default_factory=list)
+
+    def text(self, name: str, default: str = "") -> str:
+        """The value without surrounding blanks; an empty value counts as unset."""
+        return self.values.get(name, "").strip() or default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True for 1, true, yes, on; False for 0, false, no, off; upper case is fine too."""
+        value = self.text(name).lower()
+        if value in ("1", "true", "yes", "on"):
+            return True
+        if value in ("0", "false", "no", "off"):
+            return False
+        if value:
+            self.problem(f"{name} is {value!r}, which is neither yes nor no.", f"Set {name}=1 or {name}=0.")
+        return default
+
+    def whole(self, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+        """A whole number in [least, most]."""
+        value = self.text(name)
+        if not value:
+            return default
+        try:
+            number = int(value)
+        except ValueError:
+            self.problem(f"{name} is {value!r}, which is not a whole number.", f"Set it to a number, e.g. {default}.")
+            return default
+        if number < least or (most is not None and number > most):
+            bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+            self.problem(f"{name} is {number}; it must be {bounds}.", f"Leave it unset for the default, {default}.")
+            return default
+        return number
+
+    def listed(self, name: str, default: Sequence[str] = ()) -> list[str]:
+        """Comma-separated values, blanks around each removed."""
+        value = self.text(name)
+        return [part.strip() for part in value.split(",") if part.strip()] if value else list(default)
+
+    def choice(self, name: str, default: str, choices: Sequence[str]) -> str:
+        """One of `choices`."""
+        value = self.text(name, default)
+        if value not in choices:
+            self.problem(f"{name} is {value!r}, which is not known.", f"Set it to one of: {', '.join(choices)}.")
+            return default
+        return value
+
+    def models(self, name: str) -> dict[str, dict[str, Any]]:
+        """A JSON object: model name -> {"engine": ..., "path": ..., "options": {...}}."""
+        value = self.text(name)
+        if not value:
+            return {}
+        try:
+            models = json.loads(value)
+        except ValueError:
+            models = None
+        if not isinstance(models, dict) or not all(
+            isinstance(entry, dict)
+            and isinstance(entry.get("engine"), str)
+            and isinstance(entry.get("path"), str)
+            and isinstance(entry.get("options", {}), dict)
+            for entry in models.values()
+        ):
+            self.problem(
+                f"{name} cannot be read.",
+                'Write JSON such as {"qwen": {"engine": "vllm", "path": "/models/qwen"}}, or leave it unset.',
+            )
+            return {}
+        return models
+
+    def problem(self, message: str, hint: str) -> None:
+        self.problems.append(Problem(message, hint))

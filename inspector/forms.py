@@ -1,0 +1,305 @@
+"""The forms of launching, importing, registering and sharing; and the filter of a run's trajectories."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.core.exceptions import NON_FIELD_ERRORS
+from django.core.files.uploadedfile import UploadedFile
+
+from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
+from rollouts.formats import FORMATS, FileRefused, Source
+from rollouts.launch import LaunchForm, served_models
+from rollouts.models import Tokenizer
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.about import ABOUT
+
+MAX_TEMPLATE_BYTES = 2_000_000
+MOST_PROBLEMS = 10
+HEAD_BYTES = 4096
+
+
+SENTENCES = {
+    "required": "Fill this in.",
+    "min_value": "Choose a number of at least %(limit_value)s.",
+    "max_value": "Choose a number of at most %(limit_value)s.",
+    "max_length": "Write at most %(limit_value)s characters; these are %(show_value)s.",
+    "invalid_choice": "“%(value)s” is not offered here; choose one of the list.",
+    "empty": "This file is empty.",
+}
+NUMBER_SENTENCES: dict[type[forms.Field], dict[str, str]] = {
+    forms.IntegerField: {"invalid": "Write a whole number, such as 16."},
+    forms.FloatField: {"invalid": "Write a number, such as 0.7."},
+}
+
+
+class PlainForm(forms.Form):
+    """A form whose fields are drawn by `partials/field.html`, errors beside each field."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            plain = {**SENTENCES, **NUMBER_SENTENCES.get(type(field), {})}
+            # Only what Django worded itself: a sentence that a field brings along stands.
+            ours = {
+                code: plain[code]
+                for code in (*field.error_messages, "min_value", "max_value", "max_length")
+                if code in plain
+            }
+            field.error_messages = {**field.error_messages, **ours}
+
+    def sentences(self) -> dict[str, list[str]]:
+        """Field -> what is wrong with it, for the JSON twin; `form` stands for the whole."""
+        return {
+            "form" if name == NON_FIELD_ERRORS else name: [str(error) for error in errors]
+            for name, errors in self.errors.items()
+        }
+
+
+def _choices(names: Any) -> list[tuple[str, str]]:
+    return [(name, name.replace("_", " ")) for name in names]
+
+
+def _families(names: Any) -> list[Any]:
+    """Choices, those named `family:name` under their family."""
+    plain = [(name, name) for name in names if ":" not in name]
+    families: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        family, colon, rest = name.partition(":")
+        if colon:
+            families.setdefault(family.replace("_", " "), []).append((name, rest.replace("_", " ")))
+    return [*plain, *families.items()]
+
+
+class NewRunForm(PlainForm):
+    """What a launch asks for; sent unchanged it makes a run that works."""
+
+    name = forms.CharField(max_length=200, required=False, help_text="Optional. Left empty, the model names it.")
+    model = forms.ChoiceField(help_text="Served by a worker of its own.")
+    strategy = forms.ChoiceField(help_text="How observations become the next prompt.")
+    environment = forms.ChoiceField(help_text="Makes the tasks, answers tool calls, scores.")
+    prompts_file = forms.FileField(
+        required=False,
+        label="File of prompts",
+        help_text="Optional JSON Lines with “messages”, for the environment “prompts”.",
+    )
+    prompts = forms.IntegerField(label="Prompts", min_value=1, max_value=20_000, help_text="Different tasks.")
+    group = forms.IntegerField(label="Group size", min_value=1, max_value=1024, help_text="Trajectories a prompt.")
+    max_turns = forms.IntegerField(label="Turns, at most", min_value=1, max_value=200, help_text="Engine calls.")
+    max_tokens = forms.IntegerField(
+        label="Tokens a turn, at most",
+        min_value=1,
+        max_value=131_072,
+        help_text="A cut completion is kept as it is.",
+    )
+    temperature = forms.FloatField(min_value=0, max_value=10, help_text="0 always takes the likeliest token.")
+    top_p = forms.FloatField(label="top_p", min_value=0, max_value=1, help_text="1 keeps every token.")
+    seed = forms.IntegerField(
+        required=False, min_value=0, max_value=2**31 - 1, help_text="Optional. Left empty, one is drawn and kept."
+    )
+
+    def __init__(self, data: Any = None, files: Any = None) -> None:
+        defaults = asdict(LaunchForm())
+        super().__init__(data, files, initial=defaults)
+        for name, choices in (
+            ("model", [(one, one) for one in served_models()]),
+            ("strategy", _choices(STRATEGIES)),
+            ("environment", _families(ENVIRONMENTS)),
+        ):
+            field = self.fields[name]
+            assert isinstance(field, forms.ChoiceField)
+            field.choices = choices
+        for name in ("temperature", "top_p"):
+            self.fields[name].widget.attrs["step"] = "any"
+
+    @staticmethod
+    def strategies_explained() -> list[tuple[str, str]]:
+        """Each strategy by name, in one sentence."""
+        return [(words, ABOUT.get(slug, "")) for slug, words in _choices(STRATEGIES)]
+
+    def clean_prompts_file(self) -> list[Prompt]:
+        upload = self.cleaned_data.get("prompts_file")
+        if not upload:
+            return []
+        try:
+            return read_prompts(upload.file)
+        except PromptsRejected as refusal:
+            raise forms.ValidationError([str(problem) for problem in refusal.problems[:MOST_PROBLEMS]]) from refusal
+
+    def launch_form(self) -> LaunchForm:
+        """The launch that a valid form asks for."""
+        known = {field.name for field in fields(LaunchForm)}
+        return LaunchForm(**{name: value for name, value in self.cleaned_data.items() if name in known})
+
+    def add_problems(self, problems: dict[str, str]) -> None:
+        """Put the launch's own objections beside their fields."""
+        for name, sentence in problems.items():
+            self.add_error(name if name in self.fields else None, sentence)
+
+
+class ManyFilesInput(forms.ClearableFileInput):
+    """A file input that takes many."""
+
+    allow_multiple_selected = True
+
+
+class ManyFilesField(forms.FileField):
+    """At least one file, each of a kind that is read at all: not empty, not a pickle, not binary junk."""
+
+    widget = ManyFilesInput
+
+    def clean(self, data: Any, initial: Any = None) -> list[UploadedFile]:
+        files = data if isinstance(data, list | tuple) else [data] if data else []
+        if not files:
+            raise forms.ValidationError("Choose at least one file, or drop some onto the box.")
+        for file in files:
+            head = file.read(HEAD_BYTES)
+            file.seek(0)
+            try:
+                Source.of_bytes(head, file.name).kind()
+            except FileRefused as refusal:
+                raise forms.ValidationError(str(refusal)) from refusal
+        return list(files)
+
+
+NO_TOKENIZER = "none"
+RECORDED = ""
+
+
+class ImportForm(PlainForm):
+    """Files of trajectories, and what their ids mean."""
+
+    files = ManyFilesField(label="Files")  # type: ignore[assignment]  # a declared field, not the attribute
+    tokenizer = forms.ChoiceField(
+        required=False,
+        help_text="Folders and hub ids are registered on the page Tokenizers. Without one, ids are shown as ids.",
+    )
+    tokenizer_file = forms.FileField(
+        required=False,
+        label="… or upload one",
+        help_text="tokenizer.json, or a zip of the tokenizer's folder. Nothing in it is ever executed.",
+    )
+    chat_template = forms.FileField(
+        required=False, label="Chat template", help_text="Optional: a .jinja file, when it is not the tokenizer's own."
+    )
+    format = forms.ChoiceField(required=False, help_text="Recognised from the first lines when left alone.")
+    name = forms.CharField(
+        max_length=200, required=False, label="Run name", help_text="Optional; else the first file's name."
+    )
+
+    def __init__(self, data: Any = None, files: Any = None) -> None:
+        super().__init__(data, files)
+        self.registered = list(Tokenizer.objects.order_by("name").values_list("pk", "name"))
+        tokenizer, chosen = self.fields["tokenizer"], self.fields["format"]
+        assert isinstance(tokenizer, forms.ChoiceField) and isinstance(chosen, forms.ChoiceField)
+        tokenizer.choices = [
+            (RECORDED, "The one the files name, if it is registered"),
+            (NO_TOKENIZER, "None: show ids"),
+            *((f"id:{pk}", name) for pk, name in self.registered),
+        ]
+        chosen.choices = [("", "Recognise it"), *((one.name, one.title) for one in FORMATS.values())]
+
+    @property
+    def files_field(self) -> forms.BoundField:
+        """The field `files`, which a template cannot reach: `form.files` is Django's own."""
+        return self["files"]
+
+    def clean_chat_template(self) -> str | None:
+        upload = self.cleaned_data.get("chat_template")
+        return read_template(upload) if upload else None
+
+
+def read_template(upload: UploadedFile) -> str:
+    """The Jinja text of an upload; a sentence when it is none."""
+    if (upload.size or 0) > MAX_TEMPLATE_BYTES:
+        raise forms.ValidationError("This file is larger than 2 MB; a chat template is not.")
+    try:
+        text = upload.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise forms.ValidationError("This file is not UTF-8 text, so it is no chat template.") from error
+    if "\0" in text or not text.strip():
+        raise forms.ValidationError("This file holds no template text.")
+    return text
+
+
+class TokenizerForm(PlainForm):
+    """A tokenizer from a folder of the server, an upload, or the hub; exactly one of them."""
+
+    name = forms.CharField(max_length=200, required=False, help_text="Optional; else the folder's or file's.")
+    folder = forms.CharField(
+        max_length=1000,
+        required=False,
+        label="Folder on the server",
+        help_text="An absolute path that holds tokenizer.json.",
+        widget=forms.TextInput(attrs={"class": "code", "spellcheck": "false", "autocapitalize": "off"}),
+    )
+    upload = forms.FileField(
+        required=False,
+        label="Upload",
+        help_text="tokenizer.json, or a zip of its folder.",
+    )
+    hub_id = forms.CharField(max_length=200, required=False, label="Hub id", help_text="For example Qwen/Qwen3-4B.")
+    revision = forms.CharField(max_length=100, required=False, help_text="A commit, a tag, or a branch such as main.")
+    chat_template = forms.FileField(
+        required=False,
+        label="Chat template",
+        help_text="Optional: a .jinja file that replaces its own.",
+    )
+
+    def __init__(self, data: Any = None, files: Any = None) -> None:
+        super().__init__(data, files)
+        if not settings.HUB_ALLOWED:
+            del self.fields["hub_id"], self.fields["revision"]
+
+    def clean_folder(self) -> str:
+        text: str = self.cleaned_data["folder"].strip()
+        if not text:
+            return ""
+        folder = Path(text)
+        if "\0" in text or not folder.is_absolute():
+            raise forms.ValidationError("Write the whole path, from the root: /home/me/models/qwen3.")
+        try:
+            found = (folder / "tokenizer.json").is_file()
+        except OSError:
+            found = False
+        if not found:
+            raise forms.ValidationError("There is no tokenizer.json in this folder, or the server may not read it.")
+        return text
+
+    def clean_chat_template(self) -> str | None:
+        upload = self.cleaned_data.get("chat_template")
+        return read_template(upload) if upload else None
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        if self.errors:
+            return cleaned
+        given = [name for name in ("folder", "upload", "hub_id") if cleaned.get(name)]
+        if not given:
+            raise forms.ValidationError("Name a folder or upload a file; there is nothing to register yet.")
+        if len(given) > 1:
+            raise forms.ValidationError("Use one way at a time: a folder, an upload, or a hub id.")
+        if cleaned.get("hub_id") and not cleaned.get("revision"):
+            self.add_error(
+                "revision", "Name a revision, so that the tokenizer cannot change under the run: a commit, or main."
+            )
+        return cleaned
+
+
+class ShareForm(PlainForm):
+    """What a share link opens, for how long, and a word with it."""
+
+    KINDS = ("run", "trajectory", "check")
+
+    target = forms.ChoiceField(choices=[(kind, kind) for kind in KINDS], widget=forms.HiddenInput)
+    code = forms.RegexField(r"^[0-9a-z]{4,64}$", widget=forms.HiddenInput)
+    query = forms.CharField(max_length=500, required=False, widget=forms.HiddenInput)
+    note = forms.CharField(max_length=500, required=False, help_text="Shown to whoever opens the link.")
+    days = forms.IntegerField(min_value=1, max_value=365, initial=30, required=False, label="Days it works")
+
+    def clean_days(self) -> int:
+        return self.cleaned_data["days"] or 30

@@ -1,0 +1,25 @@
+"""`manage.py login_link`: print a new one-time link to the running server."""
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from inspector.login import make_token
+from inspector.running import running_url
+
+
+class Command(BaseCommand):
+    help = "Print a link that logs one browser in, once."
+
+    def add_arguments(self, parser: Any) -> None:
+        parser.add_argument("--url", help="the server's address, where it is not one started by `make run`")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        url = options["url"] or running_url(settings.INSPECTOR_DATA)
+        if not url:
+            raise CommandError(
+                f"No server runs on {settings.INSPECTOR_DATA}. Start one with `make run`, which prints a link; "
+                "for a server that was started otherwise, name its address with --url."
+            )
+        self.stdout.write(f"{url.rstrip('/')}/login?token={make_token()}")

@@ -1,0 +1,201 @@
+"""`manage.py serve`, behind `make run`: database, Redis, workers and web server in one command."""
+
+import contextlib
+import errno
+import hashlib
+import http.client
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+
+from inspector.celery import die_with_parent
+from inspector.login import make_token
+from inspector.paths import embedded_redis_socket, private_folder
+from inspector.redis_process import redis_command
+from inspector.running import AlreadyRunning, ServerLock
+from inspector.supervisor import Child, Supervisor
+
+PORTS_TRIED = 50
+
+
+class Command(BaseCommand):
+    help = "Start everything and print the address; Ctrl-C stops all of it."
+
+    def add_arguments(self, parser: Any) -> None:
+        parser.add_argument("--port", type=int, default=8000, help="the first port to try (8000)")
+        parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
+        parser.add_argument("--no-workers", action="store_true", help="web server and Redis only")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if not 0 < options["port"] < 65536:
+            raise CommandError(f"{options['port']} is no port; choose one between 1 and 65535.")
+        if os.environ.get("MAKELEVEL"):
+            die_with_parent(signal.SIGTERM)  # a killed `make` must not leave its server behind
+        data = private_folder(settings.INSPECTOR_DATA)
+        lock = ServerLock(data)
+        try:
+            lock.take()
+        except AlreadyRunning as running:
+            link = f" Log in with {running.url}/login?token={make_token()} ." if running.pid else ""
+            raise CommandError(
+                f"{running}{link} To run a second server, give it a data folder of its own: "
+                "`make run INSPECTOR_DATA=./data2`."
+            ) from None
+        supervisor = Supervisor(self.say)
+        supervisor.catch_signals()
+        try:
+            self.prepare()
+            listener = self.listen(options["host"], options["port"])
+            host, port = options["host"], listener.getsockname()[1]
+            url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+            lock.announce(url)
+            self.start_children(supervisor, listener, with_workers=not options["no_workers"])
+            if self.wait_for_web(supervisor, listener):
+                self.say(f"Rollout Inspector is ready: {url}/login?token={make_token()}")
+            supervisor.run()
+        finally:
+            if supervisor.children:
+                self.say("Stopping ...")
+            supervisor.stop()
+            lock.release()
+            if settings.REDIS_IS_EMBEDDED:
+                embedded_redis_socket(data).unlink(missing_ok=True)
+
+    def say(self, sentence: str) -> None:
+        with contextlib.suppress(OSError):  # a closed terminal must not keep us from stopping what we started
+            self.stdout.write(sentence)
+            self.stdout.flush()
+
+    def prepare(self) -> None:
+        """Bring the database's tables and the static files up to date, when they are not."""
+        executor = MigrationExecutor(connection)
+        plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+        if plan:
+            call_command("migrate", interactive=False, verbosity=0)
+        self.register_models()
+        connection.close()
+        if not settings.DEBUG:
+            stamp, state = settings.STATIC_ROOT / ".stamp", static_state()
+            if not stamp.exists() or stamp.read_text() != state:
+                call_command("collectstatic", interactive=False, clear=True, verbosity=0)
+                stamp.parent.mkdir(parents=True, exist_ok=True)
+                stamp.write_text(state)
+
+    def register_models(self) -> None:
+        """Have the served models' tokenizers in every form before the first launch."""
+        from rollouts.launch import model_tokenizer, served_models
+
+        for model in served_models().values():
+            try:
+                model_tokenizer(model)
+            except (OSError, ValueError) as error:
+                self.say(f"The tokenizer of the served model {model.name} cannot be used: {error}")
+
+    def listen(self, host: str, port: int) -> socket.socket:
+        """A listening socket on the first free port at or above `port`; gunicorn inherits it."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        for candidate in range(port, min(port + PORTS_TRIED, 65536)):
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((host, candidate))
+                listener.listen(128)
+                return listener
+            except OSError as error:
+                listener.close()
+                if error.errno == errno.EADDRINUSE:
+                    self.say(f"Port {candidate} is taken by another program; trying {candidate + 1}.")
+                elif error.errno == errno.EACCES:
+                    raise CommandError(
+                        f"Port {candidate} is not allowed to this user; choose one above 1023."
+                    ) from None
+                else:
+                    raise CommandError(f"{host} is no address of this machine ({error.strerror}).") from None
+        raise CommandError(f"No port from {port} to {candidate} is free; choose another with `make run PORT=...`.")
+
+    def start_children(self, supervisor: Supervisor, listener: socket.socket, *, with_workers: bool) -> None:
+        """Redis first, then the web server, so that a page is there while the workers still load."""
+        data: Path = settings.INSPECTOR_DATA
+        logs = data / "logs"
+        offline = {} if settings.HUB_ALLOWED else {"HF_HUB_OFFLINE": "1"}
+        shared = {"DJANGO_SETTINGS_MODULE": "inspector.settings", "INSPECTOR_DATA": str(data), **offline}
+        os.chdir(settings.BASE_DIR)
+        if settings.REDIS_IS_EMBEDDED:
+            redis_socket = embedded_redis_socket(data)
+            command = redis_command(redis_socket, data / "redis")
+            supervisor.start(
+                Child(
+                    "The embedded Redis",
+                    command,
+                    logs / "redis.log",
+                    before_start=lambda: redis_socket.unlink(missing_ok=True),
+                )
+            )
+        python = sys.executable
+        web = [python, "-m", "gunicorn", "-c", "python:inspector.gunicorn_conf", "inspector.wsgi:application"]
+        supervisor.start(
+            Child(
+                "The web server",
+                [*web, "--bind", f"fd://{listener.fileno()}"],
+                logs / "web.log",
+                env=shared,
+                pass_fds=[listener.fileno()],
+                orphan_signal=signal.SIGTERM,
+            )
+        )
+        if not with_workers:
+            return
+        worker = [python, "-m", "celery", "-A", "inspector", "worker", "--prefetch-multiplier=1", "--loglevel=INFO"]
+        worker += ["--without-gossip", "--without-mingle"]
+        for name, title, pool, count, queues in [
+            ("engine", "The engine worker", "threads", settings.ENGINE_WORKER_THREADS, settings.ENGINE_QUEUES),
+            ("default", "The worker", "prefork", settings.DEFAULT_WORKER_PROCESSES, ["default"]),
+        ]:
+            if not queues:
+                continue
+            command = [*worker, "-n", f"{name}-{os.getpid()}@%h", "-P", pool, "-c", str(count), "-Q", ",".join(queues)]
+            supervisor.start(Child(title, command, logs / f"worker-{name}.log", env=shared))
+
+    def wait_for_web(self, supervisor: Supervisor, listener: socket.socket) -> bool:
+        """True when the web server answers; False when stopping was asked for before."""
+        host, port = listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        warned, started = False, time.monotonic()
+        while not supervisor.stop_requests:
+            supervisor.watch_once()
+            request = http.client.HTTPConnection(host, port, timeout=1)
+            try:
+                request.request("GET", "/health", headers={"Host": "127.0.0.1"})
+                request.getresponse().read()
+                return True
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.05)
+            finally:
+                request.close()
+            if not warned and time.monotonic() - started > 30:
+                warned = True
+                self.say(f"The web server has not answered for 30 s; its log: {settings.INSPECTOR_DATA}/logs/web.log")
+        return False
+
+
+def static_state() -> str:
+    """A digest that changes when a static file or the programs that serve them do."""
+    digest = hashlib.sha256()
+    for package in ("django", "django_htmx", "whitenoise"):
+        digest.update(f"{package}={getattr(sys.modules.get(package), '__version__', '')};".encode())
+    for folder in settings.STATICFILES_DIRS:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                entry = path.stat()
+                digest.update(f"{path.relative_to(folder)}:{entry.st_size}:{entry.st_mtime_ns};".encode())
+    return digest.hexdigest()

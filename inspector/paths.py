@@ -1,0 +1,63 @@
+"""Where things lie inside the data folder, and the secret that is made once and kept there."""
+
+import hashlib
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+# A unix socket's path is at most 107 bytes on Linux and 103 on macOS.
+LONGEST_SOCKET_PATH = 100
+
+
+def embedded_redis_socket(data: Path) -> Path:
+    """Where the embedded Redis of this data folder listens; the same answer in every process that asks."""
+    path = data.resolve() / "run" / "redis.sock"
+    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+        return path
+    digest = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"rollout-inspector-{os.getuid()}-{digest}" / "redis.sock"
+
+
+def broker_url(redis_url: str) -> str:
+    """The same Redis as Celery spells it: a unix socket is `redis+socket:` there and `unix:` everywhere else."""
+    if redis_url.startswith("unix:"):
+        path, _, query = redis_url.partition("?")
+        database = dict(part.split("=", 1) for part in query.split("&") if "=" in part).get("db", "0")
+        return f"redis+socket{path[len('unix') :]}?virtual_host={database}"
+    return redis_url
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only its owner can enter, with its parents."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(draft, path)
+
+
+def secret_key(data: Path) -> str:
+    """The key of this data folder, made on first use and readable by its owner alone.
+
+    Raises OSError when the folder can be neither read nor written.
+    """
+    path = data / "secret_key"
+    if not path.exists():
+        data.mkdir(parents=True, exist_ok=True)
+        draft = data / f".secret_key.{os.getpid()}"
+        write_private(draft, secrets.token_urlsafe(50))
+        try:
+            os.link(draft, path)  # of two processes that start together, the first one's key stands
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return path.read_text(encoding="utf-8").strip()

@@ -1,0 +1,71 @@
+"""`/trajectories/<code>/findings/<n>.py`: a finding as a script to copy."""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpRequest, HttpResponse
+
+from inspector.access import reads_trajectory
+from inspector.trajectory_data import kind_words
+from rollouts import models, selectors
+from rollouts.models import Trajectory
+from rollouts.reproduce import CannotReproduce, script
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+
+READING_ORDER = ("step_index", "row_index", "start", "id")
+"""As the trajectory page numbers its findings."""
+
+
+@reads_trajectory
+def finding_script(request: HttpRequest, trajectory: Trajectory, number: int) -> HttpResponse:
+    """The script as text, so that the browser shows it and a copy button may fetch it."""
+    found = trajectory.findings.order_by(*READING_ORDER)
+    stored = found[number - 1 : number].first() if number else None
+    if stored is None:
+        raise Http404(f"This trajectory has {found.count()} findings; there is no number {number}.")
+    run = trajectory.run
+    tokenizer = run.tokenizer
+    from_hub = tokenizer is not None and bool(tokenizer.revision)
+    name = f"finding_{trajectory.code}_{number}.py"
+    (value,) = selectors.load_trajectories([trajectory])
+    try:
+        text = script(
+            _value(stored),
+            value,
+            tokenizer="" if tokenizer is None else tokenizer.source if from_hub else tokenizer.path,
+            revision=tokenizer.revision if tokenizer is not None else "",
+            chat_template=_template(run, value.steps[stored.step_index].chat_template_sha256)
+            if stored.step_index is not None and stored.step_index < len(value.steps)
+            else None,
+            name=name,
+            title=kind_words(stored.kind)[0],
+        )
+    except CannotReproduce as error:
+        raise Http404(str(error)) from error
+    response = HttpResponse(text, content_type="text/plain; charset=utf-8")
+    how = "attachment" if "download" in request.GET else "inline"
+    response["Content-Disposition"] = f'{how}; filename="{name}"'
+    response["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+def _template(run: models.Run, sha256: str) -> str | None:
+    """The text of the step's own chat template, else of the run's; None = the tokenizer's."""
+    if sha256 and sha256 != run.chat_template_id:
+        other = models.ChatTemplate.objects.filter(pk=sha256).first()
+        return other.text if other is not None else None
+    return run.chat_template.text if run.chat_template is not None else None
+
+
+def _value(stored: models.Finding) -> Finding:
+    return Finding(
+        Axis(stored.axis),
+        stored.kind,
+        Severity(stored.severity),
+        step=stored.step_index,
+        row=stored.row_index,
+        start=stored.start,
+        stop=stored.stop,
+        expected_ids=stored.expected_ids,
+        actual_ids=stored.actual_ids,
+        evidence=stored.evidence,
+    )

@@ -1,0 +1,298 @@
+"""What the pages of runs show, as plain values: a dict per run, its progress, its histogram as geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.core.cache import cache
+from django.db.models import Avg
+from django.urls import reverse
+from django.utils import timezone
+
+from inspector.filters import TrajectoryFilter
+from inspector.health import heartbeat_key
+from rollouts.models import Rejection, Run, Trajectory
+from rollouts.selectors import GroupStats, RunSummary
+
+ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
+BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported")
+"""Settings of an import that tell its worker what to do, and a reader nothing."""
+
+PATIENCE_SECONDS = 5
+"""How long a queued run may wait before the page asks whether any worker is there."""
+SILENCE_SECONDS = 60
+"""A running run whose worker gave no sign of life for longer is said to be stuck."""
+
+
+def is_active(run: Run) -> bool:
+    """The run still changes."""
+    return run.status in ACTIVE
+
+
+def run_facts(run: Run) -> dict[str, Any]:
+    """A run as its page and its JSON show it: columns only, no query."""
+    return {
+        "code": run.code,
+        "name": run.name,
+        "kind": run.kind,
+        "status": run.status,
+        "error": run.error,
+        "cancel_requested": run.cancel_requested,
+        "url": reverse("run", args=[run.code]),
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "finished_at": run.finished_at,
+        "model": run.model,
+        "engine": run.engine,
+        "environment": run.environment,
+        "strategy": run.strategy,
+        "format": run.format,
+        "expected": run.n_expected,
+        "trajectories": run.n_trajectories,
+        "finished": run.n_finished,
+        "failed": run.n_failed,
+        "steps": run.n_steps,
+        "rows": run.n_rows,
+        "tokens": run.n_tokens,
+        "sampled": run.n_sampled,
+        "rejected": run.n_rejected,
+        "findings": {kind: count for kind, count in sorted(run.finding_counts.items()) if count},
+    }
+
+
+def run_origin(run: Run) -> dict[str, Any]:
+    """Which tokenizer, chat template and settings a run has, and who made it; the run comes with these loaded."""
+    return {
+        "tokenizer": run.tokenizer.name if run.tokenizer else None,
+        "chat_template": run.chat_template.sha256 if run.chat_template else None,
+        "created_by": run.created_by.get_username() if run.created_by else None,
+        "settings": {key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
+    }
+
+
+def mean_rewards(runs: Iterable[Run]) -> dict[int, float]:
+    """Run pk -> mean reward of its scored trajectories. One query for a whole page."""
+    rows = (
+        Trajectory.objects.filter(run__in=[run.pk for run in runs], reward__isnull=False)
+        .order_by()
+        .values("run")
+        .annotate(mean=Avg("reward"))
+    )
+    return {row["run"]: row["mean"] for row in rows}
+
+
+def _queue_of(run: Run) -> str:
+    return f"engine.{run.model}" if run.kind == Run.Kind.LAUNCH else "default"
+
+
+def _worker_lives(run: Run) -> bool | None:
+    """Whether a worker of the run's queue gave a sign of life lately; None when nobody can tell."""
+    try:
+        return cache.get(heartbeat_key(_queue_of(run))) is not None
+    except Exception:  # Redis is away: the page still has to be drawn
+        return None
+
+
+def waiting_sentence(run: Run, now: datetime) -> str:
+    """Why nothing moves and what to do about it; empty while all is well."""
+    if run.status == Run.Status.QUEUED and (now - run.created_at).total_seconds() > PATIENCE_SECONDS:
+        lives = _worker_lives(run)
+        if lives:
+            return "A worker is alive but has not taken this run yet: it is busy with another one, or still loading."
+        queue = _queue_of(run)
+        way_out = (
+            f"Start the product (make run) or a worker alone (celery -A inspector worker -Q {queue}); the run begins "
+            "by itself as soon as one is there."
+        )
+        if lives is None:
+            return f"No worker has taken this run yet, and Redis does not answer. {way_out}"
+        return f"No worker has taken this run yet: none serves the queue {queue}. {way_out}"
+    if run.status == Run.Status.RUNNING:
+        last = run.heartbeat_at or run.started_at
+        silence = (now - last).total_seconds() if last else 0
+        if silence > SILENCE_SECONDS:
+            return (
+                f"The worker has given no sign of life for {round(silence)} seconds. If it died, another one takes the "
+                "run up when its lease is over; you can also cancel the run."
+            )
+    return ""
+
+
+def progress(run: Run, now: datetime | None = None) -> dict[str, Any]:
+    """Where a run stands: done of total, its rate, and the seconds that remain when that can be told."""
+    now = now or timezone.now()
+    launch = run.kind == Run.Kind.LAUNCH
+    finished = run.n_finished + run.n_failed
+    done, total = (finished, run.n_expected) if launch else (run.bytes_done, run.bytes_total)
+    end = run.finished_at or now
+    elapsed = max((end - run.started_at).total_seconds(), 0.0) if run.started_at else 0.0
+    active = is_active(run)
+    return {
+        "active": active,
+        "unit": "trajectories" if launch else "bytes",
+        "done": done,
+        "total": total,
+        "elapsed_seconds": round(elapsed, 1),
+        "tokens_per_second": round((run.n_sampled if launch else run.n_tokens) / elapsed, 1) if elapsed > 0.5 else None,
+        # Not from the first few: loading a model or a tokenizer would be taken for the pace of the work.
+        "remaining_seconds": round(elapsed / done * (total - done), 1)
+        if active and total / 20 <= done <= total and done
+        else None,
+        "waiting": waiting_sentence(run, now) if active else "",
+    }
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of the histogram in the units of its viewBox, with the list that it opens."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    low: float
+    high: float
+    count: int
+    query: str
+
+    @property
+    def middle(self) -> float:
+        return round(self.x + self.width / 2, 2)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Rewards of a run, drawn by attributes alone."""
+
+    width: int
+    height: int
+    base: int
+    bars: tuple[Bar, ...]
+    low: float
+    high: float
+    total: int
+    mean: float | None
+    mean_x: float | None
+
+
+def histogram(summary: RunSummary) -> Histogram | None:
+    """Geometry of a run's reward bins; None when nothing was scored."""
+    bins = summary.reward_bins
+    most = max((one.n for one in bins), default=0)
+    if not most:
+        return None
+    width, top, base, height = 560, 18, 124, 144
+    slot = width / len(bins)
+    wide = min(slot - 2, 90)
+    bars = []
+    for index, one in enumerate(bins):
+        tall = max((base - top) * one.n / most, 2.0) if one.n else 0.0
+        bars.append(
+            Bar(
+                x=round(index * slot + (slot - wide) / 2, 2),
+                y=round(base - tall, 2),
+                width=round(wide, 2),
+                height=round(tall, 2),
+                low=one.start,
+                high=one.stop,
+                count=one.n,
+                query=f"min={one.start:.9g}&max={one.stop:.9g}",
+            )
+        )
+    low, high, mean = bins[0].start, bins[-1].stop, summary.reward_mean
+    mean_x = round((mean - low) / (high - low) * width, 2) if mean is not None and high > low else None
+    return Histogram(width, height, base, tuple(bars), low, high, summary.n_rewards, mean, mean_x)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line of a breakdown that filters the list when pressed."""
+
+    name: str
+    count: int
+    most: int
+    query: str
+    """Empty when the list cannot be filtered by it."""
+    chosen: bool
+    note: str = ""
+
+
+def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
+    """Findings by kind, the most frequent first."""
+    most = max(summary.finding_counts.values(), default=0)
+    return [
+        Choice(
+            kind,
+            count,
+            most,
+            wanted.query(finding="" if wanted.finding == kind else kind),
+            wanted.finding == kind,
+            f"in {summary.finding_trajectories.get(kind, 0):,} of the trajectories",
+        )
+        for kind, count in summary.finding_counts.items()
+    ]
+
+
+def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
+    """Why trajectories ended, the most frequent first; those that have not ended are left out."""
+    unfinished = sum(summary.by_status.get(status, 0) for status in ("queued", "running"))
+    counts = dict(summary.stop_reasons)
+    if "" in counts:
+        counts[""] = max(counts[""] - unfinished, 0)
+    counts = {name: count for name, count in counts.items() if count}
+    most = max(counts.values(), default=0)
+    return [
+        Choice(
+            name,
+            count,
+            most,
+            wanted.query(stop="" if wanted.stop == name else name) if name else "",
+            bool(name) and wanted.stop == name,
+        )
+        for name, count in counts.items()
+    ]
+
+
+def is_flat(group: GroupStats, live: bool) -> bool:
+    """The group teaches nothing: all rewards are equal, and none is still to come."""
+    return group.has_no_signal and not (live and group.n_rewards < group.n)
+
+
+def trajectory_facts(trajectory: Trajectory, query: str = "") -> dict[str, Any]:
+    """A trajectory as a line of the list; `query` keeps the list's filter for its siblings."""
+    return {
+        "code": trajectory.code,
+        "url": f"/trajectories/{trajectory.code}{query}",
+        "index": trajectory.index,
+        "external_id": trajectory.external_id,
+        "group": trajectory.group,
+        "status": trajectory.status,
+        "error": trajectory.error,
+        "stop_reason": trajectory.stop_reason,
+        "reward": trajectory.reward,
+        "steps": trajectory.n_steps,
+        "rows": trajectory.n_rows,
+        "tokens": trajectory.n_tokens,
+        "sampled": trajectory.n_sampled,
+        "trained": trajectory.n_trained,
+        "findings": trajectory.n_findings,
+        "worst_severity": trajectory.worst_severity,
+    }
+
+
+def rejection_facts(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
+    """Lines that could not be read, in the order of the files."""
+    return [{"file": item.file, "line": item.line, "reason": item.reason} for item in rejections]
+
+
+def settings_words(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The settings of a launch as pairs for a list: names in words, nested ones left to the JSON twin."""
+    return [
+        (key.replace("_", " "), value)
+        for key, value in settings.items()
+        # The engine is the run's own column: what the settings hold is a wish, which may be empty.
+        if key not in (*BOOKKEEPING, "engine") and isinstance(value, str | int | float | bool) and value != ""
+    ]

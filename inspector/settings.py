@@ -1,0 +1,236 @@
+"""Settings, all from the environment; `docs/configuration.md` lists them and `system_checks` judges them."""
+
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+from csp.constants import NONE, SELF
+
+from inspector import paths
+from inspector.env import Environment
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+env = Environment()
+
+# --- where data lives -------------------------------------------------------------------------------------------------
+INSPECTOR_DATA = Path(env.text("INSPECTOR_DATA", str(BASE_DIR / "data"))).expanduser().resolve()
+SECRET_KEY = env.text("SECRET_KEY")
+if not SECRET_KEY:
+    try:
+        SECRET_KEY = paths.secret_key(INSPECTOR_DATA)
+    except OSError as error:
+        SECRET_KEY = secrets.token_urlsafe(50)
+        env.problem(
+            f"The data folder {INSPECTOR_DATA} cannot be used: {error.strerror}.",
+            "Make it writable, or set INSPECTOR_DATA to a folder that is.",
+        )
+
+DEBUG = env.flag("DEBUG", False)
+ALLOWED_HOSTS = env.listed("ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+CSRF_TRUSTED_ORIGINS = env.listed("CSRF_TRUSTED_ORIGINS")
+
+# --- database ---------------------------------------------------------------------------------------------------------
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+DATABASE_URL = env.text("DATABASE_URL", f"sqlite:///{INSPECTOR_DATA / 'inspector.sqlite3'}")
+try:
+    DATABASES = {"default": dict(dj_database_url.parse(DATABASE_URL, conn_max_age=600, conn_health_checks=True))}
+except (dj_database_url.ParseError, dj_database_url.UnknownSchemeError, ValueError):
+    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": INSPECTOR_DATA / "inspector.sqlite3"}}
+    env.problem(
+        "DATABASE_URL cannot be read.",
+        "Write it as postgres://USER:PASSWORD@HOST:5432/NAME or sqlite:////absolute/path.sqlite3, or leave it unset.",
+    )
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["OPTIONS"] = {
+        # Take the write lock at BEGIN: a deferred transaction that upgrades fails at once with "database is locked".
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        "init_command": (
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; "
+            "PRAGMA mmap_size=134217728; PRAGMA journal_size_limit=67108864; PRAGMA cache_size=-8000;"
+        ),
+    }
+
+# --- Redis: broker, cache, progress and cancel flags ------------------------------------------------------------------
+REDIS_IS_EMBEDDED = not env.text("REDIS_URL")
+REDIS_URL = env.text("REDIS_URL", f"unix://{paths.embedded_redis_socket(INSPECTOR_DATA)}?db=0")
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        "KEY_PREFIX": "inspector",
+        "OPTIONS": {"socket_connect_timeout": 2, "socket_timeout": 5},
+    }
+}
+
+CELERY_BROKER_URL = paths.broker_url(REDIS_URL)
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TASK_IGNORE_RESULT = True  # the database row is the result
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_REJECT_ON_WORKER_LOST = True
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_TASK_DEFAULT_QUEUE = "default"
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
+CELERY_TIMEZONE = "UTC"
+# Longer than any task: Redis hands a task out again when it has been unacknowledged for this long.
+CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 24 * 3600}
+CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 2, "interval_start": 0.1, "interval_max": 0.5}
+
+# Engine tasks are sent to their engine's queue by name; everything else goes to `default`.
+ENGINE_QUEUES = env.listed("INSPECTOR_ENGINE_QUEUES", ["engine.demo"])
+ENGINE_WORKER_THREADS = env.whole("INSPECTOR_ENGINE_THREADS", 4, least=1, most=256)
+DEFAULT_WORKER_PROCESSES = env.whole("INSPECTOR_WORKERS", 2, least=1, most=64)
+
+# --- engines, models ----------------------------------------------------------------------------------------------
+ENGINE_HOSTS = env.listed("INSPECTOR_ENGINE_HOSTS", ["localhost", "127.0.0.1", "::1"])
+HUB_ALLOWED = env.flag("INSPECTOR_HUB", True)
+# What can be launched: a name (its worker takes the queue engine.<name>), the engine that serves it, and its folder.
+INSPECTOR_MODELS: dict[str, dict[str, Any]] = {
+    "demo": {
+        "engine": env.choice("INSPECTOR_ENGINE", "transformers", ["transformers", "vllm"]),
+        "path": str(BASE_DIR / "rollouts" / "demo_policy" / "model"),
+    },
+    **env.models("INSPECTOR_MODELS"),
+}
+
+# --- the web application ----------------------------------------------------------------------------------------------
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "csp",
+    "django_htmx",
+    "rollouts",
+    "inspector.apps.InspectorConfig",
+]
+MIDDLEWARE = [
+    "inspector.logs.RequestLogMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "inspector.login.LoginRequiredMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+]
+ROOT_URLCONF = "inspector.urls"
+WSGI_APPLICATION = "inspector.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_I18N = False
+USE_TZ = True
+
+STATIC_URL = "/static/"
+STATIC_ROOT = INSPECTOR_DATA / "static"
+STATICFILES_DIRS = [BASE_DIR / "static"] if (BASE_DIR / "static").is_dir() else []
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {
+        "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
+        if DEBUG
+        else "whitenoise.storage.CompressedManifestStaticFilesStorage"
+    },
+}
+WHITENOISE_USE_FINDERS = DEBUG
+WHITENOISE_AUTOREFRESH = DEBUG
+
+# --- uploads: every file streams to the disk, never into memory -------------------------------------------------------
+MEDIA_ROOT = INSPECTOR_DATA / "uploads"
+FILE_UPLOAD_HANDLERS = ["inspector.uploads.LimitedUploadHandler"]
+FILE_UPLOAD_TEMP_DIR = str(INSPECTOR_DATA / "tmp")
+with suppress(OSError):  # system_checks says so when the data folder cannot be written
+    paths.private_folder(INSPECTOR_DATA / "tmp")
+FILE_UPLOAD_PERMISSIONS = 0o600
+UPLOAD_MAX_BYTES = env.whole("INSPECTOR_UPLOAD_MAX_MB", 4096, least=1) << 20
+DATA_UPLOAD_MAX_MEMORY_SIZE = 8 << 20  # form fields, among them a pasted chat template; files do not count
+DATA_UPLOAD_MAX_NUMBER_FILES = 200
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 2000
+
+# --- login and safety -------------------------------------------------------------------------------------------------
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LOGIN_URL = "/login"
+LOGIN_REDIRECT_URL = "/"
+LOGIN_LINK_SECONDS = env.whole("INSPECTOR_LOGIN_LINK_MINUTES", 720, least=1) * 60
+
+HTTPS = env.flag("INSPECTOR_HTTPS", False)
+SESSION_COOKIE_NAME = "inspector_session"
+SESSION_COOKIE_AGE = 30 * 24 * 3600
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+CSRF_COOKIE_SAMESITE = "Lax"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+SECURE_HSTS_SECONDS = 31536000 if HTTPS else 0
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+X_FRAME_OPTIONS = "DENY"
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        "img-src": [SELF, "data:"],
+        "connect-src": [SELF],
+        "font-src": [SELF],
+        "form-action": [SELF],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+    }
+}
+SILENCED_SYSTEM_CHECKS = ["staticfiles.W004"]
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+LOG_FORMAT = env.choice("INSPECTOR_LOG_FORMAT", "text", ["text", "json"])
+LOG_LEVEL = env.choice("INSPECTOR_LOG_LEVEL", "INFO", ["DEBUG", "INFO", "WARNING", "ERROR"])
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "filters": {"request_id": {"()": "inspector.logs.RequestIdFilter"}},
+    "formatters": {
+        "text": {"()": "inspector.logs.TextFormatter"},
+        "json": {"()": "inspector.logs.JsonFormatter"},
+    },
+    "handlers": {
+        "stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["request_id"]},
+    },
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
+    "loggers": {
+        "django": {"level": "INFO", "handlers": [], "propagate": True},
+        # RequestLogMiddleware writes one line for every request; Django's own would be a second one.
+        "django.server": {"level": "ERROR", "handlers": [], "propagate": True},
+        "httpx": {"level": "WARNING"},
+        "filelock": {"level": "WARNING"},
+    },
+}
+
+ENV_PROBLEMS = env.problems

@@ -1,0 +1,110 @@
+"""Turns each misconfiguration into a sentence with the way out."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+
+
+@register()
+def check_environment(**_: Any) -> Iterable[CheckMessage]:
+    """Values that could not be read at all."""
+    return [Error(problem.message, hint=problem.hint, id="inspector.E001") for problem in settings.ENV_PROBLEMS]
+
+
+@register()
+def check_data_folder(**_: Any) -> Iterable[CheckMessage]:
+    """The data folder can be written and has room."""
+    folder = settings.INSPECTOR_DATA
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield Error(
+            f"The data folder {folder} cannot be written.",
+            hint="Make it writable, or set INSPECTOR_DATA to a folder that is.",
+            id="inspector.E002",
+        )
+        return
+    free = shutil.disk_usage(existing).free
+    if free < 200 << 20:
+        yield Warning(
+            f"Only {free >> 20} MB are free where the data folder lies ({folder}).",
+            hint="Free some space, or set INSPECTOR_DATA to a folder on a larger disk.",
+            id="inspector.W002",
+        )
+
+
+@register()
+def check_redis_url(**_: Any) -> Iterable[CheckMessage]:
+    scheme = urlsplit(settings.REDIS_URL).scheme
+    if scheme not in ("redis", "rediss", "unix"):
+        yield Error(
+            f"REDIS_URL begins with {scheme or 'no scheme'!r}.",
+            hint="Write redis://HOST:6379/0, rediss://... or unix:///path/to.sock; unset it for the embedded Redis.",
+            id="inspector.E003",
+        )
+
+
+@register()
+def check_database(**_: Any) -> Iterable[CheckMessage]:
+    engine = str(settings.DATABASES["default"]["ENGINE"])
+    if engine not in ("django.db.backends.sqlite3", "django.db.backends.postgresql"):
+        yield Error(
+            f"DATABASE_URL names {engine.rsplit('.', 1)[-1]}, which is not served.",
+            hint="Use PostgreSQL (postgres://...) or leave DATABASE_URL unset for SQLite.",
+            id="inspector.E004",
+        )
+    elif engine.endswith("sqlite3") and sqlite3.sqlite_version_info < (3, 35):
+        yield Error(
+            f"Python's SQLite is {sqlite3.sqlite_version}; 3.35 or newer is needed.",
+            hint="Use a newer Python, or set DATABASE_URL to a PostgreSQL.",
+            id="inspector.E005",
+        )
+
+
+@register()
+def check_safety(**_: Any) -> Iterable[CheckMessage]:
+    """Settings that are fine on a laptop and dangerous on a network."""
+    local = {"localhost", "127.0.0.1", "[::1]", "testserver"}
+    open_hosts = [host for host in settings.ALLOWED_HOSTS if host not in local]
+    if settings.DEBUG and open_hosts:
+        yield Error(
+            f"DEBUG is on while the server answers to {', '.join(open_hosts)}: error pages would show the settings.",
+            hint="Unset DEBUG.",
+            id="inspector.E006",
+        )
+    if "*" in settings.ALLOWED_HOSTS:
+        yield Warning(
+            "ALLOWED_HOSTS is *: the server answers to any name.",
+            hint="List the names that people type into the browser, separated by commas.",
+            id="inspector.W006",
+        )
+    if len(settings.SECRET_KEY) < 32:
+        yield Error(
+            "SECRET_KEY is shorter than 32 characters.",
+            hint="Unset it: a good one is made once and kept in the data folder.",
+            id="inspector.E007",
+        )
+    if settings.REDIS_URL.startswith("redis://") and open_hosts:
+        host = urlsplit(settings.REDIS_URL).hostname or ""
+        if host not in local and "@" not in settings.REDIS_URL:
+            yield Warning(
+                f"Redis at {host} is reached over the network without a password.",
+                hint="Give it one and write rediss://:PASSWORD@HOST:6379/0.",
+                id="inspector.W007",
+            )
+
+
+@register()
+def check_demo_policy(**_: Any) -> Iterable[CheckMessage]:
+    folder = settings.BASE_DIR / "rollouts" / "demo_policy" / "model"
+    if not (folder / "model.safetensors").exists():
+        yield Warning(
+            f"The demo policy is missing from {folder.relative_to(settings.BASE_DIR)}.",
+            hint="Train it with `python manage.py train_demo_policy` (about half an hour), or restore the folder.",
+            id="inspector.W008",
+        )

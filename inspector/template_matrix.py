@@ -1,0 +1,152 @@
+"""All registered tokenizers against all probes: what each cell says, which are missing, and the same as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from django.http import QueryDict
+
+from rollouts import template_checks
+from rollouts.models import TemplateCheck, Tokenizer
+
+LETTERS = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "–", "void": "v", "differs": "d"}
+WORDS = {
+    "ok": "ok",
+    "broken": "broken",
+    "raises": "the template raises",
+    "unsupported": "not rendered",
+    "void": "void: passes because nothing is rendered",
+    "differs": "differs, without harm for training",
+}
+SHOWN = ("all", "failing", "differing")
+
+
+def word_of(probe: Mapping[str, Any]) -> str:
+    """One of :data:`WORDS`."""
+    if probe["void"]:
+        return "void"
+    return "differs" if probe["status"] == "broken" and not probe["decisive"] else str(probe["status"])
+
+
+def with_template() -> list[Tokenizer]:
+    """Every registered tokenizer that has a chat template; the revisions of one source stand together, oldest first."""
+    found = Tokenizer.objects.exclude(chat_template=None).order_by("name")
+    first = {one.source: one.name for one in sorted(found, key=lambda one: one.name, reverse=True)}
+    return sorted(found, key=lambda one: (first[one.source], one.created_at))
+
+
+def matrix(params: QueryDict) -> dict[str, Any]:
+    """The matrix as a page and as JSON; two queries."""
+    name, purpose = params.get("name", "")[:100], params.get("purpose", "")[:60]
+    show = params.get("show", "all") if params.get("show") in SHOWN else "all"
+    tokenizers = with_template()
+    codes = {one.pk: template_checks.code_of_hashes(one.sha256, one.chat_template_id or "", {}) for one in tokenizers}
+    wanted = TemplateCheck.objects.filter(code__in=codes.values()).defer("report", "question")
+    checks = {check.code: check for check in wanted}
+    columns = [_column(one, codes[one.pk], checks.get(codes[one.pk])) for one in tokenizers]
+    shown = [column for column in columns if name.lower() in column["name"].lower()]
+    probes = _probes(shown)
+    purposes = list(dict.fromkeys(probe["purpose"] for probe in probes))
+    probes = [probe for probe in probes if not purpose or probe["purpose"] == purpose]
+    kept = [probe for probe in probes if _is_kept(probe["name"], shown, show)]
+    return {
+        "tokenizers": shown,
+        "probes": kept,
+        "purposes": purposes,
+        "filter": {"name": name, "purpose": purpose, "show": show},
+        "n_tokenizers": len(columns),
+        "n_probes": len(probes),
+        "answered": sum(column["status"] in ("done", "failed") for column in columns),
+        "missing": sum(column["status"] == "missing" for column in columns),
+        "under_way": any(column["status"] in ("queued", "running") for column in columns),
+        "revisions": _revisions(columns),
+    }
+
+
+def _column(tokenizer: Tokenizer, code: str, check: TemplateCheck | None) -> dict[str, Any]:
+    cells = (check.cells or {}) if check else {}
+    stale = check is None or (template_checks.is_stale(check) and check.status != TemplateCheck.Status.FAILED)
+    return {
+        "name": tokenizer.name,
+        "source": tokenizer.source,
+        "revision": tokenizer.revision,
+        "created_at": tokenizer.created_at,
+        "chat_template": tokenizer.chat_template_id,
+        "code": code if check else None,
+        "status": "missing" if stale or check is None else check.status,
+        "error": check.error if check else "",
+        "prefix_preserving": cells.get("prefix_preserving"),
+        "cells": {probe: word_of(cell) for probe, cell in cells.get("probes", {}).items()},
+        "probes": cells.get("probes", {}),
+    }
+
+
+def _probes(columns: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The probes of all columns, purpose by purpose in the order in which the first columns have them."""
+    found: dict[str, dict[str, str]] = {}
+    for column in columns:
+        for name, cell in column.pop("probes").items():
+            found.setdefault(name, {"name": name, "title": cell["title"], "purpose": cell["purpose"]})
+    order = list(dict.fromkeys(probe["purpose"] for probe in found.values()))
+    return sorted(found.values(), key=lambda probe: order.index(probe["purpose"]))
+
+
+def _is_kept(probe: str, columns: list[dict[str, Any]], show: str) -> bool:
+    words = {column["cells"][probe] for column in columns if probe in column["cells"]}
+    if show == "failing":
+        return bool(words & {"broken", "raises"})
+    return show == "all" or len(words) > 1
+
+
+def _revisions(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sources that are registered with more than one chat template: consecutive ones, to be compared."""
+    found = []
+    for before, after in itertools.pairwise(columns):
+        if before["source"] == after["source"] and before["chat_template"] != after["chat_template"]:
+            found.append({"source": after["source"], "before": _short(before), "after": _short(after)})
+    return found
+
+
+def _short(column: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: column[key] for key in ("name", "revision", "chat_template", "prefix_preserving", "created_at")}
+
+
+def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The matrix as HTML draws it: a group per purpose, a row per probe, a cell per tokenizer."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for probe in data["probes"]:
+        cells = [_cell(probe, column) for column in data["tokenizers"]]
+        groups.setdefault(probe["purpose"], []).append({**probe, "cells": cells})
+    return [{"purpose": purpose, "probes": probes} for purpose, probes in groups.items()]
+
+
+def _cell(probe: Mapping[str, str], column: Mapping[str, Any]) -> dict[str, Any]:
+    word = column["cells"].get(probe["name"], "")
+    return {
+        "tone": word or "none",
+        "letter": LETTERS.get(word, ""),
+        "says": f"{column['name']}: {WORDS[word]}" if word else f"{column['name']}: not asked",
+        "code": column["code"] if word else "",
+    }
+
+
+def as_csv(data: Mapping[str, Any]) -> str:
+    """A row per tokenizer, a column per probe; a name that a spreadsheet would compute is kept from it."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    names = [probe["name"] for probe in data["probes"]]
+    writer.writerow(["tokenizer", "revision", "chat_template_sha256", "status", "prefix_preserving", *names])
+    for column in data["tokenizers"]:
+        preserving = column["prefix_preserving"]
+        told = "" if preserving is None else "yes" if preserving else "no"
+        facts = [_plain(column["name"]), _plain(column["revision"]), column["chat_template"], column["status"], told]
+        writer.writerow([*facts, *(column["cells"].get(name, "") for name in names)])
+    return out.getvalue()
+
+
+def _plain(text: str) -> str:
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

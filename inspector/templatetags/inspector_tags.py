@@ -1,0 +1,189 @@
+"""How numbers, times, states and links are written on every page."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from django import template
+from django.db.models import Model
+from django.template.context import Context
+from django.utils.html import format_html
+from django.utils.safestring import SafeString, mark_safe
+
+from inspector.access import may_write
+
+register = template.Library()
+
+STATUS_GLYPHS = {"queued": "○", "running": "◐", "done": "●", "failed": "✕", "cancelled": "⊘", "live": "●"}
+SEVERITY_GLYPHS = {"error": "▲", "warning": "◆", "info": "●"}
+NO_VALUE = "–"
+
+
+@register.filter
+def number(value: Any) -> str:
+    """`12345` as `12,345`; a dash for nothing."""
+    if value is None or value == "":
+        return NO_VALUE
+    try:
+        return f"{int(value):,}"
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
+
+
+@register.filter
+def decimal(value: Any, places: int = 3) -> str:
+    """A float with at most `places` decimals, trailing zeros dropped; a dash for nothing or not-a-number."""
+    if value is None or value == "":
+        return NO_VALUE
+    try:
+        amount = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
+    if math.isnan(amount):
+        return NO_VALUE
+    if math.isinf(amount):
+        return "∞" if amount > 0 else "−∞"
+    if amount and (abs(amount) >= 1e9 or abs(amount) < 10**-places):
+        return f"{amount:.{places}g}".replace("-", "−")
+    text = f"{amount:,.{places}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text.replace("-", "−")
+
+
+@register.filter
+def size(value: Any) -> str:
+    """Bytes in the largest unit that leaves at least one whole."""
+    amount = float(value or 0)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000 or unit == "GB":
+            return f"{amount:,.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:,.1f} {unit}"
+        amount /= 1000
+    return ""
+
+
+@register.filter
+def duration(seconds: Any) -> str:
+    """Seconds as `12 s`, `3 min 20 s` or `2 h 5 min`."""
+    if seconds is None or seconds == "":
+        return NO_VALUE
+    total = max(0, round(float(seconds)))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"
+
+
+@register.filter
+def when(value: datetime | None) -> SafeString | str:
+    """A moment: short, in UTC, with the exact one in `datetime=`; app.js adds how long ago it was."""
+    if value is None:
+        return NO_VALUE
+    moment = value.astimezone(UTC)
+    return format_html(
+        '<time datetime="{}">{}</time>', moment.isoformat(timespec="seconds"), f"{moment:%Y-%m-%d %H:%M}"
+    )
+
+
+@register.filter
+def day(value: datetime | None) -> SafeString | str:
+    """A moment of which the day is what counts: an expiry. app.js leaves it as it is."""
+    if value is None:
+        return NO_VALUE
+    moment = value.astimezone(UTC)
+    exact = moment.isoformat(timespec="seconds")
+    return format_html('<time datetime="{}" title="{}" data-exact>{}</time>', exact, exact, f"{moment:%Y-%m-%d}")
+
+
+@register.filter
+def status_chip(status: str) -> SafeString:
+    """A state as a word with a glyph, so that colour is never alone."""
+    return format_html(
+        '<span class="chip status-{}"><span aria-hidden="true">{}</span> {}</span>',
+        status,
+        STATUS_GLYPHS.get(status, "·"),
+        status,
+    )
+
+
+@register.filter
+def severity_chip(severity: str) -> SafeString:
+    """A severity as a word with a glyph."""
+    return format_html(
+        '<span class="chip severity-{}"><span aria-hidden="true">{}</span> {}</span>',
+        severity or "none",
+        SEVERITY_GLYPHS.get(severity, "·"),
+        severity or "none",
+    )
+
+
+@register.filter
+def severity_glyph(severity: str) -> str:
+    return SEVERITY_GLYPHS.get(severity, "·")
+
+
+@register.filter
+def kind_words(kind: str) -> str:
+    """`boundary_merge` as `boundary merge`: a slug that may break over lines."""
+    return str(kind).replace("_", " ")
+
+
+@register.filter
+def plural(count: Any, noun: str) -> str:
+    """`3 trajectories`, `1 step`: a count with its noun; give an odd plural as `trajectory,trajectories`."""
+    one, _, many = noun.partition(",")
+    amount = int(count or 0)
+    return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+
+
+@register.simple_tag(takes_context=True)
+def theme_attribute(context: Context) -> SafeString:
+    """` data-theme="dark"` from the cookie, so that the first paint has the right colours."""
+    request = context.get("request")
+    theme = request.COOKIES.get("theme", "") if request else ""
+    # The value is one of two constants of ours.
+    return mark_safe(f' data-theme="{theme}"') if theme in ("light", "dark") else mark_safe("")
+
+
+@register.simple_tag(takes_context=True)
+def can_write(context: Context) -> bool:
+    """True for someone logged in, False for the visitor of a share link."""
+    request = context.get("request")
+    return request is not None and may_write(request)
+
+
+SHARED_KINDS = {"run": "run", "trajectory": "trajectory", "templatecheck": "check"}
+
+
+@register.inclusion_tag("shares/_button.html", takes_context=True)
+def share_button(context: Context, target: Model, query: str | None = None) -> dict[str, Any]:
+    """The Share button of a run, trajectory or check; draws nothing for the visitor of a share link.
+
+    `query` is the view that the link opens; left out, it is the page's own.
+    """
+    request = context.get("request")
+    if request is None or not may_write(request):
+        return {"writer": False}
+    view = request.META.get("QUERY_STRING", "") if query is None else query
+    return {
+        "writer": True,
+        "request": request,
+        "csrf_token": context.get("csrf_token"),
+        "kind": SHARED_KINDS[target._meta.model_name or ""],
+        "code": target.code,  # type: ignore[attr-defined]
+        "query": view.removeprefix("?")[:500],
+    }
+
+
+@register.simple_tag(takes_context=True)
+def json_twin(context: Context) -> str:
+    """The address of this page's JSON twin, query included; empty on a page that has none."""
+    request = context.get("request")
+    match = getattr(request, "resolver_match", None)
+    if request is None or match is None or not getattr(match.func, "has_json_twin", False):
+        return ""
+    query = request.META.get("QUERY_STRING", "")
+    path = "/runs" if request.path == "/" else request.path
+    return f"{path}.json{'?' + query if query else ''}"

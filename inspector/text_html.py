@@ -1,0 +1,109 @@
+"""Hostile text as HTML: total escaping, and a glyph beside each character that would not be seen.
+
+The glyph is an empty element that CSS draws, standing *beside* the real character, so that a copy of the page is the
+text itself. Bytes that are no UTF-8 are drawn in hexadecimal. Characters whose bytes lie in several tokens are drawn in
+the token that holds their first byte; the others show their bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# Characters that are drawn by a glyph of ours: controls, format characters (bidi overrides, zero width, BOM, tags),
+# separators, unusual spaces and U+FFFD itself, which must not look like a byte that is no text.
+_INVISIBLE = (
+    "\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f"
+    "\u2028-\u202f\u205f-\u206f\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\uffff\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_TOKEN_CHARACTERS = re.compile(f"[&<>\"'\n\t\r\x00 {_INVISIBLE}]")
+_RUN_CHARACTERS = re.compile(f"[&<>\"'\n\t\r\x00{_INVISIBLE}]")
+_FIXED = {
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+    '"': "&quot;",
+    "'": "&#x27;",
+    " ": "<b></b> ",
+    "\n": "<b class=n></b>\n",
+    "\t": "<b class=t></b>\t",
+    # A bare CR would become LF in the parser, a reference stays CR.
+    "\r": "<b class=r></b>&#13;",
+    # HTML cannot hold NUL at all.
+    "\x00": "<b class=z data-x=00>\ufffd</b>",
+}
+
+
+def _character(match: re.Match[str]) -> str:
+    char = match[0]
+    known = _FIXED.get(char)
+    if known is not None:
+        return known
+    # <bdi> keeps what a bidi control does inside its own element; joiners and selectors are seen, not obeyed.
+    return f"<bdi class=c data-x={ord(char):04X}>{char}</bdi>"
+
+
+def text_html(text: str, spaces: bool = False) -> str:
+    """Escaped text with glyphs beside invisible characters; ``spaces`` marks U+0020 too."""
+    return (_TOKEN_CHARACTERS if spaces else _RUN_CHARACTERS).sub(_character, text)
+
+
+def bytes_html(data: bytes) -> str:
+    """Bytes that are no text: shown in hexadecimal, copied as U+FFFD."""
+    return "".join(f"<b class=z data-x={byte:02X}>\ufffd</b>" for byte in data)
+
+
+def characters(data: bytes) -> list[tuple[int, bytes, str | None]]:
+    """``data`` cut into (offset, bytes, character); the character is None for a byte that belongs to none."""
+    found: list[tuple[int, bytes, str | None]] = []
+    at = 0
+    while at < len(data):
+        lead = data[at]
+        length = 1 if lead < 0x80 else 2 if 0xC2 <= lead < 0xE0 else 3 if 0xE0 <= lead < 0xF0 else 4
+        chunk = data[at : at + length]
+        try:
+            found.append((at, chunk, chunk.decode()))
+        except UnicodeDecodeError:
+            chunk = data[at : at + 1]
+            found.append((at, chunk, None))
+        at += len(chunk)
+    return found
+
+
+def bytes_text_html(data: bytes, spaces: bool = False) -> str:
+    """Bytes as escaped text; stretches that are no UTF-8 as bytes."""
+    try:
+        return text_html(data.decode(), spaces)
+    except UnicodeDecodeError:
+        return "".join(
+            bytes_html(chunk) if char is None else text_html(char, spaces) for _, chunk, char in characters(data)
+        )
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """How one token of a split character is drawn."""
+
+    html: str
+    opens: bool
+    """A character starts here and goes on in the next token."""
+    closes: bool
+    """A character that started before ends here."""
+
+
+def split_fragments(pieces: Sequence[bytes]) -> list[Fragment]:
+    """Tokens whose bytes are no text alone: each character stands in the token of its first byte."""
+    edges = np.cumsum([0, *(len(piece) for piece in pieces)])
+    html = [""] * len(pieces)
+    opens, closes = [False] * len(pieces), [False] * len(pieces)
+    for offset, chunk, char in characters(b"".join(pieces)):
+        first = int(np.searchsorted(edges, offset, side="right")) - 1
+        last = int(np.searchsorted(edges, offset + len(chunk) - 1, side="right")) - 1
+        html[first] += bytes_html(chunk) if char is None else text_html(char, spaces=True)
+        for token in range(first, last):
+            opens[token] = True
+            closes[token + 1] = True
+    return [Fragment(*drawn) for drawn in zip(html, opens, closes, strict=True)]

@@ -1,0 +1,293 @@
+"""The turns of a row, the findings in it and the small map of it: arranged for reading, from values alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollouts.tito.trajectory import Origin
+
+MAP_WIDTH = 1000
+MAP_MOST = 500
+"""Elements of a minimap: beyond that neighbours are merged."""
+
+
+class Span(Protocol):
+    """What ``selectors.row_spans`` gives: part is ``prompt``, ``delta``, ``completion`` or ``row``."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def step_index(self) -> int | None: ...
+    @property
+    def part(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class FindingItem:
+    """A finding in the list: where it lies in a row, and its sentences."""
+
+    number: int
+    kind: str
+    title: str
+    meaning: str
+    severity: str
+    axis: str
+    step: int | None
+    row: int | None
+    """None = its place is in no row's frame."""
+    start: int
+    stop: int
+    evidence: str
+    remedy: str
+    cost: str
+    expected_text: str
+    actual_text: str
+    missing: str = ""
+    breaks: bool = False
+    """Its step's prompt does not start with the parent's stream."""
+
+    @property
+    def has_sides(self) -> bool:
+        """There are two sides to compare: expected against read, or sampled against re-tokenized."""
+        return self.axis == "stream" and self.step is not None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One span of a row as a section of the page."""
+
+    number: int
+    part: str
+    role: str
+    step_index: int | None
+    start: int
+    stop: int
+    n_trained: int | None
+    """None = not known without reading the mask."""
+    finish_reason: str = ""
+    findings: tuple[FindingItem, ...] = field(default=(), compare=False)
+
+    @property
+    def n_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def worst(self) -> str:
+        """The gravest severity of its findings, or empty."""
+        return min((item.severity for item in self.findings), key=("error", "warning", "info").index, default="")
+
+
+def roles_of(messages_json: str | None) -> list[str]:
+    """Roles of a list of messages; empty when there is none or it is no such list."""
+    if not messages_json:
+        return []
+    try:
+        messages = json.loads(messages_json)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(messages, list):
+        return []
+    return [str(message.get("role", "message")) for message in messages if isinstance(message, dict)]
+
+
+def role_label(part: str, roles: Sequence[str]) -> str:
+    """``assistant`` for what was sampled; otherwise the roles of the messages that the span brought, counted."""
+    if part == "completion":
+        return "assistant"
+    if part == "prompt" and "history" in roles:
+        roles = ["history", *(role for role in roles if role not in ("assistant", "history"))]
+    new = [role for role in roles if role not in ("assistant", "history")] if part == "delta" else list(roles)
+    if not new:
+        return "prompt" if part == "prompt" else "between turns" if part == "delta" else "row"
+    counted: list[str] = []
+    if len(set(new)) > 3:
+        counts = Counter(new)
+        return ", ".join(f"{role} ×{n}" if n > 1 else role for role, n in counts.items())
+    for role in new:
+        # "user, assistant, user": order matters while it is short.
+        if counted and counted[-1].split(" ×")[0] == role:
+            name, _, n = counted[-1].partition(" ×")
+            counted[-1] = f"{name} ×{int(n or 1) + 1}"
+        else:
+            counted.append(role)
+    if len(counted) > 6:
+        counts = Counter(new)
+        return ", ".join(f"{role} ×{n}" if n > 1 else role for role, n in counts.items())
+    return ", ".join(counted)
+
+
+@dataclass(frozen=True)
+class OwnSpan:
+    """A span of a row that came without steps, found from its origins."""
+
+    start: int
+    stop: int
+    part: str
+    step_index: int | None = None
+
+
+OWN_SPANS_MOST = 4000
+
+
+def own_spans(origin: NDArray[np.uint8]) -> list[OwnSpan]:
+    """The spans of a row that keeps its own arrays: sampled stretches and what lies between them.
+
+    A row whose origins change at every token would be all headers: it stays one span.
+    """
+    n = int(origin.size)
+    if not n:
+        return []
+    sampled = origin == Origin.SAMPLED
+    edges = [0, *(np.flatnonzero(sampled[1:] != sampled[:-1]) + 1).tolist(), n]
+    if len(edges) > OWN_SPANS_MOST:
+        return [OwnSpan(0, n, "row")]
+    return [OwnSpan(a, b, "completion" if sampled[a] else "prompt" if not a else "delta") for a, b in pairwise(edges)]
+
+
+def make_turns(
+    spans: Iterable[Span],
+    roles: Mapping[int, Sequence[str]],
+    findings: Sequence[FindingItem],
+    row: int,
+    trained_steps: frozenset[int] | None,
+    finish_reasons: Mapping[int, str],
+    mask: NDArray[np.bool_] | None = None,
+) -> list[Turn]:
+    """Turns of one row. ``trained_steps`` = steps whose completions it trains; None = its ``mask`` is its own."""
+    here = [item for item in findings if item.row == row]
+    turns = []
+    for number, span in enumerate(spans, start=1):
+        n_trained: int | None = 0
+        if trained_steps is None:
+            n_trained = None if mask is None else int(mask[span.start : span.stop].sum())
+        elif span.part == "completion" and span.step_index in trained_steps:
+            n_trained = span.stop - span.start
+        step = -1 if span.step_index is None else span.step_index
+        turns.append(
+            Turn(
+                number,
+                span.part,
+                role_label(span.part, roles.get(step, ())),
+                span.step_index,
+                span.start,
+                span.stop,
+                n_trained,
+                finish_reasons.get(step, "") if span.part == "completion" else "",
+                tuple(item for item in here if span.start <= item.start < max(span.stop, span.start + 1)),
+            )
+        )
+    return turns
+
+
+def cost_sentence(lost: int, wrong: int, rows: int, repaid: int) -> str:
+    """What a finding costs, in words; empty when it costs nothing."""
+    parts = []
+    if lost:
+        parts.append(f"{lost:,} trained token{'s' * (lost != 1)} lost")
+    if wrong:
+        parts.append(f"{wrong:,} trained token{'s' * (wrong != 1)} wrong")
+    if rows > 1:
+        parts.append(f"{rows:,} rows instead of one")
+    if repaid:
+        parts.append(f"{repaid:,} prompt token{'s' * (repaid != 1)} paid again")
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class MapPiece:
+    """A rectangle of the minimap. ``x`` and ``width`` in thousandths of the row."""
+
+    x: str
+    width: str
+    kind: str
+    start: int
+    stop: int
+    label: str
+
+
+def minimap(turns: Sequence[Turn], n_tokens: int) -> list[MapPiece]:
+    """One rectangle a turn; turns too narrow to see are merged with their neighbours, trained ones winning."""
+    if not n_tokens:
+        return []
+    scale = MAP_WIDTH / n_tokens
+    least = n_tokens / MAP_MOST
+    pieces: list[MapPiece] = []
+    pending: list[Turn] = []
+    for turn in turns:
+        pending.append(turn)
+        if pending[-1].stop - pending[0].start >= least or turn is turns[-1]:
+            a, b = pending[0].start, pending[-1].stop
+            kinds = Counter()  # type: ignore[var-annotated]
+            for part in pending:
+                kinds[part.part] += part.n_tokens
+            kind = kinds.most_common(1)[0][0]
+            label = (
+                f"turn {pending[0].number} · {pending[0].role}"
+                if len(pending) == 1
+                else f"turns {pending[0].number}-{pending[-1].number}"
+            )
+            pieces.append(MapPiece(f"{a * scale:.2f}", f"{max((b - a) * scale, 0.8):.2f}", kind, a, b, label))
+            pending = []
+    return pieces
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of the surprise strip: a stretch of tokens and how tall."""
+
+    x: str
+    width: str
+    y: str
+    height: str
+    start: int
+    stop: int
+    label: str
+    mean: float
+
+
+def surprise_bars(logprobs: NDArray[np.float32] | None, start: int, most: int = 240) -> list[Bar]:
+    """Mean ``-logprob`` over stretches of the tokens shown, from the bottom of a strip 40 high."""
+    if logprobs is None or not logprobs.size:
+        return []
+    n = int(logprobs.size)
+    edges = np.unique(np.linspace(0, n, min(most, n) + 1).astype(np.int64))
+    known = ~np.isnan(logprobs) & np.isfinite(logprobs)
+    sums = np.add.reduceat(np.where(known, -logprobs, 0.0).astype(np.float64), edges[:-1])
+    counts = np.add.reduceat(known.astype(np.int64), edges[:-1])
+    means = [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
+    # At least one nat is full height, so that a sure policy does not look noisy.
+    full = max([1.0, *(mean for mean in means if mean is not None)])
+    bars = []
+    for a, b, mean, count in zip(edges[:-1].tolist(), edges[1:].tolist(), means, counts.tolist(), strict=True):
+        if mean is None:
+            continue
+        height = max(mean, 0.0) / full * 38 + 1
+        label = f"tokens {start + a:,}-{start + b:,}: mean logprob {-mean:.3f} over {count:,} sampled"
+        bars.append(
+            Bar(
+                f"{a / n * MAP_WIDTH:.2f}", f"{max((b - a) / n * MAP_WIDTH - 0.4, 0.6):.2f}",
+                f"{40 - height:.2f}", f"{height:.2f}", start + a, start + b, label, mean,
+            )
+        )  # fmt: skip
+    return bars
+
+
+def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[dict[str, Any]]:
+    """Per role: tokens and how many of them are trained."""
+    table: dict[str, dict[str, Any]] = {}
+    for turn in turns:
+        line = table.setdefault(turn.role, {"role": turn.role, "turns": 0, "tokens": 0, "trained": 0})
+        line["turns"] += 1
+        line["tokens"] += turn.n_tokens
+        line["trained"] += int(mask[turn.start : turn.stop].sum())
+    return list(table.values())

@@ -1,0 +1,250 @@
+"""`/api/runs` and `/api/runs/<code>/trajectories`: a trainer makes a run and pushes trajectories, with an API token."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import IO, Any
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+
+from inspector.api import json_page
+from rollouts import formats, services, tokenizers
+from rollouts.formats import FileRefused, Rejected, Source
+from rollouts.models import ApiToken, Run, Tokenizer
+from rollouts.services.api_tokens import find_api_token
+from rollouts.services.pushed import add_new_trajectories, add_rejections, note_push
+from rollouts.tito.trajectory import Trajectory
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+MOST_RUN_BYTES = 4 << 20
+"""Of a request that makes a run: a name and perhaps a chat template."""
+BATCH_TRAJECTORIES = 50
+BATCH_TOKENS = 1_000_000
+MOST_LISTED = 1000
+"""Rejected lines that an answer lists; all of them are counted."""
+TYPES = (
+    "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
+    "application/json", "application/octet-stream", "application/gzip", "application/zstd",
+)  # fmt: skip
+
+View = Callable[..., HttpResponse]
+
+
+class Refused(Exception):
+    """A request that is not served: status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+def api(view: View) -> View:
+    """POST with a live token; the view gets it as its second argument. Every refusal is JSON with a sentence."""
+
+    @wraps(view)
+    def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            if request.method != "POST":
+                raise Refused(405, "This address takes POST requests of a trainer; docs/push.md says how.")
+            return view(request, _token(request), *args, **kwargs)
+        except Refused as refused:
+            response = JsonResponse({"error": refused.sentence}, status=refused.status)
+            if refused.status == 401:
+                response["WWW-Authenticate"] = "Bearer"
+            if refused.status == 405:
+                response["Allow"] = "POST"
+            return response
+
+    return csrf_exempt(login_not_required(never_cache(wrapped)))
+
+
+def _token(request: HttpRequest) -> ApiToken:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Refused(
+            401, "Send an API token as `Authorization: Bearer TOKEN`; /tokens and `manage.py api_token` make one."
+        )
+    found = find_api_token(token.strip())
+    if found is None:
+        raise Refused(401, "This API token is unknown or was revoked. Make a new one on the page /tokens.")
+    return found
+
+
+@api
+def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
+    """Make a run to push to: `{"name", "tokenizer"?, "chat_template"?}` -> `{"run", "url"}`."""
+    asked = _object(request)
+    name, tokenizer_name, template = (_text(asked, key) for key in ("name", "tokenizer", "chat_template"))
+    tokenizer = None
+    if tokenizer_name:
+        tokenizer = Tokenizer.objects.select_related("chat_template").filter(name=tokenizer_name).first()
+        if tokenizer is None:
+            names = ", ".join(Tokenizer.objects.order_by("name").values_list("name", flat=True)[:50]) or "none"
+            raise Refused(400, f"No tokenizer is registered as {tokenizer_name[:200]!r}. Registered: {names}.")
+    chat_template = services.register_chat_template(template) if template else None
+    run = services.create_run(
+        Run.Kind.IMPORT,
+        name.strip() or "pushed",
+        user=token.created_by,
+        tokenizer=tokenizer,
+        chat_template=chat_template or (tokenizer.chat_template if tokenizer else None),
+        # Nothing works on it here: it is as done as what was pushed so far.
+        status=Run.Status.DONE,
+    )
+    return json_page({"run": run.code, "url": request.build_absolute_uri(f"/runs/{run.code}")}, 201)
+
+
+def _object(request: HttpRequest) -> dict[str, Any]:
+    with tempfile.SpooledTemporaryFile(max_size=MOST_RUN_BYTES) as body:
+        _receive(request, body, MOST_RUN_BYTES, f"A run is described in at most {MOST_RUN_BYTES >> 20} MB.")
+        body.seek(0)
+        raw = body.read()
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(400, 'Describe the run as a JSON object, e.g. {"name": "grpo-7", "tokenizer": "qwen3"}.')
+    return found
+
+
+def _text(asked: dict[str, Any], key: str) -> str:
+    value = asked.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise Refused(400, f"{key} must be a text without U+0000 and lone surrogates.")
+    return value
+
+
+@api
+def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
+    """Take NDJSON of any importable format: `{"run", "trajectories", "known", "rejected": [{"line", "reason"}]}`."""
+    run = Run.objects.select_related("tokenizer").filter(code=code).first()
+    if run is None:
+        raise Refused(404, f"There is no run with the code {code}. POST /api/runs makes one.")
+    if run.kind != Run.Kind.IMPORT:
+        raise Refused(409, f"The run {code} was launched here; nothing can be pushed to it. POST /api/runs makes one.")
+    if (request.content_type or "") not in TYPES:
+        raise Refused(
+            415,
+            f"The content type {request.content_type} is not read. Send JSON Lines as application/x-ndjson, "
+            "plain or compressed with gzip or zstd.",
+        )
+    folder = Path(settings.INSPECTOR_DATA) / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="push-") as body:
+        limit = settings.UPLOAD_MAX_BYTES
+        too_large = f"The push is larger than {limit >> 20} MB. Send it in parts, each with whole sessions."
+        _receive(request, body, limit, too_large)
+        body.flush()
+        return _store(run, Source.of_path(body.name, "The request body"), request.GET.get("format", "auto"))
+
+
+def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) -> None:
+    """Write the body down as it comes, never more than ``limit`` bytes of it."""
+    length = request.META.get("CONTENT_LENGTH") or ""
+    stream: Any = request
+    if not length:
+        # Sent in chunks: Django takes the body for empty; the server's own stream ends where the body does.
+        stream = request.META.get("wsgi.input") if request.META.get("wsgi.input_terminated") else None
+        if stream is None or not request.META.get("HTTP_TRANSFER_ENCODING"):
+            raise Refused(411, "The request does not say how long it is: send Content-Length or a chunked body.")
+    if length.isdigit() and int(length) > limit:
+        raise Refused(413, too_large)
+    received = 0
+    try:
+        while chunk := stream.read(CHUNK_BYTES):
+            received += len(chunk)
+            if received > limit:
+                raise Refused(413, too_large)
+            body.write(chunk)
+    except (UnreadablePostError, OSError) as error:
+        raise Refused(400, "The request broke off before its end; nothing of it was stored.") from error
+    if length.isdigit() and received < int(length):
+        raise Refused(400, "The request broke off before its end; nothing of it was stored.")
+
+
+def _store(run: Run, source: Source, format_name: str) -> HttpResponse:
+    try:
+        chosen, items = formats.read(source, format_name)
+    except FileRefused as error:
+        raise Refused(400 if source.size == 0 else 415, str(error)) from error
+    answer: dict[str, Any] = {"run": run.code, "trajectories": 0, "known": 0, "rejected": [], "n_rejected": 0}
+    table = _byte_table(run)
+    status = 200
+    try:
+        for batch, rejected in _batches(items):
+            stored, known = add_new_trajectories(run, batch, table)
+            answer["trajectories"] += len(stored)
+            answer["known"] += known
+            _reject(run, answer, rejected)
+    except FileRefused as error:
+        # What came before the damage is whole, and a second push knows it.
+        _reject(run, answer, [Rejected(None, str(error))])
+        answer["error"], status = str(error), 400
+    note_push(run, chosen.name)
+    if answer["trajectories"]:
+        _judge_later(run, answer)
+    return json_page(answer, status)
+
+
+def _reject(run: Run, answer: dict[str, Any], rejected: list[Rejected]) -> None:
+    add_rejections(run, "pushed", [(one.line, one.reason) for one in rejected])
+    answer["n_rejected"] += len(rejected)
+    room = MOST_LISTED - len(answer["rejected"])
+    answer["rejected"] += [{"line": one.line, "reason": one.reason} for one in rejected[:room]]
+
+
+def _batches(items: Iterable[Trajectory | Rejected]) -> Iterator[tuple[list[Trajectory], list[Rejected]]]:
+    """Trajectories in piles of bounded size, with what was rejected meanwhile."""
+    batch: list[Trajectory] = []
+    rejected: list[Rejected] = []
+    n_tokens = 0
+    for item in items:
+        if isinstance(item, Rejected):
+            rejected.append(item)
+        else:
+            batch.append(item)
+            n_tokens += sum(len(step.prompt_ids) + len(step.completion_ids) for step in item.steps)
+            n_tokens += sum(len(row.ids) for row in item.rows)
+        if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS or len(rejected) >= MOST_LISTED:
+            yield batch, rejected
+            batch, rejected, n_tokens = [], [], 0
+    if batch or rejected:
+        yield batch, rejected
+
+
+def _byte_table(run: Run) -> tokenizers.ByteTable | None:
+    """For the origins of tokens; without a tokenizer, or when its folder is gone, they are not known."""
+    if run.tokenizer is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return tokenizers.byte_table(Path(run.tokenizer.path), services.byte_tables_folder())
+    return None
+
+
+def _judge_later(run: Run, answer: dict[str, Any]) -> None:
+    """The diagnosis needs a tokenizer and time, so a worker makes it."""
+    from rollouts.tasks.pushed import judge_pushed
+
+    try:
+        judge_pushed.apply_async((run.pk,))
+    except Exception as error:  # kombu's OperationalError, and what redis raises below it
+        log.warning("diagnosis not ordered run=%s: %s", run.code, type(error).__name__)
+        answer["notice"] = (
+            "The trajectories are stored without findings, because no worker could be reached "
+            f"({type(error).__name__}). `manage.py diagnose {run.code}` makes them."
+        )

@@ -1,0 +1,219 @@
+"""`/`, `/runs/new`, `/runs/<code>` and what can be done to a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Q
+from django.forms import ChoiceField
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from inspector.access import reads_run
+from inspector.api import is_fragment, json_page, page, wants_json
+from inspector.filters import SORTS, STATUSES, TrajectoryFilter
+from inspector.forms import NewRunForm
+from inspector.run_data import (
+    finding_choices,
+    histogram,
+    is_active,
+    is_flat,
+    mean_rewards,
+    progress,
+    rejection_facts,
+    run_facts,
+    run_origin,
+    settings_words,
+    stop_choices,
+    trajectory_facts,
+)
+from rollouts import launch, selectors, services
+from rollouts.models import Run, Trajectory
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.about import ABOUT
+
+RUNS_PER_PAGE = 25
+TRAJECTORIES_PER_PAGE = 50
+REJECTIONS_SHOWN = 100
+
+
+@require_safe
+@never_cache
+def index(request: HttpRequest) -> HttpResponse:
+    """Runs, newest first; `?text=`, `?status=`, `?kind=` filter, `?after=CODE` goes on."""
+    asked = {name: request.GET.get(name, "").replace("\0", "")[:200] for name in ("text", "status", "kind", "after")}
+    runs = Run.objects.order_by("-created_at", "-id")
+    if asked["text"]:
+        runs = runs.filter(Q(name__icontains=asked["text"]) | Q(model__icontains=asked["text"]) | Q(code=asked["text"]))
+    if asked["status"] in STATUSES:
+        runs = runs.filter(status=asked["status"])
+    if asked["kind"] in Run.Kind.values:
+        runs = runs.filter(kind=asked["kind"])
+    if asked["after"]:
+        last = Run.objects.filter(code=asked["after"]).only("created_at").first()
+        if last is not None:
+            runs = runs.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
+    found = list(runs[: RUNS_PER_PAGE + 1])
+    shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
+    rewards = mean_rewards(shown)
+    rows = [{**run_facts(run), "reward_mean": rewards.get(run.pk)} for run in shown]
+    data = {"runs": rows, "next": shown[-1].code if more else None}
+    filtered = any(asked[name] for name in ("text", "status", "kind"))
+    live = any(is_active(run) for run in shown)
+    template = "runs/_table.html" if is_fragment(request, "runs") else "runs/index.html"
+    return page(request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+def new(request: HttpRequest) -> HttpResponse:
+    """The launch form. A POST that is right goes on to the run's page."""
+    form = NewRunForm(request.POST, request.FILES) if request.method == "POST" else NewRunForm()
+    status = 200
+    if request.method == "POST":
+        run = _launch(form, request)
+        if run is not None:
+            return json_page(run_facts(run), 201) if wants_json(request) else redirect("run", run.code)
+        status = 422
+    data: dict[str, Any] = {"fields": _describe(form)}
+    if status == 422:
+        data["errors"] = form.sentences()
+    return page(request, "runs/new.html", data, status, form=form, strategies=form.strategies_explained())
+
+
+def _launch(form: NewRunForm, request: HttpRequest) -> Run | None:
+    """The run that a form launches; None with the form's errors filled in when it cannot be."""
+    if not form.is_valid():
+        return None
+    try:
+        given = form.cleaned_data
+        return launch.launch(
+            form.launch_form(), name=given["name"].strip(), user=request.user, prompts=given["prompts_file"]
+        )
+    except launch.LaunchRefused as refusal:
+        form.add_problems(refusal.problems)
+        return None
+
+
+def _describe(form: NewRunForm) -> dict[str, Any]:
+    """Each field with its default and its choices, so that a script can fill the form in."""
+    return {
+        name: {
+            "default": form.get_initial_for_field(field, name),
+            "help": str(field.help_text),
+            **({"choices": _keys(field.choices)} if isinstance(field, ChoiceField) else {}),
+            **({"choices_help": {slug: ABOUT.get(slug, "") for slug in STRATEGIES}} if name == "strategy" else {}),
+        }
+        for name, field in form.fields.items()
+    }
+
+
+def _keys(choices: Any) -> list[str]:
+    """The keys of choices, families flattened."""
+    return [key for name, value in choices for key in (_keys(value) if isinstance(value, list) else [name])]
+
+
+@reads_run
+@never_cache
+def detail(request: HttpRequest, run: Run) -> HttpResponse:
+    """One run. htmx polls the parts `run-live` and `run-list` while it changes."""
+    wanted = TrajectoryFilter.read(request.GET)
+    facts, state = run_facts(run), progress(run)
+    shell: dict[str, Any] = {"run": facts, "progress": state, "filter": wanted, "live": is_active(run)}
+    shell["resumable"] = launch.can_resume(run)
+    if is_fragment(request, "run-list"):
+        context = {**shell, **_listing(run, wanted), "page_size": TRAJECTORIES_PER_PAGE}
+        return render(request, "runs/_list.html", context)
+    if is_fragment(request, "run-live") and not is_active(run):
+        # It has just ended: load the whole page anew, once, with what only an ended run shows.
+        return HttpResponse(headers={"HX-Refresh": "true"})
+    summary = selectors.run_summary(run)
+    state["running"] = summary.by_status.get(Trajectory.Status.RUNNING, 0)
+    shell |= {
+        "summary": summary,
+        "chart": histogram(summary),
+        "kinds": finding_choices(summary, wanted),
+        "stops": stop_choices(summary, wanted),
+    }
+    if is_fragment(request, "run-live"):
+        return render(request, "runs/_live.html", shell)
+    rejections = list(run.rejections.order_by("pk")[:REJECTIONS_SHOWN]) if run.n_rejected else []
+    data = {
+        "run": {**facts, **run_origin(run)},
+        "progress": state,
+        "summary": summary,
+        "rejections": rejection_facts(rejections),
+        "filter": {**dict(wanted.pairs()), "sort": wanted.sort},
+        **_listing(run, wanted),
+    }
+    if wants_json(request):
+        return json_page({**data, "notices": wanted.notices})
+    only_html = {
+        "sorts": SORTS,
+        "settings_words": settings_words(run.settings),
+        "target": run,
+        "page_size": TRAJECTORIES_PER_PAGE,
+        "stop_names": [name for name in summary.stop_reasons if name],
+    }
+    return render(request, "runs/detail.html", {**shell, **data, **only_html, "filter": wanted})
+
+
+def _listing(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
+    """One page of the run's trajectories. While a launch works, those that nobody has begun are a number."""
+    hides = run.kind == Run.Kind.LAUNCH and is_active(run)
+    filters = wanted.filters(hide_queued=hides)
+    found = selectors.list_trajectories(run, filters, wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
+    queued = run.trajectories.filter(status=Trajectory.Status.QUEUED).count() if hides else 0
+    groups = selectors.group_stats(run, sorted({item.group for item in found.items if item.group}))
+    query = wanted.query()
+    lines = [
+        {
+            **trajectory_facts(item, query),
+            "zero_variance": item.group in groups and is_flat(groups[item.group], is_active(run)),
+        }
+        for item in found.items
+    ]
+    return {"trajectories": lines, "next": found.next_cursor or None, "queued": queued}
+
+
+@require_POST
+def cancel(request: HttpRequest, code: str) -> HttpResponse:
+    run = get_object_or_404(Run, code=code)
+    services.cancel_run(run)
+    if wants_json(request):
+        run.refresh_from_db()
+        return json_page(run_facts(run))
+    return redirect("run", run.code)
+
+
+@require_POST
+def resume(request: HttpRequest, code: str) -> HttpResponse:
+    """Go on with a launched run that stopped before its end; what is stored is not made again."""
+    run = get_object_or_404(Run, code=code)
+    try:
+        launch.resume(run)
+    except ValueError as refusal:
+        if wants_json(request):
+            return json_page({"error": str(refusal)}, 409)
+        messages.error(request, str(refusal), extra_tags="error")
+    if wants_json(request):
+        return json_page(run_facts(run))
+    return redirect("run", run.code)
+
+
+@require_POST
+def delete(request: HttpRequest, code: str) -> HttpResponse:
+    """Remove a run that has ended, with everything in it; the form's tick is the question "really?"."""
+    run = get_object_or_404(Run, code=code)
+    if is_active(run):
+        messages.error(request, "This run still works. Cancel it first, then delete it.", extra_tags="error")
+        return redirect("run", run.code)
+    if request.POST.get("sure") != "yes":
+        messages.error(request, "Nothing was deleted: tick the box beside the button first.", extra_tags="error")
+        return redirect("run", run.code)
+    services.delete_run(run)
+    messages.success(request, f"The run “{run.name}” was deleted.")
+    return redirect("runs")

@@ -1,0 +1,129 @@
+"""The trajectory pages: tokens, side by side, template deltas, the mask explained. Each has a `.json` twin."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.utils.cache import get_conditional_response
+from django.views.decorators.http import require_POST
+
+from inspector import trajectory_page as tokens_page
+from inspector.access import may_write, reads_trajectory
+from inspector.api import page, wants_json
+from inspector.comparing import compare_page
+from inspector.deltas import deltas_page
+from inspector.mask_audit import mask_page
+from inspector.strategies_page import strategies_page
+from inspector.trajectory_json import tokens_json
+from rollouts import replays
+from rollouts.models import Trajectory
+from rollouts.tasks.replays import order
+
+PAGE_VERSION = 3
+"""Part of the ETag: raise it when a page's HTML changes, so that no browser keeps the old one."""
+
+View = Callable[..., HttpResponse]
+
+
+def conditional(view: View) -> View:
+    """A finished trajectory does not change: the same page is answered with 304."""
+
+    @wraps(view)
+    def wrapped(request: HttpRequest, trajectory: Trajectory, *args: Any, **kwargs: Any) -> HttpResponse:
+        if tokens_page.is_live(trajectory):
+            response = view(request, trajectory, *args, **kwargs)
+            response["Cache-Control"] = "no-store"
+            return response
+        etag = _etag(request, trajectory)
+        response = get_conditional_response(request, etag=etag) or view(request, trajectory, *args, **kwargs)
+        if response.status_code == 200:
+            response["ETag"] = etag
+        # Ask again each time (access may have been revoked), and be answered without the tokens being read.
+        response["Cache-Control"] = "private, no-cache"
+        return response
+
+    return wrapped
+
+
+def _etag(request: HttpRequest, trajectory: Trajectory) -> str:
+    user = getattr(request, "user", None)
+    run = trajectory.run
+    parts = (
+        PAGE_VERSION, trajectory.pk, tokens_page.fingerprint(trajectory), run.n_trajectories, run.name,
+        run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
+        request.get_full_path(), request.COOKIES.get("theme", ""),
+        user.pk if user is not None and may_write(request) else "",
+        getattr(getattr(request, "share", None), "pk", ""), request.headers.get("HX-Request", ""),
+        # Forms carry a token of this secret, and belong to this session.
+        request.COOKIES.get(settings.CSRF_COOKIE_NAME, ""), request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""),
+    )  # fmt: skip
+    return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
+
+
+@reads_trajectory
+@conditional
+def trajectory(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+    if "have" in request.GET and request.GET["have"] == tokens_page.fingerprint(trajectory):
+        # The live page asks every two seconds: nothing new is nothing to swap.
+        return HttpResponse(status=204)
+    found = tokens_page.read_page(request, trajectory)
+    if wants_json(request):
+        return page(request, "", tokens_json(trajectory, found))
+    return page(request, "trajectories/detail.html", tokens_page.html_context(request, trajectory, found))
+
+
+def _answer(
+    request: HttpRequest, trajectory: Trajectory, here: str, template: str, built: tuple[dict[str, Any], dict[str, Any]]
+) -> HttpResponse:
+    report, drawn = built
+    if wants_json(request):
+        return page(request, "", {**tokens_page.names(trajectory), **report})
+    own = f"{request.path}.json"
+    query = f"?{request.META['QUERY_STRING']}" if request.META.get("QUERY_STRING") else ""
+    frame = tokens_page.frame(request, trajectory, here)
+    return page(request, template, {**frame, "report": report, "json_url": own + query, **drawn})
+
+
+@reads_trajectory
+@conditional
+def compare(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+    return _answer(request, trajectory, "compare", "trajectories/compare.html", compare_page(request.GET, trajectory))
+
+
+@reads_trajectory
+@conditional
+def deltas(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+    return _answer(request, trajectory, "deltas", "trajectories/deltas.html", deltas_page(request.GET, trajectory))
+
+
+@reads_trajectory
+@conditional
+def mask(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+    return _answer(request, trajectory, "mask", "trajectories/mask.html", mask_page(request.GET, trajectory))
+
+
+@reads_trajectory
+def strategies(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+    built = strategies_page(request, trajectory)
+    response = _answer(request, trajectory, "strategies", "trajectories/strategies.html", built)
+    response["Cache-Control"] = "private, no-store"
+    return response
+
+
+@require_POST
+def strategies_again(request: HttpRequest, code: str) -> HttpResponse:
+    """Send a worker once more for a replay that failed."""
+    found = get_object_or_404(
+        Trajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template"), code=code
+    )
+    if not tokens_page.is_live(found) and not replays.missing(found):
+        made, is_new = replays.ask(found, again=True)
+        if is_new:
+            order(made)
+    return redirect("trajectory-strategies", code=code)

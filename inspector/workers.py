@@ -1,0 +1,134 @@
+"""Who works: each worker writes its state into one Redis hash every two seconds; the Workers page reads it.
+
+A hash and not the cache, because a page has to list workers whose names it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import redis
+from django.conf import settings
+
+KEY = "inspector:workers"
+LIVES_S = 10
+"""A worker that has been silent for longer is gone."""
+FORGOTTEN_S = 3600
+"""After this its entry is removed; until then the page says that it is gone."""
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """An engine that a worker keeps warm."""
+
+    model: str
+    engine: str
+    tokens: int
+    """Sampled since it was built."""
+    tokens_per_second: float
+    """Since the last sign of life."""
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker process as it last described itself."""
+
+    name: str
+    queues: list[str]
+    pid: int
+    slots: int
+    """Tasks it can do at once."""
+    active: list[str]
+    """Names of the tasks under way."""
+    started_at: float
+    """Unix time."""
+    seen_at: float
+    engines: list[EngineState] = field(default_factory=list)
+
+    @property
+    def is_alive(self) -> bool:
+        return time.time() - self.seen_at < LIVES_S
+
+
+def connect() -> redis.Redis:
+    """A connection with short time limits: a page never waits for a Redis that is gone."""
+    return redis.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=2, socket_timeout=3)
+
+
+def announce(connection: redis.Redis, state: WorkerState) -> None:
+    """Write a worker's state. Raises ``redis.RedisError``."""
+    connection.hset(KEY, state.name, json.dumps(asdict(state)))
+
+
+def withdraw(connection: redis.Redis, name: str) -> None:
+    """Remove the entry of a worker that ends in good order."""
+    connection.hdel(KEY, name)
+
+
+def list_workers(connection: redis.Redis) -> list[WorkerState]:
+    """Every worker seen in the last hour, by name. Raises ``redis.RedisError``."""
+    found = []
+    entries: dict[bytes, bytes] = connection.hgetall(KEY)  # type: ignore[assignment]
+    for name, raw in entries.items():
+        state = _read(raw)
+        if state is None or time.time() - state.seen_at > FORGOTTEN_S:
+            connection.hdel(KEY, name)
+        else:
+            found.append(state)
+    return sorted(found, key=lambda state: state.name)
+
+
+def _read(raw: bytes) -> WorkerState | None:
+    try:
+        values: dict[str, Any] = json.loads(raw)
+        engines = [EngineState(**engine) for engine in values.pop("engines", [])]
+        return WorkerState(engines=engines, **values)
+    except (ValueError, TypeError):  # written by another version
+        return None
+
+
+def queue_lengths(connection: redis.Redis, queues: list[str]) -> dict[str, int]:
+    """Tasks that wait in each queue. Raises ``redis.RedisError``."""
+    pipe = connection.pipeline(transaction=False)
+    for queue in queues:
+        pipe.llen(queue)
+    return dict(zip(queues, pipe.execute(), strict=True))
+
+
+class Describer:
+    """Builds this process's state for each sign of life; remembers the last one for rates."""
+
+    def __init__(self, name: str, queues: list[str], slots: int) -> None:
+        self.name, self.queues, self.slots = name, queues, slots
+        self._started = time.time()
+        self._last: dict[str, tuple[float, int]] = {}
+
+    def describe(self) -> WorkerState:
+        from celery.worker import state as celery_state
+
+        now = time.time()
+        return WorkerState(
+            name=self.name,
+            queues=self.queues,
+            pid=os.getpid(),
+            slots=self.slots,
+            active=sorted(request.name for request in list(celery_state.active_requests)),
+            started_at=self._started,
+            seen_at=now,
+            engines=self._engines(now),
+        )
+
+    def _engines(self, now: float) -> list[EngineState]:
+        from rollouts.tasks.launch import warm_engines
+
+        states = []
+        for (model, engine), tokens in warm_engines().items():
+            before, had = self._last.get(f"{model}/{engine}", (now, tokens))
+            rate = (tokens - had) / (now - before) if now > before else 0.0
+            self._last[f"{model}/{engine}"] = (now, tokens)
+            states.append(EngineState(model, engine, tokens, round(max(rate, 0.0), 1)))
+        return states

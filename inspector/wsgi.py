@@ -1,0 +1,8 @@
+"""The web application as a WSGI server loads it."""
+
+import os
+
+from django.core.wsgi import get_wsgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
+application = get_wsgi_application()

@@ -1,0 +1,26 @@
+"""Chat templates: render in a sandbox, check, repair. Pure: knows neither storage nor the web."""
+
+from rollouts.chat_templates.checks import check, is_prefix_preserving
+from rollouts.chat_templates.render import Conversation, Provenance, TemplateRenderer, renderer
+from rollouts.chat_templates.repair import Repair, find_repair, with_repair
+from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
+
+VERSION = 1
+"""Raise it when a check can come out differently: stored reports of older versions are made anew."""
+
+__all__ = [
+    "VERSION",
+    "Check",
+    "CheckReport",
+    "Conversation",
+    "Provenance",
+    "Purpose",
+    "Repair",
+    "Status",
+    "TemplateRenderer",
+    "check",
+    "find_repair",
+    "is_prefix_preserving",
+    "renderer",
+    "with_repair",
+]

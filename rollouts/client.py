@@ -1,0 +1,172 @@
+"""Push trajectories to Rollout Inspector from a trainer. Standard library only: copy this file where you need it.
+
+    from client import push
+    push("http://inspector:8000", token, run_code, records)
+
+A record is one line of any format that the server imports: a dict, or a line of JSON as text or bytes. Pushing the same
+trajectory again changes nothing, so a retry is safe; a recorded session has to be pushed whole, in one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import json
+import math
+import random
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from typing import IO, Any
+
+__all__ = ["Client", "PushError", "push"]
+
+BUSY = (408, 425, 429, 500, 502, 503, 504)
+IN_MEMORY_BYTES = 8 << 20
+
+
+class PushError(Exception):
+    """The server did not take it; the message says why. ``status`` is its HTTP status, None when it did not answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """One server, one token; ``run`` is the code of a run, made by :meth:`create_run` when it is None."""
+
+    def __init__(
+        self, url: str, token: str, run: str | None = None, *, tries: int = 5, wait: float = 0.5, timeout: float = 300.0
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.token = token
+        self.run = run
+        self.tries, self.wait, self.timeout = max(tries, 1), wait, timeout
+        # A redirect could carry the token to another host.
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def create_run(self, name: str, tokenizer: str | None = None, chat_template: str | None = None) -> str:
+        """Make a run and push to it from now on; gives its code. ``tokenizer`` is a name registered on the server."""
+        asked = {"name": name, "tokenizer": tokenizer, "chat_template": chat_template}
+        body = json.dumps({key: value for key, value in asked.items() if value is not None}).encode()
+        self.run = str(self._post("/api/runs", body, {"Content-Type": "application/json"})["run"])
+        return self.run
+
+    def push(self, records: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
+        """Send records; gives ``{"run", "trajectories", "known", "rejected": [{"line", "reason"}], ...}``."""
+        if self.run is None:
+            self.create_run("pushed " + time.strftime("%Y-%m-%d %H:%M"))
+        one = isinstance(records, (Mapping, str, bytes))
+        # Written out once, compressed, so that a retry sends the same bytes and memory stays small.
+        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as body:
+            n = _write_lines([records] if one else records, body)
+            if n == 0:
+                return {"run": self.run, "trajectories": 0, "known": 0, "rejected": []}
+            return self._post(f"/api/runs/{self.run}/trajectories", body, {"Content-Type": "application/x-ndjson"})
+
+    def _post(self, path: str, body: Any, headers: dict[str, str]) -> dict[str, Any]:
+        failure = PushError(f"{self.url} was not asked.")
+        for attempt in range(self.tries):
+            if attempt:
+                time.sleep(min(self.wait * 2 ** (attempt - 1), 30.0) * random.uniform(0.7, 1.3))
+            try:
+                return self._post_once(path, body, headers)
+            except urllib.error.HTTPError as error:
+                with error:
+                    failure = PushError(_sentence(error), error.code)
+                if error.code not in BUSY:
+                    break
+            except (OSError, http.client.HTTPException) as error:
+                failure = PushError(f"{self.url} does not answer: {getattr(error, 'reason', None) or error!r}.")
+        raise failure
+
+    def _post_once(self, path: str, body: Any, headers: dict[str, str]) -> dict[str, Any]:
+        if isinstance(body, bytes):
+            size = len(body)
+        else:
+            size = body.seek(0, 2)
+            body.seek(0)
+        request = urllib.request.Request(
+            self.url + path,
+            data=body,
+            method="POST",
+            headers={**headers, "Content-Length": str(size), "Authorization": f"Bearer {self.token}"},
+        )
+        with self._opener.open(request, timeout=self.timeout) as answer:
+            text = answer.read()
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise PushError(f"{self.url} is no Rollout Inspector: it answered {text[:80]!r}.")
+        return found
+
+
+def push(url: str, token: str, run: str | None, records: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    """Send records to a run (None makes one); gives what the server counted. Raises :class:`PushError`."""
+    return Client(url, token, run).push(records)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _write_lines(records: Iterable[Any], body: IO[bytes]) -> int:
+    n = 0
+    with gzip.GzipFile(fileobj=body, mode="wb", compresslevel=1, mtime=0) as out:
+        for record in records:
+            if isinstance(record, str):
+                line = record.encode("utf-8", "surrogatepass")
+            elif isinstance(record, bytes):
+                line = record
+            else:
+                line = _dump(record)
+            line = line.strip()
+            if line:
+                out.write(line + b"\n")
+                n += 1
+    return n
+
+
+def _dump(record: Any) -> bytes:
+    try:
+        return json.dumps(record, separators=(",", ":"), default=_plain, allow_nan=False).encode()
+    except ValueError:
+        return json.dumps(_finite(record), separators=(",", ":"), default=_plain).encode()
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity, which JSON lacks, as null."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Arrays of any library as lists, mappings as objects; numpy's numbers as numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    raise TypeError(f"A {type(value).__name__} cannot be written as JSON.")
+
+
+def _sentence(error: urllib.error.HTTPError) -> str:
+    """What the server says, or its status."""
+    with contextlib.suppress(Exception):
+        return str(json.loads(error.read(1 << 20))["error"])
+    return f"The server answered HTTP {error.code}."

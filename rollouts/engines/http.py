@@ -1,0 +1,215 @@
+"""What the HTTP engines share: many requests in flight from one thread, retries, deadlines, an allow-list of hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request
+
+T = TypeVar("T")
+
+TRIES = 4
+FIRST_WAIT_S = 0.25
+"""Doubled after each try."""
+CONNECT_S = 5.0
+ANSWER_S = 600.0
+"""Of one completion, queueing at the server included."""
+PROBE_S = 15.0
+STEP_S = 0.05
+"""How long one ``step`` waits for an answer, so that aborts and new requests are not kept waiting."""
+MAX_ANSWER_BYTES = 64 << 20
+
+
+class ServerAnswer(Exception):
+    """The server answered with an error status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text}")
+        self.status, self.text = status, text
+
+
+def check_host(url: str, allowed_hosts: Collection[str]) -> str:
+    """The URL without a trailing slash. Raises :class:`EngineError` for anything but http(s) to an allowed host."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
+        raise EngineError(f"{url!r} is no server address; write it as http://HOST:PORT.")
+    if host not in {name.lower() for name in allowed_hosts}:
+        raise EngineError(f"The host {host} is not allowed; add it to INSPECTOR_ENGINE_HOSTS to have it asked.")
+    return url.rstrip("/")
+
+
+class HttpEngine(ABC):
+    """Base of the engines that ask a server: each request is one asyncio task, ``step`` runs the loop for a moment.
+
+    A subclass says how one request is asked (:meth:`_ask`) and how one is dropped (:meth:`_drop`).
+    """
+
+    name = "http"
+    logprobs_mode = "raw"
+    version = ""
+    max_model_len = 0
+
+    def __init__(
+        self,
+        url: str,
+        vocab_size: int,
+        model: str = "",
+        allowed_hosts: Collection[str] = ("localhost", "127.0.0.1", "::1"),
+        api_key: str = "",
+        max_model_len: int = 0,
+        logprobs_mode: str = "raw",
+        max_live: int = 256,
+    ) -> None:
+        import aiohttp
+
+        self.url = check_host(url, allowed_hosts)
+        self.model, self.vocab_size, self.logprobs_mode = model, vocab_size, logprobs_mode
+        self._loop = asyncio.new_event_loop()
+        self._tasks: dict[str, asyncio.Task[Generation]] = {}
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+        async def session() -> aiohttp.ClientSession:
+            return aiohttp.ClientSession(
+                headers=headers,
+                connector=aiohttp.TCPConnector(limit=max_live),
+                # A redirect could lead to a host that nobody allowed, so none is followed (see _call).
+                timeout=aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S),
+                trust_env=False,
+            )
+
+        self._session = self._run(session())
+        try:
+            self._run(self._connect())
+        except BaseException:
+            self.close()
+            raise
+        self.max_model_len = max_model_len or self.max_model_len
+        if not self.max_model_len:
+            self.close()
+            raise EngineError(f"The server at {self.url} does not tell its context length; set max_model_len.")
+
+    # -- the protocol --------------------------------------------------------------------------------------------------
+
+    def add(self, request: GenerationRequest) -> None:
+        check_request(request, self.vocab_size, self.max_model_len)
+        self._tasks[request.request_id] = self._loop.create_task(self._ask(request))
+
+    def step(self) -> list[Generation]:
+        if not self._tasks:
+            return []
+        self._run(asyncio.wait(self._tasks.values(), timeout=STEP_S, return_when=asyncio.FIRST_COMPLETED))
+        done = [request_id for request_id, task in self._tasks.items() if task.done()]
+        return [self._tasks.pop(request_id).result() for request_id in done]
+
+    def abort(self, request_id: str) -> None:
+        task = self._tasks.pop(request_id, None)
+        if task is not None:
+            task.cancel()  # closes the connection, which is how vLLM learns of it
+            self._run(asyncio.wait([task, self._loop.create_task(self._drop(request_id))], timeout=1.0))
+
+    def has_unfinished(self) -> bool:
+        return bool(self._tasks)
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            self._run(asyncio.wait(self._tasks.values(), timeout=1.0))
+        self._tasks.clear()
+        self._run(self._session.close())
+        self._loop.close()
+
+    # -- what a subclass says ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _connect(self) -> None:
+        """Learn version, context length and which address answers with ids. Raises :class:`EngineError`."""
+
+    @abstractmethod
+    async def _ask(self, request: GenerationRequest) -> Generation: ...
+
+    async def _drop(self, request_id: str) -> None:  # noqa: B027  closing the connection is enough for most
+        """Tell the server that nobody waits any more, where closing the connection does not."""
+
+    # -- what a subclass uses ------------------------------------------------------------------------------------------
+
+    def _run(self, awaitable: Awaitable[T]) -> T:
+        async def wait() -> T:
+            return await awaitable
+
+        return self._loop.run_until_complete(wait())
+
+    async def _call(self, path: str, body: Any = None, timeout: float = ANSWER_S) -> Any:
+        """POST ``body`` (GET without one), decode JSON. Raises :class:`ServerAnswer`, ``OSError``, ``ValueError``."""
+        import aiohttp
+
+        method = "GET" if body is None else "POST"
+        limit = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_S)
+        async with self._session.request(
+            method, self.url + path, json=body, allow_redirects=False, timeout=limit
+        ) as answer:
+            raw = await answer.content.read(MAX_ANSWER_BYTES)
+            if not answer.content.at_eof():
+                raise ServerAnswer(502, f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MB")
+            if answer.status != 200:
+                raise ServerAnswer(answer.status, message_of(raw))
+        return json.loads(raw)
+
+    async def _call_again(self, path: str, body: Any) -> Any:
+        """:meth:`_call` with retries: on a lost connection, a server that is busy, or one that starts anew."""
+        import aiohttp
+
+        wait = FIRST_WAIT_S
+        for attempt in range(1, TRIES + 1):
+            try:
+                return await self._call(path, body)
+            except ServerAnswer as error:
+                if error.status in (400, 404, 413, 422):
+                    raise RequestRefused(f"The server refused the request ({error}).") from error
+                if attempt == TRIES or error.status not in (408, 429, 500, 502, 503, 504):
+                    raise EngineError(f"The server at {self.url} answered {error}") from error
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                if attempt == TRIES:
+                    kind = (
+                        "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached ({error})"
+                    )
+                    raise EngineError(f"The server at {self.url} {kind}; {TRIES} tries were made.") from error
+            except ValueError as error:
+                raise EngineError(f"The server at {self.url} answered with something that is not JSON.") from error
+            await asyncio.sleep(wait)
+            wait *= 2
+        raise AssertionError("unreachable")
+
+    async def _first(self, path: str, pick: Callable[[Any], Any], default: Any = None) -> Any:
+        """A fact from a GET, or ``default`` where the server does not tell it. Raises when nobody answers at all."""
+        import aiohttp
+
+        try:
+            return pick(await self._call(path, timeout=PROBE_S))
+        except (ServerAnswer, KeyError, IndexError, TypeError, ValueError):
+            return default
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineError(
+                f"No server answers at {self.url} ({error}). Start it, or correct the address."
+            ) from error
+
+
+def message_of(raw: bytes) -> str:
+    """The sentence in an error body of any of the usual shapes, shortened."""
+    text = raw.decode("utf-8", "replace")
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return text.strip()[:300]
+    for key in ("error", "message", "detail"):
+        if isinstance(body, dict) and key in body:
+            body = body[key]
+    return (body if isinstance(body, str) else json.dumps(body))[:300]

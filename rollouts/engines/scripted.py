@@ -1,0 +1,85 @@
+"""A deterministic engine without a model: a function from prompt ids to completion ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rollouts.engines.protocol import Generation, GenerationRequest, check_request
+from rollouts.tito.trajectory import Ids, ids_array
+
+Script = Callable[[Ids], Sequence[int]]
+"""What the model "would" go on with: the whole continuation; the engine cuts it at stop tokens and limits."""
+
+
+@dataclass
+class _Live:
+    request: GenerationRequest
+    planned: list[int]
+    done: int = 0
+
+
+def echo(vocab_size: int) -> Script:
+    """A script that depends on every id of the prompt: each next id is a hash of the ones before."""
+
+    def continue_(prompt: Ids) -> list[int]:
+        state = 17
+        for value in prompt.tolist():
+            state = (state * 31 + value + 1) % 1_000_003
+        out = []
+        for _ in range(4096):
+            state = (state * 48271 + 11) % 1_000_003
+            out.append(state % vocab_size)
+        return out
+
+    return continue_
+
+
+class ScriptedEngine:
+    """Each ``step`` gives every live request one more token of its script; its log-probability is ``-1 / (1 + id)``."""
+
+    name = "scripted"
+    version = "1"
+    logprobs_mode = "processed"
+
+    def __init__(
+        self, path: str | Path = "", script: Script | None = None, vocab_size: int = 512, max_model_len: int = 2048
+    ) -> None:
+        self.vocab_size, self.max_model_len = vocab_size, max_model_len
+        self._script = script or echo(vocab_size)
+        self._live: dict[str, _Live] = {}
+
+    def add(self, request: GenerationRequest) -> None:
+        check_request(request, self.vocab_size, self.max_model_len)
+        planned = [int(value) for value in self._script(request.prompt_ids)]
+        if not planned:
+            raise ValueError("a script must go on with at least one id")
+        self._live[request.request_id] = _Live(request, planned)
+
+    def step(self) -> list[Generation]:
+        finished = []
+        for request_id, live in list(self._live.items()):
+            live.done += 1
+            sampling, last = live.request.sampling, live.planned[live.done - 1]
+            stopped = last in sampling.stop_token_ids
+            room = self.max_model_len - len(live.request.prompt_ids)
+            if not stopped and live.done < min(sampling.max_tokens, room, len(live.planned)):
+                continue
+            ids = ids_array(live.planned[: live.done])
+            logprobs = (-1.0 / (1.0 + ids.astype(np.float64))).astype(np.float32)
+            reasons = ("stop", str(last)) if stopped else ("length", "")
+            finished.append(Generation(request_id, ids, logprobs, *reasons))
+            del self._live[request_id]
+        return finished
+
+    def abort(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+
+    def has_unfinished(self) -> bool:
+        return bool(self._live)
+
+    def close(self) -> None:
+        self._live.clear()

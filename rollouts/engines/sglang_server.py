@@ -1,0 +1,77 @@
+"""An SGLang server that somebody else runs: ``/generate`` with ``input_ids``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from rollouts.engines.http import PROBE_S, HttpEngine, ServerAnswer
+from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
+from rollouts.tito.trajectory import ids_array
+
+
+class SglangServerEngine(HttpEngine):
+    """SGLang's native address; a request is dropped by ``/abort_request``."""
+
+    name = "sglang_server"
+
+    async def _connect(self) -> None:
+        info = await self._first("/get_server_info", dict, {}) or await self._first("/server_info", dict, {})
+        model = await self._first("/get_model_info", dict, {}) or await self._first("/model_info", dict, {})
+        self.version = str(info.get("version", ""))
+        self.model = self.model or str(model.get("model_path", ""))
+        self.max_model_len = int(info.get("context_length") or info.get("max_req_input_len") or 0)
+
+    async def _ask(self, request: GenerationRequest) -> Generation:
+        sampling = request.sampling
+        room = self.max_model_len - len(request.prompt_ids)
+        body = {
+            "rid": request.request_id,
+            "input_ids": request.prompt_ids.tolist(),
+            "return_logprob": True,
+            "sampling_params": {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "min_p": sampling.min_p,
+                "max_new_tokens": min(sampling.max_tokens, room),
+                "stop_token_ids": list(sampling.stop_token_ids),
+                "ignore_eos": True,  # what ends a completion is said by stop_token_ids alone
+                "skip_special_tokens": False,
+                "no_stop_trim": True,
+            }
+            | ({"sampling_seed": sampling.seed} if sampling.seed is not None else {}),
+        }
+        return self._read(await self._call_again("/generate", body), request)
+
+    def _read(self, answer: Any, request: GenerationRequest) -> Generation:
+        try:
+            meta = answer["meta_info"]
+            pairs = meta.get("output_token_logprobs")
+            # Older servers name the ids only beside their log-probabilities: [logprob, id, text].
+            token_ids = answer.get("output_ids")
+            if token_ids is None and pairs is not None:
+                token_ids = [pair[1] for pair in pairs]
+            finish = meta.get("finish_reason") or {}
+            finish = finish if isinstance(finish, dict) else {"type": str(finish)}
+            logprobs = None if pairs is None else [pair[0] for pair in pairs]
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EngineError(f"The server at {self.url} did not answer as SGLang's /generate does.") from error
+        if token_ids is None:
+            raise EngineError(f"The server at {self.url} returns no token ids; it needs an SGLang with output_ids.")
+        if logprobs is None:
+            raise EngineError(f"The server at {self.url} returns no log-probabilities, though they were asked for.")
+        stop = finish.get("matched")
+        return Generation(
+            request.request_id,
+            ids_array(token_ids),
+            np.asarray(logprobs, dtype=np.float32),
+            finish_reason=str(finish.get("type", "")),
+            stop_reason="" if stop is None else str(stop),
+        )
+
+    async def _drop(self, request_id: str) -> None:
+        with contextlib.suppress(ServerAnswer, OSError, ValueError):
+            await self._call("/abort_request", {"rid": request_id}, PROBE_S)

@@ -1,0 +1,153 @@
+"""vLLM inside this process: ids in, ids out. The only module that imports vllm, and only when an engine is built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request
+from rollouts.tito.trajectory import Floats, Ids, ids_array
+
+# Read by vllm when it is imported: the engine stays in this process and reports to nobody. On a CPU more than one
+# thread for a small model is ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # a command's standard output is its result
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class VllmEngine:
+    """vLLM's ``LLMEngine`` with continuous batching and prefix caching; the same code on the CPU build and on a GPU."""
+
+    name = "vllm"
+    logprobs_mode = "processed"
+
+    def __init__(
+        self,
+        path: str | Path,
+        max_model_len: int | None = None,
+        max_live: int = 256,
+        kv_cache_bytes: int | None = None,
+        dtype: str | None = None,
+        gpu_memory_utilization: float = 0.85,
+        **options: Any,
+    ) -> None:
+        for key, value in _ENVIRONMENT.items():
+            os.environ.setdefault(key, value)
+        import vllm
+        from vllm import EngineArgs, LLMEngine, SamplingParams
+        from vllm.platforms import current_platform
+        from vllm.sampling_params import RequestOutputKind
+
+        self.version = str(vllm.__version__)
+        arguments: dict[str, Any] = {
+            "model": str(path),
+            "skip_tokenizer_init": True,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "max_num_seqs": max_live,
+            "disable_log_stats": True,
+            # The model folder's generation_config would bring sampling rules that nobody asked for.
+            "generation_config": "vllm",
+        }
+        if current_platform.is_cpu():
+            arguments |= {
+                "dtype": dtype or "float32",
+                "enforce_eager": True,
+                # A seeded request whose prompt is split kills the CPU build's engine.
+                "enable_chunked_prefill": False,
+                "kv_cache_memory_bytes": kv_cache_bytes or 64 << 20,
+                "block_size": 32,  # larger blocks never cache a short prompt
+            }
+        else:
+            arguments |= {"dtype": dtype or "auto", "gpu_memory_utilization": gpu_memory_utilization}
+            if kv_cache_bytes:
+                arguments["kv_cache_memory_bytes"] = kv_cache_bytes
+        if max_model_len:
+            arguments["max_model_len"] = max_model_len
+        self.llm_engine: Any = LLMEngine.from_engine_args(EngineArgs(**(arguments | options)))
+        """vLLM's own engine, for what measures it bare."""
+        model_config = self.llm_engine.model_config
+        self.max_model_len = int(model_config.max_model_len)
+        self.vocab_size = int(model_config.get_vocab_size())
+        self._params, self._final = SamplingParams, RequestOutputKind.FINAL_ONLY
+        self._internal: dict[str, str] = {}  # our request ids -> those vllm gave them
+
+    def add(self, request: GenerationRequest) -> None:
+        check_request(request, self.vocab_size, self.max_model_len)
+        sampling = request.sampling
+        params = self.new_params(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_tokens=min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids)),
+            stop_token_ids=list(sampling.stop_token_ids),
+            seed=sampling.seed,
+            ignore_eos=True,  # what ends a completion is said by stop_token_ids alone
+            logprobs=0,  # of the sampled token only
+        )
+        prompt = {"prompt_token_ids": request.prompt_ids.tolist()}
+        try:
+            self._internal[request.request_id] = self.llm_engine.add_request(request.request_id, prompt, params)
+        except ValueError as error:  # vllm's own checks of one request; the engine is well
+            raise RequestRefused(f"vLLM refused the request: {error}") from error
+
+    def new_params(self, **values: Any) -> Any:
+        """vLLM's sampling parameters: ids alone, given when a completion is finished."""
+        return self._params(detokenize=False, output_kind=self._final, **values)
+
+    def score(self, streams: Sequence[Ids]) -> list[Floats]:
+        """The log-probability of each token of each stream at temperature 1 ``[T]``; that of the first is 0.
+
+        Streams are shorter than ``max_model_len``. Only while no request is under way: what finishes meanwhile is lost.
+        """
+        params = self.new_params(temperature=1.0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
+        for place, ids in enumerate(streams):
+            self.llm_engine.add_request(f"score-{place}", {"prompt_token_ids": ids.tolist()}, params)
+        scored: dict[str, Floats] = {}
+        while self.llm_engine.has_unfinished_requests():
+            for out in self.llm_engine.step():
+                if out.finished:
+                    pairs = zip(out.prompt_logprobs[1:], out.prompt_token_ids[1:], strict=True)
+                    values = [0.0, *(entry[token].logprob for entry, token in pairs)]
+                    scored[out.request_id] = np.asarray(values, dtype=np.float32)
+        return [scored[f"score-{place}"] for place in range(len(streams))]
+
+    def step(self) -> list[Generation]:
+        return [self._generation(out) for out in self.llm_engine.step() if out.finished]
+
+    def _generation(self, out: Any) -> Generation:
+        self._internal.pop(out.request_id, None)
+        completion = out.outputs[0]
+        ids = ids_array(list(completion.token_ids))
+        if completion.logprobs is None or len(completion.logprobs) != len(ids):
+            raise EngineError(f"vLLM returned {len(ids)} ids without a log-probability for each.")
+        logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids.tolist(), strict=True)]
+        return Generation(
+            out.request_id,
+            ids,
+            np.asarray(logprobs, dtype=np.float32),
+            finish_reason=completion.finish_reason or "",
+            stop_reason="" if completion.stop_reason is None else str(completion.stop_reason),
+            cached_tokens=int(out.num_cached_tokens or 0),
+        )
+
+    def abort(self, request_id: str) -> None:
+        if self._internal.pop(request_id, None) is not None:
+            self.llm_engine.abort_request([request_id])
+
+    def has_unfinished(self) -> bool:
+        return bool(self.llm_engine.has_unfinished_requests())
+
+    def close(self) -> None:
+        self._internal.clear()
+        self.llm_engine.engine_core.shutdown()

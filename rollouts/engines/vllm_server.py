@@ -1,0 +1,86 @@
+"""A vLLM server that somebody else runs: ids in, ids out, over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rollouts.engines.http import PROBE_S, HttpEngine, ServerAnswer
+from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
+from rollouts.tito.trajectory import ids_array
+
+GENERATE = "/inference/v1/generate"
+COMPLETIONS = "/v1/completions"
+
+
+class VllmServerEngine(HttpEngine):
+    """``/inference/v1/generate`` where the server has it, else ``/v1/completions`` with ``return_token_ids``."""
+
+    name = "vllm_server"
+
+    async def _connect(self) -> None:
+        self.version = await self._first("/version", lambda body: str(body["version"]), "")
+        card = await self._first("/v1/models", self._pick_card, None)
+        if card is None:
+            named = f"the model {self.model!r}" if self.model else "a model"
+            raise EngineError(f"The server at {self.url} does not list {named} under /v1/models.")
+        self.model = card["id"]
+        self.max_model_len = int(card.get("max_model_len") or 0)
+        self._path = GENERATE if await self._takes_ids() else COMPLETIONS
+
+    def _pick_card(self, body: Any) -> Any:
+        return next((card for card in body["data"] if card["id"] == self.model or not self.model), None)
+
+    async def _takes_ids(self) -> bool:
+        """Does the generate address exist and serve? An empty prompt is refused by one that does (400 or 422)."""
+        try:
+            await self._call(GENERATE, {"token_ids": [], "sampling_params": {}}, PROBE_S)
+        except ServerAnswer as error:
+            return error.status in (400, 422)
+        return True
+
+    async def _ask(self, request: GenerationRequest) -> Generation:
+        sampling = request.sampling
+        room = self.max_model_len - len(request.prompt_ids)
+        asked: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "max_tokens": min(sampling.max_tokens, room),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "seed": sampling.seed,
+            "ignore_eos": True,  # what ends a completion is said by stop_token_ids alone
+            "logprobs": 0,  # of the sampled token only
+        }
+        ids = request.prompt_ids.tolist()
+        if self._path == GENERATE:
+            body = {"model": self.model, "token_ids": ids, "sampling_params": asked | {"detokenize": False}}
+        else:
+            body = {"model": self.model, "prompt": ids, "return_token_ids": True, "add_special_tokens": False} | asked
+        return self._read(await self._call_again(self._path, body), request)
+
+    def _read(self, answer: Any, request: GenerationRequest) -> Generation:
+        try:
+            choice = answer["choices"][0]
+            token_ids, logprobs = choice.get("token_ids"), choice.get("logprobs") or {}
+            content = logprobs.get("content")
+            values = [entry["logprob"] for entry in content] if content else logprobs.get("token_logprobs")
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EngineError(f"The server at {self.url} answered without a choice; is it vLLM?") from error
+        if token_ids is None:
+            raise EngineError(
+                f"The server at {self.url} (vLLM {self.version or 'of an unknown version'}) returns no token ids. "
+                "vLLM has return_token_ids since 0.10.2: upgrade the server."
+            )
+        if values is None:
+            raise EngineError(f"The server at {self.url} returns no log-probabilities; are they switched off there?")
+        stop = choice.get("stop_reason")
+        return Generation(
+            request.request_id,
+            ids_array(token_ids),
+            np.asarray(values, dtype=np.float32),
+            finish_reason=choice.get("finish_reason") or "",
+            stop_reason="" if stop is None else str(stop),
+        )

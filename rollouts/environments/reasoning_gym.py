@@ -1,0 +1,153 @@
+"""reasoning-gym: procedural tasks, each data set with its own scorer. The package is imported when tasks are made."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import threading
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
+
+DATASETS: tuple[str, ...] = tuple(
+    """
+    ab advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation
+    bitwise_arithmetic boxnet caesar_cipher calendar_arithmetic chain_sum circuit_logic coin_flip
+    color_cube_rotation complex_arithmetic count_bits count_primes course_schedule cryptarithm
+    decimal_arithmetic decimal_chain_sum dice emoji_mystery family_relationships figlet_font
+    fraction_simplification futoshiki game_of_life gcd graph_color group_anagrams
+    gsm_symbolic jugs kakurasu knights_knaves largest_island lcm leg_counting letter_counting letter_jumble
+    mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid needle_haystack
+    number_filtering number_format number_sequence number_sorting palindrome_generation palindrome_partitioning
+    path_star polynomial_equations pool_matrix power_function prime_factorization products propositional_logic
+    quantum_lock rearc rectangle_count rotate_matrix rotten_oranges rubiks_cube rush_hour self_reference
+    sentence_reordering shortest_path simple_equations simple_geometry sokoban spell_backward
+    string_manipulation string_splitting string_synthesis sudoku survo syllogism time_intervals tower_of_hanoi
+    tsumego word_sequence_reversal word_sorting
+    """.split()  # noqa: SIM905 - ninety quoted names would say no more
+)
+"""The data sets on offer: all that the package registers, less those in ``WITHHELD``."""
+
+_EVALUATES = "its scorer evaluates the model's answer as Python code."
+_BY_PROCESS = "it makes other tasks in every process, so that a run could not be made again."
+WITHHELD: dict[str, str] = {
+    "acre": "its first tasks change with the number that is asked for.",
+    "binary_matrix": _EVALUATES,
+    "codeio": "it executes programs to make its tasks.",
+    "composite": "it has no tasks of its own; choose one of its parts.",
+    "countdown": _EVALUATES,
+    "game_of_life_halting": "its scorer takes any answer for the right one.",
+    "intermediate_integration": _EVALUATES,
+    "isomorphic_strings": _BY_PROCESS,
+    "knight_swap": _BY_PROCESS,
+    "list_functions": _BY_PROCESS,
+    "n_queens": _EVALUATES,
+    "polynomial_multiplication": _EVALUATES,
+    "puzzle24": _EVALUATES,
+    "ransom_note": _BY_PROCESS,
+    "simple_integration": _EVALUATES,
+    "spiral_matrix": _EVALUATES,
+    "string_insertion": _EVALUATES,
+    "word_ladder": _BY_PROCESS,
+    "zebra_puzzles": "it needs pycosat, which has to be compiled.",
+}
+"""Data sets that are not offered, and why."""
+
+_importing = threading.Lock()
+
+
+def load_package() -> ModuleType:
+    """The package. Raises :class:`EnvironmentUnavailable` where it is not installed."""
+    with _importing:
+        if "reasoning_gym" not in sys.modules and importlib.util.find_spec("pycosat") is None:
+            # One withheld data set needs this compiled module, yet the package imports it for all.
+            sys.modules["pycosat"] = ModuleType("pycosat")
+            try:
+                return _import()
+            finally:
+                del sys.modules["pycosat"]
+        return _import()
+
+
+def _import() -> ModuleType:
+    try:
+        import reasoning_gym
+        import reasoning_gym.utils
+    except ImportError as error:
+        raise EnvironmentUnavailable(
+            f"The reasoning_gym environments need the package {error.name}, which is not installed here; "
+            "pip install --no-deps -r rollouts/environments/requirements.txt brings it."
+        ) from error
+    package: ModuleType = reasoning_gym
+    return package
+
+
+class ReasoningGymEpisode:
+    """One turn: the text between the last ``<answer>`` tags is scored by the data set."""
+
+    def __init__(self, dataset: Any, entry: dict[str, Any]) -> None:
+        self._dataset, self._entry = dataset, entry
+
+    def step(self, message: Mapping[str, Any]) -> Outcome:
+        content = message.get("content")
+        answer = load_package().utils.extract_answer(content) if isinstance(content, str) else None
+        if answer is None:
+            return self._end(0.0, False, "no_answer")
+        try:
+            score = float(self._dataset.score_answer(answer, self._entry))
+        except Exception:
+            # Some scorers stumble over what a model may write; it is then no right answer.
+            return self._end(0.0, True, "answer_unreadable")
+        return self._end(score, True, "answered")
+
+    def truncated(self, reason: str) -> Outcome:
+        return self._end(0.0, False, reason)
+
+    def _end(self, score: float, formatted: bool, reason: str) -> Outcome:
+        parts = {"score": score, "formatted": float(formatted)}
+        return Outcome(messages=[], done=True, reward=score, reward_parts=parts, stop_reason=reason)
+
+
+class ReasoningGymEnvironment:
+    """Tasks of one data set. Equal seeds make equal tasks, so that a worker makes anew what the scorer needs."""
+
+    def __init__(self, dataset: str) -> None:
+        self.name = f"reasoning_gym:{dataset}"
+        self.description = (
+            f"reasoning-gym's {dataset.replace('_', ' ')}: one question, one answer between <answer> tags."
+        )
+        self._dataset = dataset
+        self._made: dict[int, Any] = {}
+
+    def tasks(self, n: int, seed: int) -> list[Task]:
+        """Raises :class:`EnvironmentUnavailable` where the package is not installed."""
+        system = load_package().utils.SYSTEM_PROMPTS["default"].strip()
+        own_seed = random.Random(f"reasoning gym tasks {seed}").randrange(2**31)
+        dataset = self._load(own_seed)
+        tasks = []
+        for index in range(n):
+            entry = dataset[index]
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": str(entry["question"])}]
+            answer = None if entry["answer"] is None else str(entry["answer"])
+            tasks.append(Task(messages, None, answer, index, {"seed": own_seed}))
+        return tasks
+
+    def start(self, task: Task) -> ReasoningGymEpisode:
+        """Raises :class:`EnvironmentUnavailable` where another version of the package makes another task."""
+        dataset = self._load(task.data["seed"])
+        entry = dataset[task.index]
+        if str(entry["question"]) != task.messages[-1]["content"]:
+            raise EnvironmentUnavailable(
+                f"{self.name} makes another task {task.index} here than where the run was launched; "
+                "install the same version of reasoning-gym in both places."
+            )
+        return ReasoningGymEpisode(dataset, entry)
+
+    def _load(self, seed: int) -> Any:
+        package = load_package()
+        if seed not in self._made:
+            self._made[seed] = package.create_dataset(self._dataset, seed=seed)
+        return self._made[seed]

@@ -1,0 +1,138 @@
+"""SkyRL-Gym: its text environments, their observations as messages. The package is imported when an episode starts."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from rollouts.environments.arithmetic import random_problem
+from rollouts.environments.prompts import Prompt, PromptsEnvironment
+from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
+
+
+@dataclass(frozen=True)
+class _Offered:
+    description: str
+    instruction: str
+    """Follows the question."""
+    extras: str
+    """The key under which SkyRL-Gym looks for the right answer."""
+
+
+OFFERED: dict[str, _Offered] = {
+    "gsm8k": _Offered(
+        "SkyRL-Gym's gsm8k: one turn, the answer behind ####.",
+        'Think step by step and write the final number behind "####".',
+        "reward_spec",
+    ),
+    "gsm8k_multi_turn": _Offered(
+        "SkyRL-Gym's gsm8k in up to five turns, each scored: the answer behind ####.",
+        'Think step by step and end every turn with your number so far behind "####".',
+        "reward_spec",
+    ),
+    "aime": _Offered(
+        "SkyRL-Gym's aime: one turn, 1 or -1 for the number behind Answer:.",
+        'Think step by step. The last line is "Answer: " and the number.',
+        "reward_model",
+    ),
+}
+
+_EXECUTES = "it executes code that the model writes, on the machine of the worker."
+WITHHELD: dict[str, str] = {
+    "lcb": _EXECUTES,
+    "search": "it sends what the model writes to a network address.",
+    "searchcode": "it executes code that the model writes and sends queries to a network address.",
+    "text2sql": "it executes SQL that the model writes, on database files which the package does not bring.",
+    "rlm": _EXECUTES,
+}
+"""Environments of the package that are not offered, and why."""
+
+
+def load_package() -> ModuleType:
+    """The package. Raises :class:`EnvironmentUnavailable` where it is not installed."""
+    try:
+        import skyrl_gym
+    except ImportError as error:
+        raise EnvironmentUnavailable(
+            f"The skyrl_gym environments need the package {error.name}, which is not installed here; "
+            "pip install --no-deps -r rollouts/environments/requirements.txt brings it."
+        ) from error
+    package: ModuleType = skyrl_gym
+    return package
+
+
+class SkyRLGymEpisode:
+    """One of the package's environments. A trajectory's reward is the sum of its turns', and each is kept."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._rewards: list[float] = []
+
+    def step(self, message: Mapping[str, Any]) -> Outcome:
+        out = self._env.step(_action(message))
+        self._rewards.append(float(out["reward"]))
+        observations = [dict(one) for one in out["observations"] or ()]
+        if out["done"]:
+            return self._end("done")
+        if not observations:
+            # There is nothing to put between two turns of the model.
+            return self._end("no_observation")
+        return Outcome(messages=observations, done=False)
+
+    def truncated(self, reason: str) -> Outcome:
+        return self._end(reason)
+
+    def _end(self, reason: str) -> Outcome:
+        parts = {f"turn_{turn}": reward for turn, reward in enumerate(self._rewards)}
+        for name, value in self._env.get_metrics().items():
+            if isinstance(value, int | float):
+                parts[name] = float(value)
+        self._env.close()
+        return Outcome([], True, reward=sum(self._rewards), reward_parts=parts, stop_reason=reason)
+
+
+def _action(message: Mapping[str, Any]) -> str:
+    """The text of a turn as these environments read it: the thoughts are part of it, as they are in SkyRL."""
+    content = message.get("content")
+    text = content if isinstance(content, str) else ""
+    thoughts = message.get("reasoning_content")
+    return f"<think>{thoughts}</think>{text}" if isinstance(thoughts, str) and thoughts else text
+
+
+class SkyRLGymEnvironment:
+    """The package has no tasks of its own: they come from a file of prompts, else arithmetic with whole answers."""
+
+    def __init__(self, env: str, prompts: Sequence[Prompt] = ()) -> None:
+        self.name = f"skyrl_gym:{env}"
+        self.description = OFFERED[env].description
+        self._env, self._prompts = env, prompts
+
+    def tasks(self, n: int, seed: int) -> list[Task]:
+        """Raises :class:`EnvironmentUnavailable` without the package, or for prompts that lack an answer."""
+        load_package()
+        if self._prompts:
+            if any(prompt.answer is None for prompt in self._prompts):
+                raise EnvironmentUnavailable(
+                    f'{self.name} scores every prompt, and a line of the file has no "answer".'
+                )
+            return PromptsEnvironment(self._prompts).tasks(n, seed)
+        rng = random.Random(f"skyrl gym tasks {seed}")
+        return [self._task(rng, index) for index in range(n)]
+
+    def _task(self, rng: random.Random, index: int) -> Task:
+        while True:
+            problem = random_problem(rng)
+            if re.fullmatch(r"-?\d+", problem.answer):
+                content = f"{problem.question} {OFFERED[self._env].instruction}"
+                return Task([{"role": "user", "content": content}], None, problem.answer, index)
+
+    def start(self, task: Task) -> SkyRLGymEpisode:
+        # "extra_info" is looked into for a number of turns; empty = the environment's own.
+        extras = {OFFERED[self._env].extras: {"ground_truth": task.answer}, "extra_info": {}}
+        env = load_package().make(self._env, extras=extras)
+        env.init([dict(message) for message in task.messages])
+        return SkyRLGymEpisode(env)

@@ -1,0 +1,65 @@
+"""Arrays as one little-endian BLOB per column."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from django.db import models
+from numpy.typing import NDArray
+
+
+class ArrayField(models.BinaryField):  # type: ignore[type-arg]
+    """A flat numpy array of one fixed dtype; None stays None. What is read is an immutable view of bytes."""
+
+    dtype: np.dtype[Any]
+    # What the type checker sees an attribute of a model hold.
+    _pyi_private_set_type: Any
+    _pyi_private_get_type: Any
+
+    def from_db_value(self, value: bytes | memoryview | None, *_: object) -> NDArray[Any] | None:
+        return None if value is None else np.frombuffer(bytes(value), dtype=self.dtype)
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        if value is not None and not isinstance(value, bytes | memoryview):
+            value = np.ascontiguousarray(value, dtype=self.dtype).tobytes()
+        return super().get_db_prep_value(value, connection, prepared)
+
+
+class IdsField(ArrayField):
+    """Token ids: 4 bytes each."""
+
+    dtype = np.dtype("<i4")
+
+
+class FloatsField(ArrayField):
+    """Log-probabilities and the like: 4 bytes each. Not float16: its rounding alone would move an importance ratio."""
+
+    dtype = np.dtype("<f4")
+
+
+class OriginsField(ArrayField):
+    """``rollouts.tito.trajectory.Origin`` codes: 1 byte each."""
+
+    dtype = np.dtype("u1")
+
+
+class MaskField(models.BinaryField):  # type: ignore[type-arg]
+    """Booleans, 8 to the byte, after a 4-byte count."""
+
+    _pyi_private_set_type: Any
+    _pyi_private_get_type: Any
+
+    def from_db_value(self, value: bytes | memoryview | None, *_: object) -> NDArray[np.bool_] | None:
+        if value is None:
+            return None
+        raw = bytes(value)
+        (count,) = struct.unpack_from("<I", raw)
+        return np.unpackbits(np.frombuffer(raw, dtype=np.uint8, offset=4), count=count).astype(np.bool_)
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        if value is not None and not isinstance(value, bytes | memoryview):
+            mask = np.asarray(value, dtype=np.bool_)
+            value = struct.pack("<I", mask.size) + np.packbits(mask).tobytes()
+        return super().get_db_prep_value(value, connection, prepared)

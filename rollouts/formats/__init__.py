@@ -1,0 +1,98 @@
+"""Foreign formats, one module each: read and, where we can, write. A line in ``FORMATS`` adds one.
+
+A format is recognised by content. Readers stream; a line that cannot be read is yielded as :class:`Rejected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rollouts.formats import (
+    nemo_gym,
+    nemo_rl,
+    own_jsonl,
+    parquet,
+    prime_rl_export,
+    recorded_calls,
+    rllm,
+    skyrl,
+    text_only,
+    token_capture,
+    trainer_rows,
+    verifiers_legacy,
+    verifiers_traces,
+)
+from rollouts.formats.registry import Format, Rejected
+from rollouts.formats.shapes import BadLine, decode
+from rollouts.formats.source import FileRefused, Source
+from rollouts.tito.trajectory import Trajectory
+
+FORMATS: dict[str, Format] = {
+    one.name: one
+    for one in (
+        own_jsonl.FORMAT,
+        parquet.FORMAT,
+        recorded_calls.FORMAT,
+        nemo_gym.FORMAT,
+        nemo_rl.FORMAT,
+        token_capture.FORMAT,
+        verifiers_traces.FORMAT,
+        verifiers_legacy.FORMAT,
+        prime_rl_export.FORMAT,
+        skyrl.FORMAT,
+        rllm.FORMAT,
+        *trainer_rows.FORMATS,
+        *text_only.FORMATS,
+    )
+}
+"""In the order in which they are tried."""
+
+_LOOK_AT = 20
+"""Lines that are looked at to recognise a format: broken ones before the first good one do not matter."""
+
+
+def detect(source: Source) -> Format:
+    """The format of a file, by its first lines. Raises :class:`FileRefused` when it is none that is known.
+
+    A file whose first line is no JSON may be one JSON value over many lines: then it is read as that.
+    """
+    found, problem = _look(source)
+    if found is None and not source.is_document:
+        source.is_document = True
+        found, _ = _look(source)
+        source.is_document = found is not None
+    if found is not None:
+        return found
+    known = ", ".join(one.title for one in FORMATS.values())
+    raise FileRefused(f"{source.name} could not be recognised. {problem or 'It has no lines.'} Known are: {known}.")
+
+
+def _look(source: Source) -> tuple[Format | None, str]:
+    problem = ""
+    for n, line in enumerate(source.lines()):
+        if n == _LOOK_AT:
+            break
+        try:
+            value = decode(line.data)
+        except BadLine as error:
+            problem = problem or f"Line {line.number}: {error}"
+            continue
+        for one in FORMATS.values():
+            if one.detect([value]):
+                return one, ""
+        problem = f"Line {line.number} is JSON, but of no format that is known here."
+    return None, problem
+
+
+def read(source: Source, name: str = "auto") -> tuple[Format, Iterator[Trajectory | Rejected]]:
+    """The format of a file and its trajectories. Raises :class:`FileRefused`, also while it is read."""
+    if name in ("", "auto"):
+        chosen = detect(source)
+    elif name in FORMATS:
+        chosen = FORMATS[name]
+    else:
+        raise FileRefused(f"There is no format {name!r}. There are: auto, {', '.join(FORMATS)}.")
+    return chosen, chosen.read(source)
+
+
+__all__ = ["FORMATS", "FileRefused", "Format", "Rejected", "Source", "detect", "read"]

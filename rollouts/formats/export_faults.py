@@ -1,0 +1,83 @@
+"""Why a row must not be written for a trainer: the finding that stops it, as the diagnosis names it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollouts.tito import rows as checks
+from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.rows import RowFault
+from rollouts.tito.trajectory import Row, Trajectory
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What stops a row, or a trajectory."""
+
+    reason: str
+    """A sentence."""
+    kind: str = ""
+    """The kind of finding; empty = nothing is wrong with the row, but the target wants more than it has."""
+
+    def __str__(self) -> str:
+        if not self.kind:
+            return self.reason
+        remedy = KINDS[self.kind].remedy
+        return f"finding {self.kind}: {self.reason} {remedy}"
+
+
+def row_fault(row: Row, needs_logprobs: bool, needs_prompt: bool = False, longest: int | None = None) -> Fault | None:
+    """The first fault of a row's arrays; None = a trainer may take it."""
+    if (found := checks.length_mismatch(row) or checks.mask_overrun(row, False)) is not None:
+        return _named(found)
+    if not row.loss_mask.any():
+        return Fault("None of its tokens is under the gradient.", "mask_overrun")
+    if needs_logprobs:
+        if row.logprobs is None:
+            return Fault("It has no log-probabilities, and the target needs one for each trained token.")
+        if (found := checks.logprob_invalid(row) or _above_zero(row)) is not None:
+            return _named(found)
+    if (found := checks.advantage_misplaced(row)) is not None:
+        return _named(found)
+    if needs_prompt and row.loss_mask[0]:
+        return Fault("Its first token is under the gradient, and nothing stands before it that could predict it.")
+    if longest is not None and len(row.ids) > longest:
+        return Fault(f"It has {len(row.ids)} tokens, and rows are padded to {longest}.")
+    return None
+
+
+def _named(found: RowFault) -> Fault:
+    return Fault(found.evidence, found.kind)
+
+
+def _above_zero(row: Row) -> RowFault | None:
+    assert row.logprobs is not None
+    bad = np.flatnonzero(row.loss_mask & (row.logprobs > 1e-3))
+    if not len(bad):
+        return None
+    place = int(bad[0])
+    return RowFault("logprob_invalid", place, place + 1, f"The logprob at offset {place} is above 0.")
+
+
+def one_row(trajectory: Trajectory, rows: Sequence[Row]) -> Fault | None:
+    """A batch of whole trajectories has one element for each prompt."""
+    if len(rows) == 1:
+        return None
+    if not rows:
+        return Fault("It has no rows.")
+    step = rows[1].step_indices[0] if rows[1].step_indices else None
+    where = "" if step is None else f": step {step} does not continue what came before it"
+    return Fault(
+        f"It is {len(rows)} rows{where}, and a batch of whole trajectories holds one for each. "
+        "Export it as skyrl_step_wise, or with a --strategy that keeps one row."
+    )
+
+
+def has_reward(trajectory: Trajectory, rows: Sequence[Row]) -> Fault | None:
+    """A reward for each element, by token or for the whole."""
+    if trajectory.reward is not None or all("rewards" in row.columns for row in rows):
+        return None
+    return Fault("It has no reward, and the target needs one.")

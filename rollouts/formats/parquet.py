@@ -1,0 +1,93 @@
+"""Parquet: rows are read as if they were lines of JSON, so that every format may come in it; and our own is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, BinaryIO
+
+from rollouts.formats import own_jsonl
+from rollouts.formats.json_text import canonical_json
+from rollouts.formats.registry import Format, has_keys
+from rollouts.formats.source import FileRefused
+from rollouts.tito.trajectory import Trajectory
+
+BATCH_ROWS = 64
+MAX_ROW_GROUP_BYTES = 4 << 30
+"""Unpacked size that a file may claim for one row group, which is what is held at once."""
+
+
+def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
+    """Each row as JSON text. Raises :class:`FileRefused` when the file cannot be read."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise FileRefused(
+            f"{name} is a Parquet file; install pyarrow to read it, or convert it to JSON lines."
+        ) from None
+    import pyarrow
+
+    try:
+        file = pyarrow.parquet.ParquetFile(raw)
+        meta = file.metadata
+        largest = max((meta.row_group(n).total_byte_size for n in range(meta.num_row_groups)), default=0)
+        if largest > MAX_ROW_GROUP_BYTES:
+            raise FileRefused(f"{name} has a row group of {largest >> 30} GB. Write it anew with smaller row groups.")
+        for batch in file.iter_batches(BATCH_ROWS):
+            for row in batch.to_pylist():
+                yield canonical_json(_plain(row)).encode()
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, FileRefused):
+            raise
+        raise FileRefused(f"{name} is a damaged Parquet file: {str(error).splitlines()[0][:200]}.") from error
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say: NaN becomes null, bytes and dates their text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
+def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
+    """One row each: what one sorts and filters by as columns, and the whole of it as in our own JSONL."""
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema(
+        [
+            ("external_id", pyarrow.string()), ("group", pyarrow.string()), ("tokenizer", pyarrow.string()),
+            ("reward", pyarrow.float64()), ("stop_reason", pyarrow.string()), ("n_steps", pyarrow.int32()),
+            ("n_sampled", pyarrow.int64()), ("record", pyarrow.large_string()),
+        ]
+    )  # fmt: skip
+    n = 0
+    with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for one in trajectories:
+            record = own_jsonl.encode(one).decode()
+            row = {
+                "external_id": one.external_id, "group": one.group, "tokenizer": one.tokenizer, "reward": one.reward,
+                "stop_reason": one.stop_reason, "n_steps": len(one.steps),
+                "n_sampled": sum(len(step.completion_ids) for step in one.steps), "record": record,
+            }  # fmt: skip
+            writer.write_table(pyarrow.Table.from_pylist([row], schema))
+            n += 1
+    return n
+
+
+def detect(values: Sequence[Any]) -> bool:
+    return has_keys(values[0], "record", "external_id") and isinstance(values[0]["record"], str)
+
+
+FORMAT = Format(
+    "own_parquet",
+    "Rollout Inspector Parquet (lossless)",
+    detect,
+    own_jsonl.read_records,
+    write=write,
+    suffix=".parquet",
+)

@@ -1,0 +1,71 @@
+"""prime-rl token export ``token_exports/step_{N}/rank_{r}.jsonl``: flat training rows with trainer-side columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rollouts.formats import shapes
+from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.shapes import BadLine
+from rollouts.formats.source import Source
+from rollouts.tito.trajectory import Floats, Row, Trajectory
+
+NEWEST = 1
+_KNOWN = (
+    "token_ids",
+    "loss_mask",
+    "inference_logprobs",
+    "schema_version",
+    "reward",
+    "rollout_id",
+    "env_name",
+    "group_id",
+)
+
+
+def read(source: Source) -> Iterator[Trajectory | Rejected]:
+    return each_line(source, _trajectory)
+
+
+def _trajectory(value: Any, number: int) -> Trajectory:
+    value = shapes.mapping(value, "The line")
+    version = shapes.whole(value.get("schema_version"), "schema_version")
+    if version is not None and version > NEWEST:
+        raise BadLine(f"schema_version is {version}; this program reads version {NEWEST}.")
+    ids = shapes.ids(value.get("token_ids"), "token_ids")
+    columns: dict[str, Floats] = {}
+    extra: dict[str, Any] = {}
+    for name, item in shapes.rest(value, _KNOWN).items():
+        if isinstance(item, list) and item and set(map(type, item)) <= {int, float, bool, type(None)}:
+            plain = [float(one) if isinstance(one, bool) else one for one in item]
+            columns[shapes.text(name, "a column's name", 60)] = shapes.floats(plain, name[:60])
+        else:
+            extra[name] = item
+    row = Row(
+        ids=ids,
+        loss_mask=shapes.mask(value.get("loss_mask"), "loss_mask"),
+        logprobs=shapes.optional_floats(value.get("inference_logprobs"), "inference_logprobs"),
+        columns=columns,
+        extra=extra,
+    )
+    group = value.get("group_id")
+    return Trajectory(
+        shapes.text(value.get("rollout_id"), "rollout_id", 200) or f"line-{number}",
+        rows=(row,),
+        reward=shapes.number(value.get("reward"), "reward"),
+        group=shapes.text(group, "group_id", 200) if isinstance(group, str | int) else "",
+    )
+
+
+def detect(values: Sequence[Any]) -> bool:
+    return has_keys(values[0], "token_ids", "loss_mask") and not has_keys(values[0], "labels")
+
+
+FORMAT = Format(
+    "prime_rl_export",
+    "prime-rl token export",
+    detect,
+    read,
+    "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file.",
+)

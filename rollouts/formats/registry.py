@@ -1,0 +1,64 @@
+"""What a format is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from rollouts.formats.shapes import BadLine, decode
+from rollouts.formats.source import Source
+from rollouts.tito.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A line that was not read, with a sentence that says why."""
+
+    line: int | None
+    reason: str
+
+
+Read = Callable[[Source], Iterator[Trajectory | Rejected]]
+Write = Callable[[Iterable[Trajectory], IO[bytes]], int]
+"""Writes trajectories, gives how many."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A foreign format, or our own."""
+
+    name: str
+    title: str
+    detect: Callable[[Sequence[Any]], bool]
+    """Whether the first values of a file (decoded lines) are of this format."""
+    read: Read
+    lacks: str = ""
+    """What such a file cannot tell, as a sentence; empty = nothing is missing."""
+    write: Write | None = None
+    suffix: str = ".jsonl"
+
+
+def each_line(
+    source: Source, read_line: Callable[[Any, int], Trajectory | None], id_unique: bool = True
+) -> Iterator[Trajectory | Rejected]:
+    """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
+    seen: set[str] = set()
+    for line in source.lines():
+        try:
+            trajectory = read_line(decode(line.data), line.number)
+        except BadLine as error:
+            yield Rejected(line.number, str(error))
+            continue
+        if trajectory is None:
+            continue
+        if id_unique and trajectory.external_id in seen:
+            yield Rejected(line.number, f"The id {trajectory.external_id!r} was used on an earlier line of this file.")
+            continue
+        seen.add(trajectory.external_id)
+        yield trajectory
+
+
+def has_keys(value: Any, *keys: str) -> bool:
+    """Whether a value is an object with all of these keys."""
+    return isinstance(value, dict) and all(key in value for key in keys)

@@ -1,0 +1,263 @@
+"""Launching a run: what may be asked for, what is stored before a worker takes it, and the order to begin."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from rollouts import services, tokenizers
+from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
+from rollouts.models import Run, Tokenizer
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tokenizers import TokenizerUnusable
+
+MAX_TRAJECTORIES = 100_000
+TASKS_PER_INSERT = 500
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that can be launched: one entry of ``settings.INSPECTOR_MODELS``."""
+
+    name: str
+    engine: str
+    path: str
+    """Folder with the weights and the tokenizer (for an engine elsewhere: the tokenizer alone)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """For the engine: ``max_live``, ``max_model_len``, ``url``, ..."""
+
+    @property
+    def queue(self) -> str:
+        return f"engine.{self.name}"
+
+
+def served_models() -> dict[str, ServedModel]:
+    """What this installation serves, by name."""
+    entries: dict[str, dict[str, Any]] = settings.INSPECTOR_MODELS
+    return {
+        name: ServedModel(name, entry["engine"], str(entry["path"]), dict(entry.get("options", {})))
+        for name, entry in entries.items()
+    }
+
+
+@dataclass(frozen=True)
+class LaunchForm:
+    """What a launch asks for. The defaults make a run that works."""
+
+    model: str = "demo"
+    engine: str = ""
+    """Empty = the one the model is served with."""
+    environment: str = "calculator"
+    strategy: str = "tool_delta"
+    prompts: int = 16
+    group: int = 4
+    """Trajectories of each prompt."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 96
+    """Per turn."""
+    max_turns: int = 6
+    seed: int | None = None
+    """None = one is drawn and stored."""
+    environment_seconds: float = 30.0
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong, by field, each a sentence; empty when it can be launched."""
+        found: dict[str, str] = {}
+        models = served_models()
+        if self.model not in models:
+            found["model"] = f"There is no model named {self.model!r}; choose one of {_listed(models)}."
+        if self.engine and self.engine not in _engines():
+            found["engine"] = f"There is no engine named {self.engine!r}; choose one of {_listed(_engines())}."
+        if self.environment not in ENVIRONMENTS:
+            try:
+                environment(self.environment)
+            except EnvironmentUnavailable as error:
+                found["environment"] = str(error)
+        if self.strategy not in STRATEGIES:
+            found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
+        for name, least, most in _WHOLE:
+            if not least <= getattr(self, name) <= most:
+                found[name] = f"Choose a number from {least} to {most}."
+        if "prompts" not in found and "group" not in found and self.prompts * self.group > MAX_TRAJECTORIES:
+            found["group"] = (
+                f"{self.prompts} prompts of {self.group} make {self.prompts * self.group} trajectories; "
+                f"one run holds at most {MAX_TRAJECTORIES}."
+            )
+        if not 0 <= self.temperature <= 10:
+            found["temperature"] = "Choose a temperature from 0 (always the likeliest token) to 10."
+        if not 0 < self.top_p <= 1:
+            found["top_p"] = "Choose a top_p above 0 and at most 1 (all tokens)."
+        if not 0 <= self.min_p <= 1:
+            found["min_p"] = "Choose a min_p from 0 (off) to 1."
+        if self.seed is not None and not 0 <= self.seed < 2**31:
+            found["seed"] = "Choose a seed from 0 to 2147483647, or leave it empty to have one drawn."
+        if not 0 < self.environment_seconds <= 3600:
+            found["environment_seconds"] = "Choose a time limit above 0 and of at most 3600 seconds."
+        return found
+
+
+_WHOLE = (
+    ("prompts", 1, 20_000),
+    ("group", 1, 1024),
+    ("top_k", 0, 1_000_000),
+    ("max_tokens", 1, 131_072),
+    ("max_turns", 1, 200),
+)
+
+
+class LaunchRefused(ValueError):
+    """The form cannot be launched; ``problems`` says why, by field."""
+
+    def __init__(self, problems: dict[str, str]) -> None:
+        super().__init__(" ".join(f"{name}: {sentence}" for name, sentence in problems.items()))
+        self.problems = problems
+
+
+def launch(
+    form: LaunchForm, name: str = "", user: Any = None, enqueue: bool = True, prompts: Sequence[Prompt] = ()
+) -> Run:
+    """Store a run with all its trajectories queued, and send it to the worker of its model.
+
+    ``prompts`` are those of an uploaded file (``read_prompts``), for an environment that takes its tasks from one.
+    Raises :class:`LaunchRefused`. When the broker cannot be reached the run is marked failed with the reason.
+    """
+    problems = form.problems()
+    if problems:
+        raise LaunchRefused(problems)
+    model = served_models()[form.model]
+    try:
+        tokenizer = model_tokenizer(model)
+    except TokenizerUnusable as error:
+        sentence = f"The tokenizer of {model.name} in {model.path} cannot be used: {error}"
+        raise LaunchRefused({"model": sentence}) from error
+    if tokenizer.chat_template is None:
+        raise LaunchRefused({"model": f"The folder {model.path} holds no chat template, so no prompt can be rendered."})
+    seed = secrets.randbelow(2**31) if form.seed is None else form.seed
+    try:
+        tasks = environment(form.environment, prompts).tasks(form.prompts, seed)
+    except EnvironmentUnavailable as error:
+        raise LaunchRefused({"environment": str(error)}) from error
+    with transaction.atomic():
+        run = services.create_run(
+            Run.Kind.LAUNCH,
+            name or f"{form.model} on {form.environment}",
+            user=user,
+            model=form.model,
+            engine=form.engine or model.engine,
+            environment=form.environment,
+            strategy=form.strategy,
+            tokenizer=tokenizer,
+            chat_template=tokenizer.chat_template,
+            settings=asdict(form) | {"seed": seed},
+        )
+        _queue_trajectories(run, tasks, form.group, seed)
+    if enqueue:
+        send(run)
+    return run
+
+
+def can_resume(run: Run) -> bool:
+    """Whether a launched run stopped before its end: it failed, was cancelled, or has been silent for long."""
+    from rollouts.tasks.run_state import is_silent
+
+    if run.kind != Run.Kind.LAUNCH or run.n_finished >= run.n_expected:
+        return False
+    return run.status in (Run.Status.FAILED, Run.Status.CANCELLED) or is_silent(run)
+
+
+def resume(run: Run) -> int:
+    """Make what is left of a run that stopped; gives how many trajectories. Raises ``ValueError`` with a sentence."""
+    if not can_resume(run):
+        raise ValueError("This run is done, or a worker is at it: there is nothing to resume.")
+    if run.model not in served_models():
+        raise ValueError(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
+    n = services.resume_run(run)
+    send(run)
+    return n
+
+
+def send(run: Run) -> None:
+    """Order the work; a broker that does not answer fails the run with a sentence."""
+    from rollouts.tasks.launch import run_rollouts
+    from rollouts.tasks.run_state import fail
+
+    try:
+        run_rollouts.apply_async((run.pk,), queue=served_models()[run.model].queue)
+    except Exception as error:  # kombu's OperationalError, and what redis raises below it
+        fail(
+            run,
+            f"The run could not be sent to a worker: Redis does not answer ({type(error).__name__}). "
+            "Start it (make run starts an embedded one) and press Resume.",
+        )
+        run.refresh_from_db()
+
+
+def model_tokenizer(model: ServedModel) -> Tokenizer:
+    """The registered tokenizer of a model's folder; registers it when a run needs it first."""
+    source = f"served model {model.name}"
+    try:
+        return services.register_tokenizer(Path(model.path), name=model.name, source=source)
+    except TokenizerUnusable:
+        raise
+    except ValueError:  # the name belongs to another tokenizer, say to that of an earlier training
+        sha256 = tokenizers.load(model.path).sha256
+        return services.register_tokenizer(Path(model.path), name=f"{model.name} {sha256[:8]}", source=source)
+
+
+def _queue_trajectories(run: Run, tasks: list[Task], group: int, seed: int) -> None:
+    for first in range(0, len(tasks), TASKS_PER_INSERT):
+        services.add_queued_trajectories(
+            run,
+            [
+                services.NewTrajectory(
+                    f"{task.index}-{member}", str(task.index), asdict(task), _seed(seed, task.index, member)
+                )
+                for task in tasks[first : first + TASKS_PER_INSERT]
+                for member in range(group)
+            ],
+        )
+
+
+def _seed(seed: int, task: int, member: int) -> int:
+    """A trajectory's seed: it depends on the run's seed and on its place, so that a run can be made again."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {task} {member}".encode()).digest()[:4], "big") >> 1
+
+
+def _engines() -> list[str]:
+    from rollouts.engines import ENGINES
+
+    return [name for name in ENGINES if name != "scripted"]
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))
+
+
+def form_from(values: dict[str, Any]) -> LaunchForm:
+    """The form stored with a run."""
+    known = {one.name for one in fields(LaunchForm)}
+    return LaunchForm(**{name: value for name, value in values.items() if name in known})
+
+
+__all__ = [
+    "LaunchForm",
+    "LaunchRefused",
+    "ServedModel",
+    "can_resume",
+    "form_from",
+    "launch",
+    "resume",
+    "send",
+    "served_models",
+]

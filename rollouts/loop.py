@@ -1,0 +1,417 @@
+"""The TITO loop: many trajectories at once, each a small state machine between the engine and its environment.
+
+A completion joins the stream verbatim. It is parsed only to know where the turn goes; the parsed message is never
+encoded. A completion that hits a limit ends its trajectory as it stands: nothing is synthesised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, reason
+from rollouts.engines.worker import EngineClosed, EngineFacts, EngineThread
+from rollouts.environments import Environment, Episode, Outcome, Task
+from rollouts.parsing import Parse
+from rollouts.tito.codec import RenderFailed
+from rollouts.tito.strategies import Strategy, StrategyRefused
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Row, Step
+
+POLL_SECONDS = 0.05
+"""How often the loop asks whether it should stop."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A trajectory to make, or to go on with."""
+
+    key: Any
+    """The caller's name for it."""
+    task: Task
+    seed: int | None = None
+    steps: tuple[Step, ...] = ()
+    """Steps that an earlier attempt has stored: they are taken over, not sampled again."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    sampling: Sampling
+    """Its ``seed`` is ignored: each step's follows from the job's."""
+    max_turns: int = 8
+    environment_seconds: float = 30.0
+    """How long the environment may take to answer one turn."""
+    max_live: int = 64
+    """Trajectories under way at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """The end of a trajectory: an outcome, or an error sentence."""
+
+    job: Job
+    n_steps: int
+    stop_reason: str = ""
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    rows: tuple[Row, ...] | None = None
+    """None = the rows follow from the steps."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """How the caller takes part; all are called in the loop's own thread."""
+
+    more: Callable[[int], Sequence[Job]]
+    """Up to so many further jobs; none = there are no more."""
+    on_steps: Callable[[Sequence[tuple[Job, int, Step]]], None]
+    """Steps as soon as they are sampled: (job, step index, step)."""
+    on_done: Callable[[Sequence[Finished]], None]
+    should_stop: Callable[[], bool]
+    """Asked at least every ``POLL_SECONDS``."""
+
+
+@dataclass(frozen=True)
+class BatchEnd:
+    """Why ``run_batch`` returned."""
+
+    stopped: tuple[Job, ...] = ()
+    """Jobs that were under way when it was told to stop (or the engine shut down); they can be taken up again."""
+    error: str = ""
+    """Set when the engine died and died again: the sentence that says why."""
+
+
+@dataclass(eq=False)
+class _Live:
+    job: Job
+    strategy: Strategy
+    episode: Episode
+    messages: list[Message]
+    prompt_ids: Ids
+    n_steps: int = 0
+    request_id: str = ""
+    deadline: float = 0.0
+    """When the environment must have answered; 0 = it is not being asked."""
+
+
+def step_seed(seed: int | None, index: int) -> int | None:
+    """The seed of a trajectory's step: a trajectory that is taken up again goes on as it would have."""
+    if seed is None:
+        return None
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4], "big") >> 1
+
+
+def run_batch(
+    engine: EngineThread,
+    environment: Environment,
+    new_strategy: Callable[[], Strategy],
+    parse: Parse,
+    limits: Limits,
+    callbacks: Callbacks,
+    template_kwargs: Mapping[str, Any] | None = None,
+    policy_version: str = "",
+) -> BatchEnd:
+    """Run jobs until there are no more. A trajectory's own trouble ends that trajectory; only callbacks may raise."""
+    try:
+        facts = _facts(engine, callbacks.should_stop)
+    except EngineClosed:
+        return BatchEnd()
+    except EngineError as error:
+        return BatchEnd(error=str(error))
+    if facts is None:
+        return BatchEnd()
+    batch = _Batch(engine, facts, environment, new_strategy, parse, limits, callbacks)
+    batch.template_kwargs = dict(template_kwargs or {})
+    batch.policy_version = policy_version
+    return batch.run()
+
+
+def _facts(engine: EngineThread, should_stop: Callable[[], bool]) -> EngineFacts | None:
+    """What the engine is, once it is loaded; None when told to stop first. Its loading goes on for the next run."""
+    asked = engine.ask_facts()
+    while not should_stop():
+        try:
+            return asked.result(POLL_SECONDS)
+        except TimeoutError:
+            if asked.done():
+                raise
+    return None
+
+
+class _Batch:
+    template_kwargs: dict[str, Any]
+    policy_version: str
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        facts: EngineFacts,
+        environment: Environment,
+        new_strategy: Callable[[], Strategy],
+        parse: Parse,
+        limits: Limits,
+        callbacks: Callbacks,
+    ) -> None:
+        self._engine, self._facts, self._environment = engine, facts, environment
+        self._new_strategy, self._parse, self._limits, self._callbacks = new_strategy, parse, limits, callbacks
+        self._live: set[_Live] = set()
+        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._answers = _Answers()
+        self._steps: list[tuple[Job, int, Step]] = []
+        self._done: list[Finished] = []
+        self._exhausted = False
+        self._n_deaths = 0  # of the engine, since the last completion that came back
+        self._last_death: EngineError | None = None
+        self._closing = False
+
+    def run(self) -> BatchEnd:
+        stopped: tuple[Job, ...] = ()
+        next_poll = 0.0
+        try:
+            while True:
+                if time.monotonic() >= next_poll:
+                    if self._closing or self._callbacks.should_stop():
+                        stopped = tuple(live.job for live in self._live)
+                        break
+                    self._fail_overdue()
+                    next_poll = time.monotonic() + POLL_SECONDS
+                self._take_jobs()
+                self._flush()
+                if self._live:
+                    self._handle_events(next_poll)
+                elif self._exhausted or self._n_deaths > 1:
+                    break
+            self._flush()
+            return BatchEnd(stopped, str(self._last_death) if self._n_deaths > 1 else "")
+        finally:
+            self._engine.abort([live.request_id for live in self._live if live.request_id])
+            self._answers.close()
+
+    def _handle_events(self, until: float) -> None:
+        """Wait for the first event, then take all that are there."""
+        try:
+            self._events.get(timeout=max(0.0, until - time.monotonic()))()
+            while True:
+                self._events.get_nowait()()
+        except Empty:
+            pass
+
+    def _take_jobs(self) -> None:
+        free = self._limits.max_live - len(self._live)
+        # In chunks: asking for a job each time one place is free would be a query for each.
+        if self._exhausted or self._n_deaths > 1 or (self._live and free < max(1, self._limits.max_live // 8)):
+            return
+        jobs = self._callbacks.more(free)
+        self._exhausted = not jobs
+        for job in jobs:
+            self._start(job)
+
+    def _flush(self) -> None:
+        """Hand over what has finished: steps before the trajectories they belong to."""
+        if self._steps:
+            steps, self._steps = self._steps, []
+            self._callbacks.on_steps(steps)
+        if self._done:
+            done, self._done = self._done, []
+            self._callbacks.on_done(done)
+
+    # -- one trajectory ------------------------------------------------------------------------------------------------
+
+    def _start(self, job: Job) -> None:
+        strategy = self._new_strategy()
+        try:
+            prompt = strategy.begin(job.task.messages, job.task.tools, self.template_kwargs)
+        except (StrategyRefused, RenderFailed) as error:
+            self._done.append(Finished(job, 0, error=str(error)))
+            return
+        try:
+            episode = self._environment.start(job.task)
+        except Exception as error:
+            self._done.append(Finished(job, 0, error=f"The environment could not start the task: {reason(error)}."))
+            return
+        live = _Live(job, strategy, episode, list(job.task.messages), np.array(prompt))
+        self._live.add(live)
+        self._next_turn(live)
+
+    def _next_turn(self, live: _Live) -> None:
+        """Sample the next step, or take it over from an earlier attempt."""
+        if live.n_steps < len(live.job.steps):
+            stored = live.job.steps[live.n_steps]
+            if not np.array_equal(stored.prompt_ids, live.prompt_ids):
+                self._end(live, error=f"Step {live.n_steps} cannot be taken up again: its prompt would be another now.")
+                return
+            self._completed(live, stored.completion_ids, stored.logprobs, stored.finish_reason)
+            return
+        if len(live.prompt_ids) >= self._facts.max_model_len:
+            self._truncate(live, "length")
+            return
+        live.request_id = f"{live.job.key}.{live.n_steps}.{id(self)}"
+        sampling = replace(self._limits.sampling, seed=step_seed(live.job.seed, live.n_steps))
+        try:
+            future = self._engine.submit(GenerationRequest(live.request_id, live.prompt_ids, sampling))
+        except EngineClosed:
+            self._closing = True
+            return
+        future.add_done_callback(lambda done: self._events.put(lambda: self._generated(live, done)))
+
+    def _generated(self, live: _Live, future: Future[Generation]) -> None:
+        live.request_id = ""
+        try:
+            generation = future.result()
+        except (CancelledError, EngineClosed):
+            self._closing = True
+            return
+        except RequestRefused as error:
+            self._end(live, error=str(error))
+            return
+        except EngineError as error:
+            # One death fails every future with the same exception: it counts once.
+            if error is not self._last_death:
+                self._last_death = error
+                self._n_deaths += 1
+            self._end(live, error=str(error))
+            return
+        self._n_deaths = 0
+        reply = self._reply(live, generation.completion_ids)
+        self._steps.append((live.job, live.n_steps, self._step(live, generation, reply)))
+        self._completed(live, generation.completion_ids, generation.logprobs, generation.finish_reason, reply)
+
+    def _reply(self, live: _Live, ids: Ids) -> Message:
+        """A completion as a message. Where the prompt ends inside that same message, its earlier calls do not count."""
+        return self._parse(NO_IDS if live.strategy.continues_message else live.prompt_ids, ids)
+
+    def _step(self, live: _Live, generation: Generation, reply: Message) -> Step:
+        sampling, facts, task = self._limits.sampling, self._facts, live.job.task
+        return Step(
+            prompt_ids=live.prompt_ids,
+            completion_ids=generation.completion_ids,
+            logprobs=generation.logprobs,
+            logprobs_mode=facts.logprobs_mode,
+            finish_reason=generation.finish_reason,
+            stop_reason=generation.stop_reason,
+            request=Request(
+                tuple(live.messages), None if task.tools is None else tuple(task.tools), self.template_kwargs
+            ),
+            reply=reply,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            engine=f"{facts.name} {facts.version}",
+            policy_version=self.policy_version,
+            delta_origin=live.strategy.delta_origin,
+        )
+
+    def _completed(
+        self, live: _Live, ids: Ids, logprobs: Floats | None, finish_reason: str, reply: Message | None = None
+    ) -> None:
+        """Let the stream grow by a completion, then ask the environment; a truncated one ends here."""
+        if reply is None:
+            reply = self._reply(live, ids)
+        live.messages.append(reply)
+        live.n_steps += 1
+        try:
+            live.strategy.sampled(ids, logprobs, reply)
+        except (StrategyRefused, RenderFailed) as error:
+            self._end(live, error=str(error))
+            return
+        if finish_reason == "length":
+            self._truncate(live, "length")
+            return
+        live.deadline = time.monotonic() + self._limits.environment_seconds
+        self._answers.ask(
+            lambda: live.episode.step(reply),
+            lambda outcome: self._events.put(lambda: self._answered(live, outcome)),
+        )
+
+    def _answered(self, live: _Live, outcome: Outcome | Exception) -> None:
+        if live not in self._live:
+            return  # it took too long and has been given up
+        live.deadline = 0.0
+        if isinstance(outcome, Exception):
+            self._end(live, error=f"The environment failed: {reason(outcome)}.")
+        elif outcome.done:
+            self._end(live, outcome)
+        elif live.n_steps >= self._limits.max_turns:
+            self._truncate(live, "max_turns")
+        else:
+            try:
+                live.prompt_ids = np.array(live.strategy.observe(outcome.messages))
+            except (StrategyRefused, RenderFailed) as error:
+                self._end(live, error=str(error))
+                return
+            live.messages.extend(outcome.messages)
+            self._next_turn(live)
+
+    def _truncate(self, live: _Live, why: str) -> None:
+        try:
+            outcome = live.episode.truncated(why)
+        except Exception as error:
+            self._end(live, error=f"The environment failed: {reason(error)}.")
+            return
+        self._end(live, outcome)
+
+    def _fail_overdue(self) -> None:
+        now = time.monotonic()
+        for live in [one for one in self._live if one.deadline and one.deadline < now]:
+            self._answers.give_up()
+            self._end(
+                live, error=f"The environment did not answer within {self._limits.environment_seconds:g} seconds."
+            )
+
+    def _end(self, live: _Live, outcome: Outcome | None = None, error: str = "") -> None:
+        self._live.discard(live)
+        if outcome is None:
+            self._done.append(Finished(live.job, live.n_steps, error=error))
+            return
+        try:
+            rows = None if live.strategy.rows_follow_from_steps else tuple(live.strategy.rows())
+        except (StrategyRefused, RenderFailed) as refusal:
+            self._done.append(Finished(live.job, live.n_steps, error=str(refusal)))
+            return
+        self._done.append(
+            Finished(live.job, live.n_steps, outcome.stop_reason, outcome.reward, dict(outcome.reward_parts), rows)
+        )
+
+
+class _Answers:
+    """Threads that wait for environments, so that a slow one holds up nobody; one that hangs is left behind."""
+
+    def __init__(self, n: int = 4) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Outcome], Callable[[Outcome | Exception], None]] | None] = (
+            SimpleQueue()
+        )
+        self._n = 0
+        for _ in range(n):
+            self._spawn()
+
+    def ask(self, call: Callable[[], Outcome], answered: Callable[[Outcome | Exception], None]) -> None:
+        self._calls.put((call, answered))
+
+    def give_up(self) -> None:
+        """A call hangs: another thread takes the place of the one it holds."""
+        self._spawn()
+
+    def close(self) -> None:
+        for _ in range(self._n):
+            self._calls.put(None)
+
+    def _spawn(self) -> None:
+        self._n += 1
+        Thread(target=self._serve, name="environment", daemon=True).start()
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            outcome: Outcome | Exception
+            try:
+                outcome = call[0]()
+            except Exception as error:
+                outcome = error
+            call[1](outcome)

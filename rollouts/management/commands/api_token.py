@@ -1,0 +1,77 @@
+"""Make, list or revoke the tokens by which a trainer pushes trajectories."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import BaseCommand, CommandError
+
+from rollouts.models import ApiToken
+from rollouts.services.api_tokens import create_api_token, revoke_api_token
+
+LOCAL_USER = "local"
+"""The account behind the login links; made here when nobody has logged in yet."""
+
+
+class Command(BaseCommand):
+    help = "Make a token for pushing trajectories and print it, once; or list the tokens, or revoke one."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", nargs="?", default="", help="what will use the token, e.g. the trainer's name")
+        parser.add_argument("--user", default=LOCAL_USER, help=f"whose name it writes in (default: {LOCAL_USER})")
+        parser.add_argument("--list", action="store_true", help="list the tokens")
+        parser.add_argument("--revoke", metavar="ID", type=int, help="refuse a token from now on (its id: --list)")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        if options["list"]:
+            self._list(options["json"])
+        elif options["revoke"] is not None:
+            record = ApiToken.objects.filter(pk=options["revoke"]).first()
+            if record is None:
+                raise CommandError(f"There is no token with the id {options['revoke']}; --list shows them.")
+            revoke_api_token(record)
+            self._say({"id": record.pk, "revoked_at": str(record.revoked_at)}, f"{record.name} is revoked.", options)
+        else:
+            self._make(options)
+
+    def _make(self, options: dict[str, Any]) -> None:
+        users = get_user_model().objects
+        user = users.filter(username=options["user"]).first()
+        if user is None:
+            if options["user"] != LOCAL_USER:
+                raise CommandError(f"There is no user {options['user']!r}; manage.py createsuperuser makes one.")
+            user = users.create_user(LOCAL_USER)  # without a password: it logs in by links alone
+        record, token = create_api_token(user, options["name"])
+        self._say({"id": record.pk, "name": record.name, "token": token}, token, options)
+        if not options["json"]:
+            self.stderr.write("The token is shown this once. Keep it where the trainer finds it, e.g. INSPECTOR_TOKEN.")
+
+    def _list(self, as_json: bool) -> None:
+        found = [
+            {
+                "id": record.pk,
+                "name": record.name,
+                "hint": record.hint,
+                "user": record.created_by.get_username(),
+                "created_at": record.created_at.isoformat(),
+                "last_used_at": record.last_used_at and record.last_used_at.isoformat(),
+                "revoked_at": record.revoked_at and record.revoked_at.isoformat(),
+            }
+            for record in ApiToken.objects.select_related("created_by").order_by("-pk")
+        ]
+        if as_json:
+            self.stdout.write(json.dumps(found))
+            return
+        for one in found:
+            used = f"last used {one['last_used_at'] or 'never'}"
+            state = f"revoked {one['revoked_at']}" if one["revoked_at"] else used
+            self.stdout.write(f"{one['id']:>5}  {one['hint']}…  {one['name']}  by {one['user']}, {state}")
+        if not found:
+            self.stdout.write("There are no tokens.")
+
+    def _say(self, data: dict[str, Any], sentence: str, options: dict[str, Any]) -> None:
+        self.stdout.write(json.dumps(data) if options["json"] else sentence)

@@ -1,0 +1,178 @@
+"""manage.py check_template: is a chat template safe to train with, where not, on which line, and what would mend it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from rollouts import chat_templates, tokenizers
+from rollouts.chat_templates.report import CheckReport, Status
+from rollouts.models import Tokenizer
+from rollouts.tito.codec import RenderFailed
+from rollouts.tokenizers import LoadedTokenizer
+
+
+class CannotCheck(Exception):
+    """The question cannot be answered; the message says why and what to do."""
+
+
+class Command(BaseCommand):
+    help = (
+        "Check a chat template: does appending a tool result keep what was rendered before it? And some forty more "
+        "questions. Exit status 0: prefix-preserving for tool results, 1: not, 2: could not be checked."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--tokenizer", metavar="NAME_OR_DIR", help="a registered tokenizer, or a tokenizer's folder"
+        )
+        parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file; default: the tokenizer's own")
+        parser.add_argument("--tools", metavar="FILE", help="a JSON file with a list of function schemas")
+        parser.add_argument("--kwargs", metavar="JSON", help='e.g. {"enable_thinking": false}')
+        parser.add_argument("--conversation", metavar="FILE", help="a JSON file with a list of messages of your own")
+        parser.add_argument(
+            "--repair", action="store_true", help="search for the smallest verified change that mends it"
+        )
+        parser.add_argument("--all", action="store_true", help="check every registered tokenizer's own chat template")
+        parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            status = self._all(options) if options["all"] else self._one(options)
+        except (CannotCheck, RenderFailed, tokenizers.TokenizerUnusable, OSError, UnicodeDecodeError) as error:
+            self.stderr.write(str(error))
+            status = 2
+        if status:
+            sys.exit(status)
+
+    def _one(self, options: dict[str, Any]) -> int:
+        tokenizer = resolve_tokenizer(options["tokenizer"]) if options["tokenizer"] else None
+        if options["chat_template"]:
+            text = Path(options["chat_template"]).read_text(encoding="utf-8")
+        elif tokenizer is not None and tokenizer.chat_template is not None:
+            text = tokenizer.chat_template
+        elif tokenizer is not None:
+            raise CannotCheck(
+                f"The tokenizer {tokenizer.name} has no chat template; name one with --chat-template FILE."
+            )
+        else:
+            raise CannotCheck("Name what to check: --tokenizer NAME_OR_DIR, --chat-template FILE, or both.")
+        report = chat_templates.check(
+            tokenizer,
+            text,
+            tools=_json_list(options["tools"]),
+            kwargs=_json_text(options["kwargs"]),
+            conversation=_json_list(options["conversation"]),
+        )
+        if options["repair"]:
+            report = chat_templates.with_repair(tokenizer, report)
+        if options["json"]:
+            self.stdout.write(json.dumps(report.to_dict(), ensure_ascii=False))
+        else:
+            self._print(report)
+        if report.prefix_preserving is None:
+            raise CannotCheck(report.check("tool_append").detail)
+        return 0 if report.prefix_preserving else 1
+
+    def _all(self, options: dict[str, Any]) -> int:
+        rows, status = [], 0
+        for registered in Tokenizer.objects.order_by("name"):
+            row: dict[str, Any] = {"name": registered.name}
+            try:
+                tokenizer = tokenizers.load(registered.path)
+                if tokenizer.chat_template is None:
+                    raise CannotCheck("The tokenizer has no chat template.")
+                report = chat_templates.check(tokenizer, tokenizer.chat_template)
+                if options["repair"]:
+                    report = chat_templates.with_repair(tokenizer, report)
+                row |= report.to_dict()
+                if not report.prefix_preserving:
+                    status = max(status, 1)
+            except (CannotCheck, RenderFailed, tokenizers.TokenizerUnusable, OSError) as error:
+                row |= {"prefix_preserving": None, "error": str(error)}
+                status = 2
+            rows.append(row)
+        if not rows:
+            raise CannotCheck("No tokenizer is registered; name one with --tokenizer DIR.")
+        if options["json"]:
+            self.stdout.write(json.dumps({"tokenizers": rows}, ensure_ascii=False))
+            return status
+        for row in rows:
+            letters = "".join(_LETTER[c["status"]] for c in row.get("checks", ()))
+            self.stdout.write(f"{row['name']:30} {row.get('error') or letters}")
+        self.stdout.write("o ok   B broken   R raises   - not rendered")
+        return status
+
+    def _print(self, report: CheckReport) -> None:
+        write = self.stdout.write
+        for note in report.notes:
+            write(note)
+        for purpose, verdict in report.verdicts.items():
+            write(f"{purpose}: {verdict}")
+        write("")
+        for check in report.checks:
+            if check.status is Status.OK:
+                continue
+            write(f"{check.status.value:12} {check.title}: {check.detail}")
+            found = check.to_dict(report.chat_template)
+            if check.decisive and found["index"] is not None:
+                for word in ("expected", "actual"):
+                    write(f"             {word:9} {found[f'{word}_ids'][:8]} {found[f'{word}_text'][:60]!r}")
+                    line = found["lines"][word]
+                    if line:
+                        write(f"             line {line}: {found['sources'][word][:100]}")
+                if found["decided_by"]:
+                    write(
+                        f"             decided on line {found['decided_by']['line']}: {found['decided_by']['source']}"
+                    )
+        if report.repair is not None:
+            write("")
+            write(report.repair.diff)
+        if report.repair_detail:
+            write(report.repair_detail)
+
+
+_LETTER = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "-"}
+
+
+def resolve_tokenizer(name: str) -> LoadedTokenizer:
+    """A registered tokenizer by its name, else the one in a folder. Raises :class:`CannotCheck`."""
+    if Path(name).exists():
+        return tokenizers.load(name)
+    registered = Tokenizer.objects.filter(name=name).first()
+    if registered is None:
+        known = ", ".join(Tokenizer.objects.order_by("name").values_list("name", flat=True)[:20])
+        raise CannotCheck(
+            f"There is no folder {name} and no registered tokenizer of that name. "
+            + (f"Registered are: {known}." if known else "None is registered yet.")
+        )
+    return tokenizers.load(registered.path)
+
+
+def _json_text(text: str | None) -> dict[str, Any] | None:
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise CannotCheck(f"--kwargs is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CannotCheck("--kwargs must be one JSON object.")
+    return value
+
+
+def _json_list(path: str | None) -> list[dict[str, Any]] | None:
+    if not path:
+        return None
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CannotCheck(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise CannotCheck(f"{path} must hold a JSON list of objects.")
+    return value

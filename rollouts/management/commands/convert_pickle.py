@@ -1,0 +1,369 @@
+"""Turn a pickle of slime or SkyRL into a file that can be imported. Nothing else in this project opens a pickle."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from django.core.management.base import BaseCommand, CommandError
+
+from rollouts.formats import own_jsonl
+from rollouts.tito.trajectory import Row, Trajectory, ids_array
+
+WARNING = """\
+Convert a slime debug dump (torch.save, .pt) or a SkyRL training input (.pkl) to this project's own JSONL.
+
+A pickle is a program: opening one runs what it says. So the server never opens one, and you run this command
+yourself, on the machine that wrote the file, and only on files that you trust. As a second line of defence, only the
+classes that arrays and tensors are made of are looked up; every other class becomes a plain record without behaviour.
+"""
+_ALLOWED = frozenset(
+    {
+        ("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "set"), ("builtins", "frozenset"),
+        ("builtins", "bytearray"), ("builtins", "complex"), ("builtins", "slice"), ("_codecs", "encode"),
+        ("torch", "Size"), ("torch", "Tensor"), ("torch", "device"), ("torch._utils", "_rebuild_tensor_v2"),
+        ("torch._utils", "_rebuild_tensor"), ("torch._utils", "_rebuild_parameter"),
+        ("torch.storage", "_load_from_bytes"), ("torch.storage", "TypedStorage"), ("torch.storage", "UntypedStorage"),
+        ("numpy", "ndarray"), ("numpy", "dtype"),
+        *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+        *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
+    }
+)  # fmt: skip
+_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+"""What files of torch.save began with before they were zip archives."""
+_KNOWN = (
+    "tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "index", "group_index", "status",
+    "remove_sample", "prompt", "response",
+)  # fmt: skip
+
+
+class NotConverted(ValueError):
+    """The message is a sentence."""
+
+
+class Command(BaseCommand):
+    help = WARNING
+    requires_system_checks: list[str] = []
+
+    def create_parser(self, prog_name: str, subcommand: str, **more: Any) -> Any:
+        return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **more)
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("input", metavar="IN", help="a .pt or .pkl file that you trust")
+        parser.add_argument("output", metavar="OUT", help="a .jsonl file to import")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        source, target = Path(options["input"]), Path(options["output"])
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            found = trajectories(load(source), source.stem)
+            with draft.open("wb") as file:
+                n = own_jsonl.write(found, file)
+            if not n:
+                raise NotConverted(f"{source} holds no samples.")
+            os.replace(draft, target)
+        except (NotConverted, OSError) as error:
+            raise CommandError(str(error)) from error
+        finally:
+            draft.unlink(missing_ok=True)
+        self.stdout.write(f"{n:,} trajectories written to {target}.")
+
+
+# -- opening
+
+
+class Restricted(pickle.Unpickler):
+    """Looks up arrays and tensors, and makes a record of everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_storage = module in ("torch", "torch.cuda") and name.endswith("Storage")
+        is_dtype = module in ("torch", "numpy", "numpy.dtypes") and name.isidentifier() and _is_dtype(module, name)
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _load_tensor  # torch's own opens a pickle of any kind inside this one
+        if (module, name) in _ALLOWED or is_storage or is_dtype:
+            return getattr(importlib.import_module(module), name)
+        return type(name, (Record,), {"__module__": "converted", "origin": f"{module}.{name}"})
+
+
+class Record(dict[Any, Any]):
+    """What is left of an object of a class that is not looked up: its arguments, items and state."""
+
+    origin = ""
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Record:
+        return dict.__new__(cls)
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__()
+        self["__arguments__"] = arguments
+        self.update(named)
+
+    def __setstate__(self, state: Any) -> None:
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, Mapping):
+                self.update(part)
+
+    def append(self, item: Any) -> None:
+        self.setdefault("__items__", []).append(item)
+
+    def extend(self, items: Any) -> None:
+        self.setdefault("__items__", []).extend(items)
+
+
+def _is_dtype(module: str, name: str) -> bool:
+    value = getattr(importlib.import_module(module), name, None)
+    if module == "torch":
+        return type(value).__name__ == "dtype"
+    return isinstance(value, type) and issubclass(value, np.generic | np.dtype)
+
+
+def load(path: Path) -> Any:
+    """The value of a pickle, or of a file of ``torch.save``. Raises :class:`NotConverted`."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+            file.seek(0)
+            if head == b"PK\x03\x04":
+                return _torch_load(file)
+            value = Restricted(file).load()
+            if value == _TORCH_MAGIC:
+                file.seek(0)
+                return _torch_load(file)
+            return value
+    except OSError:
+        raise
+    except NotConverted:
+        raise
+    except Exception as error:
+        raise NotConverted(f"{path} could not be opened: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _load_tensor(data: bytes) -> Any:
+    return _torch_load(io.BytesIO(data))
+
+
+def _torch_load(file: Any) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise NotConverted("The file was written by torch.save; install torch to open it.") from error
+
+    def load_restricted(stream: Any, **more: Any) -> Any:
+        return Restricted(stream, **more).load()
+
+    ours = SimpleNamespace(Unpickler=Restricted, load=load_restricted, __name__="pickle")
+    return torch.load(file, map_location="cpu", weights_only=False, pickle_module=ours)
+
+
+# -- reading what was opened
+
+
+def trajectories(value: Any, stem: str) -> Iterator[Trajectory]:
+    """The rows of a dump, as trajectories. Raises :class:`NotConverted` for what is neither slime's nor SkyRL's."""
+    if isinstance(value, Mapping) and isinstance(value.get("samples"), list):
+        return _slime(value, stem)
+    state = _skyrl_state(value)
+    if state is not None:
+        return _skyrl(state, stem)
+    kind = getattr(value, "origin", "") or type(value).__name__
+    raise NotConverted(
+        f"The file holds a {kind}, which is neither a slime debug dump (rollout_id and samples) nor a SkyRL training "
+        "input (sequences, response_mask)."
+    )
+
+
+def _slime(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
+    """``Sample.to_dict()`` of slime's ``--save-debug-rollout-data``; mask and logprobs are the response's."""
+    rollout = dump.get("rollout_id", stem)
+    seen: set[str] = set()
+    for n, sample in enumerate(dump["samples"]):
+        if not isinstance(sample, Mapping):
+            raise NotConverted(f"samples[{n}] is no object.")
+        where = f"samples[{n}]"
+        ids = _ids(sample.get("tokens"), f"{where}.tokens")
+        length = int(sample.get("response_length") or 0)
+        if not 0 <= length <= len(ids):
+            raise NotConverted(f"{where}.response_length is {length}, but there are {len(ids)} tokens.")
+        at = len(ids) - length
+        mask = sample.get("loss_mask")
+        response_mask = np.ones(length, np.bool_) if mask is None else _array(mask, f"{where}.loss_mask") != 0
+        if sample.get("remove_sample"):
+            response_mask = np.zeros(length, np.bool_)
+        logprobs = sample.get("rollout_log_probs")
+        row = Row(
+            ids=ids,
+            loss_mask=np.concatenate([np.zeros(at, np.bool_), response_mask]),
+            logprobs=None if logprobs is None else _behind(at, _array(logprobs, f"{where}.rollout_log_probs")),
+            extra=_extra(sample),
+        )
+        index = sample.get("index")
+        name = f"{rollout}-{n if index is None else index}"
+        while name in seen:
+            name += "+"
+        seen.add(name)
+        reward, parts = _reward(sample.get("reward"))
+        group = sample.get("group_index")
+        status = sample.get("status", "")
+        yield Trajectory(
+            name,
+            rows=(row,),
+            reward=reward,
+            reward_parts=parts,
+            group="" if group is None else str(group),
+            stop_reason=status[:60] if isinstance(status, str) else "",
+        )
+
+
+def _skyrl_state(value: Any) -> dict[str, Any] | None:
+    """The tensors of a ``TrainingInputBatch`` and its ``metadata``; None when it is none."""
+    if isinstance(value, Record):
+        # Rebuilt from its state by a function that was not looked up: the arguments hold the state.
+        arguments = value.get("__arguments__", ())
+        states = [one for one in arguments if isinstance(one, Mapping)]
+        value = {**(states[0] if states else {}), **value}
+    if not isinstance(value, Mapping):
+        return None
+    inner = value.get("batch_dict", value)
+    if not isinstance(inner, Mapping) or not {"sequences", "response_mask"} <= inner.keys():
+        return None
+    found: dict[str, Any] = {
+        key: _tensor(item, str(key)) for key, item in inner.items() if item is not None and _is_tensor(item)
+    }
+    found["metadata"] = value.get("metadata") or {}
+    return found
+
+
+def _is_tensor(item: Any) -> bool:
+    return hasattr(item, "shape") or (isinstance(item, Mapping) and "data" in item)
+
+
+def _tensor(item: Any, name: str) -> np.ndarray[Any, Any]:
+    """SkyRL writes a tensor as its bytes with a shape, or, where numpy lacks the type, as a file of its own."""
+    if isinstance(item, Mapping):
+        if item.get("format") == "torch":
+            return _array(_load_tensor(item["data"]), name)
+        return np.frombuffer(item["data"], dtype=np.dtype(item["dtype"])).reshape(item["shape"])
+    return _array(item, name)
+
+
+def _skyrl(state: dict[str, Any], stem: str) -> Iterator[Trajectory]:
+    """Rows of a padded batch: ``[B, T]`` sequences and attention, ``[B, R]`` of the response, which ends the row."""
+    sequences, metadata = state["sequences"], state["metadata"]
+    n, width = state["response_mask"].shape
+    attention = state.get("attention_mask", np.ones_like(sequences)) != 0
+    columns = {
+        key: item
+        for key, item in state.items()
+        if key not in ("sequences", "attention_mask", "response_mask", "loss_mask", "rollout_logprobs", "metadata")
+        and item.shape == (n, width)
+    }
+    uids = list(metadata.get("uids") or [""] * n)
+    padding = int(metadata.get("pad_size") or 0)
+    lasts = list(metadata.get("is_last_step") or [True] * n)
+    keys = []
+    episode = 0
+    for i in range(n - padding):
+        keys.append(episode)
+        episode += bool(lasts[i]) if i < len(lasts) else 1
+    for number, group in groupby(range(n - padding), key=lambda i: keys[i]):
+        members = list(group)
+        rows = tuple(_skyrl_row(state, columns, attention, i, width) for i in members)
+        token_rewards = [row.columns["rewards"].sum() for row in rows if "rewards" in row.columns]
+        uid = uids[members[0]] if members[0] < len(uids) else ""
+        yield Trajectory(
+            f"{stem}-{number}"[-200:],
+            rows=rows,
+            reward=float(sum(token_rewards)) if token_rewards else None,
+            group=str(uid)[:200],
+        )
+
+
+def _skyrl_row(
+    state: dict[str, Any], columns: dict[str, Any], attention: np.ndarray[Any, Any], i: int, width: int
+) -> Row:
+    kept = attention[i]
+    total = len(kept)
+    response = np.zeros(total, np.bool_)
+    response[total - width :] = state["response_mask"][i] != 0
+
+    def whole(values: Any, fill: float) -> Any:
+        column = np.full(total, fill, dtype=np.float32)
+        column[total - width :] = values
+        return np.where(response, column, np.float32(fill))[kept]
+
+    mask = state.get("loss_mask")
+    logprobs = state.get("rollout_logprobs")
+    return Row(
+        ids=_ids(state["sequences"][i][kept], "sequences"),
+        loss_mask=whole(state["response_mask"][i] if mask is None else mask[i], 0) != 0,
+        logprobs=None if logprobs is None else whole(logprobs[i], np.nan),
+        columns={str(key)[:60]: whole(item[i], 0) for key, item in columns.items()},
+    )
+
+
+# -- values
+
+
+def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
+    if hasattr(value, "detach"):
+        value = value.detach().to("cpu")
+        value = value.float().numpy() if value.dtype.is_floating_point else value.numpy()
+    try:
+        found = np.asarray(value)
+    except ValueError as error:
+        raise NotConverted(f"{where} is no list of numbers.") from error
+    if found.dtype.kind not in "biuf":
+        raise NotConverted(f"{where} is no list of numbers.")
+    return found
+
+
+def _ids(value: Any, where: str) -> Any:
+    found = _array([] if value is None else value, where)
+    if found.size and (found.ndim != 1 or found.dtype.kind not in "iu" or int(found.min()) < 0):
+        raise NotConverted(f"{where} is no flat list of token ids.")
+    try:
+        return ids_array(found.astype(np.int64))
+    except OverflowError as error:
+        raise NotConverted(f"{where}: {error}.") from error
+
+
+def _behind(n: int, values: Any) -> Any:
+    return np.concatenate([np.full(n, np.nan, dtype=np.float32), values.astype(np.float32)])
+
+
+def _reward(value: Any) -> tuple[float | None, dict[str, float]]:
+    """One number, or several by name."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, Mapping):
+        parts = {str(key): float(item) for key, item in value.items() if isinstance(item, int | float)}
+        return parts.get("score", next(iter(parts.values()), None)), parts
+    return (float(value), {}) if isinstance(value, int | float) else (None, {})
+
+
+def _extra(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON can hold of the other fields, and the texts."""
+    found = {key: _plain(item) for key, item in sample.items() if key not in _KNOWN or key in ("prompt", "response")}
+    return {str(key): item for key, item in found.items() if item not in (None, {}, [], "")}
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if depth < 20 and isinstance(value, Mapping):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if depth < 20 and isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    return None

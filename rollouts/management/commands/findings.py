@@ -1,0 +1,81 @@
+"""List the findings of a run or of a trajectory."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from rollouts.models import Finding, Run, Trajectory
+
+
+class Command(BaseCommand):
+    help = "List the findings of a run or a trajectory, by its code."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("code", metavar="RUN_OR_TRAJECTORY")
+        parser.add_argument("--kind", default="", help="only this kind")
+        parser.add_argument("--json", action="store_true", help="print a JSON list")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        found = Finding.objects.select_related("trajectory").order_by("trajectory__index", "step_index", "start", "pk")
+        code = options["code"]
+        if Run.objects.filter(code=code).exists():
+            found = found.filter(run__code=code)
+        elif Trajectory.objects.filter(code=code).exists():
+            found = found.filter(trajectory__code=code)
+        else:
+            raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
+        if options["kind"]:
+            found = found.filter(kind=options["kind"])
+        rows = found.iterator(500)
+        if options["json"]:
+            self.stdout.write("[" + ",\n".join(json.dumps(finding_value(one)) for one in rows) + "]")
+        else:
+            self._say(rows)
+
+    def _say(self, rows: Iterator[Finding]) -> None:
+        n = 0
+        for one in rows:
+            n += 1
+            place = f"row {one.row_index}" if one.step_index is None else f"step {one.step_index}"
+            self.stdout.write(
+                f"{one.severity:7}  {one.kind}  {one.trajectory.external_id} ({one.trajectory.code}) "
+                f"{place}, tokens {one.start}-{one.stop}"
+            )
+            self.stdout.write(f"         {one.evidence}")
+            if one.remedy:
+                self.stdout.write(f"         {one.remedy}")
+        self.stdout.write(f"{n:,} finding{'s' * (n != 1)}.")
+
+
+def finding_value(one: Finding) -> dict[str, Any]:
+    """A finding as ``--json`` prints it; ``trajectory`` must be loaded."""
+    return {
+        "trajectory": one.trajectory.code,
+        "external_id": one.trajectory.external_id,
+        "step": one.step_index,
+        "row": one.row_index,
+        "axis": one.axis,
+        "kind": one.kind,
+        "severity": one.severity,
+        "start": one.start,
+        "stop": one.stop,
+        "expected_ids": one.expected_ids.tolist(),
+        "actual_ids": one.actual_ids.tolist(),
+        "expected_text": one.expected_text,
+        "actual_text": one.actual_text,
+        "message_index": one.message_index,
+        "evidence": one.evidence,
+        "remedy": one.remedy,
+        "missing": one.missing,
+        "cost": {
+            "trained_tokens_lost": one.trained_tokens_lost,
+            "trained_tokens_wrong": one.trained_tokens_wrong,
+            "rows": one.rows,
+            "prompt_tokens_repaid": one.prompt_tokens_repaid,
+        },
+    }

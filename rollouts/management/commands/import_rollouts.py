@@ -1,0 +1,91 @@
+"""Import files that a trainer or an engine wrote, in this process: neither Redis nor a worker is needed."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from rollouts import services
+from rollouts.diagnosis import findings_for
+from rollouts.formats import FORMATS
+from rollouts.models import Run
+
+
+class Command(BaseCommand):
+    help = "Import trajectories from files and look for faults in them. Exit code 1: nothing was imported."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("files", nargs="+", metavar="FILE")
+        parser.add_argument("--format", default="auto", help=f"auto, or one of: {', '.join(FORMATS)}")
+        parser.add_argument(
+            "--tokenizer", default="", metavar="NAME_OR_DIR", help="a registered name, a folder or a hub id"
+        )
+        parser.add_argument("--chat-template", default="", metavar="FILE", help="default: the tokenizer's own")
+        parser.add_argument("--run", default="", metavar="NAME", help="a name for the run (default: the file's)")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        if options["format"] != "auto" and options["format"] not in FORMATS:
+            raise CommandError(f"There is no format {options['format']!r}. There are: auto, {', '.join(FORMATS)}.")
+        files = [Path(name) for name in options["files"]]
+        try:
+            tokenizer = services.find_tokenizer(options["tokenizer"]) if options["tokenizer"] else None
+            template = tokenizer.chat_template if tokenizer else None
+            if options["chat_template"]:
+                path = Path(options["chat_template"])
+                template = services.register_chat_template(path.read_text(encoding="utf-8"), path.stem)
+        except (ValueError, OSError) as error:
+            raise CommandError(str(error)) from error
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        run = services.create_run(
+            Run.Kind.IMPORT, options["run"] or f"{files[0].name}{more}", tokenizer=tokenizer, chat_template=template
+        )
+        services.import_files(run, files, options["format"], judge=findings_for)
+        rejections = [dict(one) for one in run.rejections.order_by("pk").values("file", "line", "reason")]
+        if options["json"]:
+            self.stdout.write(json.dumps(result(run, rejections)))
+        else:
+            self._say(run, rejections)
+        if run.status != Run.Status.DONE:
+            raise CommandError(run.error or f"The import ended as {run.status}.")
+
+    def _say(self, run: Run, rejections: list[dict[str, Any]]) -> None:
+        if run.n_trajectories:
+            self.stdout.write(
+                f"Run {run.code} ({run.format}): {run.n_trajectories:,} trajectories, {run.n_steps:,} steps, "
+                f"{run.n_rows:,} rows, {run.n_tokens:,} new tokens."
+            )
+            if run.tokenizer is None:
+                self.stdout.write(
+                    "No tokenizer was chosen, so text-level findings are missing: name one with --tokenizer."
+                )
+            for kind, n in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
+                self.stdout.write(f"  {n:>6,}  {kind}")
+            if not run.finding_counts:
+                self.stdout.write("No findings.")
+        for one in rejections:
+            place = one["file"] if one["line"] is None else f"{one['file']}:{one['line']}"
+            self.stderr.write(f"rejected {place}: {one['reason']}")
+        if run.n_rejected > len(rejections):
+            self.stderr.write(f"... and {run.n_rejected - len(rejections):,} more.")
+
+
+def result(run: Run, rejections: list[dict[str, Any]]) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {
+        "run": run.code,
+        "status": run.status,
+        "format": run.format,
+        "trajectories": run.n_trajectories,
+        "steps": run.n_steps,
+        "rows": run.n_rows,
+        "tokens": run.n_tokens,
+        "n_rejected": run.n_rejected,
+        "rejected": rejections,
+        "findings": run.finding_counts,
+        "error": run.error,
+    }

@@ -1,0 +1,134 @@
+"""Launch a run: queue its trajectories for the model's worker, or make them here and now."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from rollouts import launch as launching
+from rollouts.environments import Prompt, PromptsRejected, read_prompts
+from rollouts.launch import LaunchForm, LaunchRefused
+from rollouts.models import Run, Trajectory
+
+POLL_SECONDS = 0.25
+_DEFAULTS = LaunchForm()
+
+
+class Command(BaseCommand):
+    help = (
+        "Launch a run. With --wait it prints the result at its end; where no REDIS_URL names a broker, --wait makes "
+        "the rollouts in this process, without any worker."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--model", default=_DEFAULTS.model, help="a model of INSPECTOR_MODELS (default: demo)")
+        parser.add_argument("--engine", default="", help="default: the engine that the model is served with")
+        parser.add_argument("--environment", default=_DEFAULTS.environment)
+        parser.add_argument(
+            "--prompts-file", type=Path, metavar="FILE", help="JSONL of prompts, see docs/environments.md"
+        )
+        parser.add_argument("--strategy", default=_DEFAULTS.strategy)
+        parser.add_argument("--prompts", type=int, default=_DEFAULTS.prompts, metavar="N")
+        parser.add_argument("--group", type=int, default=_DEFAULTS.group, metavar="K", help="trajectories of a prompt")
+        parser.add_argument("--temperature", type=float, default=_DEFAULTS.temperature, metavar="T")
+        parser.add_argument("--top-p", type=float, default=_DEFAULTS.top_p)
+        parser.add_argument("--top-k", type=int, default=_DEFAULTS.top_k, help="0 = all tokens")
+        parser.add_argument("--min-p", type=float, default=_DEFAULTS.min_p)
+        parser.add_argument("--max-tokens", type=int, default=_DEFAULTS.max_tokens, help="of one turn")
+        parser.add_argument("--max-turns", type=int, default=_DEFAULTS.max_turns)
+        parser.add_argument("--seed", type=int, default=None, metavar="S", help="default: one is drawn and stored")
+        parser.add_argument("--name", default="", help="of the run")
+        parser.add_argument("--wait", action="store_true", help="return when the run has ended")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        names = set(LaunchForm.__dataclass_fields__)
+        form = LaunchForm(**{name: value for name, value in options.items() if name in names})
+        prompts = self._prompts(options["prompts_file"])
+        here = options["wait"] and not os.environ.get("REDIS_URL")
+        try:
+            run = launching.launch(form, name=options["name"], enqueue=not here, prompts=prompts)
+        except LaunchRefused as error:
+            raise CommandError(
+                "\n".join(f"--{name.replace('_', '-')}: {sentence}" for name, sentence in error.problems.items())
+            ) from error
+        if here:
+            self.stderr.write("REDIS_URL is not set, so the rollouts are made in this process, without a worker.")
+            self._work_here(run)
+        elif options["wait"]:
+            self._wait(run)
+        run.refresh_from_db()
+        self._print(run, options["json"])
+        if run.status == Run.Status.FAILED:
+            raise CommandError(f"The run {run.code} failed: {run.error}")
+
+    def _prompts(self, path: Path | None) -> list[Prompt]:
+        if path is None:
+            return []
+        try:
+            return read_prompts(path)
+        except OSError as error:
+            raise CommandError(f"{path} cannot be read: {error.strerror}.") from error
+        except PromptsRejected as error:
+            raise CommandError("\n".join(f"{path}: {sentence}" for sentence in error.problems)) from error
+
+    def _work_here(self, run: Run) -> None:
+        from rollouts.tasks import launch as work
+
+        try:
+            work.work_on(run.pk)
+        except KeyboardInterrupt:
+            Run.objects.filter(pk=run.pk).update(cancel_requested=True)
+            work.settle(run.pk)
+            raise
+        finally:
+            work.close_engines()
+
+    def _wait(self, run: Run) -> None:
+        try:
+            while run.status in (Run.Status.QUEUED, Run.Status.RUNNING):
+                time.sleep(POLL_SECONDS)
+                run.refresh_from_db()
+        except KeyboardInterrupt:
+            self.stderr.write(f"The run {run.code} goes on; its page shows it.")
+            raise
+
+    def _print(self, run: Run, as_json: bool) -> None:
+        rewards = [
+            reward
+            for reward in run.trajectories.filter(status=Trajectory.Status.DONE).values_list("reward", flat=True)
+            if reward is not None
+        ]
+        result = {
+            "run": run.code,
+            "status": run.status,
+            "trajectories": run.n_finished,
+            "failed": run.n_failed,
+            "steps": run.n_steps,
+            "tokens": run.n_tokens,
+            "sampled": run.n_sampled,
+            "rewards": {
+                "mean": sum(rewards) / len(rewards) if rewards else None,
+                "min": min(rewards, default=None),
+                "max": max(rewards, default=None),
+                "n": len(rewards),
+            },
+            "findings": run.finding_counts,
+            "seed": run.settings["seed"],
+        }
+        if run.error:
+            result["error"] = run.error
+        if as_json:
+            self.stdout.write(json.dumps(result))
+            return
+        mean = "no reward yet" if not rewards else f"mean reward {sum(rewards) / len(rewards):.3f}"
+        self.stdout.write(
+            f"Run {run.code} is {run.status}: {run.n_finished} of {run.n_expected} trajectories, "
+            f"{run.n_failed} failed, {run.n_sampled} tokens sampled, {mean}."
+        )

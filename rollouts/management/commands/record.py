@@ -1,0 +1,154 @@
+"""Record what an agent harness asks of a vLLM server: a reverse proxy whose calls become trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from rollouts import services
+from rollouts.engines import EngineError
+from rollouts.engines.http import check_host
+from rollouts.models import Run, Tokenizer
+from rollouts.recorder.proxy import Recorder
+from rollouts.recorder.writer import Writer
+
+GRACE_S = 30.0
+"""How long calls under way may still take when the recorder is stopped."""
+
+
+class Command(BaseCommand):
+    help = (
+        "Stand between an agent harness and a vLLM server: the harness changes its base URL, and every call is stored "
+        "as a step of a live trajectory. See docs/recorder.md."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--upstream", required=True, metavar="URL", help="the server, e.g. http://127.0.0.1:8000")
+        parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+        parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (default: %(default)s)")
+        parser.add_argument(
+            "--run", default="", metavar="NAME", help="name of the new run, or code of one to go on with"
+        )
+        parser.add_argument("--tokenizer", default="", metavar="NAME", help="a registered one, for text and findings")
+        parser.add_argument("--logprobs", action="store_true", help="ask for logprobs too, unseen by the client")
+        parser.add_argument(
+            "--idle-seconds", type=float, default=60.0, metavar="S",
+            help="a trajectory that is silent for so long is taken for finished and judged (default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument("--json", action="store_true", help="print one JSON object at the start and one at the end")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        try:
+            upstream = check_host(options["upstream"], settings.ENGINE_HOSTS)
+        except EngineError as error:
+            raise CommandError(str(error)) from error
+        if not 0 <= options["port"] < 65536 or not options["idle_seconds"] > 0:
+            raise CommandError("--port lies between 0 and 65535, and --idle-seconds above 0.")
+        run = _run_of(options["run"], options["tokenizer"])
+        # The writer computes while requests pass: they must not wait for its turn of the interpreter.
+        sys.setswitchinterval(0.0005)
+        asyncio.run(self._serve(run, upstream, options))
+
+    async def _serve(self, run: Run, upstream: str, options: dict[str, Any]) -> None:
+        recorder = Recorder(upstream, options["logprobs"])
+        runner = web.AppRunner(
+            recorder.application(), handler_cancellation=True, shutdown_timeout=GRACE_S, access_log=None
+        )
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        engine = await _version(recorder.upstream)
+        writer = Writer(
+            run, Path(settings.INSPECTOR_DATA) / "recordings", recorder.upstream, engine, options["idle_seconds"],
+            recorder.stored,
+        )  # fmt: skip
+        recorder.writer = writer  # before the first request can come
+        await runner.setup()
+        site = web.TCPSite(runner, options["host"], options["port"])
+        try:
+            await site.start()
+        except OSError as error:
+            await runner.cleanup()
+            await asyncio.to_thread(_not_begun, run)
+            raise CommandError(
+                f"{options['host']}:{options['port']} cannot be listened on ({error.strerror}). Choose another --port."
+            ) from error
+        await asyncio.to_thread(services.start_run, run)
+        port = runner.addresses[0][1]
+        host = f"[{options['host']}]" if ":" in options["host"] else options["host"]
+        url = f"http://{host}:{port}/v1"
+        writer.start()
+        try:
+            self._say(
+                options,
+                {"run": run.code, "url": url, "upstream": recorder.upstream, "engine": engine},
+                f"Recording {recorder.upstream} ({engine or 'it does not answer yet'}) as run {run.code}.\n"
+                f"Set the harness's base URL to {url} and send an X-Session-Id for each trajectory; Ctrl-C ends it.",
+            )
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+            await asyncio.to_thread(writer.close)
+        counts = writer.state()
+        sentence = f"Recorded {counts['stored']} of {counts['calls']} calls as run {run.code}."
+        if counts["without_ids"]:
+            sentence += f" {counts['without_ids']} came back without token ids."
+        if counts["rescued"]:
+            sentence += f" The database did not take {counts['rescued']}: import {writer.rescue_file}."
+        self._say(options, {"run": run.code, **counts}, sentence)
+
+    def _say(self, options: dict[str, Any], data: dict[str, Any], sentence: str) -> None:
+        self.stdout.write(json.dumps(data) if options["json"] else sentence)
+        self.stdout.flush()
+
+
+def _run_of(name: str, tokenizer_name: str) -> Run:
+    """A new run, or the one whose code is given. Raises :class:`CommandError`."""
+    tokenizer = None
+    if tokenizer_name:
+        tokenizer = Tokenizer.objects.select_related("chat_template").filter(name=tokenizer_name).first()
+        if tokenizer is None:
+            names = ", ".join(Tokenizer.objects.order_by("name").values_list("name", flat=True)) or "none"
+            raise CommandError(
+                f"No tokenizer is registered as {tokenizer_name!r}. Registered: {names}. "
+                "`manage.py register_tokenizer DIR` adds one."
+            )
+    run = Run.objects.select_related("tokenizer").filter(code=name).first() if name else None
+    if run is not None:
+        if run.kind != Run.Kind.IMPORT or run.engine != "recorder":
+            raise CommandError(f"The run {name} was not recorded, so it cannot be gone on with. Give another --run.")
+        Run.objects.filter(pk=run.pk).update(cancel_requested=False)
+        return run
+    return services.create_run(
+        Run.Kind.IMPORT, name or "recorded", tokenizer=tokenizer, engine="recorder", format="recorded_calls",
+        chat_template=tokenizer.chat_template if tokenizer else None,
+    )  # fmt: skip
+
+
+def _not_begun(run: Run) -> None:
+    """Leave no empty run behind."""
+    if run.n_trajectories == 0 and run.started_at is None:
+        services.delete_run(run)
+
+
+async def _version(upstream: str) -> str:
+    """What the server is, e.g. `vllm 0.32.0`; empty when it does not say."""
+    with contextlib.suppress(ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+        timeout = ClientTimeout(total=5)
+        async with (
+            ClientSession(timeout=timeout, trust_env=False) as session,
+            session.get(f"{upstream}/version", allow_redirects=False) as answer,
+        ):
+            return f"vllm {json.loads(await answer.content.read(10_000))['version']}"[:60]
+    return ""

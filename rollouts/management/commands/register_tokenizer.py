@@ -1,0 +1,34 @@
+"""Register a tokenizer's folder under a name."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from rollouts import services
+
+
+class Command(BaseCommand):
+    help = (
+        "Copy a tokenizer's JSON and chat template into the data folder and give it a name. Nothing of it is executed."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("folder", metavar="DIR", help="a folder with tokenizer.json, that file, or a zip of it")
+        parser.add_argument("--name", default=None, help="default: the folder's own")
+        parser.add_argument("--json", action="store_true")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        try:
+            one = services.register_tokenizer(options["folder"], options["name"])
+        except (ValueError, OSError) as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            facts = {name: getattr(one, name) for name in ("name", "sha256", "vocab_size", "encoder")}
+            self.stdout.write(json.dumps({**facts, "chat_template": one.chat_template_id}))
+            return
+        template = "with its chat template" if one.chat_template_id else "without a chat template"
+        self.stdout.write(f"Registered {one.name}: {one.vocab_size:,} tokens, encoder {one.encoder}, {template}.")

@@ -1,0 +1,122 @@
+"""Replay strategies over stored trajectories: the rows that each would have made."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from django.core.management.base import BaseCommand, CommandError
+
+from rollouts import models, replays, selectors, tokenizers
+from rollouts.tito.strategies import STRATEGIES, Context
+from rollouts.tito.strategies.replay import Replay, replay
+from rollouts.tito.trajectory import Origin, Row
+
+BATCH = 20
+
+
+class Command(BaseCommand):
+    help = (
+        "Replay one strategy, or all, over a trajectory or every trajectory of a run, and print the rows that result."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("target", metavar="RUN_OR_TRAJECTORY", help="a code")
+        parser.add_argument("--strategy", default="all", help=f"all, or one of: {', '.join(STRATEGIES)}")
+        parser.add_argument("--tokenizer", default="", help="a registered name or a folder (default: the run's)")
+        parser.add_argument("--chat-template", default="", metavar="FILE", help="default: the run's own")
+        parser.add_argument("--no-rows", action="store_true", help="leave the rows' arrays out of the JSON")
+        parser.add_argument("--json", action="store_true", help="print one JSON list")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        slugs = list(STRATEGIES) if options["strategy"] == "all" else [options["strategy"]]
+        if slugs[0] not in STRATEGIES:
+            raise CommandError(
+                f"There is no strategy named {slugs[0]!r}; choose all or one of {', '.join(STRATEGIES)}."
+            )
+        run, records = self._find(options["target"])
+        context, loaded = _context(run, options["tokenizer"], options["chat_template"])
+        result = []
+        for record, value in records:
+            complete = replays.complete_replies(value, loaded)
+            for slug in slugs:
+                made = replay(complete, STRATEGIES[slug], context)
+                if options["json"]:
+                    result.append(_json(record, made, not options["no_rows"]))
+                else:
+                    self.stdout.write(_line(record, made))
+        if options["json"]:
+            self.stdout.write(json.dumps(result))
+
+    def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.Trajectory, Any]]]:
+        runs = models.Run.objects.select_related("tokenizer", "chat_template")
+        run = runs.filter(code=code).first()
+        if run is not None:
+            return run, _loaded(run.trajectories.order_by("index"))
+        one = models.Trajectory.objects.filter(code=code)
+        record = one.first()
+        if record is None:
+            raise CommandError(f"There is neither a run nor a trajectory with the code {code!r}.")
+        return runs.get(pk=record.run_id), _loaded(one)
+
+
+def _loaded(records: Any) -> Iterator[tuple[models.Trajectory, Any]]:
+    pile: list[models.Trajectory] = []
+    for record in records.iterator(BATCH):
+        pile.append(record)
+        if len(pile) == BATCH:
+            yield from zip(pile, selectors.load_trajectories(pile), strict=True)
+            pile = []
+    yield from zip(pile, selectors.load_trajectories(pile), strict=True)
+
+
+def _context(run: models.Run, tokenizer: str, template_file: str) -> tuple[Context, tokenizers.LoadedTokenizer]:
+    registered = models.Tokenizer.objects.filter(name=tokenizer).first() if tokenizer else None
+    text = None
+    if template_file:
+        try:
+            with open(template_file, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"The chat template {template_file} cannot be read: {error}") from error
+    try:
+        return replays.context_of(run, registered.path if registered is not None else tokenizer, text)
+    except replays.CannotReplay as error:
+        raise CommandError(str(error)) from error
+
+
+def _json(record: models.Trajectory, made: Replay, with_rows: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "trajectory": record.code,
+        "external_id": record.external_id,
+        **replays.figures(made),
+    }
+    if with_rows:
+        values["rows"] = [_row(row) for row in made.rows]
+    return values
+
+
+def _row(row: Row) -> dict[str, Any]:
+    logprobs = None
+    if row.logprobs is not None:
+        logprobs = [None if np.isnan(value) else float(value) for value in row.logprobs]
+    return {
+        "ids": row.ids.tolist(),
+        "loss_mask": row.loss_mask.astype(int).tolist(),
+        "logprobs": logprobs,
+        "origin": None if row.origin is None else [Origin(value).slug for value in row.origin.tolist()],
+    }
+
+
+def _line(record: models.Trajectory, made: Replay) -> str:
+    if made.refused:
+        return f"{record.code}  {made.slug:<17} refused: {made.refused}"
+    where = made.differs_at
+    place = "as recorded" if where is None else f"differs at step {where.step}, token {where.offset}"
+    return (
+        f"{record.code}  {made.slug:<17} {len(made.rows)} rows, {made.trained_tokens} trained, "
+        f"{made.lost_tokens} lost, {made.prompt_tokens_repaid} repaid, {place}"
+    )

@@ -1,0 +1,399 @@
+"""Storage. A step keeps only the tokens it adds; ``shared_length < parent_length`` is the prefix check.
+
+Arrays live in tables of their own (``StepTokens``, ``RowTokens``), so that no list ever reads them.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from django.conf import settings
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from rollouts.fields import FloatsField, IdsField, MaskField, OriginsField
+
+ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
+
+
+def new_code() -> str:
+    """An opaque code for URLs: 12 characters without look-alikes, about 59 bits."""
+    return "".join(secrets.choice(ALPHABET) for _ in range(12))
+
+
+class Content(models.Model):
+    """JSON text stored once by its hash: messages, tools, template kwargs, replies, tasks."""
+
+    sha256 = models.CharField(max_length=64, primary_key=True)
+    body = models.TextField()
+
+
+class ChatTemplate(models.Model):
+    """A Jinja chat template, identified by the sha256 of its bytes."""
+
+    sha256 = models.CharField(max_length=64, primary_key=True)
+    label = models.CharField(max_length=200, blank=True)
+    text = models.TextField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.label or self.sha256[:12]
+
+
+class Tokenizer(models.Model):
+    """A registered tokenizer: a folder of its own under ``INSPECTOR_DATA/tokenizers``, named by content."""
+
+    name = models.CharField(max_length=200, unique=True)
+    sha256 = models.CharField(max_length=64, db_index=True, help_text="Of tokenizer.json.")
+    path = models.CharField(max_length=1000, help_text="Folder with tokenizer.json.")
+    source = models.CharField(max_length=500, help_text="Where it came from: folder, upload, or hub id.")
+    revision = models.CharField(max_length=100, blank=True, help_text="Of a hub id.")
+    vocab_size = models.PositiveIntegerField()
+    encoder = models.CharField(max_length=20, help_text="fastokens or tokenizers: which encoder was found exact.")
+    chat_template = models.ForeignKey(ChatTemplate, null=True, blank=True, on_delete=models.SET_NULL)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Run(models.Model):
+    """One launch or one import."""
+
+    class Kind(models.TextChoices):
+        LAUNCH = "launch"
+        """Rollouts made here."""
+        IMPORT = "import"
+        """Trajectories that somebody else's trainer wrote."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        DONE = "done"
+        FAILED = "failed"
+        """``error`` says why."""
+        CANCELLED = "cancelled"
+
+    code = models.CharField(max_length=16, unique=True, default=new_code)
+    name = models.CharField(max_length=200)
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
+    error = models.TextField(blank=True)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
+    created_at = models.DateTimeField(auto_now_add=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    heartbeat_at = models.DateTimeField(null=True, blank=True, help_text="Last sign of life of the work.")
+    cancel_requested = models.BooleanField(default=False)
+
+    model = models.CharField(max_length=200, blank=True)
+    engine = models.CharField(max_length=60, blank=True)
+    environment = models.CharField(max_length=60, blank=True)
+    strategy = models.CharField(max_length=40, blank=True)
+    tokenizer = models.ForeignKey(Tokenizer, null=True, blank=True, on_delete=models.SET_NULL)
+    chat_template = models.ForeignKey(ChatTemplate, null=True, blank=True, on_delete=models.SET_NULL)
+    format = models.CharField(max_length=200, blank=True, help_text="Of an import: the formats that were recognised.")
+    settings = models.JSONField(
+        default=dict, help_text="What the form asked for: prompts, group, sampling, seed, limits."
+    )
+
+    # Totals, written when work is saved, so that no page counts.
+    n_expected = models.PositiveIntegerField(default=0, help_text="Trajectories a launch will make.")
+    n_trajectories = models.PositiveIntegerField(default=0)
+    n_finished = models.PositiveIntegerField(default=0)
+    n_failed = models.PositiveIntegerField(default=0)
+    n_steps = models.PositiveIntegerField(default=0)
+    n_rows = models.PositiveIntegerField(default=0)
+    n_tokens = models.PositiveBigIntegerField(default=0, help_text="New tokens stored: deltas and completions.")
+    n_sampled = models.PositiveBigIntegerField(default=0)
+    n_rejected = models.PositiveIntegerField(default=0)
+    finding_counts = models.JSONField(default=dict, help_text="kind -> number of findings.")
+    bytes_done = models.PositiveBigIntegerField(default=0, help_text="Of an import: how far the reader is.")
+    bytes_total = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        # The list of runs, newest first.
+        indexes = [models.Index(fields=["-created_at", "-id"], name="run_newest")]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.code})"
+
+
+class Rejection(models.Model):
+    """A line of an imported file that could not be read."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="rejections")
+    file = models.CharField(max_length=500)
+    line = models.PositiveIntegerField(null=True)
+    reason = models.TextField()
+
+
+class Trajectory(models.Model):
+    """One episode."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        DONE = "done"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    code = models.CharField(max_length=16, unique=True, default=new_code)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="trajectories")
+    external_id = models.CharField(max_length=200)
+    index = models.PositiveIntegerField(help_text="Position in its run.")
+    group = models.CharField(max_length=200, blank=True, help_text="Trajectories of one prompt share it.")
+    status = models.CharField(max_length=10, choices=Status.choices, default=Status.DONE)
+    error = models.TextField(blank=True)
+    stop_reason = models.CharField(max_length=60, blank=True)
+    reward = models.FloatField(null=True)
+    reward_parts = models.JSONField(default=dict)
+    task = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+", help_text="Of a launch.")
+    seed = models.BigIntegerField(null=True)
+    tokenizer_name = models.CharField(max_length=200, blank=True, help_text="As the source gives it.")
+    extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True)
+
+    # A worker's lease on a trajectory of a launch: taken by compare-and-set on (attempt, lease_until).
+    attempt = models.PositiveIntegerField(default=0)
+    lease_until = models.DateTimeField(null=True)
+
+    n_steps = models.PositiveIntegerField(default=0)
+    n_rows = models.PositiveIntegerField(default=0)
+    n_tokens = models.PositiveIntegerField(default=0, help_text="New tokens: deltas and completions.")
+    n_sampled = models.PositiveIntegerField(default=0)
+    n_trained = models.PositiveIntegerField(default=0)
+    n_findings = models.PositiveIntegerField(default=0)
+    worst_severity = models.CharField(max_length=10, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["run", "index"], name="trajectory_index_in_run"),
+            models.UniqueConstraint(fields=["run", "external_id"], name="trajectory_external_id_in_run"),
+        ]
+        indexes = [
+            # The list of a run sorted by reward, by length, by number of findings.
+            models.Index(fields=["run", "reward", "index"], name="trajectory_by_reward"),
+            models.Index(fields=["run", "n_tokens", "index"], name="trajectory_by_tokens"),
+            models.Index(fields=["run", "n_findings", "index"], name="trajectory_by_findings"),
+            # Siblings: trajectories of one prompt.
+            models.Index(fields=["run", "group", "index"], name="trajectory_by_group"),
+            # What a worker may take next.
+            models.Index(fields=["run", "status", "index"], name="trajectory_by_status"),
+        ]
+
+
+class Row(models.Model):
+    """One training row. A row that is the stream of a step keeps no tokens of its own: ``last_step`` names it."""
+
+    trajectory = models.ForeignKey(Trajectory, on_delete=models.CASCADE, related_name="rows")
+    index = models.PositiveIntegerField()
+    last_step = models.ForeignKey("Step", null=True, on_delete=models.CASCADE, related_name="+")
+    n_tokens = models.PositiveIntegerField()
+    n_trained = models.PositiveIntegerField()
+    step_indices = models.JSONField(default=list, help_text="Steps whose completions it trains.")
+    extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["trajectory", "index"], name="row_index_in_trajectory")]
+
+
+class RowTokens(models.Model):
+    """The arrays of a row that is no step's stream, each as long as the source had it."""
+
+    row = models.OneToOneField(Row, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
+    ids = IdsField()
+    loss_mask = MaskField()
+    logprobs = FloatsField(null=True)
+    origin = OriginsField(null=True)
+
+
+class RowColumn(models.Model):
+    """A trainer-side column of a row: advantages, entropy, trainer logprobs, ..."""
+
+    row = models.ForeignKey(Row, on_delete=models.CASCADE, related_name="columns")
+    name = models.CharField(max_length=60)
+    values = FloatsField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["row", "name"], name="column_name_in_row")]
+
+
+class Step(models.Model):
+    """One engine call."""
+
+    trajectory = models.ForeignKey(Trajectory, on_delete=models.CASCADE, related_name="steps")
+    index = models.PositiveIntegerField()
+    parent = models.ForeignKey("self", null=True, on_delete=models.CASCADE, related_name="children")
+    shared_length = models.PositiveIntegerField(
+        default=0, help_text="Leading prompt ids shared with the parent's stream."
+    )
+    parent_length = models.PositiveIntegerField(default=0, help_text="Length of the parent's stream.")
+    prompt_length = models.PositiveIntegerField()
+    completion_length = models.PositiveIntegerField()
+    row_index = models.PositiveIntegerField(default=0, help_text="The row that trains this step.")
+
+    finish_reason = models.CharField(max_length=30, blank=True)
+    stop_reason = models.CharField(max_length=100, blank=True)
+    logprobs_mode = models.CharField(max_length=20, blank=True)
+    temperature = models.FloatField(null=True)
+    top_p = models.FloatField(null=True)
+    top_k = models.IntegerField(null=True)
+    engine = models.CharField(max_length=60, blank=True)
+    policy_version = models.CharField(max_length=100, blank=True)
+    chat_template_sha256 = models.CharField(max_length=64, blank=True, help_text="Empty = the run's own.")
+
+    # The request's messages, delta-coded like the ids: the parent's first `messages_shared`, then `messages_new`.
+    messages_shared = models.PositiveIntegerField(default=0)
+    messages_new = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    tools = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    template_kwargs = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    reply = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    text = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["trajectory", "index"], name="step_index_in_trajectory")]
+        indexes = [
+            # Every step of a million at which the stream broke.
+            models.Index(
+                fields=["trajectory", "index"],
+                name="step_broken",
+                condition=Q(shared_length__lt=F("parent_length")),
+            ),
+        ]
+
+
+class StepTokens(models.Model):
+    """The tokens a step adds."""
+
+    step = models.OneToOneField(Step, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
+    delta_ids = IdsField(help_text="prompt_ids[shared_length:]")
+    delta_origin = OriginsField(null=True)
+    completion_ids = IdsField()
+    logprobs = FloatsField(null=True)
+
+
+class Finding(models.Model):
+    """A persisted diagnosis."""
+
+    trajectory = models.ForeignKey(Trajectory, on_delete=models.CASCADE, related_name="findings")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="findings")
+    step_index = models.PositiveIntegerField(null=True)
+    row_index = models.PositiveIntegerField(null=True)
+    axis = models.CharField(max_length=10)
+    kind = models.CharField(max_length=40)
+    severity = models.CharField(max_length=10)
+    start = models.PositiveIntegerField()
+    stop = models.PositiveIntegerField()
+    expected_ids = IdsField()
+    actual_ids = IdsField()
+    expected_text = models.TextField(blank=True)
+    actual_text = models.TextField(blank=True)
+    message_index = models.PositiveIntegerField(null=True)
+    evidence = models.TextField()
+    remedy = models.TextField(blank=True)
+    missing = models.CharField(max_length=200, blank=True)
+    trained_tokens_lost = models.PositiveIntegerField(default=0)
+    trained_tokens_wrong = models.PositiveIntegerField(default=0)
+    rows = models.PositiveIntegerField(default=1)
+    prompt_tokens_repaid = models.PositiveIntegerField(default=0)
+    version = models.PositiveIntegerField(help_text="Of the diagnosis that made it.")
+
+    class Meta:
+        indexes = [
+            # The findings of one trajectory, in reading order.
+            models.Index(fields=["trajectory", "step_index", "start"], name="finding_in_trajectory"),
+            # Trajectories of a run that have a finding of a kind.
+            models.Index(fields=["run", "kind", "trajectory"], name="finding_by_kind"),
+        ]
+
+
+class TemplateCheck(models.Model):
+    """A chat-template check: the same question has the same code."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        DONE = "done"
+        FAILED = "failed"
+
+    code = models.CharField(max_length=16, unique=True, help_text="From the hash of the question.")
+    tokenizer = models.ForeignKey(Tokenizer, null=True, on_delete=models.SET_NULL)
+    chat_template = models.ForeignKey(ChatTemplate, on_delete=models.PROTECT)
+    question = models.JSONField(default=dict, help_text="tools, kwargs, own conversation.")
+    status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
+    error = models.TextField(blank=True)
+    report = models.JSONField(null=True, help_text="rollouts.chat_templates' report.")
+    cells = models.JSONField(null=True, help_text="The report in short, for the matrix: each probe with its outcome.")
+    progress = models.CharField(
+        max_length=200, blank=True, help_text="How far the search for a repair is; empty = over."
+    )
+    version = models.PositiveIntegerField(default=0)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+
+class Replay(models.Model):
+    """What every strategy would have made of a trajectory. It follows from what is stored, so it is made once."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        DONE = "done"
+        FAILED = "failed"
+
+    trajectory = models.OneToOneField(Trajectory, on_delete=models.CASCADE, related_name="replay")
+    key = models.CharField(max_length=64, help_text="Hash of all that it follows from; another one makes it stale.")
+    status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
+    error = models.TextField(blank=True)
+    report = models.JSONField(null=True, help_text="The figures of each strategy.")
+    asked_at = models.DateTimeField(default=timezone.now)
+
+
+class ReplayRows(models.Model):
+    """The rows that one strategy made, one behind the other."""
+
+    replay = models.ForeignKey(Replay, on_delete=models.CASCADE, related_name="rows")
+    strategy = models.CharField(max_length=40)
+    lengths = models.JSONField(help_text="Tokens of each row.")
+    ids = IdsField()
+    loss_mask = MaskField()
+    origin = OriginsField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["replay", "strategy"], name="strategy_in_replay")]
+
+
+class ShareLink(models.Model):
+    """A read-only link that works without login until it expires or is revoked."""
+
+    token_sha256 = models.CharField(
+        max_length=64, unique=True, help_text="The token itself is shown once and not kept."
+    )
+    hint = models.CharField(max_length=8, help_text="First characters of the token, to tell links apart.")
+    run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE)
+    trajectory = models.ForeignKey(Trajectory, null=True, on_delete=models.CASCADE)
+    check_result = models.ForeignKey(TemplateCheck, null=True, on_delete=models.CASCADE)
+    query = models.CharField(max_length=500, blank=True, help_text="The view that the link opens, e.g. t=1204-1260.")
+    note = models.CharField(max_length=500, blank=True)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+    revoked_at = models.DateTimeField(null=True)
+
+
+class ApiToken(models.Model):
+    """What a trainer shows to push trajectories; it writes as the person who made it."""
+
+    token_sha256 = models.CharField(
+        max_length=64, unique=True, help_text="The token itself is shown once and not kept."
+    )
+    hint = models.CharField(max_length=12, help_text="First characters of the token, to tell tokens apart.")
+    name = models.CharField(max_length=200, help_text="What uses it.")
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    created_at = models.DateTimeField(auto_now_add=True)
+    last_used_at = models.DateTimeField(null=True, help_text="To the minute.")
+    revoked_at = models.DateTimeField(null=True)

@@ -1,0 +1,305 @@
+"""The reverse proxy: requests on to the server, answers back, and a copy of each call for the writer.
+
+An answer is on its way to the client before anything is done with its copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import aiohttp
+from aiohttp import web
+from django.utils import timezone
+from multidict import CIMultiDict
+from yarl import URL
+
+from rollouts.recorder import wire
+from rollouts.recorder.writer import Call, End, Writer
+
+log = logging.getLogger(__name__)
+
+SESSION_HEADER = "X-Session-Id"
+SESSION_PATH = "/session/"
+"""`/session/NAME/v1/...` is `/v1/...` of that session: for a harness that can change its base URL alone."""
+OWN = "/recorder"
+PASSED = ("/v1/", "/health", "/version", "/tokenize", "/detokenize")
+MOST_UNWRITTEN = 4096
+"""Calls under way or not yet stored; beyond that, requests wait for the database."""
+MOST_BODY_BYTES = 256 << 20
+MOST_KEPT_BYTES = 64 << 20
+"""Of one answer. A longer one passes without being recorded, and the run says so."""
+HOP_BY_HOP = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
+     "upgrade", "host", "content-length", "proxy-connection", "expect")
+)  # fmt: skip
+STREAM_TYPE = "text/event-stream"
+
+
+def _headers(found: Mapping[str, str]) -> CIMultiDict[str]:
+    """Headers that go on: all but those that speak of one connection."""
+    named = {name.strip().lower() for name in found.get("Connection", "").split(",")}
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in found.items():
+        if name.lower() not in HOP_BY_HOP and name.lower() not in named:
+            kept.add(name, value)
+    return kept
+
+
+def _begun(upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    """An answer with the server's status and headers."""
+    return web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers))
+
+
+@contextlib.contextmanager
+def _cut_when_broken(request: web.Request) -> Iterator[None]:
+    """An answer that has begun and cannot be ended is cut off, as the server's was: no client waits for more."""
+    try:
+        yield
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        log.warning("answer broken off: %r", error)
+        if request.transport is not None:
+            request.transport.close()
+
+
+def _refuse(status: int, sentence: str) -> web.Response:
+    """In the shape in which OpenAI's clients expect an error."""
+    body = {"error": {"message": sentence, "type": "recorder", "code": status}}
+    return web.json_response(body, status=status)
+
+
+def tidy_session(name: str) -> str:
+    """A session's name as the store takes it: printable, at most 200 characters; a longer one ends in a hash."""
+    name = "".join(letter if letter.isprintable() else "�" for letter in name.strip())
+    if len(name) > 200:
+        name = f"{name[:180]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return name
+
+
+class Recorder:
+    """The proxy's application; one upstream, one writer."""
+
+    def __init__(self, upstream: str, logprobs: bool = False) -> None:
+        self.upstream = upstream.rstrip("/").removesuffix("/v1")
+        self.logprobs = logprobs
+        self.writer: Writer | None = None
+        self._room = asyncio.Semaphore(MOST_UNWRITTEN)
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def stored(self, n: int) -> None:
+        """Called by the writer's thread: so many calls are off our hands."""
+
+        def release() -> None:
+            for _ in range(n):
+                self._room.release()
+
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(release)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        app.cleanup_ctx.append(self._connect)
+        return app
+
+    async def _connect(self, _: web.Application) -> Any:
+        self._loop = asyncio.get_running_loop()
+        self._session = aiohttp.ClientSession(
+            auto_decompress=False,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4),  # vLLM's own is 5 s
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+            trust_env=False,
+            # A stream's line may hold the ids of a long prompt.
+            read_bufsize=1 << 20,
+        )
+        yield
+        await self._session.close()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path, _, query = request.raw_path.partition("?")
+        session = request.headers.get(SESSION_HEADER, "")
+        if path == OWN or path.startswith(f"{OWN}/"):
+            return await self._own(request, unquote(path))
+        if path.startswith(SESSION_PATH):
+            name, slash, rest = path[len(SESSION_PATH) :].partition("/")
+            path, session = slash + rest, session or unquote(name)
+        if not path.startswith(PASSED) or any(part in (".", "..") for part in unquote(path).split("/")):
+            return _refuse(404, f"The recorder passes {', '.join(PASSED)} on to the server, and nothing else.")
+        url = URL(self.upstream + path + (f"?{query}" if query else ""), encoded=True)
+        try:
+            if request.method == "POST" and path in wire.RECORDED:
+                return await self._record(request, url, path, tidy_session(session))
+            return await self._pass(request, url)
+        except web.HTTPRequestEntityTooLarge:
+            return _refuse(413, f"The request is larger than {MOST_BODY_BYTES >> 20} MB.")
+        except (aiohttp.ClientConnectionResetError, ConnectionResetError):
+            raise  # the client has gone
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning("upstream does not answer: %r", error)
+            return _refuse(502, f"The server at {self.upstream} does not answer ({error}). Is it running?")
+
+    async def _pass(self, request: web.Request, url: URL) -> web.StreamResponse:
+        """Everything untouched, both ways."""
+        assert self._session is not None
+        body = request.content if request.body_exists else None
+        headers = _headers(request.headers)
+        if "Content-Length" in request.headers:
+            headers["Content-Length"] = request.headers["Content-Length"]
+        async with self._session.request(
+            request.method, url, data=body, headers=headers, allow_redirects=False
+        ) as upstream:
+            return await self._copy(request, upstream)
+
+    async def _copy(self, request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        response = _begun(upstream)
+        if upstream.content_length is not None:
+            response.content_length = upstream.content_length
+        await response.prepare(request)
+        with _cut_when_broken(request):
+            async for piece in upstream.content.iter_any():
+                await response.write(piece)
+            await response.write_eof()
+        return response
+
+    async def _record(self, request: web.Request, url: URL, path: str, session: str) -> web.StreamResponse:
+        assert self._session is not None and self.writer is not None
+        body = await request.read()
+        asked = wire.amend(path, body, self.logprobs)
+        headers = _headers(request.headers)
+        if asked is not None:
+            headers["Accept-Encoding"] = "identity"
+        await self._room.acquire()
+        kept = _Copy(session, body)
+        try:
+            async with self._session.post(
+                url, data=asked.body if asked else body, headers=headers, allow_redirects=False
+            ) as upstream:
+                encoded = upstream.headers.get("Content-Encoding", "identity").lower() != "identity"
+                if asked is None or upstream.status != 200 or encoded:
+                    if asked is not None and upstream.status == 200:
+                        kept.problem = "the server compressed its answer although it was asked not to."
+                    return await self._copy(request, upstream)
+                if upstream.content_type == STREAM_TYPE:
+                    return await self._stream(request, upstream, asked, kept)
+                return await self._whole(request, upstream, asked, kept)
+        finally:
+            # Also when the client has gone, which cancels this task: nothing here waits.
+            call = kept.call()
+            if call is None:
+                self._room.release()
+            else:
+                self.writer.take(call)
+
+    async def _whole(
+        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, kept: _Copy
+    ) -> web.StreamResponse:
+        answer = await upstream.read()
+        kept.whole(answer)
+        response = web.Response(
+            status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers),
+            body=wire.strip(answer, asked),
+        )  # fmt: skip
+        await response.prepare(request)
+        await response.write_eof()
+        return response
+
+    async def _stream(
+        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, kept: _Copy
+    ) -> web.StreamResponse:
+        response = _begun(upstream)
+        await response.prepare(request)
+        kept.begin_stream()
+        events = wire.Events()
+        with _cut_when_broken(request):
+            async for piece in upstream.content.iter_any():
+                out = []
+                for event in events.feed(piece):
+                    found = wire.payload(event)
+                    if found is None:
+                        out.append(event)
+                        continue
+                    kept.event(found)
+                    stripped = wire.strip(found, asked)
+                    # An event that is not changed keeps its bytes.
+                    if stripped is found:
+                        out.append(event)
+                    elif stripped:
+                        out.append(b"data: " + stripped + b"\n\n")
+                if out:
+                    await response.write(b"".join(out))
+            kept.broken_off = False
+            if rest := events.end():
+                await response.write(rest)
+            await response.write_eof()
+        return response
+
+    # -- the recorder's own address ------------------------------------------------------------------------------------
+
+    async def _own(self, request: web.Request, path: str) -> web.Response:
+        """`GET /recorder`: how it stands. `POST /recorder/sessions/NAME`: the session is over."""
+        assert self.writer is not None
+        if request.method == "GET" and path == OWN:
+            return web.json_response({"run": self.writer.run.code, "upstream": self.upstream, **self.writer.state()})
+        name = tidy_session(path.removeprefix(f"{OWN}/sessions/"))
+        if request.method != "POST" or not path.startswith(f"{OWN}/sessions/") or not name:
+            return _refuse(404, "There are GET /recorder and POST /recorder/sessions/NAME.")
+        try:
+            end = json.loads(await request.read() or b"{}")
+            reward, stop_reason = end.get("reward"), end.get("stop_reason") or ""
+            reward = None if reward is None else float(reward)
+            if not isinstance(stop_reason, str) or "\0" in stop_reason or (reward and not math.isfinite(reward)):
+                raise ValueError
+            stop_reason.encode()
+        except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+            return _refuse(400, 'Say how the session ended as {"reward": 1.0, "stop_reason": "answered"}.')
+        self.writer.take(End(name, reward, stop_reason))
+        return web.json_response({"run": self.writer.run.code, "session": name})
+
+
+class _Copy:
+    """What is kept of one call while it passes."""
+
+    def __init__(self, session: str, request: bytes) -> None:
+        self._session, self._request = session, request
+        self._answer: bytes | list[bytes] | None = None
+        self._size = 0
+        self._created_at = timezone.now().isoformat()
+        self.broken_off = False
+        self.problem = ""
+
+    def whole(self, answer: bytes) -> None:
+        self._answer = answer
+        self._grow(len(answer))
+
+    def begin_stream(self) -> None:
+        self._answer, self.broken_off = [], True
+
+    def event(self, payload: bytes) -> None:
+        if isinstance(self._answer, list) and not self.problem:
+            self._answer.append(payload)
+            self._grow(len(payload))
+
+    def _grow(self, n: int) -> None:
+        self._size += n
+        if self._size > MOST_KEPT_BYTES:
+            self._answer = []
+            self.problem = f"its answer is larger than {MOST_KEPT_BYTES >> 20} MB."
+
+    def call(self) -> Call | None:
+        """None when there is nothing to record: an error, or nothing had come yet."""
+        if self.problem:
+            return Call(self._session, self._request, b"", False, self._created_at, self.problem)
+        if not self._answer:
+            return None
+        return Call(self._session, self._request, self._answer, self.broken_off, self._created_at)

@@ -1,0 +1,269 @@
+"""The thread that stores what passed: no request ever waits for the database, and nothing that was taken is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+from django.db import DatabaseError, close_old_connections, connection
+from django.utils import timezone
+
+from rollouts import selectors, services, tokenizers
+from rollouts.diagnosis import findings_for
+from rollouts.formats import Rejected, Source, recorded_calls
+from rollouts.models import Run
+from rollouts.recorder import wire
+from rollouts.recorder.sessions import Conversations
+from rollouts.services.pushed import add_rejections
+from rollouts.services.recorded import append_steps, settle_trajectory
+from rollouts.tito.trajectory import Step
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 100
+POLL_S = 0.25
+BEAT_S = 2.0
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 5.0
+AT_END_S = 60.0
+"""How long a database that does not answer is tried when the recorder ends; then the calls go to a file."""
+SOURCE = "recorder"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One answered call, as it went over the wire."""
+
+    session: str
+    """The trajectory that the client named; empty = it is found by the conversation."""
+    request: bytes
+    answer: bytes | list[bytes]
+    """A body, or the payloads of a stream's events."""
+    broken_off: bool
+    """The stream ended before the server said so."""
+    created_at: str
+    problem: str = ""
+    """Why the answer cannot be read, where that is known already."""
+
+
+@dataclass(frozen=True)
+class End:
+    """A harness says that a trajectory is over."""
+
+    session: str
+    reward: float | None = None
+    stop_reason: str = ""
+
+
+class Writer:
+    """Takes calls from any thread; stores them in one of its own, in piles."""
+
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        upstream: str = "",
+        engine: str = "",
+        idle_s: float = 60.0,
+        stored: Callable[[int], None] = lambda n: None,
+    ) -> None:
+        self.run, self.upstream, self.engine, self.idle_s = run, upstream, engine, idle_s
+        self.counts: Counter[str] = Counter()
+        self.cancelled = threading.Event()
+        self.rescue_file = folder / f"{run.code}.calls.jsonl"
+        self._stored = stored
+        self._queue: SimpleQueue[Call | End] = SimpleQueue()
+        self._conversations = Conversations()
+        self._open: dict[str, float] = {}
+        """Trajectories under way: when each was last called."""
+        self._ends: dict[str, End] = {}
+        self._closing = threading.Event()
+        self._give_up_at = float("inf")
+        self._reported = 0
+        self._n_begun = 0
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=False)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take(self, item: Call | End) -> None:
+        """Never waits. How much may lie here unwritten is the proxy's to bound."""
+        if isinstance(item, Call):
+            self.counts["calls"] += 1
+        self._queue.put(item)
+
+    def state(self) -> dict[str, int]:
+        """How many calls came, were stored, had no ids, could not be read, had to be kept in a file."""
+        return {name: self.counts[name] for name in ("calls", "stored", "without_ids", "unread", "rescued")}
+
+    def close(self) -> None:
+        """Store everything that was taken, settle every trajectory, end the run."""
+        self._give_up_at = time.monotonic() + AT_END_S
+        self._closing.set()
+        self._thread.join()
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        table = self._table()
+        beat_at = 0.0
+        try:
+            while True:
+                pile = self._gather()
+                calls = [item for item in pile if isinstance(item, Call)]
+                if calls and self.cancelled.is_set():
+                    self._stored(len(calls))
+                elif calls:
+                    self._store(calls, table)
+                self._ends |= {item.session: item for item in pile if isinstance(item, End)}
+                ending = self._closing.is_set() and not pile
+                self._settle(everything=ending)
+                if ending:
+                    break
+                if time.monotonic() > beat_at and not self._closing.is_set():
+                    beat_at = time.monotonic() + BEAT_S
+                    self._beat()
+            self._again(self._end_run)
+        finally:
+            # The connection belongs to this thread and would stay open with it.
+            connection.close()
+
+    def _gather(self) -> list[Call | End]:
+        pile: list[Call | End] = []
+        with suppress(Empty):
+            pile.append(self._queue.get(timeout=0 if self._closing.is_set() else POLL_S))
+            while len(pile) < MOST_AT_ONCE:
+                pile.append(self._queue.get_nowait())
+        return pile
+
+    def _table(self) -> Any:
+        """Tells scaffold from observation; None without a tokenizer."""
+        with suppress(OSError, ValueError, DatabaseError):
+            if self.run.tokenizer is not None:
+                return tokenizers.byte_table(Path(self.run.tokenizer.path), services.byte_tables_folder())
+        return None
+
+    def _again(self, work: Callable[[], None]) -> bool:
+        """Do it until the database has done it; False when it was given up at the end, or can never be done."""
+        wait = FIRST_WAIT_S
+        while True:
+            try:
+                work()
+                return True
+            except DatabaseError as error:
+                log.warning("not stored, tried again run=%s: %s", self.run.code, error)
+                if time.monotonic() > self._give_up_at:
+                    return False
+                with suppress(DatabaseError):
+                    close_old_connections()
+                time.sleep(wait)
+                wait = min(wait * 2, LONGEST_WAIT_S)
+            except Exception:
+                log.exception("not stored run=%s", self.run.code)
+                return False
+
+    def _store(self, calls: Sequence[Call], table: Any) -> None:
+        steps: dict[str, list[Step]] = defaultdict(list)
+        lines: list[bytes] = []
+        rejected: list[tuple[int | None, str]] = []
+        for call in calls:
+            try:
+                name, line, read = self._read(call)
+            except ValueError as error:
+                rejected.append((None, f"A call could not be recorded: {error}"))
+                continue
+            steps[name] += read
+            lines.append(line)
+            missing = any(not len(step.prompt_ids) or not len(step.completion_ids) for step in read)
+            self.counts["without_ids"] += missing
+        self.counts["unread"] += len(rejected)
+        if steps and not self._again(lambda: self._append(steps, table)):
+            self._rescue(lines)
+        if rejected:
+            self._again(lambda: add_rejections(self.run, SOURCE, rejected))
+        if self.counts["without_ids"] != self._reported:
+            self._reported = self.counts["without_ids"]
+            self._again(self._report)
+        self.counts["stored"] += len(calls) - len(rejected)
+        self._stored(len(calls))
+
+    def _append(self, steps: dict[str, list[Step]], table: Any) -> None:
+        append_steps(self.run, steps, table)
+        now = time.monotonic()
+        self._open |= dict.fromkeys(steps, now)
+
+    def _read(self, call: Call) -> tuple[str, bytes, list[Step]]:
+        """The trajectory's name, the call as a line, and its steps. Raises ``ValueError`` with a sentence."""
+        if call.problem:
+            raise ValueError(call.problem)
+        try:
+            answer = call.answer if isinstance(call.answer, bytes) else wire.join_stream(call.answer, call.broken_off)
+            line = wire.recorded_line(call.session or "?", call.request, answer, call.created_at)
+        except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, AttributeError, LookupError) as error:
+            raise ValueError(f"its answer is not what an OpenAI-compatible server sends ({error}).") from error
+        found = next(iter(recorded_calls.read(Source.of_bytes(line))), Rejected(None, "it is empty."))
+        if isinstance(found, Rejected):
+            raise ValueError(found.reason)
+        steps = [replace(step, engine=self.engine) for step in found.steps]
+        name = call.session
+        if not name:
+            name = self._conversations.name(steps[0], f"conversation-{timezone.now():%Y%m%d-%H%M%S}-{self._n_begun}")
+            self._n_begun += 1
+            line = line.replace(b'"session_id":"?"', b'"session_id":' + msgspec.json.encode(name), 1)
+        return name, line, steps
+
+    def _rescue(self, lines: Sequence[bytes]) -> None:
+        """What the database did not take: a file that import_rollouts reads."""
+        self.rescue_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.rescue_file.open("ab") as file:
+            file.writelines(lines)
+        self.counts["rescued"] += len(lines)
+        self.counts["stored"] -= len(lines)
+        log.error("%d calls not stored, kept in %s run=%s", len(lines), self.rescue_file, self.run.code)
+
+    def _settle(self, everything: bool) -> None:
+        """Judge and close the trajectories that have ended: said so, silent for long, or the recorder ends."""
+        before = time.monotonic() - self.idle_s
+        silent = [name for name, last in self._open.items() if everything or last < before]
+        for name in dict.fromkeys([*self._ends, *silent]):
+            if not everything and not self._queue.empty() and name not in self._ends:
+                return  # calls first
+            end = self._ends.pop(name, End(name))
+            self._open.pop(name, None)
+            self._again(lambda name=name, end=end: self._settle_one(name, end))  # type: ignore[misc]
+
+    def _settle_one(self, name: str, end: End) -> None:
+        record = self.run.trajectories.filter(external_id=name).first()
+        if record is None:
+            return
+        findings = findings_for(selectors.load_trajectory(record), self.run)
+        settle_trajectory(self.run, name, findings, end.reward, end.stop_reason)
+
+    def _report(self) -> None:
+        n, calls = self.counts["without_ids"], self.counts["calls"]
+        Run.objects.filter(pk=self.run.pk).update(
+            error=f"{n} of {calls} recorded calls came back from {self.upstream or 'the server'} without token ids, so "
+            "their tokens cannot be inspected. vLLM answers return_token_ids since 0.10.2: upgrade the server, or see "
+            "whether another proxy between it and the recorder drops the field."
+        )
+
+    def _beat(self) -> None:
+        with suppress(DatabaseError):
+            if services.beat(self.run) and not self.cancelled.is_set():
+                log.warning("recording was cancelled, calls still pass run=%s", self.run.code)
+                self.cancelled.set()
+
+    def _end_run(self) -> None:
+        held = Run.objects.filter(pk=self.run.pk).first()
+        if held is not None:
+            status = Run.Status.CANCELLED if held.cancel_requested else Run.Status.DONE
+            services.end_run(held, status, held.error)

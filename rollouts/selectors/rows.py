@@ -1,0 +1,161 @@
+"""A row as its page reads it: spans from columns alone, and a window of tokens from the arrays that overlap it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from django.db.models import BooleanField, Case, Value, When
+
+from rollouts import models
+from rollouts.selectors.streams import stream_pieces
+from rollouts.selectors.trajectories import _columns
+from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch ``[start, stop)`` of a row with one writer."""
+
+    start: int
+    stop: int
+    step_index: int | None
+    """The step that read it (prompt, delta) or sampled it (completion); None for a row that came without steps."""
+    part: str
+    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that keeps its own arrays."""
+    origin_known: bool = True
+    """False = nothing tells template scaffold from observation here; the tokens are shown as observation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Tokens ``[start, stop)`` of a row; all arrays ``[stop - start]``."""
+
+    start: int
+    stop: int
+    n_tokens: int
+    """Of the whole row."""
+    ids: Ids
+    origin: Origins
+    loss_mask: Mask
+    logprobs: Floats | None
+    """NaN where a token was not sampled or the source is short; None = the source has none."""
+    step_index: np.ndarray
+    """int32; -1 where no step is known."""
+
+
+def get_row(trajectory: models.Trajectory, row: int | models.Row) -> models.Row:
+    """A row by its index. Raises ``Row.DoesNotExist``."""
+    if isinstance(row, models.Row):
+        return row
+    return models.Row.objects.select_related("last_step").get(trajectory=trajectory, index=row)
+
+
+def row_spans(trajectory: models.Trajectory, row: int | models.Row) -> list[Span]:
+    """The spans of a row in order, empty ones left out. No array is read."""
+    record = get_row(trajectory, row)
+    if record.last_step_id is None:
+        return [Span(0, record.n_tokens, None, "row")] if record.n_tokens else []
+    known = Case(When(tokens__delta_origin__isnull=False, then=Value(True)), default=False, output_field=BooleanField())
+    steps = models.Step.objects.filter(trajectory=trajectory, index__in=record.step_indices).order_by("index")
+    spans: list[Span] = []
+    end = 0
+    for index, prompt_length, completion_length, has_origin in steps.annotate(has_origin=known).values_list(
+        "index", "prompt_length", "completion_length", "has_origin"
+    ):
+        first = not spans
+        if prompt_length > end:
+            spans.append(Span(end, prompt_length, index, "prompt" if first else "delta", first or has_origin))
+        end = prompt_length + completion_length
+        if completion_length:
+            spans.append(Span(prompt_length, end, index, "completion"))
+    return spans
+
+
+def row_window(trajectory: models.Trajectory, row: int | models.Row, start: int, stop: int) -> Window:
+    """The tokens ``[start, stop)`` of a row, clipped to it. Only arrays that overlap are read; at most 3 queries."""
+    record = get_row(trajectory, row)
+    start = max(0, min(start, record.n_tokens))
+    stop = max(start, min(stop, record.n_tokens))
+    if record.last_step_id is None:
+        return _own_window(record, start, stop)
+    n = stop - start
+    ids = np.zeros(n, dtype=np.int32)
+    origin = np.full(n, Origin.PROMPT, dtype=np.uint8)
+    loss_mask = np.zeros(n, dtype=np.bool_)
+    logprobs = np.full(n, np.nan, dtype=np.float32)
+    step_index = np.full(n, -1, dtype=np.int32)
+    steps = list(_columns(trajectory.pk))
+    by_index = {step.index: n for n, step in enumerate(steps)}
+    chain = [steps[by_index[index]] for index in record.step_indices]
+    last = by_index[record.step_indices[-1]]
+    pieces = [piece for piece in stream_pieces(steps, last) if piece.start < stop and piece.stop > start]
+    needed = {steps[by_index[piece.step_index]].pk for piece in pieces}
+    # A step of the chain may own no piece of the window and yet its completion's logprobs (a branch that starts alike).
+    needed |= {
+        step.pk for step in chain
+        if step.prompt_length < stop and step.prompt_length + step.completion_length > start
+    }  # fmt: skip
+    tokens = {held.step_id: held for held in models.StepTokens.objects.filter(step__in=needed)}
+    for piece in pieces:
+        held = tokens[steps[by_index[piece.step_index]].pk]
+        array = held.completion_ids if piece.part == "completion" else held.delta_ids
+        a, b = max(piece.start, start), min(piece.stop, stop)
+        ids[a - start : b - start] = array[a - piece.start : b - piece.start]
+    end = 0
+    for number, step in enumerate(chain):
+        a, b = max(end, start), min(step.prompt_length, stop)
+        if b > a:
+            step_index[a - start : b - start] = step.index
+            if number:
+                origin[a - start : b - start] = Origin.OBSERVATION
+                own = tokens.get(step.pk)
+                if own is not None and own.delta_origin is not None:
+                    # It counts from shared_length: the end of the chain's stream, or beyond when a sibling shares more.
+                    a = max(a, step.shared_length)
+                    part = own.delta_origin[a - step.shared_length : max(b - step.shared_length, 0)]
+                    origin[a - start : a - start + len(part)] = part
+        end = step.prompt_length + step.completion_length
+        a, b = max(step.prompt_length, start), min(end, stop)
+        if b > a:
+            step_index[a - start : b - start] = step.index
+            origin[a - start : b - start] = Origin.SAMPLED
+            loss_mask[a - start : b - start] = True
+            held = tokens[step.pk]
+            if held.logprobs is not None:
+                part = held.logprobs[a - step.prompt_length : b - step.prompt_length]
+                logprobs[a - start : a - start + len(part)] = part
+    known = any(held.logprobs is not None for held in tokens.values())
+    return Window(start, stop, record.n_tokens, ids, origin, loss_mask, logprobs if known else None, step_index)
+
+
+def _own_window(record: models.Row, start: int, stop: int) -> Window:
+    """Of a row with arrays of its own. One that is too short is padded: the diagnosis tells, the page draws."""
+    tokens = models.RowTokens.objects.get(pk=record.pk)
+    n = stop - start
+    mask = np.zeros(n, dtype=np.bool_)
+    part = tokens.loss_mask[start:stop]
+    mask[: len(part)] = part
+    logprobs = None
+    if tokens.logprobs is not None:
+        logprobs = np.full(n, np.nan, dtype=np.float32)
+        values = tokens.logprobs[start:stop]
+        logprobs[: len(values)] = values
+    origin = np.full(n, Origin.PROMPT, dtype=np.uint8)
+    if tokens.origin is not None:
+        codes = tokens.origin[start:stop]
+        origin[: len(codes)] = codes
+    else:
+        # Nobody wrote down who wrote what: before the first trained token the prompt, after it what the mask says.
+        trained = np.flatnonzero(tokens.loss_mask)
+        first = int(trained[0]) if len(trained) else record.n_tokens
+        origin[max(first - start, 0) :] = Origin.OBSERVATION
+        origin[mask] = Origin.SAMPLED
+    return Window(
+        start, stop, record.n_tokens, tokens.ids[start:stop], origin, mask, logprobs, np.full(n, -1, dtype=np.int32)
+    )
+
+
+def row_columns(record: models.Row, start: int, stop: int) -> dict[str, Floats]:
+    """Trainer-side columns of ``[start, stop)``; one may be shorter than the row."""
+    return {column.name: column.values[start:stop] for column in record.columns.all()}

@@ -1,0 +1,274 @@
+"""Lists and summaries. The number of queries does not depend on the number of trajectories."""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Avg, Count, Exists, F, FloatField, Max, Min, OuterRef, Q, QuerySet, Value
+from django.db.models.functions import Cast, Floor, Least
+
+from rollouts import models
+
+N_BINS = 20
+SORTS = ("index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings")
+"""What a list of trajectories can be sorted by; a minus sign means descending."""
+
+
+@dataclass(frozen=True)
+class TrajectoryFilters:
+    """Which trajectories of a run are listed. An empty value filters nothing."""
+
+    kind: str = ""
+    """That have a finding of this kind."""
+    severity: str = ""
+    """That have a finding of this severity."""
+    reward_min: float | None = None
+    reward_max: float | None = None
+    """Inclusive. A trajectory without a reward passes neither bound."""
+    stop_reason: str = ""
+    group: str = ""
+    status: str = ""
+    text: str = ""
+    """Part of the external id, upper and lower case alike."""
+    step: int | None = None
+    """That have a finding at this step; with ``kind`` or ``severity``, one finding is all of it."""
+    first: int | None = None
+    last: int | None = None
+    """Bounds of the position in the run, inclusive."""
+    flawed: bool = False
+    """That have a finding of any kind."""
+    hide_queued: bool = False
+    """Leave out those that nobody has begun."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Part of a list."""
+
+    items: list[models.Trajectory]
+    next_cursor: str
+    """What ``after`` takes for the following part; empty = this is the last."""
+
+
+@dataclass(frozen=True)
+class RewardBin:
+    """One bar of the histogram: ``[start, stop)``, the last one closed."""
+
+    start: float
+    stop: float
+    n: int
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What the run page shows beside the list."""
+
+    by_status: dict[str, int]
+    n_rewards: int
+    reward_mean: float | None
+    reward_min: float | None
+    reward_max: float | None
+    reward_std: float | None
+    reward_bins: list[RewardBin]
+    stop_reasons: dict[str, int]
+    """Reason -> trajectories, the most frequent first; the empty one counts those without."""
+    finding_counts: dict[str, int]
+    """Kind -> findings."""
+    finding_trajectories: dict[str, int] = field(default_factory=dict)
+    """Kind -> trajectories that have it."""
+    severities: dict[str, int] = field(default_factory=dict)
+    """Severity -> trajectories whose worst finding it is; the empty one counts those without findings."""
+
+
+def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.Trajectory]:
+    """The trajectories that pass, in no order."""
+    found = models.Trajectory.objects.filter(run=run)
+    if filters.kind or filters.severity or filters.step is not None:
+        findings = models.Finding.objects.filter(run=run, trajectory=OuterRef("pk"))
+        if filters.kind:
+            findings = findings.filter(kind=filters.kind)
+        if filters.severity:
+            findings = findings.filter(severity=filters.severity)
+        if filters.step is not None:
+            findings = findings.filter(step_index=filters.step)
+        found = found.filter(Exists(findings))
+    if filters.flawed:
+        found = found.filter(n_findings__gt=0)
+    if filters.first is not None:
+        found = found.filter(index__gte=filters.first)
+    if filters.last is not None:
+        found = found.filter(index__lte=filters.last)
+    if filters.reward_min is not None:
+        found = found.filter(reward__gte=filters.reward_min)
+    if filters.reward_max is not None:
+        found = found.filter(reward__lte=filters.reward_max)
+    if filters.stop_reason:
+        found = found.filter(stop_reason=filters.stop_reason)
+    if filters.group:
+        found = found.filter(group=filters.group)
+    if filters.status:
+        found = found.filter(status=filters.status)
+    if filters.hide_queued:
+        found = found.exclude(status=models.Trajectory.Status.QUEUED)
+    if filters.text:
+        found = found.filter(external_id__icontains=filters.text.replace("\0", ""))
+    return found
+
+
+def list_trajectories(
+    run: models.Run,
+    filters: TrajectoryFilters | None = None,
+    sort: str = "index",
+    after: str = "",
+    limit: int = 50,
+) -> Page:
+    """A keyset page, one query. An unknown sort or a cursor that cannot be read starts at the beginning.
+
+    Those without a reward come last either way.
+    """
+    if sort not in SORTS:
+        sort = "index"
+    column, descending = sort.removeprefix("-"), sort.startswith("-")
+    found = filter_trajectories(run, filters or TrajectoryFilters())
+    cursor = _read_cursor(after, sort)
+    if column == "index":
+        if cursor is not None:
+            found = found.filter(index__lt=cursor[1]) if descending else found.filter(index__gt=cursor[1])
+        found = found.order_by(sort)
+    else:
+        order = F(column).desc(nulls_last=True) if descending else F(column).asc(nulls_last=True)
+        found = found.order_by(order, "index")
+        if cursor is not None:
+            found = found.filter(_beyond(column, descending, *cursor))
+    items = list(found[: limit + 1])
+    more = len(items) > limit
+    items = items[:limit]
+    return Page(items, _cursor(sort, getattr(items[-1], column), items[-1].index) if more else "")
+
+
+def neighbours(
+    trajectory: models.Trajectory, filters: TrajectoryFilters | None = None, sort: str = "index"
+) -> tuple[models.Trajectory | None, models.Trajectory | None]:
+    """The trajectories before and after it, in the order of a list, among those that pass. Two queries."""
+    found = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
+    column, descending = sort.removeprefix("-"), sort.startswith("-")
+    index = trajectory.index
+    if sort not in SORTS or column == "index":
+        lower = found.filter(index__lt=index).order_by("-index").first()
+        higher = found.filter(index__gt=index).order_by("index").first()
+        return (higher, lower) if descending else (lower, higher)
+    value = getattr(trajectory, column)
+    order = F(column).desc(nulls_last=True) if descending else F(column).asc(nulls_last=True)
+    back = F(column).asc(nulls_first=True) if descending else F(column).desc(nulls_first=True)
+    after = found.filter(_beyond(column, descending, value, index)).order_by(order, "index").first()
+    before = found.filter(_short_of(column, descending, value, index)).order_by(back, "-index").first()
+    return before, after
+
+
+def _beyond(column: str, descending: bool, value: float | None, index: int) -> Q:
+    if value is None:
+        return Q(**{f"{column}__isnull": True, "index__gt": index})
+    same = Q(**{column: value, "index__gt": index})
+    further = Q(**{f"{column}__{'lt' if descending else 'gt'}": value})
+    return same | further | Q(**{f"{column}__isnull": True})
+
+
+def _short_of(column: str, descending: bool, value: float | None, index: int) -> Q:
+    """What stands before a value in the list; those without one stand last."""
+    if value is None:
+        return Q(**{f"{column}__isnull": False}) | Q(**{f"{column}__isnull": True, "index__lt": index})
+    return Q(**{column: value, "index__lt": index}) | Q(**{f"{column}__{'gt' if descending else 'lt'}": value})
+
+
+def _cursor(sort: str, value: Any, index: int) -> str:
+    return urlsafe_b64encode(json.dumps([sort, value, index]).encode()).decode().rstrip("=")
+
+
+def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
+    try:
+        made_for, value, index = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        number = None if value is None else float(value)
+        if made_for != sort or not -1 <= int(index) < 2**31 or (number is not None and not math.isfinite(number)):
+            return None
+        return number, int(index)
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return None
+
+
+def run_summary(run: models.Run) -> RunSummary:
+    """Counts, reward histogram, findings by kind, stop reasons. Six queries."""
+    found = models.Trajectory.objects.filter(run=run)
+    statuses = dict(found.values_list("status").annotate(n=Count("pk")).order_by("status"))
+    reward = found.aggregate(
+        n=Count("reward"),
+        mean=Avg("reward"),
+        low=Min("reward"),
+        high=Max("reward"),
+        square=Avg(F("reward") * F("reward")),
+    )
+    # Not StdDev: on SQLite Django's raises an error when no trajectory has a reward.
+    spread = None if reward["mean"] is None else math.sqrt(max(reward["square"] - reward["mean"] ** 2, 0.0))
+    stops = dict(found.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
+    severities = dict(found.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
+    kinds = models.Finding.objects.filter(run=run).values_list("kind").annotate(
+        n=Count("pk"), trajectories=Count("trajectory", distinct=True)
+    ).order_by("-n", "kind")  # fmt: skip
+    rows = list(kinds)
+    return RunSummary(
+        by_status=statuses,
+        n_rewards=reward["n"],
+        reward_mean=reward["mean"],
+        reward_min=reward["low"],
+        reward_max=reward["high"],
+        reward_std=spread,
+        reward_bins=_histogram(found, reward["low"], reward["high"], reward["n"]),
+        stop_reasons=stops,
+        finding_counts={kind: n for kind, n, _ in rows},
+        finding_trajectories={kind: n for kind, _, n in rows},
+        severities=severities,
+    )
+
+
+def _histogram(found: QuerySet[models.Trajectory], low: float | None, high: float | None, n: int) -> list[RewardBin]:
+    """Bars of equal width from the least reward to the greatest; one bar when all are equal."""
+    if low is None or high is None or not n:
+        return []
+    width = (high - low) / N_BINS
+    if width <= 0 or not math.isfinite(width):
+        return [RewardBin(low, high, n)]
+    # Divided before the floor, not counted in Python: a run may have a million trajectories.
+    position = Floor((F("reward") - Value(low)) / Value(width), output_field=FloatField())
+    bins = found.filter(reward__isnull=False).annotate(bin=Least(Cast(position, FloatField()), Value(N_BINS - 1.0)))
+    counts = {int(number): count for number, count in bins.values_list("bin").annotate(n=Count("pk"))}
+    return [RewardBin(low + i * width, low + (i + 1) * width, counts.get(i, 0)) for i in range(N_BINS)]
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """The trajectories of one prompt."""
+
+    n: int
+    n_rewards: int
+    mean: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def has_no_signal(self) -> bool:
+        """All rewards are equal: a group-relative advantage is zero for every one of them."""
+        return self.n_rewards > 1 and self.low == self.high
+
+
+def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]:
+    """Rewards of some groups of a run, one query."""
+    rows = models.Trajectory.objects.filter(run=run, group__in=[group for group in groups if group]).values_list(
+        "group"
+    ).annotate(
+        n=Count("pk"), n_rewards=Count("reward"), mean=Avg("reward"), low=Min("reward"), high=Max("reward")
+    )  # fmt: skip
+    return {group: GroupStats(*values) for group, *values in rows}

@@ -1,0 +1,76 @@
+"""Everything that writes to the database. Each function is one short transaction unless it says otherwise."""
+
+from rollouts.services.contents import store_content
+from rollouts.services.findings import replace_findings
+from rollouts.services.imports import import_files
+from rollouts.services.launched import (
+    End,
+    NewTrajectory,
+    add_queued_trajectories,
+    cancel_remaining,
+    fail_trajectory,
+    finish_trajectories,
+    finish_trajectory,
+    lease_trajectories,
+    release_trajectories,
+    renew_lease,
+    resume_run,
+    save_step,
+    save_steps,
+)
+from rollouts.services.runs import (
+    beat,
+    cancel_run,
+    create_run,
+    delete_run,
+    delete_trajectories,
+    end_run,
+    recount,
+    start_run,
+)
+from rollouts.services.shares import create_share, revoke_share, token_hash
+from rollouts.services.tokenizers import (
+    byte_tables_folder,
+    find_tokenizer,
+    register_chat_template,
+    register_tokenizer,
+    tokenizers_folder,
+)
+from rollouts.services.trajectories import fill_origins, save_trajectories
+
+__all__ = [
+    "End",
+    "NewTrajectory",
+    "add_queued_trajectories",
+    "beat",
+    "byte_tables_folder",
+    "cancel_remaining",
+    "cancel_run",
+    "create_run",
+    "create_share",
+    "delete_run",
+    "delete_trajectories",
+    "end_run",
+    "fail_trajectory",
+    "fill_origins",
+    "find_tokenizer",
+    "finish_trajectories",
+    "finish_trajectory",
+    "import_files",
+    "lease_trajectories",
+    "recount",
+    "register_chat_template",
+    "register_tokenizer",
+    "release_trajectories",
+    "renew_lease",
+    "replace_findings",
+    "resume_run",
+    "revoke_share",
+    "save_step",
+    "save_steps",
+    "save_trajectories",
+    "start_run",
+    "store_content",
+    "token_hash",
+    "tokenizers_folder",
+]

@@ -1,0 +1,46 @@
+"""JSON bodies stored once by their hash."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from rollouts.formats.json_text import canonical_json
+from rollouts.models import Content
+
+
+class Contents:
+    """Bodies gathered for one insert."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, str] = {}
+
+    def add(self, value: Any) -> str:
+        """Remember a value; gives its key."""
+        return self.add_text(canonical_json(value))
+
+    def add_text(self, body: str) -> str:
+        key = hashlib.sha256(body.encode("utf-8")).hexdigest()
+        self._bodies[key] = body
+        return key
+
+    def add_unless_empty(self, value: Any) -> str | None:
+        """None for an empty mapping or None: nothing is stored for nothing."""
+        return self.add(value) if value else None
+
+    def save(self) -> None:
+        """Insert what is not there yet. In the order of the keys: two writers never wait for each other in a ring."""
+        if self._bodies:
+            Content.objects.bulk_create(
+                [Content(sha256=key, body=self._bodies[key]) for key in sorted(self._bodies)], ignore_conflicts=True
+            )
+            self._bodies = {}
+
+
+def store_content(value: Any) -> Content:
+    """Store one JSON value."""
+    contents = Contents()
+    key = contents.add(value)
+    body = contents._bodies[key]
+    contents.save()
+    return Content(sha256=key, body=body)

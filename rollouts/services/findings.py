@@ -1,0 +1,80 @@
+"""Writing findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from django.db import transaction
+
+from rollouts import models
+from rollouts.tito.diagnose.finding import Finding
+
+
+def _text(value: str) -> str:
+    """Token text holds any character; PostgreSQL's text cannot hold U+0000, so its picture stands for it."""
+    return value.replace("\0", "␀").encode("utf-8", "replace").decode()
+
+
+def worst_severity(severities: Iterable[str]) -> str:
+    """The gravest of them, or empty."""
+    order = ("error", "warning", "info")
+    return min((str(severity) for severity in severities), key=order.index, default="")
+
+
+def _version() -> int:
+    from rollouts.tito import diagnose
+
+    return int(getattr(diagnose, "VERSION", 0))
+
+
+def add_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Sequence[Finding]]]) -> Counter[str]:
+    """Insert findings; gives how many of each kind. The caller keeps the totals."""
+    version = _version()
+    records = [
+        models.Finding(
+            trajectory=trajectory,
+            run=run,
+            step_index=finding.step,
+            row_index=finding.row,
+            axis=finding.axis,
+            kind=finding.kind,
+            severity=finding.severity,
+            start=finding.start,
+            stop=finding.stop,
+            expected_ids=finding.expected_ids,
+            actual_ids=finding.actual_ids,
+            expected_text=_text(finding.expected_text),
+            actual_text=_text(finding.actual_text),
+            message_index=finding.message_index,
+            evidence=_text(finding.evidence),
+            remedy=_text(finding.remedy),
+            missing=_text(finding.missing)[:200],
+            trained_tokens_lost=finding.cost.trained_tokens_lost,
+            trained_tokens_wrong=finding.cost.trained_tokens_wrong,
+            rows=finding.cost.rows,
+            prompt_tokens_repaid=finding.cost.prompt_tokens_repaid,
+            version=version,
+        )
+        for trajectory, findings in found
+        for finding in findings
+    ]
+    models.Finding.objects.bulk_create(records)
+    return Counter(record.kind for record in records)
+
+
+def replace_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Sequence[Finding]]]) -> None:
+    """Put new findings in place of the old ones of these trajectories, and correct all totals."""
+    with transaction.atomic():
+        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        old = models.Finding.objects.filter(trajectory__in=[trajectory.pk for trajectory, _ in found])
+        counts = Counter(held.finding_counts)
+        counts.subtract(Counter(old.values_list("kind", flat=True)))
+        old.delete()
+        counts.update(add_findings(run, found))
+        for trajectory, findings in found:
+            trajectory.n_findings = len(findings)
+            trajectory.worst_severity = worst_severity(finding.severity for finding in findings)
+        models.Trajectory.objects.bulk_update([t for t, _ in found], ["n_findings", "worst_severity"], batch_size=200)
+        run.finding_counts = {kind: n for kind, n in counts.items() if n > 0}
+        models.Run.objects.filter(pk=run.pk).update(finding_counts=run.finding_counts)

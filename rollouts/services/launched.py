@@ -1,0 +1,331 @@
+"""Writing the trajectories of a launch: leases, steps as they are sampled, the end of each; all idempotent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from django.db import connection, transaction
+from django.db.models import F, Q
+from django.utils import timezone
+
+from rollouts import models
+from rollouts.selectors.streams import stored_streams
+from rollouts.services.contents import Contents
+from rollouts.services.findings import add_findings, worst_severity
+from rollouts.services.keys import insert_whole, reserve_keys
+from rollouts.services.trajectories import (
+    build_rows,
+    bump_run,
+    insert_rows,
+    leading_equal,
+    make_step,
+    make_step_tokens,
+    message_texts,
+    set_totals,
+)
+from rollouts.tito.diagnose.finding import Finding
+from rollouts.tito.prefix import Link, link_steps, merge_steps
+from rollouts.tito.trajectory import JSON, Row, Step
+
+Status = models.Trajectory.Status
+
+
+@dataclass(frozen=True)
+class NewTrajectory:
+    """A trajectory that a launch will make."""
+
+    external_id: str
+    group: str = ""
+    task: JSON = None
+    """Any JSON value: what the environment needs to begin."""
+    seed: int | None = None
+
+
+def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) -> list[models.Trajectory]:
+    """Queue trajectories of a launch; the run expects that many more."""
+    with transaction.atomic():
+        contents = Contents()
+        first = run.trajectories.count()
+        records = [
+            models.Trajectory(
+                run=run,
+                index=first + n,
+                external_id=one.external_id,
+                group=one.group,
+                status=Status.QUEUED,
+                task_id=None if one.task is None else contents.add(one.task),
+                seed=one.seed,
+            )
+            for n, one in enumerate(wanted)
+        ]
+        contents.save()
+        created = models.Trajectory.objects.bulk_create(records)
+        models.Run.objects.filter(pk=run.pk).update(
+            n_expected=F("n_expected") + len(records), n_trajectories=F("n_trajectories") + len(records)
+        )
+    run.refresh_from_db(fields=["n_expected", "n_trajectories"])
+    return created
+
+
+def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.Trajectory]:
+    """Take up to ``n`` queued trajectories, or running ones whose worker has gone silent, for so many seconds.
+
+    Each comes back with its ``attempt``, which later calls must name. No two workers get the same one.
+    """
+    now = timezone.now()
+    free = Q(status=Status.QUEUED) | Q(status=Status.RUNNING, lease_until__lt=now)
+    until = now + timedelta(seconds=seconds)
+    with transaction.atomic():
+        # Where rows are locked one by one another worker skips them; SQLite lets one writer in at a time.
+        skips = connection.features.has_select_for_update_skip_locked
+        candidates = run.trajectories.select_for_update(of=("self",), skip_locked=skips).filter(free)
+        taken = list(candidates.select_related("task").order_by("index")[:n])
+        models.Trajectory.objects.filter(pk__in=[record.pk for record in taken]).update(
+            attempt=F("attempt") + 1, lease_until=until, status=Status.RUNNING, error=""
+        )
+    for record in taken:
+        record.attempt += 1
+        record.lease_until, record.status, record.error = until, Status.RUNNING, ""
+    return taken
+
+
+def renew_lease(records: Sequence[models.Trajectory], seconds: float) -> set[int]:
+    """Hold leases for longer; gives the keys of those that are still ours."""
+    until = timezone.now() + timedelta(seconds=seconds)
+    kept: set[int] = set()
+    by_attempt: dict[int, list[int]] = {}
+    for record in records:
+        by_attempt.setdefault(record.attempt, []).append(record.pk)
+    with transaction.atomic():
+        for attempt, keys in by_attempt.items():
+            ours = models.Trajectory.objects.filter(pk__in=keys, attempt=attempt, status=Status.RUNNING)
+            ours.update(lease_until=until)
+            kept.update(ours.values_list("pk", flat=True))
+    return kept
+
+
+def release_trajectories(records: Sequence[models.Trajectory]) -> None:
+    """Put leased trajectories back into the queue, with the steps they have."""
+    for record in records:
+        models.Trajectory.objects.filter(pk=record.pk, attempt=record.attempt, status=Status.RUNNING).update(
+            status=Status.QUEUED, lease_until=None
+        )
+
+
+def save_step(trajectory_pk: int, index: int, step: Step) -> None:
+    """One more step of a launched trajectory. A step that is stored already stays as it is."""
+    save_steps([(trajectory_pk, index, step)])
+
+
+def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
+    """Steps of several trajectories, as (trajectory key, step index, step), in one transaction.
+
+    Raises ``ValueError`` when a step would leave a gap before it.
+    """
+    if not new:
+        return
+    with transaction.atomic():
+        streams = stored_streams({key for key, _, _ in new})
+        runs = dict(models.Trajectory.objects.filter(pk__in=streams).values_list("pk", "run_id"))
+        contents = Contents()
+        keys = reserve_keys(models.Step, len(new))
+        records: list[models.Step] = []
+        tokens: list[models.StepTokens] = []
+        added: dict[int, list[models.Step]] = {}
+        for trajectory_key, index, step in sorted(new, key=lambda one: one[:2]):
+            if trajectory_key not in runs:
+                continue  # the run was deleted meanwhile
+            stored = streams[trajectory_key]
+            if index < len(stored):
+                continue
+            if index > len(stored):
+                raise ValueError(f"step {index} cannot be stored before step {len(stored)}")
+            link = _link(stored.values, step)
+            texts = message_texts(step)
+            shared = 0 if link.parent is None else leading_equal(stored.message_texts(link.parent), texts)
+            parent = None if link.parent is None else stored.keys[link.parent]
+            record = make_step(
+                models.Trajectory(pk=trajectory_key), index, step, link, parent, texts, shared, contents, next(keys)
+            )
+            records.append(record)
+            tokens.append(make_step_tokens(record, step, link, shared, None))
+            stored.append(record.pk, step, texts)
+            added.setdefault(trajectory_key, []).append(record)
+        contents.save()
+        insert_whole(records)
+        insert_whole(tokens)
+        per_run: dict[int, list[int]] = {}
+        for key, steps in sorted(added.items()):
+            n_sampled = sum(step.completion_length for step in steps)
+            n_tokens = n_sampled + sum(step.prompt_length - step.shared_length for step in steps)
+            models.Trajectory.objects.filter(pk=key).update(
+                n_steps=F("n_steps") + len(steps),
+                n_tokens=F("n_tokens") + n_tokens,
+                n_sampled=F("n_sampled") + n_sampled,
+            )
+            totals = per_run.setdefault(runs[key], [0, 0, 0])
+            for i, value in enumerate((len(steps), n_tokens, n_sampled)):
+                totals[i] += value
+        for run_key, (n_steps, n_tokens, n_sampled) in sorted(per_run.items()):
+            models.Run.objects.filter(pk=run_key).update(
+                n_steps=F("n_steps") + n_steps,
+                n_tokens=F("n_tokens") + n_tokens,
+                n_sampled=F("n_sampled") + n_sampled,
+                heartbeat_at=timezone.now(),
+            )
+
+
+def _link(earlier: Sequence[Step], step: Step) -> Link:
+    return link_steps([*earlier, step])[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """How a launched trajectory ended."""
+
+    key: int
+    """Of the trajectory."""
+    attempt: int
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    stop_reason: str = ""
+    findings: Sequence[Finding] = ()
+    rows: Sequence[Row] | None = None
+    """None = they follow from the steps."""
+
+
+def finish_trajectory(
+    pk: int,
+    attempt: int,
+    reward: float | None,
+    reward_parts: Mapping[str, float],
+    stop_reason: str,
+    findings: Sequence[Finding] = (),
+    rows: Sequence[Row] | None = None,
+) -> bool:
+    """The end of a launched trajectory: rows, totals and findings written, status done.
+
+    ``rows=None``: they follow from the steps. False, and nothing changed, when this attempt no longer holds it.
+    """
+    return bool(finish_trajectories([End(pk, attempt, reward, reward_parts, stop_reason, findings, rows)]))
+
+
+def finish_trajectories(ends: Sequence[End]) -> set[int]:
+    """The ends of many launched trajectories in one transaction; gives the keys of those that were ended.
+
+    One whose attempt no longer holds it, or that has ended already, stays as it is.
+    """
+    if not ends:
+        return set()
+    with transaction.atomic():
+        held = models.Trajectory.objects.select_for_update(of=("self",)).select_related("run")
+        records = held.filter(pk__in=[end.key for end in ends], status=Status.RUNNING).order_by("pk").in_bulk()
+        ours: dict[int, End] = {}
+        for end in ends:
+            if end.key in records and records[end.key].attempt == end.attempt:
+                ours.setdefault(end.key, end)
+        streams = stored_streams(ours)
+        steps: dict[int, list[models.Step]] = {key: [] for key in ours}
+        for step in models.Step.objects.filter(trajectory__in=ours).order_by("trajectory_id", "index"):
+            steps[step.trajectory_id].append(step)
+        merged = {
+            key: merge_steps(streams[key].values, streams[key].links) for key, end in ours.items() if end.rows is None
+        }
+        keys = reserve_keys(
+            models.Row, sum(len(merged[key] if key in merged else ours[key].rows or ()) for key in ours)
+        )
+        contents, built = Contents(), []
+        added: dict[int, Counter[str]] = {}
+        counts: dict[int, list[tuple[models.Trajectory, Sequence[Finding]]]] = {}
+        for key, end in ours.items():
+            record = records[key]
+            before = record.n_steps, record.n_tokens, record.n_sampled
+            values, links = streams[key].values, streams[key].links
+            built.append(build_rows(record, steps[key], values, end.rows, links, contents, keys, merged.get(key)))
+            set_totals(record, steps[key], built[-1].rows)
+            if not steps[key]:
+                record.n_sampled, record.n_tokens = before[2], before[1]
+            record.status, record.finished_at, record.lease_until = Status.DONE, timezone.now(), None
+            record.reward, record.reward_parts, record.stop_reason = end.reward, dict(end.reward_parts), end.stop_reason
+            record.n_findings = len(end.findings)
+            record.worst_severity = worst_severity(finding.severity for finding in end.findings)
+            totals = added.setdefault(record.run_id, Counter())
+            totals["n_finished"] += 1
+            totals["n_rows"] += record.n_rows
+            for name, old in zip(("n_steps", "n_tokens", "n_sampled"), before, strict=True):
+                totals[name] += getattr(record, name) - old
+            counts.setdefault(record.run_id, []).append((record, end.findings))
+        contents.save()
+        insert_rows(built)
+        moved = [step for key in ours for step in steps[key] if step.row_index]
+        models.Step.objects.bulk_update(moved, ["row_index"], batch_size=100)
+        for key in ours:
+            values_now = {name: getattr(records[key], name) for name in _ENDED}
+            models.Trajectory.objects.filter(pk=key).update(**values_now)
+        for run_key, found in counts.items():
+            run = found[0][0].run
+            kinds = add_findings(run, found)
+            bump_run(run, kinds, **added[run_key])
+    return set(ours)
+
+
+_ENDED = (
+    "status", "finished_at", "lease_until", "reward", "reward_parts", "stop_reason", "n_findings", "worst_severity",
+    "n_steps", "n_rows", "n_trained", "n_tokens", "n_sampled",
+)  # fmt: skip
+"""The columns that the end of a trajectory changes."""
+
+
+def fail_trajectory(pk: int, attempt: int, error: str, findings: Sequence[Finding] = ()) -> bool:
+    """A launched trajectory that cannot go on; its steps stay. False when this attempt no longer holds it."""
+    with transaction.atomic():
+        lost = models.Trajectory.objects.filter(pk=pk, attempt=attempt, status=Status.RUNNING).update(
+            status=Status.FAILED, error=error, finished_at=timezone.now(), lease_until=None,
+            n_findings=len(findings), worst_severity=worst_severity(finding.severity for finding in findings),
+        )  # fmt: skip
+        if lost:
+            record = models.Trajectory.objects.select_related("run").get(pk=pk)
+            bump_run(record.run, add_findings(record.run, [(record, findings)]), n_failed=1)
+    return bool(lost)
+
+
+def cancel_remaining(run: models.Run) -> int:
+    """Every trajectory that is not finished becomes cancelled; gives how many."""
+    return run.trajectories.filter(status__in=(Status.QUEUED, Status.RUNNING)).update(
+        status=Status.CANCELLED, finished_at=timezone.now(), lease_until=None, attempt=F("attempt") + 1
+    )
+
+
+def resume_run(run: models.Run) -> int:
+    """Queue again what a launch has not finished, with the steps it has; gives how many trajectories are to be made.
+
+    For a run that failed, was cancelled or is silent. What still works on it loses its leases. Raises ``ValueError``
+    with a sentence where there is nothing to go on with.
+    """
+    with transaction.atomic():
+        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        if held.kind != models.Run.Kind.LAUNCH:
+            raise ValueError("Only a launched run can be resumed; an import is begun again from its files.")
+        unfinished = held.trajectories.exclude(status=Status.DONE)
+        failed = unfinished.filter(status=Status.FAILED)
+        kinds: Counter[str] = Counter(
+            models.Finding.objects.filter(trajectory__in=failed).order_by().values_list("kind", flat=True)
+        )
+        models.Finding.objects.filter(trajectory__in=failed).delete()
+        n_failed = failed.count()
+        n = unfinished.update(
+            status=Status.QUEUED, error="", finished_at=None, lease_until=None, attempt=F("attempt") + 1,
+            n_findings=0, worst_severity="",
+        )  # fmt: skip
+        if not n:
+            raise ValueError("Every trajectory of this run is done, so there is nothing to resume.")
+        models.Run.objects.filter(pk=held.pk).update(
+            status=models.Run.Status.QUEUED, error="", finished_at=None, heartbeat_at=None, cancel_requested=False,
+            n_failed=F("n_failed") - n_failed,
+        )  # fmt: skip
+        bump_run(held, {kind: -count for kind, count in kinds.items()})
+    run.refresh_from_db()
+    return n

@@ -1,0 +1,139 @@
+"""Runs: made, cancelled, deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Count, Exists, OuterRef, Q, Sum
+from django.utils import timezone
+
+from rollouts import models
+from rollouts.services.launched import cancel_remaining
+
+MOST_REJECTIONS = 1000
+"""Rejected lines of a run that are kept with their reason; beyond that they are only counted."""
+
+
+def create_run(kind: str, name: str, user: Any = None, **fields: Any) -> models.Run:
+    """A queued run. ``user`` may be anonymous or None."""
+    owner = user if user is not None and getattr(user, "is_authenticated", False) else None
+    return models.Run.objects.create(kind=kind, name=name[:200], created_by=owner, **fields)
+
+
+def start_run(run: models.Run) -> None:
+    """The work has begun."""
+    now = timezone.now()
+    run.status, run.started_at, run.heartbeat_at, run.error = models.Run.Status.RUNNING, run.started_at or now, now, ""
+    run.save(update_fields=["status", "started_at", "heartbeat_at", "error"])
+
+
+def end_run(run: models.Run, status: str, error: str = "") -> None:
+    """The work is over, one way or another."""
+    run.status, run.error, run.finished_at = status, error, timezone.now()
+    run.save(update_fields=["status", "error", "finished_at"])
+
+
+def beat(run: models.Run, **fields: Any) -> bool:
+    """Say that the work is alive, and how far it is; True when somebody asked it to stop."""
+    models.Run.objects.filter(pk=run.pk).update(heartbeat_at=timezone.now(), **fields)
+    wanted = models.Run.objects.filter(pk=run.pk).values_list("cancel_requested", flat=True).first()
+    return wanted is None or wanted
+
+
+def cancel_run(run: models.Run) -> None:
+    """Ask a run to stop. One that nobody has begun stops at once; workers see the flag within two seconds."""
+    Status = models.Run.Status
+    with transaction.atomic():
+        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        if held.status in (Status.QUEUED, Status.RUNNING):
+            held.cancel_requested = True
+            if held.status == Status.QUEUED:
+                held.status, held.finished_at = Status.CANCELLED, timezone.now()
+                cancel_remaining(held)
+            held.save(update_fields=["cancel_requested", "status", "finished_at"])
+    run.refresh_from_db()
+
+
+def delete_run(run: models.Run) -> None:
+    """Remove a run and everything that only it refers to."""
+    for_run = models.Trajectory.objects.filter(run=run)
+    while keys := list(for_run.values_list("pk", flat=True)[:200]):
+        delete_trajectories(keys)
+    run.delete()
+
+
+def delete_trajectories(keys: list[int]) -> None:
+    """Remove trajectories with all that hangs on them, table by table: nothing is loaded. Totals are not touched."""
+    with transaction.atomic():
+        bodies = _content_keys(keys)
+        in_steps = {"step__trajectory__in": keys}
+        in_rows = {"row__trajectory__in": keys}
+        querysets: list[Any] = [
+            models.ShareLink.objects.filter(trajectory__in=keys),
+            models.Finding.objects.filter(trajectory__in=keys),
+            models.ReplayRows.objects.filter(replay__trajectory__in=keys),
+            models.Replay.objects.filter(trajectory__in=keys),
+            models.RowColumn.objects.filter(**in_rows),
+            models.RowTokens.objects.filter(**in_rows),
+            models.Row.objects.filter(trajectory__in=keys),
+            models.StepTokens.objects.filter(**in_steps),
+            models.Step.objects.filter(trajectory__in=keys),
+            models.Trajectory.objects.filter(pk__in=keys),
+        ]
+        for queryset in querysets:
+            queryset._raw_delete(queryset.db)
+        _delete_unused(bodies)
+
+
+def recount(run: models.Run) -> None:
+    """Totals of a run from what it has, after something was taken away."""
+    Status = models.Trajectory.Status
+    totals: dict[str, Any] = run.trajectories.aggregate(
+        n_trajectories=Count("pk"),
+        n_finished=Count("pk", filter=Q(status=Status.DONE)),
+        n_failed=Count("pk", filter=Q(status=Status.FAILED)),
+        n_steps=Sum("n_steps"),
+        n_rows=Sum("n_rows"),
+        n_tokens=Sum("n_tokens"),
+        n_sampled=Sum("n_sampled"),
+    )
+    values = {name: value or 0 for name, value in totals.items()}
+    counts = models.Finding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
+    values["finding_counts"] = dict(counts)
+    models.Run.objects.filter(pk=run.pk).update(**values)
+    for name, value in values.items():
+        setattr(run, name, value)
+
+
+_STEP_BODIES = ("messages_new", "tools", "template_kwargs", "reply", "text", "extra")
+
+
+def _references() -> list[tuple[type[Any], str]]:
+    return [
+        *((models.Step, name) for name in _STEP_BODIES),
+        (models.Row, "extra"), (models.Trajectory, "extra"), (models.Trajectory, "task"),
+    ]  # fmt: skip
+
+
+def _content_keys(keys: list[int]) -> set[str]:
+    found: set[str] = set()
+    for row in models.Step.objects.filter(trajectory__in=keys).values_list(*(f"{n}_id" for n in _STEP_BODIES)):
+        found.update(key for key in row if key)
+    for values in (
+        models.Row.objects.filter(trajectory__in=keys).values_list("extra_id"),
+        models.Trajectory.objects.filter(pk__in=keys).values_list("extra_id", "task_id"),
+    ):
+        for row in values:
+            found.update(key for key in row if key)
+    return found
+
+
+def _delete_unused(bodies: set[str]) -> None:
+    """Contents that nothing refers to any more."""
+    ordered = sorted(bodies)
+    for start in range(0, len(ordered), 500):
+        unused = models.Content.objects.filter(pk__in=ordered[start : start + 500])
+        for model, name in _references():
+            unused = unused.filter(~Exists(model.objects.filter(**{f"{name}_id": OuterRef("pk")})))
+        unused._raw_delete(unused.db)

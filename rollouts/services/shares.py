@@ -1,0 +1,52 @@
+"""Share links. The token is shown once; only its hash is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from rollouts import models
+
+
+def token_hash(token: str) -> str:
+    """The hash that a link is found by."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+def create_share(
+    user: Any,
+    target: models.Run | models.Trajectory | models.TemplateCheck,
+    query: str = "",
+    note: str = "",
+    days: float = 30,
+) -> tuple[models.ShareLink, str]:
+    """A read-only link to a run (with its trajectories), a trajectory or a check; gives the link and its token."""
+    if isinstance(target, models.Run):
+        place: dict[str, Any] = {"run": target}
+    elif isinstance(target, models.Trajectory):
+        place = {"trajectory": target}
+    elif isinstance(target, models.TemplateCheck):
+        place = {"check_result": target}
+    else:
+        raise TypeError(f"a {type(target).__name__} cannot be shared")
+    token = secrets.token_urlsafe(24)
+    link = models.ShareLink.objects.create(
+        token_sha256=token_hash(token),
+        hint=token[:6],
+        query=query[:500],
+        note=note[:500],
+        created_by=user,
+        expires_at=timezone.now() + timedelta(days=days),
+        **place,
+    )
+    return link, token
+
+
+def revoke_share(link: models.ShareLink) -> None:
+    """From now on the link opens nothing. Revoking twice keeps the first time."""
+    models.ShareLink.objects.filter(pk=link.pk, revoked_at=None).update(revoked_at=timezone.now())
+    link.refresh_from_db()

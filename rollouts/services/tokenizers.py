@@ -1,0 +1,147 @@
+"""Registering tokenizers and chat templates."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+
+from rollouts import models, tokenizers
+from rollouts.tokenizers.validate import WANTED
+
+
+def tokenizers_folder() -> Path:
+    """Where registered tokenizers are kept."""
+    return Path(settings.INSPECTOR_DATA) / "tokenizers"
+
+
+def byte_tables_folder() -> Path:
+    """Where byte tables are kept: the ``cache_dir`` of ``rollouts.tokenizers.byte_table``."""
+    return Path(settings.INSPECTOR_DATA) / "byte_tables"
+
+
+def register_chat_template(text: str, label: str = "") -> models.ChatTemplate:
+    """Keep a chat template under the hash of its bytes. One that is there keeps its label unless it had none."""
+    if "\0" in text:
+        raise ValueError("A chat template cannot hold the character U+0000.")
+    key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    template, _ = models.ChatTemplate.objects.get_or_create(sha256=key, defaults={"text": text, "label": label[:200]})
+    if label and not template.label:
+        template.label = label[:200]
+        template.save(update_fields=["label"])
+    return template
+
+
+def register_tokenizer(
+    path: str | Path, name: str | None = None, source: str = "", revision: str = ""
+) -> models.Tokenizer:
+    """Copy a tokenizer's JSON and chat template, build its byte table, and give it a name.
+
+    The folder is named by its contents. Without a ``name`` the folder's own is taken, with a suffix when another
+    tokenizer has it; a ``name`` that another tokenizer has raises ``ValueError``. Registering the same again gives
+    what is there.
+    Raises :class:`rollouts.tokenizers.TokenizerUnusable` (a ``ValueError``) when the folder holds no usable tokenizer.
+    """
+    path = Path(path).expanduser()
+    problems = tokenizers.check_folder(path) if path.is_file() else []
+    if problems:
+        raise tokenizers.TokenizerUnusable(" ".join(problems))
+    with tempfile.TemporaryDirectory(prefix="inspector-tokenizer-") as scratch:
+        if path.is_file() and path.name != "tokenizer.json":
+            folder = (
+                tokenizers.unpack_zip(path, Path(scratch) / "unpacked") if _is_zip(path) else _single(path, scratch)
+            )
+        else:
+            folder = path.parent if path.is_file() else path
+        loaded = tokenizers.load(folder)
+        loaded.decode(loaded.encode("hello"))
+        kept = _keep(folder)
+    tokenizers.byte_table(kept, byte_tables_folder())
+    template = register_chat_template(loaded.chat_template, path.stem) if loaded.chat_template else None
+    fields = {
+        "sha256": loaded.sha256,
+        "path": str(kept),
+        "source": (source or str(path.resolve()))[:500],
+        "revision": revision[:100],
+        "vocab_size": loaded.vocab_size,
+        "encoder": loaded.encoder,
+        "chat_template": template,
+    }
+    wanted = (name or path.resolve().name).strip()[:180] or "tokenizer"
+    for candidate in (wanted, f"{wanted} ({kept.name[:8]})"):
+        try:
+            with transaction.atomic():
+                record, _ = models.Tokenizer.objects.get_or_create(name=candidate, defaults=fields)
+        except IntegrityError:
+            record = models.Tokenizer.objects.get(name=candidate)
+        if record.path == str(kept) or Path(record.path).name == kept.name:
+            return record
+        if name is not None:
+            raise ValueError(f"Another tokenizer is registered as {name!r} already. Choose another name.")
+    raise ValueError(f"Another tokenizer is registered as {wanted!r} already. Choose a name.")
+
+
+def find_tokenizer(named: str) -> models.Tokenizer:
+    """A tokenizer by its registered name, a folder or file, or a hub id (``org/name@revision``) where that is allowed.
+
+    What is not registered yet is. Raises ``ValueError`` with a sentence.
+    """
+    registered = models.Tokenizer.objects.filter(name=named).first()
+    if registered is not None:
+        return registered
+    if Path(named).expanduser().exists():
+        return register_tokenizer(named)
+    hub_id, _, revision = named.partition("@")
+    if hub_id.count("/") == 1 and not named.startswith((".", "/", "~")) and settings.HUB_ALLOWED:
+        revision = revision or "main"
+        folder = tokenizers.from_hub(hub_id, revision, Path(settings.INSPECTOR_DATA) / "hub", allowed=True)
+        return register_tokenizer(folder, name=f"{hub_id}@{revision}", source=hub_id, revision=revision)
+    names = ", ".join(models.Tokenizer.objects.order_by("name").values_list("name", flat=True)[:10]) or "none yet"
+    raise ValueError(
+        f"There is no tokenizer {named!r}. Name a registered one ({names}), or a folder that holds a tokenizer.json."
+    )
+
+
+def _is_zip(path: Path) -> bool:
+    import zipfile
+
+    return zipfile.is_zipfile(path)
+
+
+def _single(path: Path, scratch: str) -> Path:
+    """A tokenizer.json that was uploaded under another name."""
+    folder = Path(scratch) / path.stem
+    folder.mkdir()
+    shutil.copyfile(path, folder / "tokenizer.json")
+    return folder
+
+
+def _keep(folder: Path) -> Path:
+    """Copy the wanted files to a folder named by their contents; whole or not at all."""
+    digest = hashlib.sha256()
+    for name in WANTED:
+        if (folder / name).is_file():
+            digest.update(f"{name}\0".encode() + hashlib.sha256((folder / name).read_bytes()).digest())
+    target = tokenizers_folder() / digest.hexdigest()
+    if (target / "tokenizer.json").is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
+    try:
+        for name in WANTED:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, draft / name)
+        draft.chmod(0o755)
+        try:
+            os.rename(draft, target)
+        except OSError:
+            if not (target / "tokenizer.json").is_file():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target

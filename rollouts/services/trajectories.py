@@ -1,0 +1,370 @@
+"""Writing trajectories: steps delta-coded, rows merged, contents stored once, totals kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from django.db import transaction
+from django.db.models import Max
+from django.utils import timezone
+
+from rollouts import models
+from rollouts.formats.json_text import canonical_json
+from rollouts.services.contents import Contents
+from rollouts.services.findings import add_findings, worst_severity
+from rollouts.services.keys import insert_whole, reserve_keys
+from rollouts.tito import segments
+from rollouts.tito.diagnose.finding import Finding
+from rollouts.tito.prefix import Link, MergedRow, delta_of, link_steps, merge_steps
+from rollouts.tito.trajectory import Ids, Message, Origins, Row, Step, Trajectory
+
+
+class TokenTable(Protocol):
+    """What tells the text of a token: ``rollouts.tokenizers.ByteTable``."""
+
+    vocab_size: int
+    special: Any
+
+    def token_bytes(self, ids: Ids) -> list[bytes]: ...
+
+
+@dataclass
+class Rows:
+    """What one trajectory becomes in the tables."""
+
+    trajectory: models.Trajectory
+    steps: list[models.Step]
+    step_tokens: list[models.StepTokens]
+    rows: list[models.Row]
+    row_tokens: list[models.RowTokens]
+    columns: list[models.RowColumn]
+
+
+def save_trajectories(
+    run: models.Run,
+    trajectories: Sequence[Trajectory],
+    findings: Sequence[Sequence[Finding]] | None = None,
+    base_index: int | None = None,
+    token_table: TokenTable | None = None,
+) -> list[models.Trajectory]:
+    """Store finished trajectories in one transaction, and bump the run's totals.
+
+    ``findings[i]`` belongs to ``trajectories[i]``. ``base_index`` is the first one's position in the run
+    (default: after the last). With a ``token_table`` the origin of the tokens between completions is
+    found where no strategy wrote it.
+    """
+    if not trajectories:
+        return []
+    links = [link_steps(trajectory.steps) for trajectory in trajectories]
+    merged = [
+        [] if trajectory.rows else merge_steps(trajectory.steps, links[n]) for n, trajectory in enumerate(trajectories)
+    ]
+    with transaction.atomic():
+        if base_index is None:
+            last = run.trajectories.aggregate(last=Max("index"))["last"]
+            base_index = 0 if last is None else last + 1
+        contents = Contents()
+        trajectory_keys = reserve_keys(models.Trajectory, len(trajectories))
+        step_keys = reserve_keys(models.Step, sum(len(trajectory.steps) for trajectory in trajectories))
+        row_keys = reserve_keys(
+            models.Row, sum(len(trajectory.rows) or len(merged[n]) for n, trajectory in enumerate(trajectories))
+        )
+        built = []
+        for n, trajectory in enumerate(trajectories):
+            record = models.Trajectory(
+                pk=next(trajectory_keys),
+                run=run,
+                index=base_index + n,
+                external_id=trajectory.external_id,
+                group=trajectory.group,
+                stop_reason=trajectory.stop_reason,
+                reward=trajectory.reward,
+                reward_parts=dict(trajectory.reward_parts),
+                tokenizer_name=trajectory.tokenizer,
+                extra_id=contents.add_unless_empty(trajectory.extra),
+                finished_at=timezone.now(),
+            )
+            built.append(_build(record, trajectory, links[n], merged[n], contents, step_keys, row_keys, token_table))
+        _set_finding_totals([one.trajectory for one in built], findings)
+        contents.save()
+        models.Trajectory.objects.bulk_create([one.trajectory for one in built])
+        insert_whole([step for one in built for step in one.steps])
+        insert_whole([tokens for one in built for tokens in one.step_tokens])
+        insert_rows(built)
+        counts: Counter[str] = Counter()
+        if findings is not None:
+            counts = add_findings(
+                run, [(one.trajectory, found) for one, found in zip(built, findings, strict=True) if found]
+            )
+        records = [one.trajectory for one in built]
+        bump_run(
+            run,
+            counts,
+            n_trajectories=len(records),
+            n_finished=len(records),
+            n_steps=sum(record.n_steps for record in records),
+            n_rows=sum(record.n_rows for record in records),
+            n_tokens=sum(record.n_tokens for record in records),
+            n_sampled=sum(record.n_sampled for record in records),
+        )
+    return records
+
+
+def insert_rows(built: Iterable[Rows]) -> None:
+    built = list(built)
+    insert_whole([row for one in built for row in one.rows])
+    insert_whole([tokens for one in built for tokens in one.row_tokens])
+    models.RowColumn.objects.bulk_create([column for one in built for column in one.columns])
+
+
+def _set_finding_totals(records: Sequence[models.Trajectory], findings: Sequence[Sequence[Finding]] | None) -> None:
+    if findings is None:
+        return
+    for record, found in zip(records, findings, strict=True):
+        record.n_findings = len(found)
+        record.worst_severity = worst_severity(finding.severity for finding in found)
+
+
+def bump_run(run: models.Run, counts: Mapping[str, int], **added: int) -> None:
+    """Add to the run's totals. The row is locked, because the counts of findings are read and written back."""
+    held = models.Run.objects.select_for_update().get(pk=run.pk)
+    kinds = Counter(held.finding_counts)
+    kinds.update(counts)
+    values: dict[str, Any] = {name: getattr(held, name) + value for name, value in added.items()}
+    values["finding_counts"] = {kind: n for kind, n in kinds.items() if n > 0}
+    models.Run.objects.filter(pk=run.pk).update(**values)
+    for name, value in values.items():
+        setattr(run, name, value)
+
+
+# -- one trajectory as table rows
+
+
+def _build(
+    record: models.Trajectory,
+    trajectory: Trajectory,
+    links: Sequence[Link],
+    merged: Sequence[MergedRow],
+    contents: Contents,
+    step_keys: Any,
+    row_keys: Any,
+    token_table: TokenTable | None,
+) -> Rows:
+    built = Rows(record, [], [], [], [], [])
+    row_of_step = _row_of_step(trajectory.rows or merged)
+    messages: list[list[str]] = []
+    for index, (step, link) in enumerate(zip(trajectory.steps, links, strict=True)):
+        parent = built.steps[link.parent] if link.parent is not None else None
+        texts = message_texts(step)
+        shared = leading_equal(messages[link.parent], texts) if link.parent is not None else 0
+        messages.append(texts)
+        stored = make_step(
+            record, index, step, link, parent.pk if parent else None, texts, shared, contents, next(step_keys)
+        )
+        stored.row_index = row_of_step.get(index, 0)
+        built.steps.append(stored)
+        built.step_tokens.append(make_step_tokens(stored, step, link, shared, token_table))
+    if trajectory.rows:
+        for index, row in enumerate(trajectory.rows):
+            _add_own_row(built, index, row, contents, next(row_keys))
+    else:
+        for index, chain in enumerate(merged):
+            built.rows.append(_merged_row(built.steps, record, index, tuple(chain.step_indices), next(row_keys)))
+    set_totals(record, built.steps, built.rows)
+    return built
+
+
+def set_totals(record: models.Trajectory, steps: Sequence[models.Step], rows: Sequence[models.Row]) -> None:
+    """Counts of a trajectory, from the columns of its steps and rows. Rows alone count their own tokens."""
+    record.n_steps, record.n_rows = len(steps), len(rows)
+    record.n_trained = sum(row.n_trained for row in rows)
+    if steps:
+        record.n_sampled = sum(step.completion_length for step in steps)
+        record.n_tokens = record.n_sampled + sum(step.prompt_length - step.shared_length for step in steps)
+    else:
+        record.n_sampled = record.n_trained
+        record.n_tokens = sum(row.n_tokens for row in rows)
+
+
+def _row_of_step(rows: Iterable[Row | MergedRow]) -> dict[int, int]:
+    return {step: index for index, row in enumerate(rows) for step in row.step_indices}
+
+
+def message_texts(step: Step) -> list[str]:
+    """Each message of the request as JSON text; empty when the request is not known."""
+    return [canonical_json(message) for message in step.request.messages] if step.request else []
+
+
+def leading_equal(left: Sequence[str], right: Sequence[str]) -> int:
+    n = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        n += 1
+    return n
+
+
+def make_step(
+    record: models.Trajectory,
+    index: int,
+    step: Step,
+    link: Link,
+    parent_key: int | None,
+    texts: Sequence[str],
+    messages_shared: int,
+    contents: Contents,
+    key: int,
+) -> models.Step:
+    """The columns of a step."""
+    request = step.request
+    return models.Step(
+        pk=key,
+        trajectory_id=record.pk,
+        index=index,
+        parent_id=parent_key,
+        shared_length=link.shared_length,
+        parent_length=link.parent_length,
+        prompt_length=len(step.prompt_ids),
+        completion_length=len(step.completion_ids),
+        finish_reason=step.finish_reason,
+        stop_reason=step.stop_reason,
+        logprobs_mode=step.logprobs_mode,
+        temperature=step.temperature,
+        top_p=step.top_p,
+        top_k=step.top_k,
+        engine=step.engine,
+        policy_version=step.policy_version,
+        chat_template_sha256=step.chat_template_sha256,
+        messages_shared=messages_shared,
+        messages_new_id=contents.add_text(f"[{','.join(texts[messages_shared:])}]") if request else None,
+        tools_id=contents.add(request.tools) if request and request.tools is not None else None,
+        template_kwargs_id=contents.add_unless_empty(request.chat_template_kwargs) if request else None,
+        reply_id=contents.add(step.reply) if step.reply is not None else None,
+        text_id=contents.add(step.text) if step.text is not None else None,
+        extra_id=contents.add_unless_empty(step.extra),
+    )
+
+
+def make_step_tokens(
+    stored: models.Step, step: Step, link: Link, messages_shared: int, token_table: TokenTable | None
+) -> models.StepTokens:
+    """The arrays of a step: what it adds to its parent's stream."""
+    delta = delta_of(step, link)
+    return models.StepTokens(
+        step_id=stored.pk,
+        delta_ids=delta,
+        delta_origin=_delta_origin(step, link, delta, messages_shared, token_table),
+        completion_ids=step.completion_ids,
+        logprobs=step.logprobs,
+    )
+
+
+def _delta_origin(
+    step: Step, link: Link, delta: Ids, messages_shared: int, token_table: TokenTable | None
+) -> Origins | None:
+    """What the strategy wrote, else what the text tells; None = not known. A first prompt needs none."""
+    if step.delta_origin is not None:
+        return step.delta_origin if len(step.delta_origin) == len(delta) else None
+    if token_table is None or link.parent is None or not len(delta):
+        return None
+    messages: list[Message] = list(step.request.messages[messages_shared:]) if step.request else []
+    return derive_origin(delta, messages, token_table)
+
+
+def derive_origin(delta: Ids, new_messages: Sequence[Message], token_table: TokenTable) -> Origins:
+    """Template scaffold or observation, for each id between two completions. Assistant messages are scaffold here."""
+    special = np.zeros(len(delta), dtype=np.bool_)
+    known = (delta >= 0) & (delta < token_table.vocab_size)
+    special[known] = np.asarray(token_table.special)[delta[known]]
+    others = [message for message in new_messages if message.get("role") != "assistant"]
+    return segments.delta_origins(token_table.token_bytes(delta), special, others)
+
+
+def _merged_row(
+    steps: Sequence[models.Step], record: models.Trajectory, index: int, step_indices: tuple[int, ...], key: int
+) -> models.Row:
+    last = steps[step_indices[-1]]
+    return models.Row(
+        pk=key,
+        trajectory_id=record.pk,
+        index=index,
+        last_step_id=last.pk,
+        n_tokens=last.prompt_length + last.completion_length,
+        n_trained=sum(steps[i].completion_length for i in step_indices),
+        step_indices=list(step_indices),
+    )
+
+
+def _add_own_row(built: Rows, index: int, row: Row, contents: Contents, key: int) -> None:
+    stored = models.Row(
+        pk=key,
+        trajectory_id=built.trajectory.pk,
+        index=index,
+        n_tokens=len(row.ids),
+        n_trained=int(np.count_nonzero(row.loss_mask)),
+        step_indices=list(row.step_indices),
+        extra_id=contents.add_unless_empty(row.extra),
+    )
+    built.rows.append(stored)
+    built.row_tokens.append(
+        models.RowTokens(
+            row_id=stored.pk, ids=row.ids, loss_mask=row.loss_mask, logprobs=row.logprobs, origin=row.origin
+        )
+    )
+    built.columns.extend(
+        models.RowColumn(row_id=stored.pk, name=name, values=values) for name, values in row.columns.items()
+    )
+
+
+def build_rows(
+    record: models.Trajectory, steps: Sequence[models.Step], values: Sequence[Step], rows: Sequence[Row] | None,
+    links: Sequence[Link], contents: Contents, keys: Iterator[int] | None = None,
+    merged: Sequence[MergedRow] | None = None,
+) -> Rows:  # fmt: skip
+    """The rows of a trajectory whose steps are stored already.
+
+    ``keys``: reserved ones, when rows of several trajectories go in together. ``merged``: the merged steps, if known.
+    """
+    built = Rows(record, list(steps), [], [], [], [])
+    if rows is not None:
+        keys = keys or reserve_keys(models.Row, len(rows))
+        for index, row in enumerate(rows):
+            _add_own_row(built, index, row, contents, next(keys))
+        row_of_step = _row_of_step(rows)
+    else:
+        merged = merge_steps(values, links) if merged is None else merged
+        keys = keys or reserve_keys(models.Row, len(merged))
+        for index, chain in enumerate(merged):
+            built.rows.append(_merged_row(steps, record, index, tuple(chain.step_indices), next(keys)))
+        row_of_step = _row_of_step(merged)
+    for step in steps:
+        step.row_index = row_of_step.get(step.index, 0)
+    return built
+
+
+def fill_origins(
+    trajectories: Sequence[models.Trajectory], values: Sequence[Trajectory], token_table: TokenTable
+) -> int:
+    """Find the origin of tokens between completions where it is not known yet; gives how many steps gained it.
+
+    For trajectories that were stored before a tokenizer was chosen. ``values[i]`` is ``trajectories[i]`` as loaded.
+    """
+    filled: list[models.StepTokens] = []
+    for trajectory, value in zip(trajectories, values, strict=True):
+        if not any(step.delta_origin is None for step in value.steps[1:]):
+            continue
+        for stored in trajectory.steps.select_related("tokens").order_by("index"):
+            step = value.steps[stored.index]
+            if step.delta_origin is not None or stored.parent_id is None or not len(stored.tokens.delta_ids):
+                continue
+            messages = list(step.request.messages[stored.messages_shared :]) if step.request else []
+            stored.tokens.delta_origin = derive_origin(stored.tokens.delta_ids, messages, token_table)
+            filled.append(stored.tokens)
+    with transaction.atomic():
+        for tokens in filled:
+            tokens.save(update_fields=["delta_origin"])
+    return len(filled)

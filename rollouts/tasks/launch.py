@@ -1,0 +1,226 @@
+"""The work of a launched run: lease trajectories, run the loop, save each step and each end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from celery import shared_task, signals
+from django.db import connection
+
+from rollouts import selectors, services
+from rollouts.engines import Sampling, build_engine, reason
+from rollouts.engines.worker import EngineThread
+from rollouts.environments import ENVIRONMENTS, Task
+from rollouts.launch import LaunchForm, ServedModel, form_from, send, served_models
+from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
+from rollouts.models import Run, Trajectory
+from rollouts.tasks.leasing import Ahead
+from rollouts.tasks.pulse import Pulse
+from rollouts.tasks.recorder import Recorder, Saved
+from rollouts.tasks.run_state import adopt_orphans, begin, fail, hand_back, settle
+from rollouts.tasks.scribe import Desk, Ended, Pile, close_idle
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 20.0
+"""A worker that has not renewed a trajectory's lease for so long has lost it to the next one."""
+MAX_LIVE = 64
+"""Trajectories of one run under way at once in one worker, where the model's options name no ``max_live``."""
+
+_engines: dict[tuple[str, str], EngineThread] = {}
+_engines_lock = threading.Lock()
+_shutting_down = threading.Event()
+
+
+@shared_task(name="rollouts.run_rollouts")
+def run_rollouts(run_id: int) -> None:
+    """Do what is left of a run. Delivered twice, or to two workers, it shares the trajectories out by their leases."""
+    work_on(run_id)
+
+
+def work_on(run_id: int) -> None:
+    """The task's body; also the in-process launch."""
+    run = Run.objects.select_related("tokenizer", "chat_template").filter(pk=run_id).first()
+    if run is None or run.status not in (Run.Status.QUEUED, Run.Status.RUNNING):
+        return
+    begin(run_id)
+    work = _Work(run)
+    try:
+        end = work.do()
+    except Exception as error:
+        log.exception("run failed run=%s", run.code)
+        fail(run, f"The run stopped on an error of the program: {reason(error)}")
+        return
+    if _shutting_down.is_set():
+        hand_back(run_id, list(work.leased.values()))
+    else:
+        settle(run_id, end.error)
+
+
+class _Work:
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.form: LaunchForm = form_from(run.settings)
+        self.leased: dict[int, Trajectory] = {}  # by primary key, those under way here
+        self._desk = Desk()
+        self._lock = threading.Lock()
+
+    def do(self) -> BatchEnd:
+        from rollouts import tokenizers
+        from rollouts.chat_templates import renderer
+        from rollouts.parsing import parser
+        from rollouts.tito.strategies import STRATEGIES, Context
+
+        run, form = self.run, self.form
+        model = served_models().get(run.model)
+        if model is None:
+            return BatchEnd(error=f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS).")
+        assert run.tokenizer is not None and run.chat_template is not None
+        tokenizer = tokenizers.load(run.tokenizer.path)
+        context = Context(tokenizer, renderer(tokenizer, run.chat_template.text), tokenizer.stop_ids)
+        sampling = Sampling(
+            temperature=form.temperature,
+            top_p=form.top_p,
+            top_k=form.top_k,
+            min_p=form.min_p,
+            max_tokens=form.max_tokens,
+            stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
+        )
+        limits = Limits(
+            sampling, form.max_turns, form.environment_seconds, int(model.options.get("max_live", MAX_LIVE))
+        )
+        recorder = Recorder(self._write)
+        try:
+            with Pulse(run.pk, self._renew) as pulse, Ahead(self._more, limits.max_live // 2) as ahead:
+
+                def should_stop() -> bool:
+                    return pulse.cancelled.is_set() or _shutting_down.is_set() or recorder.error is not None
+
+                end = run_batch(
+                    engine_thread(model, run.engine),
+                    ENVIRONMENTS[run.environment](),
+                    lambda: STRATEGIES[run.strategy](context),
+                    parser(tokenizer.hf, tokenizer.stop_ids),
+                    limits,
+                    Callbacks(ahead.more, recorder.steps, recorder.done, should_stop),
+                    form.template_kwargs,
+                    policy_version=run.model,
+                )
+                recorder.close()
+                if recorder.error is not None:
+                    raise recorder.error
+        finally:
+            if recorder.error is None:
+                recorder.close()
+            self._desk.close()
+        return end
+
+    # -- what the loop and the recorder call ---------------------------------------------------------------------------
+
+    def _more(self, n: int) -> Sequence[Job]:
+        leased = services.lease_trajectories(self.run, n, LEASE_SECONDS)
+        jobs = []
+        for trajectory in leased:
+            with self._lock:
+                self.leased[trajectory.pk] = trajectory
+            # A trajectory that another attempt began: what it stored is not sampled again.
+            steps = selectors.load_trajectory(trajectory).steps if trajectory.n_steps else ()
+            jobs.append(Job(trajectory.pk, _task(trajectory), trajectory.seed, steps))
+        return jobs
+
+    def _write(self, steps: Sequence[Saved], finished: Sequence[Finished]) -> None:
+        """Hand a pile to the scribe. What it was told is stored when this returns."""
+        with self._lock:
+            ended = [
+                Ended(
+                    one.job.key, self.leased[one.job.key].attempt, one.error, one.stop_reason, one.reward,
+                    dict(one.reward_parts), one.rows,
+                )
+                for one in finished
+            ]  # fmt: skip
+        self._desk.write(Pile(self.run.pk, [(job.key, index, step) for job, index, step in steps], ended))
+        with self._lock:
+            for end in ended:
+                del self.leased[end.key]
+
+    def _renew(self) -> None:
+        with self._lock:
+            leased = list(self.leased.values())
+        if leased:
+            services.renew_lease(leased, LEASE_SECONDS)
+
+
+def _task(trajectory: Trajectory) -> Task:
+    assert trajectory.task is not None
+    return Task(**json.loads(trajectory.task.body))
+
+
+# -- the engines of this process ---------------------------------------------------------------------------------------
+
+
+def engine_thread(model: ServedModel, engine: str) -> EngineThread:
+    """The one thread that owns this model's engine in this process; its engine is built when it is first needed."""
+    with _engines_lock:
+        key = (model.name, engine)
+        if key not in _engines:
+            build = partial(build_engine, engine, model.path, **model.options)
+            _engines[key] = EngineThread(build, f"engine-{model.name}")
+        return _engines[key]
+
+
+def warm_engines() -> dict[tuple[str, str], int]:
+    """The engines this process keeps warm, by model and engine name, with the tokens each has sampled."""
+    with _engines_lock:
+        return {key: thread.tokens for key, thread in _engines.items()}
+
+
+def close_engines() -> None:
+    """Free every engine of this process, and the processes that stored for them."""
+    with _engines_lock:
+        threads = list(_engines.values())
+        _engines.clear()
+    for thread in threads:
+        thread.close()
+    close_idle()
+
+
+# -- the life of an engine worker --------------------------------------------------------------------------------------
+
+ADOPT_SECONDS = 5.0
+
+
+@signals.worker_ready.connect
+def _adopt_in_background(sender: Any, **_: Any) -> None:
+    """While this worker lives it sends runs that lost theirs to a worker's queue again."""
+    queues = {queue.name for queue in sender.task_consumer.queues} if sender.task_consumer else set()
+    served = [name for name, model in served_models().items() if model.queue in queues]
+    if not served:
+        return
+
+    def watch() -> None:
+        while not _shutting_down.wait(ADOPT_SECONDS):
+            try:
+                for run in adopt_orphans(served):
+                    send(run)
+            except Exception:
+                log.warning("orphans not looked for", exc_info=True)
+            finally:
+                connection.close()
+
+    threading.Thread(target=watch, name="adopt", daemon=True).start()
+
+
+@signals.worker_shutting_down.connect
+def _drain(**_: Any) -> None:
+    """The runs under way stop at their next poll, save what they have and hand back the rest."""
+    _shutting_down.set()
+
+
+@signals.worker_shutdown.connect
+def _close(**_: Any) -> None:
+    close_engines()

@@ -1,0 +1,219 @@
+"""The process beside a worker that stores and judges what the worker samples.
+
+An engine's own thread needs the interpreter a few thousand times a second, if only for a moment each time. Whatever
+else runs in its process makes it wait, and the diagnosis of a trajectory costs as much as a good part of sampling it.
+So steps and ends go through a pipe to a process of their own, pile by pile: the larger the backlog, the fewer the
+transactions. The process ends with its worker (the pipe closes); what it had received is stored then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rollouts.tito.trajectory import Row, Step
+
+log = logging.getLogger(__name__)
+
+# The worker decides when it ends, by closing the pipe (dying does): a signal to the whole group must not.
+START = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "import django; django.setup(); from rollouts.tasks import scribe; scribe.main()"
+)
+"""The program of the process. Not ``-m``: the package's models want the applications loaded first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """The end of a trajectory, as it travels."""
+
+    key: int
+    attempt: int
+    error: str = ""
+    stop_reason: str = ""
+    reward: float | None = None
+    reward_parts: Any = None
+    rows: tuple[Row, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pile:
+    """What is stored in one go. Storing it twice is storing it once."""
+
+    run: int
+    steps: Sequence[tuple[int, int, Step]]
+    """(trajectory key, step index, step)."""
+    ended: Sequence[Ended]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The database that the worker uses: a test's is not the settings' own."""
+
+    database: dict[str, Any]
+
+
+class ScribeLost(Exception):
+    """The process is gone; a new one can be given the same pile again."""
+
+
+class Scribe:
+    """One such process. Not thread-safe: it belongs to one run at a time."""
+
+    def __init__(self) -> None:
+        from django.conf import settings
+        from django.db import connection
+
+        ours, theirs = Pipe()
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE, "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            path for path in (str(settings.BASE_DIR), os.environ.get("PYTHONPATH", "")) if path
+        )
+        command = [sys.executable, "-c", START, str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, cwd=settings.BASE_DIR
+        )
+        theirs.close()
+        self._pipe = ours
+        names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
+        self._send(Hello({name: connection.settings_dict[name] for name in names}))
+
+    def write(self, pile: Pile) -> None:
+        """Store a pile; returns when it is stored. Raises :class:`ScribeLost`, or what the storing raised."""
+        self._send(pile)
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise ScribeLost(f"The process that stores results ended (exit status {self._process.poll()}).") from error
+        if answer is not None:
+            raise answer
+
+    def forget(self) -> None:
+        """The run is over: nothing of it is kept in memory, and no connection to the database stays open."""
+        self._send(None)
+
+    def close(self) -> None:
+        self._pipe.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError as error:
+            raise ScribeLost("The process that stores results does not listen any more.") from error
+
+
+_idle: list[Scribe] = []
+_lock = threading.Lock()
+
+
+def take() -> Scribe:
+    """A process that has no run: a warm one if there is one."""
+    with _lock:
+        if _idle:
+            return _idle.pop()
+    return Scribe()
+
+
+def give_back(scribe: Scribe) -> None:
+    """Keep a process warm for the next run."""
+    try:
+        scribe.forget()
+    except ScribeLost:
+        scribe.close()
+        return
+    with _lock:
+        _idle.append(scribe)
+
+
+def close_idle() -> None:
+    """End the processes that have no run."""
+    with _lock:
+        scribes, _idle[:] = list(_idle), []
+    for scribe in scribes:
+        scribe.close()
+
+
+class Desk:
+    """The scribe of one run, taken when something is to be written; a lost one is replaced once a pile."""
+
+    def __init__(self) -> None:
+        self._scribe: Scribe | None = None
+
+    def write(self, pile: Pile) -> None:
+        try:
+            self._at_hand().write(pile)
+        except ScribeLost:
+            log.warning("scribe lost; starting another", exc_info=True)
+            self._drop()
+            self._at_hand().write(pile)
+
+    def close(self) -> None:
+        if self._scribe is not None:
+            give_back(self._scribe)
+            self._scribe = None
+
+    def _at_hand(self) -> Scribe:
+        if self._scribe is None:
+            self._scribe = take()
+        return self._scribe
+
+    def _drop(self) -> None:
+        if self._scribe is not None:
+            self._scribe.close()
+            self._scribe = None
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+def serve(pipe: Connection) -> None:
+    """Store what comes until the pipe closes."""
+    from django.db import connection
+
+    from rollouts.tasks.writing import Writing
+
+    held: Writing | None = None
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            return
+        if isinstance(message, Hello):
+            connection.close()
+            connection.settings_dict.update(message.database)
+            continue
+        if message is None:
+            held = None
+            connection.close()
+            continue
+        try:
+            if held is None or held.run_id != message.run:
+                held = Writing(message.run)
+            held.write(message)
+            answer = None
+        except Exception as error:
+            log.exception("pile not stored run=%s", message.run)
+            connection.close()
+            answer = RuntimeError(f"{type(error).__name__}: {error}")
+        try:
+            pipe.send(answer)
+        except OSError:
+            return  # the worker is gone, and what it had sent is stored
+
+
+def main() -> None:
+    """Serve the pipe whose descriptor is the only argument."""
+    serve(Connection(int(sys.argv[1])))

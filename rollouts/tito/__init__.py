@@ -1,0 +1,1 @@
+"""The arithmetic of token streams: numpy and the standard library only."""

@@ -1,0 +1,215 @@
+"""Two token streams side by side: groups that say which tokens of the left stand against which of the right."""
+
+from __future__ import annotations
+
+import difflib
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollouts.tito.prefix import common_prefix
+from rollouts.tito.segments import byte_offsets
+from rollouts.tito.trajectory import Ids
+
+# A gap is compared id by id up to this many pairs; a larger one is shown whole.
+MAX_PAIRS = 1_000_000
+_GRAM = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tokens ``[left_start, left_stop)`` stand against ``[right_start, right_stop)``."""
+
+    left_start: int
+    left_stop: int
+    right_start: int
+    right_stop: int
+    equal: bool
+    """The two stretches are the same tokens; always as many on the left as on the right."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Equal tokens that a page hides."""
+
+    left_start: int
+    left_stop: int
+    right_start: int
+    right_stop: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.left_stop - self.left_start
+
+
+def align_same_bytes(
+    left_bytes: Sequence[bytes],
+    right_bytes: Sequence[bytes],
+    left_ids: Ids | None = None,
+    right_ids: Ids | None = None,
+) -> list[Group]:
+    """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear.
+
+    With ids, tokens are equal when their ids are; without, when their bytes are. Raises ``ValueError`` when the bytes
+    differ.
+    """
+    if b"".join(left_bytes) != b"".join(right_bytes):
+        raise ValueError("the two sides do not hold the same bytes; use align_ids")
+    left, right = byte_offsets(left_bytes), byte_offsets(right_bytes)
+    cuts = np.intersect1d(left, right)
+    if left_ids is None or right_ids is None:
+        pieces: dict[bytes, int] = {}
+        left_ids, right_ids = _numbered(left_bytes, pieces), _numbered(right_bytes, pieces)
+    # A token without bytes (an id outside the vocabulary) belongs to what follows it; at the end, to what precedes it.
+    left_cuts, right_cuts = np.searchsorted(left, cuts), np.searchsorted(right, cuts)
+    left_cuts[-1:], right_cuts[-1:] = len(left_ids), len(right_ids)
+    if len(cuts) == 1 and (len(left_ids) or len(right_ids)):
+        left_cuts, right_cuts = np.array([0, len(left_ids)]), np.array([0, len(right_ids)])
+    single = (np.diff(left_cuts) == 1) & (np.diff(right_cuts) == 1)
+    equal = np.zeros(len(single), dtype=np.bool_)
+    equal[single] = left_ids[left_cuts[:-1][single]] == right_ids[right_cuts[:-1][single]]
+    return _joined(left_cuts, right_cuts, equal)
+
+
+def _numbered(pieces: Sequence[bytes], numbers: dict[bytes, int]) -> Ids:
+    return np.fromiter((numbers.setdefault(piece, len(numbers)) for piece in pieces), np.int32, count=len(pieces))
+
+
+def _joined(left_cuts: NDArray[np.int64], right_cuts: NDArray[np.int64], equal: NDArray[np.bool_]) -> list[Group]:
+    """Neighbouring equal pairs become one group; each differing pair stays its own."""
+    if not len(equal):
+        return []
+    opens = np.ones(len(equal), dtype=np.bool_)
+    opens[1:] = ~(equal[1:] & equal[:-1])
+    starts = np.flatnonzero(opens)
+    stops = np.append(starts[1:], len(equal))
+    columns = (left_cuts[starts], left_cuts[stops], right_cuts[starts], right_cuts[stops], equal[starts])
+    return [Group(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def align_ids(left: Ids, right: Ids) -> list[Group]:
+    """Group two streams whose bytes differ: common ends first, then stretches that occur once on either side, then a
+    diff id by id of what is left. A gap of more than ``MAX_PAIRS`` pairs stays one differing group."""
+    start = common_prefix(left, right)
+    tail = common_prefix(left[start:][::-1], right[start:][::-1])
+    left_stop, right_stop = len(left) - tail, len(right) - tail
+    blocks: list[tuple[int, int, int]] = [(0, 0, start)]
+    blocks += _common_blocks(left, right, start, left_stop, start, right_stop)
+    blocks.append((left_stop, right_stop, tail))
+    return _groups(blocks, len(left), len(right))
+
+
+def _common_blocks(left: Ids, right: Ids, a: int, b: int, c: int, d: int) -> list[tuple[int, int, int]]:
+    """Equal stretches ``(left_start, right_start, length)`` of ``left[a:b]`` and ``right[c:d]``, in order."""
+    if a == b or c == d:
+        return []
+    if (b - a) * (d - c) <= MAX_PAIRS:
+        matcher = difflib.SequenceMatcher(None, left[a:b].tolist(), right[c:d].tolist(), autojunk=False)
+        return [(a + m.a, c + m.b, m.size) for m in matcher.get_matching_blocks() if m.size]
+    anchors = _anchors(left[a:b], right[c:d])
+    blocks: list[tuple[int, int, int]] = []
+    at_left, at_right = a, c
+    for l_start, r_start, length in anchors:
+        l_at, r_at = a + l_start, c + r_start
+        if l_at < at_left or r_at < at_right:
+            continue
+        if (l_at - at_left) * (r_at - at_right) <= MAX_PAIRS:
+            blocks += _common_blocks(left, right, at_left, l_at, at_right, r_at)
+        blocks.append((l_at, r_at, length))
+        at_left, at_right = l_at + length, r_at + length
+    if anchors and (b - at_left) * (d - at_right) <= MAX_PAIRS:
+        blocks += _common_blocks(left, right, at_left, b, at_right, d)
+    return blocks
+
+
+def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
+    """Runs of eight and more ids that occur once on either side, in an order that holds on both."""
+    if min(len(left), len(right)) < _GRAM:
+        return []
+    (left_grams, left_at), (right_grams, right_at) = _unique_grams(left), _unique_grams(right)
+    _, i, j = np.intersect1d(left_grams, right_grams, assume_unique=True, return_indices=True)
+    order = np.argsort(left_at[i])
+    a, b = left_at[i][order], right_at[j][order]
+    if not len(a):
+        return []
+    opens = np.ones(len(a), dtype=np.bool_)
+    opens[1:] = (np.diff(a) != 1) | (np.diff(b) != 1)
+    starts = np.flatnonzero(opens)
+    stops = np.append(starts[1:], len(a)) - 1
+    blocks = [(int(a[s]), int(b[s]), int(a[e] - a[s]) + _GRAM) for s, e in zip(starts, stops, strict=True)]
+    kept = [block for block in _increasing(blocks) if np.array_equal(*_slices(left, right, block))]
+    return kept
+
+
+def _slices(left: Ids, right: Ids, block: tuple[int, int, int]) -> tuple[Ids, Ids]:
+    a, b, length = block
+    return left[a : a + length], right[b : b + length]
+
+
+def _unique_grams(ids: Ids) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    # A polynomial hash that wraps; a collision is caught by comparing the stretches themselves.
+    n = len(ids) - _GRAM + 1
+    grams = np.zeros(n, dtype=np.uint64)
+    for offset in range(_GRAM):
+        grams = grams * np.uint64(0x9E3779B97F4A7C15) + ids[offset : offset + n].astype(np.uint64)
+    values, first, counts = np.unique(grams, return_index=True, return_counts=True)
+    return values[counts == 1], first[counts == 1]
+
+
+def _increasing(blocks: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The longest chain of blocks that is in order on the right too."""
+    ends: list[int] = []
+    last: list[int] = []
+    before = [-1] * len(blocks)
+    for index, (_, right, _) in enumerate(blocks):
+        place = bisect_left(ends, right)
+        before[index] = last[place - 1] if place else -1
+        if place == len(ends):
+            ends.append(right)
+            last.append(index)
+        else:
+            ends[place], last[place] = right, index
+    chain: list[tuple[int, int, int]] = []
+    index = last[-1] if last else -1
+    while index >= 0:
+        chain.append(blocks[index])
+        index = before[index]
+    return chain[::-1]
+
+
+def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -> list[Group]:
+    groups: list[Group] = []
+    left = right = 0
+    for a, b, length in [*blocks, (n_left, n_right, 0)]:
+        if a > left or b > right:
+            groups.append(Group(left, a, right, b, False))
+        if length:
+            if groups and groups[-1].equal:
+                last = groups.pop()
+                groups.append(Group(last.left_start, a + length, last.right_start, b + length, True))
+            else:
+                groups.append(Group(a, a + length, b, b + length, True))
+        left, right = a + length, b + length
+    return groups
+
+
+def fold(groups: Sequence[Group], context: int = 8) -> list[Group | Fold]:
+    """Hide the inside of equal groups; ``context`` tokens stay on the side where a difference is."""
+    folded: list[Group | Fold] = []
+    for index, group in enumerate(groups):
+        length = group.left_stop - group.left_start
+        head = context if index else 0
+        tail = context if index + 1 < len(groups) else 0
+        if not group.equal or length <= head + tail + 1:
+            folded.append(group)
+            continue
+        a, b = group.left_start, group.right_start
+        if head:
+            folded.append(Group(a, a + head, b, b + head, True))
+        folded.append(Fold(a + head, a + length - tail, b + head, b + length - tail))
+        if tail:
+            folded.append(Group(a + length - tail, a + length, b + length - tail, b + length, True))
+    return folded

@@ -1,0 +1,119 @@
+"""Is a sampled stream what the encoder would have chosen for its text? Where not, exactly which stretch drifts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from rollouts.tito.align import Group, align_ids, align_same_bytes
+from rollouts.tito.codec import Codec
+from rollouts.tito.prefix import common_prefix
+from rollouts.tito.trajectory import Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """A stretch of ids that would change if the text were encoded again."""
+
+    start: int
+    stop: int
+    """``ids[start:stop]`` is the stretch."""
+    expected_ids: Ids
+    """What the encoder gives for it."""
+    actual_ids: Ids
+    """``ids[start:stop]``."""
+    invalid_utf8: bool = False
+    """The stretch holds bytes that are no UTF-8: as text they become U+FFFD, so no re-encoding can give them back."""
+
+
+def canonical_check(ids: Ids, codec: Codec) -> list[Drift]:
+    """The drifting stretches of ``encode(decode(ids))`` against ``ids``; empty = canonical."""
+    return canonical_check_batch([ids], codec)[0]
+
+
+def canonical_check_batch(streams: Sequence[Ids], codec: Codec) -> list[list[Drift]]:
+    """:func:`canonical_check` of each stream, encoding all of them in one call."""
+    anchor = _anchor(codec)
+    texts = _texts(streams, codec)
+    encoded = codec.encode_batch([anchor.text + text for text in texts])
+    return [
+        _drifts(ids, _without_anchor(again, anchor, text, codec), codec)
+        for ids, text, again in zip(streams, texts, encoded, strict=True)
+    ]
+
+
+def _texts(streams: Sequence[Ids], codec: Codec) -> list[str]:
+    """The text of each stream, half characters as U+FFFD; all bytes are gathered at once."""
+    if not streams:
+        return []
+    data, ends = codec.joined_bytes(np.concatenate(streams))
+    at = np.concatenate([[0], ends])[np.cumsum([0, *(len(ids) for ids in streams)])].tolist()
+    return [data[start:stop].decode("utf-8", "replace") for start, stop in pairwise(at)]
+
+
+def is_canonical(ids: Ids, codec: Codec) -> bool:
+    """Whether ``encode(decode(ids)) == ids``."""
+    return not canonical_check(ids, codec)
+
+
+@dataclass(frozen=True, eq=False)
+class _Anchor:
+    """Text put before every stream so that an encoder which adds a space at the start adds it there."""
+
+    text: str
+    ids: Ids
+
+
+def _anchor(codec: Codec) -> _Anchor:
+    probe = codec.encode("a")
+    if not b"".join(codec.token_bytes(probe)).startswith(b" "):
+        return _Anchor("", probe[:0])
+    return _Anchor("\n", codec.encode("\n"))
+
+
+def _without_anchor(encoded: Ids, anchor: _Anchor, text: str, codec: Codec) -> Ids:
+    n = len(anchor.ids)
+    if not n:
+        return encoded
+    if len(encoded) >= n and np.array_equal(encoded[:n], anchor.ids):
+        return encoded[n:]
+    return codec.encode(text)  # the text merged with the anchor
+
+
+def _drifts(ids: Ids, again: Ids, codec: Codec) -> list[Drift]:
+    if np.array_equal(ids, again):
+        return []
+    pieces = codec.token_bytes(ids)
+    # Only what lies between the first and the last difference has to be aligned.
+    head = common_prefix(ids, again)
+    tail = common_prefix(ids[head:][::-1], again[head:][::-1])
+    middle, right = slice(head, len(ids) - tail), again[head : len(again) - tail]
+    drifts = []
+    for group in _aligned(ids[middle], pieces[middle], right, codec):
+        if group.equal:
+            continue
+        start, stop = head + group.left_start, head + group.left_stop
+        stretch = b"".join(pieces[start:stop])
+        drifts.append(
+            Drift(start, stop, right[group.right_start : group.right_stop], ids[start:stop], not _is_utf8(stretch))
+        )
+    return drifts
+
+
+def _aligned(ids: Ids, pieces: list[bytes], again: Ids, codec: Codec) -> list[Group]:
+    again_pieces = codec.token_bytes(again)
+    if b"".join(pieces) == b"".join(again_pieces):
+        return align_same_bytes(pieces, again_pieces, ids, again)
+    # Half characters, or an encoder that normalises text: the two sides do not hold the same bytes.
+    return align_ids(ids, again)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""What the pure floor asks of a tokenizer and of a chat template: two protocols, no implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollouts.tito.trajectory import Ids, Message
+
+
+class Codec(Protocol):
+    """A tokenizer as the diagnosis sees it (``rollouts.tokenizers.LoadedTokenizer`` is one)."""
+
+    name: str
+    vocab_size: int
+    """Ids run from 0 to ``vocab_size - 1``, added tokens included."""
+    bos_id: int | None
+    eos_id: int | None
+    special_ids: frozenset[int]
+    """Control tokens: added tokens that the encoder matches before anything else."""
+
+    def token_bytes(self, ids: Ids) -> list[bytes]:
+        """The bytes of each id; an id outside the vocabulary gives ``b""``."""
+        ...
+
+    def joined_bytes(self, ids: Ids) -> tuple[bytes, NDArray[np.int64]]:
+        """``b"".join(token_bytes(ids))``, and for each id ``[n]`` the offset at which its bytes end."""
+        ...
+
+    def decode(self, ids: Ids) -> str:
+        """Text with special tokens kept; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def encode(self, text: str) -> Ids:
+        """Ids with control tokens recognised and nothing added (no BOS)."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
+
+
+class RenderFailed(Exception):
+    """The chat template raised, ran too long or wrote too much; the message says which."""
+
+
+class Renderer(Protocol):
+    """A chat template bound to a tokenizer (``rollouts.chat_templates`` makes them; each call runs in the sandbox)."""
+
+    chat_template_sha256: str
+
+    def render_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """The rendered conversation. Raises :class:`RenderFailed`."""
+        ...
+
+    def render_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> Ids:
+        """The rendered conversation encoded as one text. Raises :class:`RenderFailed`."""
+        ...

@@ -1,0 +1,142 @@
+"""From a difference to its cause: what is wrong with a trajectory, where, why, at what cost, and how to mend it.
+
+``diagnose`` walks an ordered list of rules; the first that matches names the cause. A rule is a small pure function in
+the module of its family, and one entry here. No rule knows a model's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollouts.tito.codec import Codec
+from rollouts.tito.diagnose import delta, forest, own, request, row, template, text, thinking
+from rollouts.tito.diagnose.case import Break, Case, RendererFor
+from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
+from rollouts.tito.diagnose.kinds import KINDS, Kind
+from rollouts.tito.diagnose.verdict import Verdict, finding_at_break
+from rollouts.tito.trajectory import Trajectory
+
+__all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "Kind", "Severity", "diagnose"]
+
+VERSION = 1
+"""Goes up when the same trajectory may get other findings than before."""
+
+Rule = Callable[[Break], "Verdict | None"]
+
+# Why a prompt does not start with what was sampled. The first that matches names the cause.
+BREAK_RULES: tuple[Rule, ...] = (
+    forest.duplicate_call,
+    forest.branch,
+    request.chat_template_changed,
+    request.request_changed,
+    request.bos_mismatch,
+    request.context_truncated,
+    request.history_rewritten,
+    request.assistant_rewritten,
+    thinking.empty_think_toggled,
+    thinking.thinking_stripped,
+    thinking.reasoning_misparsed,
+    text.special_tokens_dropped,
+    text.invalid_utf8,
+    text.tool_call_reserialized,
+    text.whitespace_changed,
+    text.boundary_merge,
+    text.noncanonical_sampling,
+    template.template_not_append_only,
+    template.tokenizer_mismatch,
+    request.changed_request,
+)
+
+
+def diagnose(trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None = None) -> list[Finding]:
+    """The findings of a trajectory, in reading order.
+
+    ``renderer_for`` gives the chat template with a sha256 (empty = the run's own), or None. Without a codec only what
+    ids and messages tell is found, and a ``not_decidable`` says so. Deterministic; O(new tokens) where steps extend.
+    """
+    case = Case(trajectory, codec, renderer_for)
+    findings: list[Finding] = []
+    kept: list[int] = []
+    for index in range(len(case.steps)):
+        missing = own.missing_ids(case, index)
+        if missing is not None:
+            findings.append(missing)
+        elif (inconsistent := own.inconsistent(case, index)) is not None:
+            findings.append(inconsistent)
+        link = case.link_of(index)
+        if link.parent is None:
+            findings += _first_prompt(case, index)
+        elif index in case.no_ids or link.parent in case.no_ids:
+            pass  # follows from ids that are missing, which has been said
+        elif not link.extends:
+            findings.append(_name_break(Break(case, index, link)))
+        elif (fault := delta.check_delta(case, index)) is not None:
+            findings.append(fault)
+        if index not in case.no_ids:
+            kept.append(index)
+    broken = {(f.step, f.start) for f in findings if f.kind == "noncanonical_sampling"}
+    findings += [f for f in own.noncanonical(case, kept) if (f.step, f.start) not in broken]
+    findings += row.row_findings(case)
+    findings += _undecidable(case)
+    return sorted(findings, key=lambda f: (f.step if f.step is not None else len(case.steps), f.row or 0, f.start))
+
+
+def _first_prompt(case: Case, index: int) -> list[Finding]:
+    if index in case.no_ids:
+        return []
+    rules = (own.doubled_bos, template.first_prompt, delta.control_text_in_prompt)
+    found = [finding for rule in rules if (finding := rule(case, index)) is not None]
+    return found[:1]
+
+
+def _name_break(b: Break) -> Finding:
+    for rule in BREAK_RULES:
+        if (verdict := rule(b)) is not None:
+            return finding_at_break(b, verdict)
+    missing = _missing_for_break(b)
+    needs = f" Naming the cause needs {missing}." if missing else ""
+    return finding_at_break(
+        b,
+        Verdict(
+            "unclassified",
+            f"The prompt of step {b.index} leaves the stream of step {b.parent_index} at offset {b.start} of "
+            f"{len(b.expected)}.{needs}",
+            missing=missing,
+        ),
+    )
+
+
+def _missing_for_break(b: Break) -> str:
+    if b.case.codec is None:
+        return "the tokenizer"
+    return "" if b.known_messages is not None else "the request's messages"
+
+
+def _undecidable(case: Case) -> list[Finding]:
+    """What was not checked at all, and the field that the source lacks. Once a trajectory."""
+    gaps: list[tuple[str, str, Axis]] = []
+    if case.codec is None and case.steps:
+        gaps.append(("tokenizer", "Text, canonical form and deltas", Axis.STREAM))
+    if case.codec is None and case.trajectory.rows:
+        gaps.append(("tokenizer", "Whose turn each token of the rows belongs to", Axis.ROW))
+    later = [index for index, link in enumerate(case.links) if link.parent is not None]
+    if later and case.codec is not None:
+        if any(case.steps[index].request is None for index in range(len(case.steps))):
+            gaps.append(("request messages", "What the template gives between two completions", Axis.DELTA))
+        elif all(case.renderer(case.steps[index]) is None for index in later):
+            gaps.append(("chat template", "What the template gives between two completions", Axis.DELTA))
+    return [_not_decidable(axis, field, what) for field, what, axis in gaps]
+
+
+def _not_decidable(axis: Axis, field: str, what: str) -> Finding:
+    on_rows = axis is Axis.ROW
+    return Finding(
+        axis=axis,
+        kind="not_decidable",
+        severity=Severity.INFO,
+        step=None if on_rows else 0,
+        row=0 if on_rows else None,
+        evidence=f"{what} could not be checked: the source has no {field}.",
+        remedy=KINDS["not_decidable"].remedy,
+        missing=field,
+    )

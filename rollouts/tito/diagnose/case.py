@@ -1,0 +1,340 @@
+"""What the rules look at: one trajectory with its tokenizer and templates, and one break of it, worked out lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rollouts.tito.align import Group, align_ids, align_same_bytes
+from rollouts.tito.codec import Codec, Renderer, RenderFailed
+from rollouts.tito.diagnose import messages as msg
+from rollouts.tito.prefix import Link, MergedRow, link_steps, merge_steps, shared_with_stream, stream_length
+from rollouts.tito.segments import byte_offsets
+from rollouts.tito.trajectory import Ids, Mask, Message, Step, Trajectory, ids_array
+
+RendererFor = Callable[[str], "Renderer | None"]
+# A differing stretch is stored up to this many ids a side.
+MAX_STRETCH = 256
+_WIDEN = 512
+
+
+class Case:
+    """One trajectory under diagnosis."""
+
+    def __init__(self, trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None) -> None:
+        self.trajectory = trajectory
+        self.steps: Sequence[Step] = trajectory.steps
+        self.codec = codec
+        self._renderer_for = renderer_for
+        self._renderers: dict[str, Renderer | None] = {}
+        self._renders: dict[Any, Ids | None] = {}
+        self.links: list[Link] = link_steps(self.steps)
+        self.merged: list[MergedRow] = merge_steps(self.steps, self.links)
+        self.no_ids: set[int] = set()
+        """Steps whose ids are missing or made up; what follows from that is not reported again."""
+        self.aside: set[int] = set()
+        """Steps that the trajectory does not go on from: side calls and retries."""
+
+    # -- tokens
+
+    @cached_property
+    def special(self) -> Ids:
+        """The control tokens, sorted."""
+        return ids_array(sorted(self.codec.special_ids)) if self.codec else ids_array([])
+
+    def is_special(self, ids: Ids) -> Mask:
+        return np.isin(ids, self.special)
+
+    def bytes_of(self, ids: Ids) -> bytes:
+        assert self.codec is not None
+        return b"".join(self.codec.token_bytes(ids))
+
+    def text(self, ids: Ids) -> str:
+        """Byte-true text, control tokens kept; empty without a tokenizer."""
+        return self.bytes_of(ids).decode("utf-8", "replace") if self.codec else ""
+
+    def widened(self, ids: Ids, start: int, stop: int) -> str:
+        """Text of a stretch, widened to the nearest control token on both sides so that it can be read."""
+        if self.codec is None:
+            return ""
+        low, high = max(0, start - _WIDEN), min(len(ids), stop + _WIDEN)
+        before = np.flatnonzero(self.is_special(ids[low:start]))
+        after = np.flatnonzero(self.is_special(ids[stop:high]))
+        first = low + int(before[-1]) if before.size else low
+        last = stop + int(after[0]) + 1 if after.size else high
+        return self.text(ids[first : min(last, first + 4 * _WIDEN)])
+
+    # -- renders
+
+    def renderer(self, step: Step) -> Renderer | None:
+        return self.renderer_of(step.chat_template_sha256)
+
+    def renderer_of(self, key: str) -> Renderer | None:
+        """The chat template with a sha256; empty = the run's own."""
+        if key not in self._renderers:
+            self._renderers[key] = self._renderer_for(key) if self._renderer_for else None
+        return self._renderers[key]
+
+    def render(
+        self,
+        step: Step,
+        messages: Sequence[Message],
+        generation_prompt: bool,
+        key: object = None,
+        with_tools: bool = True,
+    ) -> Ids | None:
+        """A render under the step's template, tools and switches; None when there is no template or it refuses.
+
+        ``key`` names the messages for the memo; a render without one is not kept.
+        """
+        renderer = self.renderer(step)
+        request = step.request
+        if renderer is None or request is None:
+            return None
+        memo = (key, generation_prompt, with_tools)
+        if key is not None and memo in self._renders:
+            return self._renders[memo]
+        result: Ids | None = None
+        for form in (msg.for_render(messages), list(messages)):
+            try:
+                tools = request.tools if with_tools else None
+                result = renderer.render_ids(form, tools, request.chat_template_kwargs, generation_prompt)
+                break
+            except RenderFailed:
+                continue
+        if key is not None:
+            self._renders[memo] = result
+        return result
+
+    # -- messages
+
+    def request_messages(self, index: int) -> Sequence[Message] | None:
+        request = self.steps[index].request
+        return None if request is None else request.messages
+
+    def conversation(self, index: int) -> list[Message] | None:
+        """What had been said when a step had ended: its messages and its reply."""
+        messages = self.request_messages(index)
+        if messages is None:
+            return None
+        reply = self.steps[index].reply
+        return [*messages, reply] if reply is not None else list(messages)
+
+    def continues(self, index: int, later: int) -> bool | None:
+        """Whether a later request goes on from a step's conversation; None when that cannot be known."""
+        before, after = self.conversation(index), self.request_messages(later)
+        if before is None or after is None:
+            return None
+        n = len(self.request_messages(index) or ())
+        if len(after) <= n or msg.first_difference(before, after) < n:
+            return False
+        return len(before) == n or msg.same(before[n], after[n])
+
+    @cached_property
+    def continued(self) -> set[int]:
+        """Steps whose whole stream a later prompt starts with."""
+        return {link.parent for link in self.links if link.parent is not None and link.extends}
+
+    def link_of(self, index: int) -> Link:
+        """The link of a step; side calls are no parents, so that a break is measured against the main conversation."""
+        link = self.links[index]
+        if link.extends or link.parent not in self.aside:
+            return link
+        best = link
+        for candidate in range(index - 1, -1, -1):
+            if candidate in self.aside:
+                continue
+            shared = shared_with_stream(self.steps[index].prompt_ids, self.steps[candidate])
+            if best.parent in self.aside or shared > best.shared_length:
+                best = Link(candidate, shared, stream_length(self.steps[candidate]))
+        return best
+
+    def chain(self, index: int) -> list[int]:
+        """The step and its ancestors, latest first, as far as each extends the one before."""
+        chain = [index]
+        while (parent := self.links[chain[-1]].parent) is not None and self.links[chain[-1]].extends:
+            chain.append(parent)
+        return chain
+
+    def root(self, index: int) -> int:
+        """The first step of the chain that a step belongs to."""
+        return self.chain(index)[-1]
+
+
+class Break:
+    """A step whose prompt does not start with its parent's stream."""
+
+    def __init__(self, case: Case, index: int, link: Link) -> None:
+        assert link.parent is not None
+        self.case = case
+        self.index = index
+        self.parent_index = link.parent
+        self.step = case.steps[index]
+        self.parent = case.steps[link.parent]
+        self.expected: Ids = self.parent.stream
+        self.actual: Ids = self.step.prompt_ids
+        self.start = link.shared_length
+        """First offset at which the two differ, in both streams."""
+
+    # -- messages on both sides
+
+    @cached_property
+    def known_messages(self) -> tuple[Sequence[Message], Sequence[Message]] | None:
+        before, after = self.case.request_messages(self.parent_index), self.case.request_messages(self.index)
+        return None if before is None or after is None else (before, after)
+
+    @cached_property
+    def first_changed(self) -> int | None:
+        """Index of the first message of the parent's request that the later request changed; None = it extends it."""
+        if self.known_messages is None:
+            return None
+        before, after = self.known_messages
+        index = msg.first_difference(before, after)
+        return index if index < len(before) else None
+
+    @cached_property
+    def sent_back(self) -> Message | None:
+        """The assistant's message as the later request holds it, when it does."""
+        if self.known_messages is None or self.first_changed is not None:
+            return None
+        before, after = self.known_messages
+        if len(after) > len(before) and after[len(before)].get("role") == "assistant":
+            return after[len(before)]
+        return None
+
+    @cached_property
+    def messages_equal(self) -> bool:
+        """Whether both requests and the reply are known and nobody changed a message."""
+        reply = self.parent.reply
+        return self.sent_back is not None and (reply is None or msg.same(reply, self.sent_back))
+
+    # -- the difference
+
+    @cached_property
+    def same_text(self) -> bool:
+        """Whether what follows on the actual side spells the same bytes as the sampled side to its end."""
+        return self._actual_tail_bytes.startswith(self._expected_tail_bytes)
+
+    @cached_property
+    def _expected_tail_bytes(self) -> bytes:
+        return self.case.bytes_of(self.expected[self.start :])
+
+    @cached_property
+    def _actual_tail_bytes(self) -> bytes:
+        return self.case.bytes_of(self.actual[self.start :])
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The tails of both streams from ``start`` on, aligned; offsets count from there."""
+        left, right = self.expected[self.start :], self.actual[self.start :]
+        if self.case.codec is not None and self.same_text:
+            return self._same_text_groups(left, right)
+        stop = self._same_turn_end(left, right)
+        groups = align_ids(left, right[:stop])
+        return [*groups, Group(len(left), len(left), stop, len(right), False)] if stop < len(right) else groups
+
+    def _same_turn_end(self, left: Ids, right: Ids) -> int:
+        """Where the sampled stream ends on the other side: behind as many stop tokens as it has itself."""
+        if not len(left) or not self.case.is_special(left[-1:]).any():
+            return len(right)
+        n = int(np.count_nonzero(left == left[-1]))
+        ends = np.flatnonzero(right == left[-1])
+        if len(ends) < n or ends[n - 1] + 1 > 4 * len(left) + 64:
+            return len(right)
+        return int(ends[n - 1]) + 1
+
+    def _same_text_groups(self, left: Ids, right: Ids) -> list[Group]:
+        assert self.case.codec is not None
+        left_bytes, right_bytes = self.case.codec.token_bytes(left), self.case.codec.token_bytes(right)
+        size = len(self._expected_tail_bytes)
+        # The actual token that reaches over the end of the sampled bytes belongs to the last group.
+        n_right = int(np.searchsorted(byte_offsets(right_bytes), size))
+        over = sum(map(len, right_bytes[:n_right])) - size
+        if not over:
+            return align_same_bytes(left_bytes, right_bytes[:n_right], left, right[:n_right])
+        cut = right_bytes[n_right - 1][: len(right_bytes[n_right - 1]) - over]
+        groups = align_same_bytes(left_bytes, [*right_bytes[: n_right - 1], cut], left, right[:n_right])
+        last = groups[-1]
+        return [*groups[:-1], Group(last.left_start, last.left_stop, last.right_start, last.right_stop, False)]
+
+    @cached_property
+    def _stops(self) -> tuple[int, int]:
+        """Where the differing stretch ends on either side: behind the last difference of the sampled stream."""
+        groups, n_left = self.groups, len(self.expected) - self.start
+        inside = [g for g in groups if g.left_start < n_left or (g.left_start == g.left_stop == n_left and not g.equal)]
+        while inside and inside[-1].left_start == n_left:
+            inside.pop()  # only the delta, which nobody sampled
+        if inside and not inside[-1].equal and inside[-1].left_stop == n_left:
+            last = inside[-1]
+            return self.start + last.left_stop, self.start + self._turn_end(last)
+        for group in reversed(inside):
+            if not group.equal:
+                return self.start + group.left_stop, self.start + group.right_stop
+        return self.start, self.start
+
+    def _turn_end(self, group: Group) -> int:
+        """The actual side of a difference that lasts to the end of the sampled stream: at most to its end of turn."""
+        if self.case.codec is None or self.same_text:
+            return group.right_stop
+        right = self.actual[self.start + group.right_start : self.start + group.right_stop]
+        last = self.expected[-1]
+        ends = np.flatnonzero(right == last) if self.case.is_special(self.expected[-1:]).any() else np.zeros(0, int)
+        return group.right_start + (int(ends[0]) + 1 if ends.size else len(right))
+
+    @property
+    def expected_stop(self) -> int:
+        return self._stops[0]
+
+    @property
+    def actual_stop(self) -> int:
+        return self._stops[1]
+
+    @cached_property
+    def first_group(self) -> Group | None:
+        return next((group for group in self.groups if not group.equal), None)
+
+    @property
+    def expected_stretch(self) -> Ids:
+        return self.expected[self.start : self.expected_stop]
+
+    @property
+    def actual_stretch(self) -> Ids:
+        return self.actual[self.start : self.actual_stop]
+
+    @cached_property
+    def a(self) -> str:
+        """The sampled side of the difference, decoded."""
+        return self.case.text(self.expected_stretch)
+
+    @cached_property
+    def b(self) -> str:
+        """The actual side of the difference, decoded."""
+        return self.case.text(self.actual_stretch)
+
+    @cached_property
+    def a_window(self) -> str:
+        return self.case.widened(self.expected, self.start, self.expected_stop)
+
+    @cached_property
+    def b_window(self) -> str:
+        return self.case.widened(self.actual, self.start, self.actual_stop)
+
+    @property
+    def in_completion(self) -> bool:
+        """Whether the first difference lies in the parent's own completion."""
+        return self.start >= len(self.parent.prompt_ids)
+
+    def sampled_at(self, start: int, stop: int) -> bool:
+        """Whether ``[start, stop)`` of the sampled side lies inside one completion of the chain."""
+        for index in self.case.chain(self.parent_index):
+            step = self.case.steps[index]
+            if len(step.prompt_ids) <= start:
+                return stop <= stream_length(step)
+        return False
+
+
+def kwargs_of(step: Step) -> Mapping[str, Any]:
+    return step.request.chat_template_kwargs if step.request else {}

@@ -1,0 +1,473 @@
+"""Delta faults: the prompt extends the parent's stream, and what it adds is not what the template gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from rollouts.tito.align import Group, align_ids
+from rollouts.tito.diagnose import messages as msg
+from rollouts.tito.diagnose.case import Case
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.diagnose.own import control_text_in
+from rollouts.tito.diagnose.verdict import finding_on_step
+from rollouts.tito.prefix import common_prefix
+from rollouts.tito.segments import content_forms
+from rollouts.tito.trajectory import Ids, Message, Step
+
+
+class Delta:
+    """What a step adds to its parent's stream, and what the template gives for the same new messages."""
+
+    def __init__(self, case: Case, index: int) -> None:
+        link = case.links[index]
+        assert link.parent is not None
+        self.case = case
+        self.index = index
+        self.step: Step = case.steps[index]
+        self.parent: Step = case.steps[link.parent]
+        self.parent_index = link.parent
+        self.start = link.shared_length
+        self.ids: Ids = self.step.prompt_ids[self.start :]
+        before = self.parent.completion_ids if len(self.parent.completion_ids) else self.parent.prompt_ids
+        self.stop_id = int(before[-1]) if len(before) and case.is_special(before[-1:]).any() else None
+        """The control token that ended the parent's completion; None when it ended otherwise."""
+
+    @cached_property
+    def messages(self) -> Sequence[Message] | None:
+        return self.case.request_messages(self.index)
+
+    @cached_property
+    def new_messages(self) -> list[Message] | None:
+        """The messages behind the parent's answer; None when the requests do not tell."""
+        before, after = self.case.request_messages(self.parent_index), self.messages
+        if before is None or after is None or len(after) <= len(before):
+            return None
+        if after[len(before)].get("role") != "assistant":
+            return list(after[len(before) :])
+        return list(after[len(before) + 1 :])
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        assert self.case.codec is not None
+        return self.case.codec.token_bytes(self.ids)
+
+    @cached_property
+    def data(self) -> bytes:
+        return b"".join(self.pieces)
+
+    # -- what the template gives
+
+    @cached_property
+    def is_templates(self) -> bool | None:
+        """Whether the stored template ends a render of the conversation with these very ids; None = cannot be told.
+
+        First a short conversation is rendered (its cost does not grow with the trajectory), then the whole one.
+        """
+        if self.messages is None or self.new_messages is None:
+            return None
+        for messages in (self._short(), self.messages):
+            rendered = self.case.render(self.step, messages, True)
+            if rendered is not None and self._ends_with(rendered, self.ids):
+                return True
+        return None if self.full is None else False
+
+    def _short(self) -> list[Message]:
+        """System and first user message, the assistant's last message, and what is new."""
+        assert self.messages is not None and self.new_messages is not None
+        n = len(self.messages) - len(self.new_messages)
+        head: list[Message] = []
+        for message in self.messages[:n]:
+            head.append(message)
+            if message.get("role") == "user":
+                break
+        last = self.messages[n - 1]
+        return [*head, *([last] if last.get("role") == "assistant" else []), *self.new_messages]
+
+    def _ends_with(self, rendered: Ids, delta: Ids) -> bool:
+        n = len(delta)
+        if len(rendered) <= n or not np.array_equal(rendered[len(rendered) - n :], delta):
+            return False
+        before = int(rendered[len(rendered) - n - 1])
+        if self.stop_id is None:
+            return True
+        if n and int(delta[0]) == self.stop_id and before != self.stop_id:
+            return False  # the sampled stop token comes a second time
+        return before == self.stop_id or bool(self.case.is_special(np.array([before])).any())
+
+    @cached_property
+    def full(self) -> Ids | None:
+        """The whole conversation, with the generation prompt."""
+        return self.case.render(self.step, self.messages or (), True, key=("full", self.index))
+
+    @cached_property
+    def full_without_prompt(self) -> Ids | None:
+        return self.case.render(self.step, self.messages or (), False, key=("full", self.index))
+
+    @cached_property
+    def generation_prompt(self) -> Ids:
+        if self.full is None or self.full_without_prompt is None:
+            return self.ids[:0]
+        n = len(self.full_without_prompt)
+        if np.array_equal(self.full[:n], self.full_without_prompt):
+            return self.full[n:]
+        return self.full[common_prefix(self.full, self.full_without_prompt) :]
+
+    @cached_property
+    def expected(self) -> Ids | None:
+        """The ids that the template puts behind the answer's stop token; None when the seam cannot be found."""
+        full, messages, new = self.full, self.messages, self.new_messages
+        if full is None or messages is None or new is None:
+            return None
+        seam = self._seam(full, list(messages[: len(messages) - len(new)]))
+        return None if seam is None else full[seam:]
+
+    def _seam(self, full: Ids, before: list[Message]) -> int | None:
+        base = self.case.render(self.step, before, False)
+        if base is not None and len(base) and np.array_equal(full[: len(base)], base):
+            ends = np.flatnonzero(self.case.is_special(base))
+            if ends.size and not self.case.text(base[int(ends[-1]) + 1 :]).strip():
+                return self._past_header(full, int(ends[-1]) + 1)
+            return self._past_header(full, len(base))
+        # The template rewrites what stands before: look for the stop token in front of the first new text.
+        place = self._first_new_text(full)
+        if place is None or self.stop_id is None:
+            return None
+        stops = np.flatnonzero(full[:place] == self.stop_id)
+        return int(stops[-1]) + 1 if stops.size else None
+
+    def _past_header(self, full: Ids, seam: int) -> int:
+        # Where the sampled stop token is the next turn's header, the answer's own turn ends without one.
+        if self.stop_id is not None and seam < len(full) and int(full[seam]) == self.stop_id:
+            return seam + 1
+        return seam
+
+    def _first_new_text(self, full: Ids) -> int | None:
+        assert self.case.codec is not None
+        pieces = self.case.codec.token_bytes(full)
+        data = b"".join(pieces)
+        for message in self.new_messages or ():
+            for forms in content_forms(message.get("content")):
+                places = [place for form in forms if (place := data.rfind(form)) >= 0]
+                if places:
+                    return int(np.searchsorted(np.cumsum([len(piece) for piece in pieces]), max(places), side="right"))
+        return None
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        assert self.expected is not None
+        return align_ids(self.expected, self.ids)
+
+    def spans(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
+        """Byte ranges of the texts of messages in the delta, in order; those that are not found are left out."""
+        found, cursor = [], 0
+        for message in messages:
+            for forms in content_forms(message.get("content")):
+                places = [(place, -len(form)) for form in forms if (place := self.data.find(form, cursor)) >= 0]
+                if places:
+                    start, size = min(places)
+                    found.append((start, start - size))
+                    cursor = start - size
+                break
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """What a delta rule found; offsets count in the delta."""
+
+    kind: str
+    evidence: str
+    start: int
+    stop: int
+    expected_ids: Ids
+    message_index: int | None = None
+
+
+def special_tokens_injected(d: Delta) -> Fault | None:
+    """A control token inside the text of a message."""
+    for position, message in enumerate(d.new_messages or ()):
+        if message.get("role") == "assistant":
+            continue
+        place = control_text_in(message.get("content"), d.data, d.case, d.ids, d.pieces)
+        if place is not None:
+            start, stop = place
+            return Fault(
+                "special_tokens_injected",
+                f"The text of a {message.get('role')} message spells {d.case.text(d.ids[start:stop])}, which was "
+                f"encoded as the control token {int(d.ids[start])}.",
+                start, stop, d.ids[:0], _message_index(d, position),
+            )  # fmt: skip
+    return None
+
+
+def stop_token_doubled(d: Delta) -> Fault | None:
+    """The sampled stop token once more at the seam."""
+    if d.stop_id is None or not len(d.ids) or int(d.ids[0]) != d.stop_id:
+        return None
+    if d.full is not None:
+        pair = (d.full[1:] == d.stop_id) & (d.full[:-1] == d.stop_id)
+        if pair.any():
+            return None  # the template itself writes it twice
+    return Fault(
+        "stop_token_doubled",
+        f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} brings "
+        "it again.",
+        0, 1, d.ids[:0],
+    )  # fmt: skip
+
+
+def message_dropped(d: Delta) -> Fault | None:
+    """A new message without a trace in the delta."""
+    for position, message in enumerate(d.new_messages or ()):
+        if message.get("role") == "assistant" or msg.has_trace(message.get("content"), d.data):
+            continue
+        drops = d.full is not None and not msg.has_trace(message.get("content"), d.case.bytes_of(d.full))
+        who = "the chat template leaves it out" if drops else "the delta leaves it out"
+        return Fault(
+            "message_dropped",
+            f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
+            0, len(d.ids), d.expected if d.expected is not None else d.ids[:0], _message_index(d, position),
+        )  # fmt: skip
+    return None
+
+
+def generation_prompt_missing(d: Delta) -> Fault | None:
+    """The delta is the template's up to the generation prompt, and ends without it or with another one."""
+    prompt = d.generation_prompt
+    if not len(prompt) or d.full is None:
+        return None
+    stem = d.full[: len(d.full) - len(prompt)]
+    expected = d.expected
+    if expected is not None and len(expected) >= len(prompt):
+        body = len(expected) - len(prompt)
+        shared = common_prefix(expected, d.ids)
+        if shared < body or shared == len(expected):
+            return None
+        cut = shared if shared == len(d.ids) else body
+        ends_right = np.array_equal(d.ids[len(d.ids) - len(prompt) :], prompt)
+        if cut < len(d.ids) and ends_right:
+            return None  # the header is there; something else came in between
+    else:
+        if not d._ends_with(stem, d.ids):
+            return None
+        shared = cut = len(d.ids)
+    what = "without the assistant header" if cut == len(d.ids) else "with another assistant header"
+    missing = (expected if expected is not None else np.concatenate([d.ids, prompt]))[shared:]
+    return Fault(
+        "generation_prompt_missing",
+        f"The prompt of step {d.index} ends {what}; the template gives {d.case.text(prompt)!r}.",
+        shared, len(d.ids), missing,
+    )  # fmt: skip
+
+
+def turn_separator_lost(d: Delta) -> Fault | None:
+    """What the template writes right behind the stop token, and nothing else, is missing."""
+    expected = d.expected
+    if expected is not None:
+        n = len(expected) - len(d.ids)
+        lost = expected[: max(n, 0)]
+        if n <= 0 or not np.array_equal(expected[n:], d.ids) or d.case.is_special(lost).any():
+            return None
+        if d.case.text(lost).strip():
+            return None
+    else:
+        lost_ids = _usual_separator(d)
+        if lost_ids is None:
+            return None
+        lost = lost_ids
+    return Fault(
+        "turn_separator_lost",
+        f"The template writes {d.case.text(lost)!r} behind the stop token; the delta of step {d.index} starts with "
+        f"{d.case.text(d.ids[:1])!r}.",
+        0, 0, lost,
+    )  # fmt: skip
+
+
+def _usual_separator(d: Delta) -> Ids | None:
+    """Without a render: what follows this stop token everywhere else in the prompt, when it does not follow here."""
+    if d.stop_id is None or not len(d.ids) or not d.case.is_special(d.ids[:1]).any():
+        return None
+    earlier = d.step.prompt_ids[: d.start - 1]
+    places = np.flatnonzero(earlier[:-1] == d.stop_id)
+    if not places.size:
+        return None
+    following = earlier[places + 1]
+    if (following != following[0]).any() or d.case.is_special(following[:1]).any():
+        return None
+    return following[:1] if not d.case.text(following[:1]).strip() else None
+
+
+def system_prompt_injected(d: Delta) -> Fault | None:
+    """What was put in too much starts as a conversation starts: with BOS, or with the system block's header."""
+    if any(message.get("role") in ("system", "developer") for message in d.new_messages or ()):
+        return None
+    starts = [start for start in (_system_header(d), _preamble(d, True), _preamble(d, False)) if len(start)]
+    bos = d.case.codec.bos_id if d.case.codec else None
+    extra = [(0, len(d.ids))]
+    if d.expected is not None:
+        extra = [(group.right_start, group.right_stop) for group in d.groups if not group.equal]
+    for start, stop in extra:
+        for place in range(max(0, start - 3), min(stop, start + 4)):
+            ids = d.ids[place:]
+            has_bos = bos is not None and len(ids) > 0 and int(ids[0]) == bos and bos != d.stop_id
+            has_header = any(np.array_equal(ids[: len(start)], start) for start in starts)
+            if has_bos or has_header:
+                return Fault(
+                    "system_prompt_injected",
+                    f"The delta of step {d.index} holds the start of a conversation in the middle of the stream: "
+                    f"{d.case.text(ids[:24])!r}.",
+                    place, max(stop, place + 1), d.ids[:0],
+                )  # fmt: skip
+    return None
+
+
+def _system_header(d: Delta) -> Ids:
+    """The ids that the template puts in front of a system text."""
+    renders = [
+        d.case.render(
+            d.step, [{"role": "system", "content": text}, {"role": "user", "content": "Hello."}], False,
+            key=("header", text, d.step.chat_template_sha256),
+        )
+        for text in ("Alpha beta.", "9 gamma?")
+    ]  # fmt: skip
+    first, second = renders
+    if first is None or second is None:
+        head = d.case.steps[d.case.root(d.index)].prompt_ids
+        return head[:3] if d.case.is_special(head[:1]).any() else head[:0]
+    header = first[: common_prefix(first, second)]
+    bos = d.case.codec.bos_id if d.case.codec else None
+    header = header[1:] if len(header) and bos is not None and int(header[0]) == bos else header
+    return header if len(header) > 1 else header[:0]
+
+
+def _preamble(d: Delta, with_tools: bool) -> Ids:
+    """The ids that a conversation without a system message starts with and that no later turn has, at most four."""
+    first, later = "Alpha beta.", "9 gamma?"
+    messages: list[Message] = [{"role": "user", "content": first}, {"role": "assistant", "content": "Yes."}]
+    messages.append({"role": "user", "content": later})
+    key = ("start", d.step.chat_template_sha256)
+    rendered = d.case.render(d.step, messages, False, key=key, with_tools=with_tools)
+    if rendered is None or d.case.codec is None:
+        return d.ids[:0]
+    pieces = d.case.codec.token_bytes(rendered)
+    data, ends = b"".join(pieces), np.cumsum([len(piece) for piece in pieces])
+    heads = []
+    for text in (first, later):
+        place = data.find(text.encode())
+        if place < 0:
+            return d.ids[:0]
+        heads.append(rendered[: int(np.searchsorted(ends, place, side="right"))])
+    shared = common_prefix(heads[0][::-1], heads[1][::-1])
+    preamble = heads[0][: len(heads[0]) - shared][:4]
+    return preamble if d.case.is_special(preamble).any() else preamble[:0]
+
+
+def tool_messages_split(d: Delta) -> Fault | None:
+    """More turns than the template makes of the same run of tool messages, between two of their texts."""
+    tools = [m for m in d.new_messages or () if m.get("role") == "tool"]
+    if len(tools) < 2 or d.expected is None:
+        return None
+    spans = d.spans(tools)
+    if len(spans) < 2:
+        return None
+    offsets = np.cumsum([0, *(len(piece) for piece in d.pieces)])
+    for group in d.groups:
+        if group.equal:
+            continue
+        extra = d.case.is_special(d.ids[group.right_start : group.right_stop]).sum()
+        wanted = d.case.is_special(d.expected[group.left_start : group.left_stop]).sum()
+        place, end = int(offsets[group.right_start]), int(offsets[group.right_stop])
+        between = any(stop <= end and place <= start for (_, stop), (start, _) in pairwise(spans))
+        if between and extra > wanted:
+            return Fault(
+                "tool_messages_split",
+                f"The {len(tools)} tool messages of step {d.index} were rendered one by one: the template does not end "
+                f"the turn between them.",
+                group.right_start, group.right_stop, d.expected[group.left_start : group.left_stop],
+            )  # fmt: skip
+    return None
+
+
+def delta_differs(d: Delta) -> Fault | None:
+    """Whatever else is not the template's."""
+    if d.expected is None:
+        return None
+    start = common_prefix(d.expected, d.ids)
+    tail = common_prefix(d.expected[start:][::-1], d.ids[start:][::-1])
+    return Fault(
+        "delta_differs",
+        f"Behind the completion of step {d.parent_index} the template gives {len(d.expected)} ids; the prompt of step "
+        f"{d.index} has {len(d.ids)} others.",
+        start, len(d.ids) - tail, d.expected[start : len(d.expected) - tail],
+    )  # fmt: skip
+
+
+# The first that matches names the fault. Those in the first list need no render.
+BY_IDS = (special_tokens_injected, message_dropped)
+BY_RENDER = (
+    stop_token_doubled,
+    turn_separator_lost,
+    system_prompt_injected,
+    tool_messages_split,
+    generation_prompt_missing,
+    delta_differs,
+)
+
+
+def _message_index(d: Delta, position: int) -> int | None:
+    return None if d.messages is None else len(d.messages) - len(d.new_messages or ()) + position
+
+
+def check_delta(case: Case, index: int, render: bool = True) -> Finding | None:
+    """The fault of a step that extends its parent, if any."""
+    if case.codec is None:
+        return None
+    d = Delta(case, index)
+    fault = next((found for rule in BY_IDS if (found := rule(d)) is not None), None)
+    if fault is None and not (render and d.is_templates):
+        # An answer of another step inside the delta may stand as it was sampled, which no render can tell.
+        answers = any(message.get("role") == "assistant" for message in d.new_messages or ())
+        known = render and d.is_templates is False and not answers
+        rules = BY_RENDER if known else (stop_token_doubled, turn_separator_lost)
+        fault = next((found for rule in rules if (found := rule(d)) is not None), None)
+    if fault is None:
+        return None
+    return finding_on_step(
+        case, index, fault.kind, fault.evidence,
+        start=d.start + fault.start, stop=d.start + fault.stop, expected_ids=fault.expected_ids,
+        actual_ids=d.ids[fault.start : fault.stop], message_index=fault.message_index,
+        severity=KINDS[fault.kind].severity, axis=Axis.DELTA,
+    )  # fmt: skip
+
+
+def control_text_in_prompt(case: Case, index: int) -> Finding | None:
+    """Control tokens inside a user's or tool's text of a prompt that nothing precedes."""
+    step = case.steps[index]
+    messages = case.request_messages(index)
+    if case.codec is None or not messages:
+        return None
+    suspects = [
+        (position, message) for position, message in enumerate(messages) if message.get("role") in ("user", "tool")
+    ]
+    if not suspects or not case.is_special(step.prompt_ids).any():
+        return None
+    pieces = case.codec.token_bytes(step.prompt_ids)
+    data = b"".join(pieces)
+    for position, message in suspects:
+        place = control_text_in(message.get("content"), data, case, step.prompt_ids, pieces)
+        if place is not None:
+            start, stop = place
+            return finding_on_step(
+                case, index, "special_tokens_injected",
+                f"The text of a {message.get('role')} message spells {case.text(step.prompt_ids[start:stop])}, which "
+                f"was encoded as the control token {int(step.prompt_ids[start])}.",
+                start=start, stop=stop, actual_ids=step.prompt_ids[start:stop], message_index=position,
+                severity=Severity.WARNING, axis=Axis.DELTA,
+            )  # fmt: skip
+    return None

@@ -1,0 +1,110 @@
+"""Breaks that are the shape of the trajectory: retries, side calls, branches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rollouts.tito.diagnose import messages as msg
+from rollouts.tito.diagnose.case import Break
+from rollouts.tito.diagnose.verdict import Verdict
+from rollouts.tito.prefix import shared_with_stream, stream_length
+
+
+def duplicate_call(b: Break) -> Verdict | None:
+    """The same prompt as an earlier step: a retry, or the same call captured twice."""
+    prompt_ids = b.step.prompt_ids
+    if b.start < len(prompt_ids) or not len(prompt_ids):
+        return None
+    case = b.case
+    for earlier in range(b.index - 1, -1, -1):
+        if np.array_equal(case.steps[earlier].prompt_ids, prompt_ids):
+            first, second = earlier in case.continued, b.index in case.continued
+            case.aside.add(b.index if first or not second else earlier)
+            which = (
+                "both were continued"
+                if first and second
+                else f"only step {earlier} was continued"
+                if first
+                else f"only step {b.index} was continued"
+                if second
+                else "neither was continued"
+            )
+            return Verdict(
+                "duplicate_call",
+                f"Step {b.index} sends the same {len(prompt_ids)} prompt ids as step {earlier}; {which}.",
+            )
+    return None
+
+
+def branch(b: Break) -> Verdict | None:
+    """A conversation beside the main one: the main one goes on later, or this step goes back and leaves the parent."""
+    if (later := _main_goes_on(b)) is not None:
+        b.case.aside.add(b.index)
+        return Verdict(
+            "branch",
+            f"Step {b.index} shares {b.start} ids with step {b.parent_index} and is not part of what step {later} "
+            "continues: a sub-agent or an auxiliary call.",
+        )
+    if (origin := _goes_back_to(b)) is not None:
+        return Verdict(
+            "branch",
+            f"Step {b.index} continues step {origin} and leaves out what step {b.parent_index} had said: two "
+            f"branches leave step {origin}.",
+        )
+    if _says_nothing_alike(b):
+        return Verdict(
+            "branch", f"Step {b.index} holds no message of the conversation before it: an auxiliary call of its own."
+        )
+    return None
+
+
+def _main_goes_on(b: Break) -> int | None:
+    """A later step that extends a chain from before this step, and does not hold this step's conversation."""
+    case = b.case
+    for later in range(b.index + 1, len(case.steps)):
+        link = case.links[later]
+        if link.parent is None or not link.extends or link.parent >= b.index:
+            continue
+        continues = case.continues(b.index, later)
+        if continues is False or (continues is None and not b.sampled_at(b.start, b.start + 1)):
+            return later
+    return None
+
+
+def _goes_back_to(b: Break) -> int | None:
+    """An earlier step than the parent that this step continues whole, when the parent's answer is gone."""
+    case = b.case
+    if b.sampled_at(b.start, b.start + 1) or _answer_kept(b):
+        return None
+    if b.known_messages is not None:
+        # Another user message in the place of one that was answered is a rewritten past, say a summary of it.
+        after, index = b.known_messages[1], b.first_changed
+        if index is None or index >= len(after) or after[index].get("role") != "tool":
+            return None
+    for earlier in range(b.index - 1, -1, -1):
+        if earlier == b.parent_index or not 0 < stream_length(case.steps[earlier]) <= b.start:
+            continue
+        whole = stream_length(case.steps[earlier])
+        if shared_with_stream(b.actual, case.steps[earlier]) == whole and case.continues(earlier, b.index) is not False:
+            return earlier
+    return None
+
+
+def _answer_kept(b: Break) -> bool:
+    """Whether the parent's completion still stands somewhere behind the break."""
+    completion = b.parent.completion_ids
+    if len(completion) > 1 and completion[:-1].tobytes() in b.actual[b.start :].tobytes():
+        return True
+    messages = b.known_messages
+    reply = b.parent.reply
+    return bool(messages and reply is not None and any(msg.same(reply, message) for message in messages[1]))
+
+
+def _says_nothing_alike(b: Break) -> bool:
+    """Another system text and not one message in common: this is no edit of the same conversation."""
+    if b.known_messages is None or b.first_changed != 0:
+        return False
+    before, after = b.known_messages
+    if before[0].get("role") not in ("system", "developer") or not after:
+        return False
+    return not any(msg.same(one, other) for one in b.case.conversation(b.parent_index) or () for other in after)

@@ -1,0 +1,229 @@
+"""The closed list of what a finding can be. The slugs are stable: database, URLs and exports hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollouts.tito.diagnose.finding import Axis, Severity
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One cause."""
+
+    slug: str
+    axis: Axis
+    severity: Severity
+    """What a finding of this kind usually has; a single one may be milder."""
+    title: str
+    meaning: str
+    """One sentence: what happened."""
+    remedy: str
+    """What to do about it."""
+
+
+def _kinds(axis: Axis, severity: Severity, *entries: tuple[str, str, str, str]) -> dict[str, Kind]:
+    return {slug: Kind(slug, axis, severity, title, meaning, remedy) for slug, title, meaning, remedy in entries}
+
+
+_STREAM_ERRORS = _kinds(
+    Axis.STREAM,
+    Severity.ERROR,
+    ("chat_template_changed", "Chat template changed",
+     "The chat template, or a switch such as enable_thinking, changed between two calls of one trajectory.",
+     "Freeze the chat template and its switches for the whole run."),
+    ("request_changed", "Tools or system text changed",
+     "The tools or the system text of the request differ between two calls, so the start of the prompt was rewritten.",
+     "Send the same tools in every call and freeze the system text."),
+    ("bos_mismatch", "BOS doubled or missing",
+     "The begin-of-sequence token stands twice at the start of a prompt, or on one side only.",
+     "Never render to text and then encode that text with special tokens added."),
+    ("context_truncated", "Context cut",
+     "The start of the context was cut away to fit a limit.",
+     "Raise an error instead of cutting; freeze what came before as prompt."),
+    ("history_rewritten", "History rewritten",
+     "Earlier messages were edited, removed or summarised before they were sent again.",
+     "Freeze everything before the rewrite as prompt with mask 0, or fork a row there."),
+    ("assistant_rewritten", "Assistant message rewritten",
+     "The harness changed what the assistant had said before sending it back.",
+     "Send the assistant's message back as it was parsed, or treat the change as a fork."),
+    ("empty_think_toggled", "Empty think block toggled",
+     "The template writes an empty think block at one position of a message and leaves it out at another.",
+     "Let the template always write the block (for Qwen3 a change of one line), or keep the sampled tokens."),
+    ("thinking_stripped", "Thinking stripped",
+     "The template left out the reasoning of an earlier turn when it rendered the conversation again.",
+     "Use the template's switch that keeps thinking, token-in-token-out, or one row per turn."),
+    ("reasoning_misparsed", "Reasoning parsed wrong",
+     ("The generation prompt had opened the think block, the parser did not know it, and the reasoning came back as "
+     "content."),
+     "Give the reasoning parser the end of the prompt along with the completion."),
+    ("special_tokens_dropped", "Special tokens dropped",
+     "The completion was decoded without its special tokens, so they are missing from the next prompt.",
+     "Decode with skip_special_tokens=False, or keep the ids."),
+    ("invalid_utf8", "Half a character",
+     "A completion held part of a character; as text it became U+FFFD and was encoded as something else.",
+     "Keep ids or bytes, never text."),
+    ("tool_call_reserialized", "Tool call written again",
+     "The tool call was parsed and written again: the same values in other characters.",
+     "Use token-in-token-out, or keep the raw text of the call."),
+    ("whitespace_changed", "White space changed",
+     "White space next to a tool call or a think marker is not what was sampled.",
+     "Use token-in-token-out; parse for routing only."),
+    ("boundary_merge", "Tokens merged across a boundary",
+     "Two pieces that had been encoded apart were encoded together, and tokens merged across their seam.",
+     "Encode a delta whole and put the seam at a special token."),
+    ("template_not_append_only", "Template rewrites its own scaffold",
+     "The template wrote scaffold into the earlier prompt that it does not write once messages follow.",
+     "Cut the tail that the template takes back before extending, or repair the template."),
+    ("tokenizer_mismatch", "Another tokenizer",
+     ("The prompt's ids are not what this tokenizer gives for the same messages: engine and trainer use different "
+     "tokenizers or revisions."),
+     "Pin the tokenizer's revision in engine and trainer."),
+    ("token_ids_missing", "Token ids missing",
+     "The source has no real token ids for this call: they are absent, empty, constant or outside the vocabulary.",
+     "Make the gateway pass the ids through (return_token_ids); do not train this step."),
+    ("engine_ids_inconsistent", "Ids, text and logprobs disagree",
+     "Within one call the ids do not fit the returned text or the logprobs.",
+     "Do not rebuild ids from text or from a stream; take the engine's own."),
+    ("unclassified", "Break of unknown cause",
+     "The prompt does not start with what was sampled, and none of the known causes fits.",
+     "Compare both sides of the difference."),
+)  # fmt: skip
+_STREAM_INFOS = _kinds(
+    Axis.STREAM,
+    Severity.INFO,
+    ("branch", "Branch",
+     "A sub-agent, a parallel branch or an auxiliary call: a conversation of its own beside the main one.",
+     "Train each chain of steps as its own row."),
+)  # fmt: skip
+_STREAM_WARNINGS = _kinds(
+    Axis.STREAM,
+    Severity.WARNING,
+    ("duplicate_call", "Duplicate call",
+     "The same prompt was sent twice (a retry, or a double capture), and only one answer was continued.",
+     "Keep the call that was continued and drop the other."),
+)  # fmt: skip
+_STREAM_NONCANONICAL = _kinds(
+    Axis.STREAM,
+    Severity.ERROR,
+    ("noncanonical_sampling", "Non-canonical sampling",
+     "The model sampled a segmentation that the encoder would not choose for the same text.",
+     "Use token-in-token-out; nothing else keeps such tokens."),
+)  # fmt: skip
+_DELTA = _kinds(
+    Axis.DELTA,
+    Severity.ERROR,
+    ("message_dropped", "Message dropped",
+     "A message of the request left no trace in the prompt.",
+     "Use a chat template that renders this kind of message."),
+    ("tool_messages_split", "Tool messages split",
+     "Tool messages that belong together were rendered one by one, each in a turn of its own.",
+     "Render all tool messages of a turn together."),
+    ("turn_separator_lost", "Turn separator lost",
+     "What the template writes right behind a stop token (often a newline) is missing.",
+     "Cut the dummy prefix at its last stop token, and insert the separator with mask 0."),
+    ("stop_token_doubled", "Stop token doubled",
+     "The sampled stop token is also the next turn's header, and the delta brings it again.",
+     "Drop one of the two, with its mask and logprob."),
+    ("system_prompt_injected", "System prompt injected",
+     "New messages were rendered alone, so the template put its default system prompt in the middle of the stream.",
+     "Render new messages behind a fixed base that has an explicit system message."),
+    ("special_tokens_injected", "Control tokens from content",
+     "Text inside a message spells a control token and was encoded as one.",
+     "Encode content with special tokens split."),
+    ("generation_prompt_missing", "Generation prompt missing",
+     "The prompt does not end with the assistant header that the template gives.",
+     "Render with the generation prompt and with the run's own template switches."),
+    ("delta_differs", "Delta differs",
+     "The tokens put in between two completions are not those that the template gives.",
+     "Compare both sides of the difference."),
+)  # fmt: skip
+_ROW_ERRORS = _kinds(
+    Axis.ROW,
+    Severity.ERROR,
+    ("row_not_sampled", "Row was not sampled",
+     "The row's ids are not those that the steps read and sampled: it was encoded again from text.",
+     "Build the row from the sampled ids."),
+    ("length_mismatch", "Lengths disagree",
+     "Ids, mask, logprobs or advantages of one row have different lengths.",
+     "Let all columns of a row grow together."),
+    ("observation_trained", "Observation trained",
+     "A token of a tool or of the environment is under the gradient.",
+     "Give everything that the policy did not sample mask 0."),
+    ("generation_prompt_trained", "Generation prompt trained",
+     "The assistant header, or a forced think tag, is under the gradient.",
+     "Start the mask at the first sampled token."),
+    ("appended_eos_trained", "Appended stop token trained",
+     "A stop token that the model did not sample was appended and put under the gradient.",
+     "Give appended tokens mask 0."),
+    ("separator_trained", "Separator trained",
+     "What the template writes right behind a stop token is under the gradient.",
+     "End the mask at the sampled stop token."),
+    ("mask_overrun", "Mask over everything or nothing",
+     "The mask covers the whole row although it has other roles, or covers nothing.",
+     "Check that the template marks assistant turns ({% generation %}) and that the mask was computed with it."),
+    ("columns_shifted", "Columns off by one",
+     "Mask, logprobs or advantages are shifted against each other by a constant number of tokens.",
+     "Align next-token columns with the tokens they speak of."),
+    ("logprob_invalid", "Invalid logprobs",
+     "A logprob under the gradient is positive, not a number or infinite, or all of them are exactly 0.",
+     "Take the logprobs of the sampling engine as they are."),
+    ("advantage_misplaced", "Advantage misplaced",
+     "An advantage sits on masked tokens, or trained tokens have none.",
+     "Broadcast the trajectory's advantage over the trained tokens, and over nothing else."),
+    ("trained_twice", "Trained twice",
+     "One sampled token is under the gradient in several rows.",
+     "Mask what another row already trains."),
+    ("step_order_invalid", "Steps out of order",
+     "The rows of one trajectory are not adjacent, or its last-step flags are wrong.",
+     "Write all steps of a trajectory one after the other and mark the last one."),
+    ("prompt_split_wrong", "Prompt split wrong",
+     "Prompt and completion were split by counting mask ones, although they are interleaved.",
+     "Split where the first sampled token stands."),
+    ("routing_misaligned", "Expert routing misaligned",
+     "The recorded expert routing has another number of rows than the tokens it belongs to.",
+     "Record one routing row for each token but the last."),
+)  # fmt: skip
+_ROW_WARNINGS = _kinds(
+    Axis.ROW,
+    Severity.WARNING,
+    ("sampled_masked", "Sampled tokens masked",
+     "Sampled tokens are not under the gradient, and no recorded reason says so.",
+     "Put every sampled token under the gradient, or record why not."),
+    ("stop_token_untrained", "Stop token untrained",
+     "The end of turn that the model sampled is masked, so it never learns to stop.",
+     "Include the sampled stop token in the mask."),
+    ("stop_string_misaligned", "Stop string misaligned",
+     "The ids or logprobs go past the text that a stop string cut.",
+     "Stop on token ids, or keep the ids behind the cut masked."),
+    ("logprobs_other_distribution", "Logprobs of another distribution",
+     ("The stored logprobs are not of the distribution that the trainer computes (temperature, top-p, raw or "
+     "processed)."),
+     "Record processed logprobs, and score with the sampling temperature."),
+    ("truncated_trained", "Truncated completion trained",
+     "A completion that was cut by its length limit is under the gradient although the policy is to mask it.",
+     "Mask truncated completions, or say that they are wanted."),
+    ("never_trained", "Never trained",
+     "Sampled tokens are under the gradient in no row.",
+     "Give every step a row."),
+)  # fmt: skip
+_ROW_INFOS = _kinds(
+    Axis.ROW,
+    Severity.INFO,
+    ("mixed_policy_versions", "Several policy versions",
+     "One row holds tokens that several versions of the policy sampled.",
+     "Correct with per-token importance ratios, or bound the staleness."),
+)  # fmt: skip
+_ANY = _kinds(
+    Axis.STREAM,
+    Severity.INFO,
+    ("not_decidable", "Not decidable",
+     "The source lacks what a check needs; that it reports nothing does not mean that nothing is wrong.",
+     "Record the missing field."),
+)  # fmt: skip
+
+KINDS: dict[str, Kind] = {
+    **_STREAM_WARNINGS, **_STREAM_INFOS, **_STREAM_ERRORS, **_STREAM_NONCANONICAL, **_DELTA, **_ROW_ERRORS,
+    **_ROW_WARNINGS, **_ROW_INFOS, **_ANY,
+}  # fmt: skip
+"""Every kind by slug; ``not_decidable`` occurs on all three axes."""

@@ -1,0 +1,134 @@
+"""Messages as the diagnosis compares them: two spellings of one message are one message."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollouts.tito.segments import content_forms
+from rollouts.tito.trajectory import Message
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_KNOWN = {"role", "content", "tool_calls", "tool_call_id", "name", *_REASONING}
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message without what says nothing: no empty keys, arguments as values, reasoning under one name, no ids."""
+    result: dict[str, Any] = {"role": message.get("role", "")}
+    content = text_of(message.get("content"))
+    if content not in ("", None, [], {}):
+        result["content"] = content
+    if reasoning := reasoning_of(message):
+        result["reasoning"] = reasoning
+    if calls := calls_of(message):
+        result["tool_calls"] = calls
+    if message.get("name") and message.get("role") != "tool":
+        result["name"] = message["name"]
+    return result
+
+
+def text_of(content: Any) -> Any:
+    """Content parts that are all text count as the text they make."""
+    if isinstance(content, list | tuple) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    ):
+        return "".join(part["text"] for part in content)
+    return content
+
+
+def reasoning_of(message: Message) -> str:
+    for key in _REASONING:
+        value = message.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def calls_of(message: Message) -> list[dict[str, Any]]:
+    """The tool calls as ``{"name", "arguments"}``, arguments parsed where they are JSON text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return []
+    result = []
+    for call in calls:
+        if not isinstance(call, Mapping):
+            continue
+        function = call.get("function")
+        body = function if isinstance(function, Mapping) else call
+        result.append({"name": body.get("name"), "arguments": parsed(body.get("arguments"))})
+    return result
+
+
+def call_ids(message: Message) -> list[str]:
+    calls = message.get("tool_calls")
+    found = [str(call["id"]) for call in calls if isinstance(call, Mapping) and call.get("id")] if calls else []
+    return [*found, str(message["tool_call_id"])] if message.get("tool_call_id") else found
+
+
+def parsed(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def same(a: Message, b: Message) -> bool:
+    """Whether two messages say the same, whatever they are spelt like. Ids are left to :func:`call_ids`."""
+    return a is b or plain(a) == plain(b)
+
+
+def first_difference(a: Sequence[Message], b: Sequence[Message]) -> int:
+    """Index of the first message that differs; the shorter length when one extends the other."""
+    for index, (one, other) in enumerate(zip(a, b, strict=False)):
+        if not same(one, other):
+            return index
+    return min(len(a), len(b))
+
+
+def for_render(messages: Sequence[Message]) -> list[Message]:
+    """Messages as engines hand them to a template: arguments that are JSON text become values."""
+    result: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list | tuple) or not calls:
+            result.append(message)
+            continue
+        mended = []
+        for call in calls:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+                call = {**call, "function": {**function, "arguments": parsed(function["arguments"])}}
+            mended.append(call)
+        result.append({**message, "tool_calls": mended})
+    return result
+
+
+def has_trace(content: Any, data: bytes) -> bool:
+    """Whether a content's text stands in the bytes: as it is, as JSON, or at least most of its words."""
+    texts = list(content_forms(content))
+    if not texts:
+        return True
+    for forms in texts:
+        if any(form in data for form in forms):
+            continue
+        words = set(re.findall(rb"[^\W_]{3,}", forms[0])) or set(re.findall(rb"[^\W_]{2,}", forms[0]))
+        if not words:
+            return False
+        if sum(word in data for word in words) * 2 <= len(words):
+            return False
+    return True
+
+
+def strings_in(value: Any) -> list[str]:
+    """Every string and number inside a JSON value, as text."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for item in value.values() for text in strings_in(item)]
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in strings_in(item)]
+    return [] if value is None or isinstance(value, bool) else [str(value)]

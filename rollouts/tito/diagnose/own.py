@@ -1,0 +1,192 @@
+"""What one step's own tokens tell: ids that are missing or made up, ids against text, canonical or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rollouts.tito.canonical import canonical_check_batch
+from rollouts.tito.diagnose import messages as msg
+from rollouts.tito.diagnose.case import Case
+from rollouts.tito.diagnose.finding import Cost, Finding, Severity
+from rollouts.tito.diagnose.verdict import finding_on_step
+from rollouts.tito.segments import content_forms
+from rollouts.tito.trajectory import Ids, Step
+
+_CONSTANT = 4
+
+
+def missing_ids(case: Case, index: int) -> Finding | None:
+    """Ids that are absent, outside the vocabulary, or one id over and over where the reply says something else."""
+    step = case.steps[index]
+    n = len(step.prompt_ids)
+    reason = _missing(case, step)
+    if reason is None:
+        return None
+    case.no_ids.add(index)
+    which, start, stop = reason
+    return finding_on_step(
+        case, index, "token_ids_missing", f"Step {index}: {which}.", start=start, stop=stop,
+        actual_ids=step.stream[start:stop],
+        cost=Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=len(case.merged)),
+    )  # fmt: skip
+
+
+def _missing(case: Case, step: Step) -> tuple[str, int, int] | None:
+    n, total = len(step.prompt_ids), len(step.prompt_ids) + len(step.completion_ids)
+    if not n:
+        return "the prompt has no ids", 0, 0
+    if total == n:
+        # An aborted call may have sampled nothing; any other samples at least one token.
+        silent = step.finish_reason == "abort" or step.text == ""
+        return None if silent else ("the completion has no ids", n, n)
+    for name, ids, start in (("prompt", step.prompt_ids, 0), ("completion", step.completion_ids, n)):
+        unknown = ids < 0
+        if case.codec is not None:
+            unknown |= ids >= case.codec.vocab_size
+        if unknown.any():
+            place = int(unknown.argmax())
+            return (
+                f"{int(unknown.sum())} ids of the {name} are outside the vocabulary, the first is {int(ids[place])}",
+                start + place,
+                start + place + 1,
+            )
+        if (ids == ids[0]).all() and _made_up(case, step, ids, name == "completion"):
+            return f"the {name} is the id {int(ids[0])}, {len(ids)} times", start, start + len(ids)
+    return None
+
+
+def _made_up(case: Case, step: Step, ids: Ids, is_completion: bool) -> bool:
+    """Whether a constant stretch is no sample: its text is not what the source says was said."""
+    if not is_completion:
+        return len(ids) >= _CONSTANT or int(ids[0]) == 0
+    said = _said(step)
+    if said is not None and case.codec is not None:
+        return said != "" and not msg.has_trace(said, case.bytes_of(ids))
+    return int(ids[0]) == 0 or len(ids) >= 2 * _CONSTANT
+
+
+def _said(step: Step) -> str | None:
+    """What the source says was said; None when it does not say."""
+    if step.text is not None:
+        return step.text
+    if step.reply is None:
+        return None
+    content = msg.text_of(step.reply.get("content"))
+    parts = [content if isinstance(content, str) else "", msg.reasoning_of(step.reply)]
+    parts += [text for call in msg.calls_of(step.reply) for text in msg.strings_in(call)]
+    return "\n".join(part for part in parts if part)
+
+
+def inconsistent(case: Case, index: int) -> Finding | None:
+    """Ids against logprobs, and ids against the returned text."""
+    step = case.steps[index]
+    n, sampled = len(step.prompt_ids), len(step.completion_ids)
+    if step.logprobs is not None and len(step.logprobs) != sampled:
+        return finding_on_step(
+            case, index, "engine_ids_inconsistent",
+            f"Step {index} sampled {sampled} ids and came with {len(step.logprobs)} logprobs.",
+            start=n, stop=n + sampled, cost=Cost(trained_tokens_wrong=sampled, rows=len(case.merged)),
+        )  # fmt: skip
+    if case.codec is None:
+        return None
+    if (place := _text_differs(case, step)) is not None:
+        return finding_on_step(
+            case, index, "engine_ids_inconsistent",
+            f"The ids that step {index} sampled do not spell the text that came with them.",
+            start=n + place, stop=n + sampled, actual_ids=step.completion_ids[place:],
+            expected_text=(step.text if step.text is not None else _said(step) or "")[:1000],
+            cost=Cost(trained_tokens_wrong=sampled, rows=len(case.merged)),
+        )  # fmt: skip
+    return None
+
+
+def _text_differs(case: Case, step: Step) -> int | None:
+    """Offset in the completion at which ids and text part; None = they agree as far as can be told."""
+    data = case.bytes_of(step.completion_ids)
+    if step.text is None:
+        said = _said(step)
+        if said and step.reply is not None and not _reply_has_trace(step, data):
+            return 0
+        return None
+    special = case.is_special(step.completion_ids)
+    text = step.text.strip()
+    for kept in (step.completion_ids, step.completion_ids[~special]):
+        # A stop string or the stop token may be cut from the text, never anything in front of it.
+        decoded = case.text(kept).strip()
+        if decoded.startswith(text) or (text.endswith("�") and decoded.startswith(text.rstrip("�"))):
+            return None
+    decoded = data.decode("utf-8", "replace")
+    same = next((i for i, (a, b) in enumerate(zip(decoded, step.text, strict=False)) if a != b), 0)
+    assert case.codec is not None
+    sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(step.completion_ids)])
+    return int(np.searchsorted(sizes, len(decoded[:same].encode("utf-8", "replace")), side="right"))
+
+
+def _reply_has_trace(step: Step, data: bytes) -> bool:
+    """Whether most of what the reply says stands in the sampled bytes. Parsers move things, so order is not asked."""
+    assert step.reply is not None
+    values: list[str] = []
+    content = msg.text_of(step.reply.get("content"))
+    values += [content] if isinstance(content, str) else []
+    values += [msg.reasoning_of(step.reply)]
+    values += [str(call["name"] or "") for call in msg.calls_of(step.reply)]
+    values = [value for value in values if value.strip()]
+    return not values or any(msg.has_trace(value, data) for value in values)
+
+
+def doubled_bos(case: Case, index: int) -> Finding | None:
+    """BOS twice at the start of a prompt that nothing precedes."""
+    bos = case.codec.bos_id if case.codec else None
+    prompt_ids = case.steps[index].prompt_ids
+    if bos is None or len(prompt_ids) < 2 or int(prompt_ids[0]) != bos or int(prompt_ids[1]) != bos:
+        return None
+    return finding_on_step(
+        case, index, "bos_mismatch", f"The prompt of step {index} starts with BOS (id {bos}) twice.",
+        start=1, stop=2, actual_ids=prompt_ids[1:2],
+    )  # fmt: skip
+
+
+def noncanonical(case: Case, indices: Sequence[int]) -> Iterator[Finding]:
+    """Completions that were kept verbatim and would change if their text were encoded again. Nothing is wrong."""
+    if case.codec is None:
+        return
+    indices = [index for index in indices if len(case.steps[index].completion_ids)]
+    streams = [case.steps[index].completion_ids for index in indices]
+    for index, drifts in zip(indices, canonical_check_batch(streams, case.codec), strict=True):
+        if not drifts:
+            continue
+        start, drift = len(case.steps[index].prompt_ids), drifts[0]
+        more = f", and {len(drifts) - 1} more places" if len(drifts) > 1 else ""
+        half = " It holds bytes that are no whole character." if any(d.invalid_utf8 for d in drifts) else ""
+        yield finding_on_step(
+            case, index, "noncanonical_sampling",
+            f"Step {index} sampled {drift.actual_ids[:8].tolist()} where the encoder chooses "
+            f"{drift.expected_ids[:8].tolist()}{more}; it would drift if it were encoded again.{half}",
+            start=start + drift.start, stop=start + drift.stop, expected_ids=drift.expected_ids,
+            actual_ids=drift.actual_ids, severity=Severity.INFO,
+        )  # fmt: skip
+
+
+def control_text_in(
+    content: object, data: bytes, case: Case, ids: Ids, pieces: Sequence[bytes]
+) -> tuple[int, int] | None:
+    """The first control token that a message's own text was encoded to, as ``[start, stop)`` among ``ids``."""
+    special = case.is_special(ids)
+    if not special.any():
+        return None
+    offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
+    np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
+    for forms in content_forms(content):
+        for form in forms:
+            place = data.find(form)
+            if place < 0:
+                continue
+            first = int(np.searchsorted(offsets, place, side="left"))
+            last = int(np.searchsorted(offsets, place + len(form), side="right")) - 1
+            inside = np.flatnonzero(special[first:last])
+            if inside.size:
+                return first + int(inside[0]), first + int(inside[0]) + 1
+            break
+    return None

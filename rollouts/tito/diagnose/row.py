@@ -1,0 +1,307 @@
+"""Row faults of a trajectory: each row by itself, then all of them against the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rollouts.tito import rows as checks
+from rollouts.tito.codec import RenderFailed
+from rollouts.tito.diagnose.case import Case
+from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
+from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.diagnose.verdict import bounded
+from rollouts.tito.prefix import MergedRow, common_prefix, row_of
+from rollouts.tito.row_masks import Marks, derived_header, derived_stops, mask_faults, places_of
+from rollouts.tito.rows import RowFault
+from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
+
+
+def row_findings(case: Case) -> Iterator[Finding]:
+    """Findings of the rows that the source holds. Rows that follow from steps are right by construction."""
+    rows = case.trajectory.rows
+    facts = _TemplateFacts(case) if rows else None
+    for index, row in enumerate(rows):
+        assert facts is not None
+        for fault in _row_faults(case, row, facts):
+            yield _finding(case, index, row, fault)
+    if rows and case.steps:
+        yield from _against_steps(case)
+    yield from _order(case)
+    yield from _versions(case)
+    yield from _step_rows(case)
+
+
+def _row_faults(case: Case, row: Row, facts: _TemplateFacts) -> Iterator[RowFault]:
+    if fault := checks.length_mismatch(row):
+        yield fault
+        return  # nothing else can be lined up
+    if not len(row.ids):
+        return
+    row = _with_origin(case, row)
+    marks = facts.marks(row)
+    roles = bool(places_of(marks.header, row.ids)) or int(np.count_nonzero(marks.special)) > 2
+    overrun = checks.mask_overrun(row, roles)
+    if overrun:
+        yield overrun
+    # A row that trains nothing or everything has no pattern that columns could be shifted against.
+    shifted = None if overrun else checks.columns_shifted(row)
+    if shifted:
+        yield shifted
+    elif not overrun:
+        yield from _merged(mask_faults(row, marks))
+    others = [checks.logprob_invalid, checks.logprobs_other_distribution, checks.prompt_split_wrong]
+    if not shifted:
+        others.append(checks.advantage_misplaced)
+    for check in others:
+        if fault := check(row):
+            yield fault
+    if fault := checks.routing_misaligned(row.extra, len(row.ids)):
+        yield fault
+
+
+def _merged(faults: Iterator[RowFault]) -> Iterator[RowFault]:
+    """One finding a kind: the first place, with the counts of all."""
+    by_kind: dict[str, RowFault] = {}
+    for fault in faults:
+        first = by_kind.get(fault.kind)
+        if first is None:
+            by_kind[fault.kind] = fault
+        else:
+            by_kind[fault.kind] = replace(first, wrong=first.wrong + fault.wrong, lost=first.lost + fault.lost)
+    yield from by_kind.values()
+
+
+def _with_origin(case: Case, row: Row) -> Row:
+    """Who wrote what, where the steps tell: a row that is the stream of its last step."""
+    if row.origin is not None or not row.step_indices or row.step_indices[-1] >= len(case.steps):
+        return row
+    sampled = _sampled_places(case, row)
+    if sampled is None:
+        return row
+    origin = np.full(len(row.ids), Origin.TEMPLATE, dtype=np.uint8)
+    origin[: min((start for start, _, _ in sampled), default=0)] = Origin.PROMPT
+    for start, stop, _ in sampled:
+        origin[start:stop] = Origin.SAMPLED
+    between = origin == Origin.TEMPLATE
+    text = between & ~case.is_special(row.ids)
+    # Long stretches between completions are somebody's text; short ones are scaffold.
+    for start, stop in _runs(text):
+        if stop - start > 3:
+            origin[start:stop] = Origin.OBSERVATION
+    return replace(row, origin=origin)
+
+
+def _runs(mask: Mask) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _sampled_places(case: Case, row: Row) -> list[tuple[int, int, int]] | None:
+    """Where each step's completion stands in the row ``(start, stop, step)``; None when one does not."""
+    found = []
+    cursor = 0
+    for index in row.step_indices:
+        if index >= len(case.steps):
+            return None
+        step: Step = case.steps[index]
+        start, n = len(step.prompt_ids), len(step.completion_ids)
+        if start < cursor or not np.array_equal(row.ids[start : start + n], step.completion_ids):
+            place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes())
+            while place >= 0 and place % row.ids.itemsize:
+                place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes(), place + 1)
+            if place < 0:
+                return None
+            start = cursor + place // row.ids.itemsize
+        found.append((start, start + n, index))
+        cursor = start + n
+    return found
+
+
+class _TemplateFacts:
+    """The marks of turns, from two small renders of the run's template; from the row itself without one."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.header: Ids = NO_IDS
+        self.stop_ids: frozenset[int] = frozenset()
+        codec = case.codec
+        if codec is None:
+            return
+        eos = () if codec.eos_id is None else (codec.eos_id,)
+        self.stop_ids = frozenset((*eos, *getattr(codec, "stop_ids", ())))
+        renderer = case.renderer_of("")
+        if renderer is None:
+            return
+        question: list[Message] = [{"role": "user", "content": "Question one"}]
+        answer: Message = {"role": "assistant", "content": "Answer zwei"}
+        try:
+            with_prompt = renderer.render_ids(question, None, {}, True)
+            without = renderer.render_ids(question, None, {}, False)
+            whole = renderer.render_ids([*question, answer, {"role": "user", "content": "Next"}], None, {}, False)
+        except RenderFailed:
+            return
+        self.header = with_prompt[common_prefix(with_prompt, without) :]
+        pieces = codec.token_bytes(whole)
+        end = b"".join(pieces).find(b"Answer zwei") + len(b"Answer zwei")
+        offsets = np.cumsum([len(piece) for piece in pieces])
+        behind = np.flatnonzero(case.is_special(whole) & (offsets > end))
+        if behind.size:
+            self.stop_ids |= {int(whole[behind[0]])}
+        if not len(self.header):
+            start = end - len(b"Answer zwei")
+            before = np.flatnonzero(case.is_special(whole) & (offsets <= start))
+            self.header = whole[before[-1] : before[-1] + 1] if before.size else NO_IDS
+
+    def marks(self, row: Row) -> Marks:
+        special = self.case.is_special(row.ids)
+        header = self.header
+        if not len(header) or not places_of(header, row.ids):
+            header = derived_header(row.ids, row.loss_mask, special)
+        stops = self.stop_ids | derived_stops(row.ids, row.loss_mask, special)
+        codec = self.case.codec
+        if codec is None:
+            blank = np.zeros(len(row.ids), dtype=np.bool_)
+        else:
+            pieces = codec.token_bytes(row.ids)
+            blank = np.fromiter((bool(piece) and not piece.strip() for piece in pieces), np.bool_, count=len(pieces))
+        return Marks(special, blank, header, stops)
+
+
+def _finding(case: Case, index: int, row: Row, fault: RowFault, step: int | None = None) -> Finding:
+    kind = KINDS[fault.kind]
+    ids = row.ids[fault.start : fault.stop]
+    return Finding(
+        axis=Axis.ROW,
+        kind=fault.kind,
+        severity=Severity(fault.severity) if fault.severity else kind.severity,
+        step=step,
+        row=index,
+        start=fault.start,
+        stop=fault.stop,
+        actual_ids=bounded(ids),
+        actual_text=case.widened(row.ids, min(fault.start, len(row.ids)), min(fault.stop, len(row.ids))),
+        evidence=fault.evidence,
+        remedy=kind.remedy,
+        cost=Cost(fault.lost, fault.wrong, rows=max(1, len(case.trajectory.rows))),
+    )
+
+
+def _against_steps(case: Case) -> Iterator[Finding]:
+    """Rows against the steps they say they are made of: sampled as they stand, each token trained once."""
+    trained = [np.zeros(len(step.completion_ids), dtype=np.int32) for step in case.steps]
+    complete = True
+    for index, row in enumerate(case.trajectory.rows):
+        if not row.step_indices or len(row.loss_mask) != len(row.ids):
+            complete = False
+            continue
+        places = _sampled_places(case, row)
+        if places is None:
+            complete = False
+            yield _finding(case, index, row, _not_sampled(case, row))
+            continue
+        for start, stop, step in places:
+            trained[step] += row.loss_mask[start:stop]
+    for index, counts in enumerate(trained):
+        twice = np.flatnonzero(counts > 1)
+        if twice.size:
+            yield _on_step(case, index, "trained_twice", int(twice[0]), int(twice[-1]) + 1,
+                           f"{twice.size} sampled tokens of step {index} are under the gradient in several rows.",
+                           Cost(trained_tokens_wrong=int(twice.size), rows=len(case.trajectory.rows)))  # fmt: skip
+        if complete and len(counts) and not counts.any() and index not in case.no_ids:
+            yield _on_step(case, index, "never_trained", 0, len(counts),
+                           f"The {len(counts)} tokens that step {index} sampled are under the gradient in no row.",
+                           Cost(trained_tokens_lost=len(counts), rows=len(case.trajectory.rows)))  # fmt: skip
+
+
+def _not_sampled(case: Case, row: Row) -> RowFault:
+    steps = [index for index in row.step_indices if index < len(case.steps)]
+    wanted = row_of(case.steps, MergedRow(tuple(steps))).ids if steps else NO_IDS
+    start = common_prefix(wanted, row.ids)
+    return RowFault(
+        "row_not_sampled", start, len(row.ids),
+        f"From offset {start} on the row's ids are not those that its steps read and sampled.",
+        wrong=int(np.count_nonzero(row.loss_mask[start:])),
+    )  # fmt: skip
+
+
+def _on_step(case: Case, index: int, kind: str, start: int, stop: int, evidence: str, cost: Cost) -> Finding:
+    step = case.steps[index]
+    offset, known = len(step.prompt_ids), KINDS[kind]
+    return Finding(
+        axis=Axis.ROW, kind=kind, severity=known.severity, step=index, start=offset + start, stop=offset + stop,
+        actual_ids=bounded(step.completion_ids[start:stop]), evidence=evidence, remedy=known.remedy, cost=cost,
+        actual_text=case.widened(step.stream, offset + start, offset + stop),
+    )  # fmt: skip
+
+
+def _order(case: Case) -> Iterator[Finding]:
+    """The last-step flags of step-wise rows: on the last row, and on no other."""
+    rows: Sequence[Row] = case.trajectory.rows
+    flags = [row.extra.get("is_last_step") for row in rows]
+    if not flags or any(not isinstance(flag, bool) for flag in flags):
+        return
+    wrong = next((i for i, flag in enumerate(flags) if flag != (i == len(flags) - 1)), None)
+    if wrong is not None:
+        what = "is marked as the last step and is not" if flags[wrong] else "is the last step and is not marked"
+        yield _finding(
+            case, wrong, rows[wrong],
+            RowFault("step_order_invalid", 0, len(rows[wrong].ids), f"Row {wrong} of {len(rows)} {what}."),
+        )  # fmt: skip
+
+
+def _versions(case: Case) -> Iterator[Finding]:
+    """Rows whose steps several policy versions sampled."""
+    chains = [row.step_indices for row in case.trajectory.rows] or [merged.step_indices for merged in case.merged]
+    for index, steps in enumerate(chains):
+        versions = [case.steps[i].policy_version for i in steps if i < len(case.steps) and case.steps[i].policy_version]
+        distinct = list(dict.fromkeys(versions))
+        if len(distinct) > 1:
+            known = KINDS["mixed_policy_versions"]
+            yield Finding(
+                axis=Axis.ROW, kind=known.slug, severity=known.severity, row=index, remedy=known.remedy,
+                evidence=f"Row {index} holds tokens of the policy versions {', '.join(distinct[:8])}.",
+            )  # fmt: skip
+
+
+def _step_rows(case: Case) -> Iterator[Finding]:
+    """What steps tell of their rows: stop strings that cut the text and not the ids, routing, truncation."""
+    wants_masked = bool(case.trajectory.extra.get("mask_truncated"))
+    for index, step in enumerate(case.steps):
+        n = len(step.completion_ids)
+        if fault := checks.routing_misaligned(step.extra, len(step.prompt_ids) + n):
+            yield _on_step(case, index, fault.kind, 0, n, fault.evidence, Cost())
+        if (cut := _past_stop_string(case, step)) is not None:
+            yield _on_step(
+                case, index, "stop_string_misaligned", cut, n,
+                f"A stop string ended step {index}; {n - cut} of its ids stand behind the text that was returned.",
+                Cost(trained_tokens_wrong=n - cut),
+            )  # fmt: skip
+        if wants_masked and step.finish_reason == "length" and n and _is_trained(case, index):
+            yield _on_step(
+                case, index, "truncated_trained", 0, n,
+                f"Step {index} was cut by its length limit and is under the gradient.", Cost(trained_tokens_wrong=n),
+            )  # fmt: skip
+
+
+def _past_stop_string(case: Case, step: Step) -> int | None:
+    """The first id behind the returned text, when a stop string cut it; None = none."""
+    by_string = step.finish_reason == "stop" and step.stop_reason and not step.stop_reason.isdigit()
+    if not by_string or step.text is None or case.codec is None:
+        return None
+    decoded = case.text(step.completion_ids)
+    if not decoded.startswith(step.text) or not decoded[len(step.text) :].startswith(step.stop_reason[:1]):
+        return None
+    sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(step.completion_ids)])
+    cut = int(np.searchsorted(sizes, len(step.text.encode()), side="left")) + 1 if step.text else 0
+    rest = step.completion_ids[cut:]
+    return cut if len(rest) and not case.is_special(rest).all() else None
+
+
+def _is_trained(case: Case, index: int) -> bool:
+    for row in case.trajectory.rows:
+        if index in row.step_indices and (places := _sampled_places(case, row)) is not None:
+            return any(bool(row.loss_mask[start:stop].any()) for start, stop, step in places if step == index)
+    return not case.trajectory.rows

@@ -1,0 +1,112 @@
+"""Breaks that the template or the tokenizer explains: scaffold that comes and goes, another vocabulary."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rollouts.tito.diagnose import messages as msg
+from rollouts.tito.diagnose.case import Break, Case
+from rollouts.tito.diagnose.finding import Finding
+from rollouts.tito.diagnose.verdict import Verdict, finding_on_step
+from rollouts.tito.prefix import common_prefix
+
+
+def template_not_append_only(b: Break) -> Verdict | None:
+    """The streams part in text that the template wrote, with equal messages on both sides."""
+    if b.known_messages is not None and b.first_changed is not None:
+        return None
+    in_prompt = not b.sampled_at(b.start, b.start + 1)
+    tail = b.expected[b.start :]
+    if not in_prompt and not (len(tail) <= 4 and b.case.is_special(tail).all()):
+        return None
+    if b.case.codec is not None and b.same_text:
+        return None
+    if in_prompt and len(b.parent.prompt_ids) - b.start > _tail_length(b) and not _template_did_it(b):
+        return None
+    return Verdict(
+        "template_not_append_only",
+        f"The template wrote {_quoted(b.a)} at the end of step {b.parent_index}'s prompt and {_quoted(b.b)} in its "
+        f"place once messages followed.",
+    )
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:59] + "…") if text else "nothing"
+
+
+def _tail_length(b: Break) -> int:
+    """How many ids at the end of the parent's prompt are its generation prompt."""
+    messages = b.case.request_messages(b.parent_index)
+    if messages is not None:
+        with_prompt = b.case.render(b.parent, messages, True, key=("prompt", b.parent_index))
+        without = b.case.render(b.parent, messages, False, key=("prompt", b.parent_index))
+        if with_prompt is not None and without is not None:
+            return max(len(with_prompt) - common_prefix(with_prompt, without), 0)
+    special = np.flatnonzero(b.case.is_special(b.parent.prompt_ids[-64:]))
+    return min(len(b.parent.prompt_ids), 64) - int(special[-1]) if special.size else 0
+
+
+def _template_did_it(b: Break) -> bool:
+    """Whether the stored template itself gives both prompts, so that the difference is its own."""
+    if b.known_messages is None:
+        return False
+    first = b.case.render(b.parent, b.known_messages[0], True, key=("prompt", b.parent_index))
+    second = b.case.render(b.step, b.known_messages[1], True, key=("prompt", b.index))
+    if first is None or second is None:
+        return False
+    start = common_prefix(first, second)
+    return start == b.start and np.array_equal(first[start : start + 8], b.expected[start : start + 8][: len(first)])
+
+
+def tokenizer_mismatch(b: Break) -> Verdict | None:
+    """The prompt's ids do not spell the request's messages under this tokenizer."""
+    if b.known_messages is None or not foreign(b.case, b.index):
+        return None
+    return Verdict(
+        "tokenizer_mismatch",
+        f"Decoded with this tokenizer, the prompt of step {b.index} does not hold the text of its messages.",
+    )
+
+
+def foreign(case: Case, index: int) -> bool:
+    """Whether most message texts of a request are not to be found in its decoded prompt."""
+    messages = case.request_messages(index)
+    if case.codec is None or not messages:
+        return False
+    data = case.bytes_of(case.steps[index].prompt_ids)
+    contents = [m["content"] for m in messages if m.get("content") and m.get("role") in ("system", "user", "tool")]
+    traces = [msg.has_trace(content, data) for content in contents]
+    return len(traces) > 0 and sum(traces) * 2 < len(traces)
+
+
+def first_prompt(case: Case, index: int) -> Finding | None:
+    """A prompt that nothing precedes: its text is what the template gives, its ids are another tokenizer's."""
+    step = case.steps[index]
+    messages = case.request_messages(index)
+    if case.codec is None or messages is None or index in case.no_ids:
+        return None
+    if foreign(case, index):
+        return finding_on_step(
+            case, index, "tokenizer_mismatch",
+            f"Decoded with this tokenizer, the prompt of step {index} does not hold the text of its messages.",
+            stop=len(step.prompt_ids), actual_ids=step.prompt_ids,
+        )  # fmt: skip
+    rendered = case.render(step, messages, True, key=("prompt", index))
+    if rendered is None:
+        return None
+    start = common_prefix(rendered, step.prompt_ids)
+    if start == len(rendered) == len(step.prompt_ids):
+        return None
+    if case.bytes_of(rendered[start:]) != case.bytes_of(step.prompt_ids[start:]):
+        return None  # another text: the template is not the one that made the prompt
+    if case.is_special(rendered[start:]).sum() != case.is_special(step.prompt_ids[start:]).sum():
+        return None  # content was encoded with control tokens split, as it should be
+    tail = common_prefix(rendered[start:][::-1], step.prompt_ids[start:][::-1])
+    stop = len(step.prompt_ids) - tail
+    return finding_on_step(
+        case, index, "tokenizer_mismatch",
+        f"The prompt of step {index} spells what the template gives for its messages, in other ids than this tokenizer "
+        f"gives, from offset {start} on.",
+        start=start, stop=stop, expected_ids=rendered[start : len(rendered) - tail],
+        actual_ids=step.prompt_ids[start:stop],
+    )  # fmt: skip

@@ -1,0 +1,197 @@
+"""Breaks that the two texts explain: dropped control tokens, half characters, JSON, white space, merges."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from rollouts.tito.diagnose import messages as msg
+from rollouts.tito.diagnose.case import Break
+from rollouts.tito.diagnose.template import foreign
+from rollouts.tito.diagnose.verdict import Verdict
+
+_TAG_BEFORE = re.compile(r"(?:<[^<>]{1,64}>|\[[A-Z_/]{2,64}\])\s*\Z")
+_TAG_BEHIND = re.compile(r"\s*(?=<[^<>]{1,64}>|\[/?[A-Z_]{2,64}\])")
+
+
+def special_tokens_dropped(b: Break) -> Verdict | None:
+    """Every token that is missing is a control token."""
+    if b.case.codec is None:
+        return None
+    expected, actual = b.expected_stretch, b.actual_stretch
+    dropped = b.case.is_special(expected)
+    if not dropped.any() or int(dropped.sum()) <= int(b.case.is_special(actual).sum()):
+        return None
+    if b.case.bytes_of(expected[~dropped]) != b.case.bytes_of(actual):
+        return None
+    names = ", ".join(dict.fromkeys(b.case.text(expected[i : i + 1]) for i in np.flatnonzero(dropped)[:4]))
+    return Verdict(
+        "special_tokens_dropped",
+        f"Nothing but control tokens is missing from the prompt of step {b.index}: {names}.",
+    )
+
+
+def invalid_utf8(b: Break) -> Verdict | None:
+    """A replacement character on either side of the difference."""
+    if b.case.codec is None or "�" not in b.a + b.b or foreign(b.case, b.index):
+        return None
+    return Verdict(
+        "invalid_utf8",
+        f"What step {b.parent_index} sampled holds bytes that are no whole character; as text they became U+FFFD, "
+        "which encodes to other tokens.",
+    )
+
+
+def tool_call_reserialized(b: Break) -> Verdict | None:
+    """The texts part inside a tool call whose values are the same on both sides."""
+    if b.case.codec is None or b.same_text or not b.sampled_at(b.start, b.start + 1):
+        return None
+    turn_start = b.start
+    for index in b.case.chain(b.parent_index):
+        if len(b.case.steps[index].prompt_ids) <= b.start:
+            turn_start = len(b.case.steps[index].prompt_ids)
+            break
+    old, new = b.case.text(b.expected[turn_start:]), b.case.text(b.actual[turn_start:])
+    place = _first_difference(old, new)
+    names = [call["name"] for call in msg.calls_of(b.sent_back or b.parent.reply or {})]
+    for start, stop in call_regions(old, names):
+        if start <= place < max(stop, start + 1):
+            break
+    else:
+        return None
+    if b.messages_equal:
+        values = "the values are the same, as the messages show"
+    elif _same_values(old, new):
+        values = "the values are the same"
+    else:
+        return None
+    return Verdict(
+        "tool_call_reserialized",
+        f"The tool call was parsed and written again: {_around(old, place)} became {_around(new, place)}; {values}.",
+        message_index=len(b.known_messages[0]) if b.known_messages and b.in_completion else None,
+    )
+
+
+def whitespace_changed(b: Break) -> Verdict | None:
+    """Both sides are the same but for white space."""
+    if b.case.codec is None or b.same_text or b.a == b.b:
+        return None
+    if "".join(b.a.split()) != "".join(b.b.split()):
+        return None
+    place = _first_difference(b.a, b.b)
+    return Verdict(
+        "whitespace_changed",
+        f"Only white space differs: {_around(b.a, place)} was sampled, {_around(b.b, place)} came back.",
+    )
+
+
+def boundary_merge(b: Break) -> Verdict | None:
+    """The same text in other tokens, over the seam of two pieces that were encoded apart."""
+    if b.case.codec is None or not b.same_text or _inside_sampled(b):
+        return None
+    return Verdict(
+        "boundary_merge",
+        f"Both sides spell the same text; tokens {b.expected_stretch[:8].tolist()} were put together from pieces and "
+        f"became {b.actual_stretch[:8].tolist()} when the text was encoded as a whole.",
+    )
+
+
+def noncanonical_sampling(b: Break) -> Verdict | None:
+    """The same text in other tokens, all of them sampled."""
+    if b.case.codec is None or not b.same_text or not _inside_sampled(b):
+        return None
+    return Verdict(
+        "noncanonical_sampling",
+        f"Both sides spell the same text; the model sampled {b.expected_stretch[:8].tolist()} where the encoder "
+        f"chooses {b.actual_stretch[:8].tolist()}.",
+        message_index=len(b.known_messages[0]) if b.known_messages and b.in_completion else None,
+    )
+
+
+def _inside_sampled(b: Break) -> bool:
+    group = b.first_group
+    if group is None:
+        return b.sampled_at(b.start, b.start + 1)
+    if not b.sampled_at(b.start + group.left_start, b.start + group.left_stop):
+        return False
+    # A token of the other side that reaches over the end of the sampled bytes belongs to what follows as well.
+    left = b.case.bytes_of(b.expected[b.start + group.left_start : b.start + group.left_stop])
+    right = b.case.bytes_of(b.actual[b.start + group.right_start : b.start + group.right_stop])
+    return len(left) == len(right)
+
+
+def call_regions(text: str, names: list[Any]) -> list[tuple[int, int]]:
+    """Where tool calls stand in a completion: their payload, and white space between it and the tags around it."""
+    regions = []
+    for start, stop, value in json_objects(text):
+        named = isinstance(value, dict) and isinstance(value.get("name") or value.get("function"), str | dict)
+        if named or any(name and name in msg.strings_in(value) for name in names):
+            regions.append(_padded(text, start, stop))
+    if regions:
+        return regions
+    for name in names:
+        place = text.find(name) if isinstance(name, str) and name else -1
+        if place >= 0:
+            before = max(text.rfind(mark, 0, place) for mark in ("<", "[", "{", "\n"))
+            regions.append(_padded(text, before + 1 if before >= 0 else place, len(text)))
+    return regions
+
+
+def _padded(text: str, start: int, stop: int) -> tuple[int, int]:
+    if match := _TAG_BEFORE.search(text[max(0, start - 80) : start]):
+        start -= len(match.group()) - len(match.group().rstrip())
+    if match := _TAG_BEHIND.match(text, stop):
+        stop = match.end()
+    return start, stop + 1
+
+
+def json_objects(text: str, limit: int = 64) -> list[tuple[int, int, Any]]:
+    """Objects ``(start, stop, value)`` that stand in a text as JSON, or as Python writes them."""
+    decoder = json.JSONDecoder(strict=False)
+    found: list[tuple[int, int, Any]] = []
+    place = text.find("{")
+    while place >= 0 and len(found) < limit:
+        try:
+            value, stop = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            value, stop = _python_object(text, place)
+        if stop > place:
+            found.append((place, stop, value))
+            place = text.find("{", stop)
+        else:
+            place = text.find("{", place + 1)
+    return found
+
+
+def _python_object(text: str, start: int) -> tuple[Any, int]:
+    depth = 0
+    for place in range(start, min(len(text), start + 20_000)):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if not depth:
+            source = text[start : place + 1]
+            for form in (source, re.sub(r"\btrue\b", "True", source.replace("false", "False").replace("null", "None"))):
+                try:
+                    return ast.literal_eval(form), place + 1
+                except (ValueError, SyntaxError, MemoryError, RecursionError):
+                    continue
+            return None, start
+    return None, start
+
+
+def _same_values(old: str, new: str) -> bool:
+    before = [value for _, _, value in json_objects(old)]
+    after = [value for _, _, value in json_objects(new)]
+    return bool(before) and before == after[: len(before)]
+
+
+def _first_difference(a: str, b: str) -> int:
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)
+
+
+def _around(text: str, place: int) -> str:
+    return json.dumps(text[max(0, place - 8) : place + 12], ensure_ascii=False)

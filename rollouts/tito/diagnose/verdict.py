@@ -1,0 +1,110 @@
+"""What a rule answers, and the finding that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollouts.tito.diagnose.case import MAX_STRETCH, Break, Case
+from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
+from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.prefix import stream_length
+from rollouts.tito.trajectory import NO_IDS, Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """A cause that a rule found."""
+
+    kind: str
+    evidence: str
+    severity: Severity | None = None
+    """None = the kind's own."""
+    message_index: int | None = None
+    missing: str = ""
+
+
+def bounded(ids: Ids) -> Ids:
+    return ids[:MAX_STRETCH].copy()
+
+
+def bound_note(*sides: Ids) -> str:
+    """A sentence when a side is longer than what is stored."""
+    longest = max(len(ids) for ids in sides)
+    return f" The difference is {longest} ids long; the first {MAX_STRETCH} a side are kept." * (longest > MAX_STRETCH)
+
+
+def finding_at_break(b: Break, verdict: Verdict) -> Finding:
+    """The finding of a stream break: the differing stretch on both sides, and what it costs."""
+    kind = KINDS[verdict.kind]
+    expected, actual = b.expected_stretch, b.actual_stretch
+    return Finding(
+        axis=kind.axis,
+        kind=verdict.kind,
+        severity=verdict.severity or kind.severity,
+        step=b.index,
+        start=b.start,
+        stop=b.actual_stop,
+        expected_ids=bounded(expected),
+        actual_ids=bounded(actual),
+        expected_text=b.a_window,
+        actual_text=b.b_window,
+        message_index=verdict.message_index,
+        evidence=verdict.evidence + bound_note(expected, actual),
+        remedy=kind.remedy,
+        cost=break_cost(b),
+        missing=verdict.missing,
+    )
+
+
+def break_cost(b: Break) -> Cost:
+    """A break costs what was sampled behind it in the continued row, one more row, and its prompt once more."""
+    case = b.case
+    lost = 0
+    for index in case.chain(b.parent_index):
+        step = case.steps[index]
+        first = max(len(step.prompt_ids), b.start)
+        lost += max(0, stream_length(step) - first)
+    return Cost(
+        trained_tokens_lost=lost,
+        trained_tokens_wrong=0,
+        rows=len(case.merged),
+        prompt_tokens_repaid=max(b.actual_stop, min(len(b.actual), len(b.expected))),
+    )
+
+
+def finding_on_step(
+    case: Case,
+    index: int,
+    kind_slug: str,
+    evidence: str,
+    start: int = 0,
+    stop: int = 0,
+    expected_ids: Ids = NO_IDS,
+    actual_ids: Ids = NO_IDS,
+    severity: Severity | None = None,
+    axis: Axis | None = None,
+    message_index: int | None = None,
+    expected_text: str | None = None,
+    cost: Cost | None = None,
+    missing: str = "",
+) -> Finding:
+    """A finding about one step's own tokens."""
+    kind = KINDS[kind_slug]
+    stream = case.steps[index].stream
+    return Finding(
+        axis=axis or kind.axis,
+        kind=kind_slug,
+        severity=severity or kind.severity,
+        step=index,
+        start=start,
+        stop=stop,
+        expected_ids=bounded(expected_ids),
+        actual_ids=bounded(actual_ids),
+        expected_text=case.text(bounded(expected_ids)) if expected_text is None else expected_text,
+        actual_text=case.widened(stream, start, stop) if stop >= start and len(stream) else "",
+        message_index=message_index,
+        evidence=evidence + bound_note(expected_ids, actual_ids),
+        remedy=kind.remedy,
+        cost=cost or Cost(rows=len(case.merged)),
+        missing=missing,
+    )

@@ -1,0 +1,193 @@
+"""Prefixes: how much two streams share, which step continues which, what a step adds, and the rows that follow.
+
+A step *extends* its parent when its prompt starts with the parent's whole stream. That is the prefix check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins, Row, Step
+
+_BLOCK = 1024
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """How many leading ids two streams share. Stops soon after the first difference."""
+    n = min(len(a), len(b))
+    start, block = 0, _BLOCK
+    while start < n:
+        stop = min(n, start + block)
+        differs = a[start:stop] != b[start:stop]
+        if differs.any():
+            return start + int(differs.argmax())
+        start, block = stop, block * 4
+    return n
+
+
+def shared_with_stream(prompt_ids: Ids, step: Step) -> int:
+    """How many leading ids of a prompt are those of a step's stream, without building the stream."""
+    n = len(step.prompt_ids)
+    shared = common_prefix(prompt_ids, step.prompt_ids)
+    if shared < n:
+        return shared
+    return n + common_prefix(prompt_ids[n:], step.completion_ids)
+
+
+def stream_length(step: Step) -> int:
+    return len(step.prompt_ids) + len(step.completion_ids)
+
+
+@dataclass(frozen=True)
+class Link:
+    """How a step hangs on an earlier one."""
+
+    parent: int | None
+    """The earlier step whose stream shares the longest prefix with this prompt, the latest of several; None = first."""
+    shared_length: int
+    """Length of that prefix; 0 without a parent."""
+    parent_length: int
+    """Length of the parent's stream; 0 without a parent."""
+
+    @property
+    def extends(self) -> bool:
+        """Whether the prompt starts with the parent's whole stream: the prefix check passes."""
+        return self.shared_length == self.parent_length
+
+
+NO_PARENT = Link(parent=None, shared_length=0, parent_length=0)
+
+
+def link_steps(steps: Sequence[Step]) -> list[Link]:
+    """The parent of each step. A chain of steps that extend each other costs one comparison a step."""
+    links: list[Link] = []
+    longest = 0
+    for index, step in enumerate(steps):
+        links.append(_link(steps, index, longest))
+        longest = max(longest, stream_length(step))
+    return links
+
+
+def _link(steps: Sequence[Step], index: int, longest: int) -> Link:
+    if index == 0:
+        return NO_PARENT
+    prompt_ids = steps[index].prompt_ids
+    best, parent = -1, index - 1
+    for candidate in range(index - 1, -1, -1):
+        step = steps[candidate]
+        if best >= 0 and not _may_share_more(prompt_ids, step, best):
+            continue
+        shared = shared_with_stream(prompt_ids, step)
+        if shared > best:
+            best, parent = shared, candidate
+        if best == len(prompt_ids) or best >= longest:
+            break  # nobody shares more
+    return Link(parent=parent, shared_length=best, parent_length=stream_length(steps[parent]))
+
+
+def _may_share_more(prompt_ids: Ids, step: Step, than: int) -> bool:
+    """One look at the id behind the best prefix so far spares most comparisons."""
+    if than >= len(prompt_ids) or than >= stream_length(step):
+        return False
+    n = len(step.prompt_ids)
+    other = step.prompt_ids[than] if than < n else step.completion_ids[than - n]
+    return bool(prompt_ids[than] == other)
+
+
+def delta_of(step: Step, link: Link) -> Ids:
+    """``[P - shared_length]``: the prompt ids that a step adds to what it shares with its parent."""
+    return step.prompt_ids[link.shared_length :]
+
+
+@dataclass(frozen=True)
+class MergedRow:
+    """A chain of steps of which each extends the one before: one training row."""
+
+    step_indices: tuple[int, ...]
+    """In order; the row is the stream of the last one."""
+
+
+@dataclass
+class _Chain:
+    step_indices: list[int] = field(default_factory=list)
+
+
+def merge_steps(steps: Sequence[Step], links: Sequence[Link] | None = None) -> list[MergedRow]:
+    """The rows that follow from steps.
+
+    A step joins the open chain whose whole stream its prompt starts with, the longest such; otherwise it opens a row
+    whose prompt is masked. ``links`` spare comparisons when they are known. Source: step-wise merging of SkyRL and
+    tinker-cookbook, with every open chain matched so that sub-agents interleave.
+    """
+    links = link_steps(steps) if links is None else links
+    chains: list[_Chain] = []
+    chain_of: dict[int, _Chain] = {}
+    for index, step in enumerate(steps):
+        chain = _chain_to_join(steps, step, links[index], chains, chain_of)
+        if chain is None:
+            chain = _Chain()
+            chains.append(chain)
+        else:
+            del chain_of[chain.step_indices[-1]]
+        chain.step_indices.append(index)
+        chain_of[index] = chain
+    return [MergedRow(tuple(chain.step_indices)) for chain in chains]
+
+
+def _chain_to_join(
+    steps: Sequence[Step], step: Step, link: Link, chains: Sequence[_Chain], chain_of: dict[int, _Chain]
+) -> _Chain | None:
+    if link.parent is None:
+        return None
+    if link.extends and link.parent in chain_of and link.parent_length:
+        return chain_of[link.parent]  # nobody shares more than the parent does
+    best: _Chain | None = None
+    length = 0
+    for chain in reversed(chains):
+        n = stream_length(steps[chain.step_indices[-1]])
+        # A chain that the step extends shares its whole stream, so it is no longer than what the parent shares.
+        if length < n <= link.shared_length and shared_with_stream(step.prompt_ids, steps[chain.step_indices[-1]]) == n:
+            best, length = chain, n
+    return best
+
+
+def row_of(steps: Sequence[Step], merged: MergedRow) -> Row:
+    """The arrays ``[T]`` of a merged row: mask 1 on completions; logprobs NaN elsewhere, None when no step has any.
+
+    Deltas whose origin no strategy wrote count as template; :func:`rollouts.tito.segments.delta_origins` knows better.
+    """
+    last = steps[merged.step_indices[-1]]
+    ids = last.stream
+    n = len(ids)
+    loss_mask: Mask = np.zeros(n, dtype=np.bool_)
+    logprobs: Floats = np.full(n, np.nan, dtype=np.float32)
+    origin: Origins = np.full(n, Origin.PROMPT, dtype=np.uint8)
+    has_logprobs = False
+    done = 0
+    for position, index in enumerate(merged.step_indices):
+        step = steps[index]
+        start, stop = len(step.prompt_ids), stream_length(step)
+        if position:
+            written = step.delta_origin
+            origin[done:start] = written if written is not None and len(written) == start - done else Origin.TEMPLATE
+        loss_mask[start:stop] = True
+        origin[start:stop] = Origin.SAMPLED
+        if step.logprobs is not None and len(step.logprobs) == stop - start:
+            logprobs[start:stop] = step.logprobs
+            has_logprobs = True
+        done = stop
+    return Row(
+        ids=ids,
+        loss_mask=loss_mask,
+        logprobs=logprobs if has_logprobs else None,
+        origin=origin,
+        step_indices=merged.step_indices,
+    )
+
+
+def merged_rows(steps: Sequence[Step], links: Sequence[Link] | None = None) -> list[Row]:
+    """The rows that follow from steps, with their arrays."""
+    return [row_of(steps, merged) for merged in merge_steps(steps, links)]

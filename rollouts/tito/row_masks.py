@@ -1,0 +1,262 @@
+"""What a row's mask covers: headers, separators, stop tokens, observations.
+
+With an origin for each token this is read off; without, the turns are found by the template's own marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollouts.tito.rows import RowFault, nonzero
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """How turns look in a row."""
+
+    special: Mask
+    """``[T]``: control tokens."""
+    blank: Mask
+    """``[T]``: tokens that are white space alone."""
+    header: Ids
+    """What opens the assistant's turn (the generation prompt); empty = not known."""
+    stop_ids: frozenset[int]
+    """Control tokens that end the assistant's turn."""
+
+
+def mask_runs(mask: Mask) -> list[tuple[int, int]]:
+    """Stretches ``[start, stop)`` of mask 1."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def places_of(needle: Ids, ids: Ids) -> list[int]:
+    """Where a short stretch of ids occurs."""
+    n = len(needle)
+    if not n or n > len(ids):
+        return []
+    hits = ids[: len(ids) - n + 1] == needle[0]
+    for offset in range(1, n):
+        hits &= ids[offset : len(ids) - n + 1 + offset] == needle[offset]
+    places: list[int] = np.flatnonzero(hits).tolist()
+    return places
+
+
+def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
+    """Without a template: what stands between the turn before and a trained stretch, as most stretches have it."""
+    stops = derived_stops(ids, mask, special)
+    starts = [start for start, _ in mask_runs(mask)][:16]
+    found: list[Ids] = []
+    for start in starts:
+        low = max(0, start - 16)
+        before = ids[low:start]
+        ends = np.flatnonzero(np.isin(before, list(stops))) + 1
+        marks = np.flatnonzero(special[low:start])
+        behind = marks[marks >= ends[-1]] if ends.size else marks[-1:]
+        if behind.size:
+            found.append(before[int(behind[0]) :])
+    best, most = NO_IDS, 0
+    for header in found:
+        places = places_of(header, ids)
+        fits = sum(any(place <= start <= place + len(header) for place in places) for start in starts)
+        if fits > most:
+            best, most = header, fits
+    return best
+
+
+def derived_stops(ids: Ids, mask: Mask, special: Mask) -> frozenset[int]:
+    """Without a template: control tokens that trained stretches end with."""
+    lasts = [int(ids[stop - 1]) for _, stop in mask_runs(mask) if special[stop - 1]]
+    return frozenset(lasts)
+
+
+def mask_faults(row: Row, marks: Marks) -> Iterator[RowFault]:
+    """Every way in which the mask covers what was not sampled, or leaves out what was."""
+    if row.origin is not None and len(row.origin) == len(row.ids):
+        yield from _by_origin(row, marks)
+    else:
+        yield from _by_marks(row, marks)
+
+
+# -- the origin of each token is known
+
+
+def _by_origin(row: Row, marks: Marks) -> Iterator[RowFault]:
+    origin = row.origin
+    assert origin is not None
+    sampled = origin == Origin.SAMPLED
+    for start, stop in mask_runs(row.loss_mask & ~sampled):
+        if not _is_encoded_again(row, start, stop):
+            yield _named(row, marks, start, stop)
+    masked = mask_runs(sampled & ~row.loss_mask)
+    if not row.loss_mask.any():
+        return  # said by mask_overrun
+    for start, stop in masked:
+        yield _masked(row, marks, start, stop, bool(stop == len(sampled) or not sampled[stop]))
+
+
+def _is_encoded_again(row: Row, start: int, stop: int) -> bool:
+    """What an assistant said, encoded anew by a strategy: the mask is right, the ids are judged against the steps."""
+    assert row.origin is not None
+    said = bool((row.origin[start:stop] == Origin.INSERTED).all()) and bool(row.step_indices)
+    return said and (stop - start > 2 or stop < len(row.ids)) and not bool((row.origin == Origin.SAMPLED).any())
+
+
+def _named(row: Row, marks: Marks, start: int, stop: int) -> RowFault:
+    """Trained tokens that nobody sampled: whose are they."""
+    origin, n = row.origin, stop - start
+    assert origin is not None
+    if stop == len(row.ids) and n <= 2 and (origin[start] == Origin.INSERTED or _is_stop(row, marks, start)):
+        return _appended(row, start, stop)
+    written = set(np.unique(origin[start:stop]).tolist())
+    behind_sample = start > 0 and origin[start - 1] == Origin.SAMPLED
+    if written <= {Origin.TEMPLATE, Origin.INSERTED} and behind_sample and marks.blank[start:stop].all():
+        return _separator(start, stop)
+    before_sample = stop < len(row.ids) and origin[stop] == Origin.SAMPLED
+    if before_sample and written <= {Origin.TEMPLATE, Origin.PROMPT, Origin.INSERTED} and n <= 16:
+        return _header(start, stop)
+    return _observation(start, stop)
+
+
+def _masked(row: Row, marks: Marks, start: int, stop: int, ends_turn: bool) -> RowFault:
+    if stop - start == 1 and ends_turn and _is_stop(row, marks, start) and start > 0 and row.loss_mask[start - 1]:
+        return _stop_untrained(row, start)
+    return RowFault(
+        "sampled_masked", start, stop, f"{stop - start} sampled tokens from offset {start} on are masked.",
+        lost=stop - start,
+    )  # fmt: skip
+
+
+# -- only ids, mask and marks are known
+
+
+def _by_marks(row: Row, marks: Marks) -> Iterator[RowFault]:
+    if overrun := _to_the_end(row, marks):
+        yield overrun
+        return
+    for start, stop in mask_runs(row.loss_mask):
+        yield from _run_faults(row, marks, start, stop)
+
+
+def _to_the_end(row: Row, marks: Marks) -> RowFault | None:
+    """One stretch from somewhere to the row's end that holds whole turns of others."""
+    runs = mask_runs(row.loss_mask)
+    if len(runs) != 1 or runs[0][1] != len(row.ids):
+        return None
+    start = runs[0][0]
+    inside = [place for place in places_of(marks.header, row.ids) if place > start + len(marks.header)]
+    if not inside:
+        return None
+    return RowFault(
+        "mask_overrun", start, len(row.ids),
+        f"The mask runs from offset {start} to the end of the row, over {len(inside)} turns of others.",
+        wrong=len(row.ids) - start,
+    )  # fmt: skip
+
+
+def _run_faults(row: Row, marks: Marks, start: int, stop: int) -> Iterator[RowFault]:
+    """One trained stretch: does it start behind the header, and end with the stop token?"""
+    headers = [(place, place + len(marks.header)) for place in places_of(marks.header, row.ids)]
+    for first, last in headers:
+        if first < stop and start < last:
+            yield _header(max(first, start), min(last, stop))
+            if start < first - 1:
+                yield _observation(start, first)
+            start = last
+            break
+    else:
+        if headers and _outside_turn(row, marks, start, [last for _, last in headers]):
+            yield _observation(start, stop)
+            return
+    end = stop
+    while end > start and marks.blank[end - 1] and not marks.special[end - 1]:
+        end -= 1
+    if end > start and end < stop and int(row.ids[end - 1]) in marks.stop_ids:
+        yield _separator(end, stop)
+    elif stop == len(row.ids) and stop - start > 1 and _zero_alone(row, marks, stop - 1):
+        yield _appended(row, stop - 1, stop)
+    elif stop < len(row.ids) and _left_stop_out(row, marks, stop):
+        yield _stop_untrained(row, stop)
+
+
+def _left_stop_out(row: Row, marks: Marks, stop: int) -> bool:
+    return _is_stop(row, marks, stop) and not _is_stop(row, marks, stop - 1) and _was_sampled(row, stop)
+
+
+def _outside_turn(row: Row, marks: Marks, start: int, opens: list[int]) -> bool:
+    """Whether the assistant's last turn before an offset had ended, or none had begun."""
+    before = [place for place in opens if place <= start]
+    if not before:
+        return True
+    between = row.ids[before[-1] : start]
+    return bool(np.isin(between, list(marks.stop_ids)).any())
+
+
+def _was_sampled(row: Row, place: int) -> bool:
+    """By its logprob, where masked tokens have none; without logprobs a stop token counts as sampled."""
+    if row.logprobs is None or len(row.logprobs) != len(row.ids):
+        return True
+    says = nonzero(row.logprobs)
+    masked = ~row.loss_mask
+    if says[masked].mean() > 0.5:
+        return True  # logprobs of the whole sequence tell nothing
+    return bool(says[place])
+
+
+def _zero_alone(row: Row, marks: Marks, place: int) -> bool:
+    """A trained stop token with a logprob of exactly 0 where every other trained token has a real one."""
+    values: Floats | None = row.logprobs
+    if values is None or len(values) != len(row.ids) or not _is_stop(row, marks, place):
+        return False
+    trained = np.flatnonzero(row.loss_mask)
+    return bool(values[place] == 0 and np.count_nonzero(values[trained] == 0) == 1)
+
+
+def _is_stop(row: Row, marks: Marks, place: int) -> bool:
+    return int(row.ids[place]) in marks.stop_ids
+
+
+# -- sentences
+
+
+def _header(start: int, stop: int) -> RowFault:
+    return RowFault(
+        "generation_prompt_trained", start, stop,
+        f"The assistant header at {start} to {stop} is under the gradient; it was given, not sampled.",
+        wrong=stop - start,
+    )  # fmt: skip
+
+
+def _separator(start: int, stop: int) -> RowFault:
+    return RowFault(
+        "separator_trained", start, stop, f"The white space behind the stop token at {start} is under the gradient.",
+        wrong=stop - start,
+    )  # fmt: skip
+
+
+def _observation(start: int, stop: int) -> RowFault:
+    return RowFault(
+        "observation_trained", start, stop,
+        f"{stop - start} tokens from offset {start} on are under the gradient and are not the assistant's.",
+        wrong=stop - start,
+    )  # fmt: skip
+
+
+def _appended(row: Row, start: int, stop: int) -> RowFault:
+    return RowFault(
+        "appended_eos_trained", start, stop,
+        f"The last token (id {int(row.ids[stop - 1])}) was appended, not sampled, and is under the gradient.",
+        wrong=stop - start, severity="" if row.origin is not None else "warning",
+    )  # fmt: skip
+
+
+def _stop_untrained(row: Row, place: int) -> RowFault:
+    return RowFault(
+        "stop_token_untrained", place, place + 1,
+        f"The stop token that was sampled at offset {place} (id {int(row.ids[place])}) is masked.",
+        lost=1,
+    )  # fmt: skip

@@ -1,0 +1,241 @@
+"""Checks on one training row: lengths, logprobs, advantages, shifts. What the mask covers is ``row_masks``.
+
+A check gives a :class:`RowFault` or None; offsets count in the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollouts.tito.trajectory import Floats, Mask, Row
+
+_LOGPROBS = ("logprob", "log_prob")
+_TRAINER = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
+# Rounding of float16 and bfloat16 sums may lift a certain token's logprob a little over 0.
+_ROUNDING = 1e-3
+_MAX_LAG = 2
+
+
+@dataclass(frozen=True)
+class RowFault:
+    """What is wrong with a row, and where."""
+
+    kind: str
+    start: int
+    stop: int
+    evidence: str
+    wrong: int = 0
+    """Tokens under the gradient that should not be, or with values that are not theirs."""
+    lost: int = 0
+    """Sampled tokens that are not trained."""
+    severity: str = ""
+    """``error``, ``warning`` or ``info``; empty = the kind's own."""
+
+
+def length_mismatch(row: Row) -> RowFault | None:
+    """A column of another length than the ids."""
+    n = len(row.ids)
+    columns: dict[str, Any] = {"loss_mask": row.loss_mask, **row.columns}
+    if row.logprobs is not None:
+        columns["logprobs"] = row.logprobs
+    if row.origin is not None:
+        columns["origin"] = row.origin
+    wrong = {name: len(values) for name, values in columns.items() if len(values) != n}
+    # A reader keeps a column that has another length as it found it.
+    for name, value in row.extra.items():
+        if "advantage" in name or any(word in name for word in _LOGPROBS):
+            values = value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
+            if isinstance(values, list) and len(values) > 1 and all(isinstance(v, int | float) for v in values[:4]):
+                wrong[name] = len(values)
+    if not wrong:
+        return None
+    what = ", ".join(f"{name} has {size}" for name, size in wrong.items())
+    return RowFault("length_mismatch", min(n, *wrong.values()), n, f"The row has {n} ids, but {what}.", wrong=n)
+
+
+def mask_overrun(row: Row, has_other_roles: bool) -> RowFault | None:
+    """Mask 1 over a whole row that has other roles, or nowhere."""
+    n, trained = len(row.ids), int(np.count_nonzero(row.loss_mask))
+    if n and trained == n and has_other_roles:
+        return RowFault("mask_overrun", 0, n, f"All {n} tokens of the row are under the gradient.", wrong=n)
+    if n and not trained and not _left_out(row):
+        return RowFault("mask_overrun", 0, n, f"None of the {n} tokens of the row is under the gradient.", lost=n)
+    return None
+
+
+def _left_out(row: Row) -> bool:
+    """Whether the source says that the whole row is not to be trained."""
+    value = row.extra.get("sample_loss_mask", row.extra.get("sample_mask"))
+    while isinstance(value, list) and value:
+        value = value[0]
+    return value is not None and not value
+
+
+def nonzero(values: Floats) -> Mask:
+    """Where a column says something; NaN counts as nothing."""
+    says: Mask = np.nan_to_num(values, nan=0.0, posinf=1.0, neginf=-1.0) != 0
+    return says
+
+
+def columns_shifted(row: Row) -> RowFault | None:
+    """A lag other than 0 at which a column's zeros fit the mask's."""
+    for name, values in columns_of(row):
+        says = nonzero(values)
+        if says.all() or not says.any() or row.loss_mask.all() or not row.loss_mask.any():
+            continue
+        lag = _lag(says, row.loss_mask)
+        if lag:
+            places = np.flatnonzero(says != row.loss_mask)
+            behind = "behind" if lag > 0 else "before"
+            return RowFault(
+                "columns_shifted",
+                int(places[0]),
+                int(places[-1]) + 1,
+                f"The {name} fit the mask exactly {abs(lag)} token{'s' * (abs(lag) > 1)} {behind} their place.",
+                wrong=int(np.count_nonzero(row.loss_mask)),
+            )
+    return None
+
+
+def columns_of(row: Row) -> Iterator[tuple[str, Floats]]:
+    """Columns that speak of trained tokens only: the sampling logprobs and the advantages."""
+    if row.logprobs is not None:
+        yield "logprobs", row.logprobs
+    for name, values in row.columns.items():
+        if "advantage" in name:
+            yield name, values
+
+
+def _lag(says: Mask, mask: Mask) -> int:
+    """How far the column stands behind the mask; 0 when it fits as it is, or nowhere better."""
+    at_home = int(np.count_nonzero(says != mask))
+    if at_home < 2:
+        return 0
+    best, best_lag = at_home, 0
+    for lag in (1, -1, *range(2, _MAX_LAG + 1), *range(-2, -_MAX_LAG - 1, -1)):
+        moved = np.zeros_like(mask)
+        if lag > 0:
+            moved[lag:] = mask[:-lag]
+        else:
+            moved[:lag] = mask[-lag:]
+        differ = int(np.count_nonzero(says != moved))
+        if differ < best:
+            best, best_lag = differ, lag
+    # Sampled tokens with a logprob of exactly 0 fit nowhere; a real shift explains nearly all that does not fit.
+    return best_lag if best * 4 <= at_home else 0
+
+
+def logprob_invalid(row: Row) -> RowFault | None:
+    """A value under the gradient that no logprob can have."""
+    if row.logprobs is None or not row.loss_mask.any():
+        return None
+    values = row.logprobs
+    bad = row.loss_mask & ((values > _ROUNDING) | ~np.isfinite(values))
+    if bad.any():
+        place = int(bad.argmax())
+        return RowFault(
+            "logprob_invalid",
+            place,
+            place + 1,
+            f"The logprob at offset {place} is {values[place]:g}; {int(bad.sum())} of "
+            f"{int(np.count_nonzero(row.loss_mask))} trained tokens have one that cannot be.",
+            wrong=int(bad.sum()),
+        )
+    trained = values[row.loss_mask]
+    if len(trained) > 1 and not trained.any():
+        first = int(row.loss_mask.argmax())
+        return RowFault(
+            "logprob_invalid", first, len(row.ids), f"The logprobs of all {len(trained)} trained tokens are exactly 0.",
+            wrong=len(trained),
+        )  # fmt: skip
+    return None
+
+
+def advantage_misplaced(row: Row) -> RowFault | None:
+    """Advantages on masked tokens, or trained tokens without one."""
+    for name, values in row.columns.items():
+        if "advantage" not in name or len(values) != len(row.loss_mask):
+            continue
+        says = nonzero(values)
+        none, extra = row.loss_mask & ~says, ~row.loss_mask & says
+        if not says.any() or not (none.any() or extra.any()):
+            continue
+        n_none, n_extra = int(none.sum()), int(extra.sum())
+        place = int((none | extra).argmax())
+        parts = [f"{n_none} trained tokens have none"] * bool(n_none)
+        parts += [f"{n_extra} masked tokens have one"] * bool(n_extra)
+        return RowFault(
+            "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1,
+            f"By {name}, {' and '.join(parts)}.", wrong=n_none,
+            severity="" if n_none or not says.all() else "warning",
+        )  # fmt: skip
+    return None
+
+
+def logprobs_other_distribution(row: Row) -> RowFault | None:
+    """The trainer's logprobs are a multiple of the sampler's, or lie a constant off: another temperature or filter."""
+    if row.logprobs is None:
+        return None
+    name = next((name for name in _TRAINER if name in row.columns), None)
+    if name is None or len(row.columns[name]) != len(row.logprobs):
+        return None
+    use = row.loss_mask & np.isfinite(row.logprobs) & np.isfinite(row.columns[name]) & (row.logprobs < 0)
+    if int(use.sum()) < 16:
+        return None
+    sampled: NDArray[np.float64] = row.logprobs[use].astype(np.float64)
+    trained: NDArray[np.float64] = row.columns[name][use].astype(np.float64)
+    shift = float(np.median(trained - sampled))
+    spread = float(np.std(trained - sampled))
+    slope = float(trained @ sampled / (sampled @ sampled))
+    start, stop = int(use.argmax()), int(np.flatnonzero(use)[-1]) + 1
+    if abs(shift) > 0.2 and spread < abs(shift) / 4:
+        what = f"lie {shift:+.2f} off by a constant"
+    elif abs(slope - 1) > 0.15 and np.corrcoef(sampled, trained)[0, 1] > 0.97:
+        what = f"are {slope:.2f} times the sampler's, as another temperature makes them"
+    else:
+        return None
+    return RowFault("logprobs_other_distribution", start, stop, f"The trainer's {name} {what}.", wrong=int(use.sum()))
+
+
+def prompt_split_wrong(row: Row) -> RowFault | None:
+    """A prompt length that is a count of masked tokens, although trained ones stand before its end."""
+    length = row.extra.get("prompt_length", row.extra.get("n_prompt"))
+    if not isinstance(length, int) or not row.loss_mask.any():
+        return None
+    first = int(row.loss_mask.argmax())
+    n_masked = len(row.ids) - int(np.count_nonzero(row.loss_mask))
+    if length <= first or length != n_masked:
+        return None
+    return RowFault(
+        "prompt_split_wrong", first, length,
+        f"The prompt is said to be {length} ids long, which is the number of masked tokens; the first trained token "
+        f"stands at {first}.",
+        wrong=length - first,
+    )  # fmt: skip
+
+
+def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> RowFault | None:
+    """Expert routing with another number of rows than ``n - 1`` (or ``n``, padded)."""
+    for name in ("routed_experts", "rollout_expert_indices"):
+        n = _routing_rows(extra.get(name))
+        if n is not None and n not in (n_tokens - 1, n_tokens):
+            return RowFault(
+                "routing_misaligned", min(n, n_tokens), n_tokens,
+                f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} belong there.",
+            )  # fmt: skip
+    return None
+
+
+def _routing_rows(value: Any) -> int | None:
+    if isinstance(value, list):
+        return len(value)
+    if isinstance(value, str) and value.startswith("nrlre1:"):  # nrlre1:<dtype>:<rows>x<layers>x<experts>:<base64>
+        parts = value.split(":", 3)
+        rows = parts[2].split("x")[0] if len(parts) > 2 else ""
+        return int(rows) if rows.isdigit() else None
+    return None

@@ -1,0 +1,147 @@
+"""Who wrote what: origins of the tokens between two completions, and runs of tokens that are alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollouts.tito.trajectory import Ids, Mask, Message, Origin, Origins
+
+# What a template writes right behind a control token: a role, a channel, a recipient; or nothing but the line's end.
+_HEADER = re.compile(rb"[ \t]*(?:[A-Za-z][\w.=/:\- ]{0,63})?[ \t]*(?:\r?\n)+|[ \t]*[A-Za-z][\w.=/:\- ]{0,63}(?=\Z)")
+
+
+def delta_origins(
+    delta_bytes: Sequence[bytes], special: Mask | Sequence[bool], new_messages: Sequence[Message] = ()
+) -> Origins:
+    """TEMPLATE or OBSERVATION for each token of a delta ``[D]``.
+
+    The text of each new message is looked for in the delta's bytes, in order; tokens that overlap it are observation.
+    Without messages, or where a text cannot be found (a template may rewrite it), control tokens and the role header
+    behind them are template and everything else is observation.
+    """
+    n = len(delta_bytes)
+    origins: Origins = np.full(n, Origin.TEMPLATE, dtype=np.uint8)
+    if not n:
+        return origins
+    flags: Mask = np.asarray(special, dtype=np.bool_)
+    offsets = byte_offsets(delta_bytes)
+    whole = b"".join(delta_bytes)
+    headers = _headers(whole, flags, offsets)
+    spans, complete = _find_messages(whole, headers, new_messages)
+    for start, stop in spans:
+        first = int(np.searchsorted(offsets, start, side="right")) - 1
+        last = int(np.searchsorted(offsets, stop, side="left"))
+        origins[first:last] = Origin.OBSERVATION
+    if not spans or not complete:
+        scaffold = flags.copy()
+        for start, stop in headers:
+            # A token that reaches beyond the header holds text of somebody else.
+            first = int(np.searchsorted(offsets, start, side="left"))
+            last = int(np.searchsorted(offsets, stop, side="right")) - 1
+            scaffold[first:last] = True
+        origins[~scaffold] = Origin.OBSERVATION
+    return origins
+
+
+def byte_offsets(pieces: Sequence[bytes]) -> Ids:
+    """Where each token starts in the joined bytes, and where the last one ends ``[n + 1]``."""
+    offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces)), out=offsets[1:])
+    return offsets  # type: ignore[return-value]
+
+
+def _headers(whole: bytes, special: Mask, offsets: Ids) -> list[tuple[int, int]]:
+    """Byte ranges of the header text right behind each control token."""
+    places = np.flatnonzero(special)
+    found = []
+    for position, place in enumerate(places):
+        start = int(offsets[place + 1])
+        stop = int(offsets[places[position + 1]]) if position + 1 < len(places) else len(whole)
+        match = _HEADER.match(whole[start : min(stop, start + 256)])
+        if match and match.end():
+            found.append((start, start + match.end()))
+    return found
+
+
+def _find_messages(
+    whole: bytes, headers: Sequence[tuple[int, int]], messages: Sequence[Message]
+) -> tuple[list[tuple[int, int]], bool]:
+    """Byte ranges of message texts, and whether each text was found. An assistant's text is nobody's observation."""
+    spans: list[tuple[int, int]] = []
+    complete, cursor = True, 0
+    for message in messages:
+        if message.get("role") == "assistant":
+            continue
+        for forms in content_forms(message.get("content")):
+            span = _find(whole, cursor, forms, headers)
+            if span is None:
+                complete = False
+                continue
+            spans.append(span)
+            cursor = span[1]
+    return spans, complete
+
+
+def _find(
+    whole: bytes, cursor: int, forms: Sequence[bytes], headers: Sequence[tuple[int, int]]
+) -> tuple[int, int] | None:
+    """The earliest form, the longest of several; a place inside a role header only when there is no other."""
+    inside: tuple[int, int] | None = None
+    best: tuple[int, int] | None = None
+    for form in forms:
+        start = whole.find(form, cursor)
+        while start >= 0:
+            stop = start + len(form)
+            if any(a <= start and stop <= b for a, b in headers):
+                inside = inside or (start, stop)
+                start = whole.find(form, start + 1)
+                continue
+            if best is None or (start, -stop) < (best[0], -best[1]):
+                best = (start, stop)
+            break
+    return best or inside
+
+
+def content_forms(content: Any) -> Iterator[tuple[bytes, ...]]:
+    """For each text of a message's content, the byte forms in which templates write it; empty texts give none."""
+    if content is None or (isinstance(content, str) and not content.strip()):
+        return
+    if isinstance(content, str):
+        texts = (content, content.strip(), *_dumped(content), *_dumped(content.strip()))
+        forms = tuple(dict.fromkeys(text.encode("utf-8", "replace") for text in texts))
+        yield forms
+        return
+    parts = content if isinstance(content, list | tuple) else None
+    if parts is not None and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
+        for part in parts:
+            yield from content_forms(part["text"])
+        return
+    yield tuple(dict.fromkeys(text.encode("utf-8", "replace") for text in (*_dumped(content), str(content))))
+
+
+def _dumped(value: Any) -> Iterator[str]:
+    """Ways to write a value as JSON."""
+    for ensure_ascii in (False, True):
+        for separators in ((", ", ": "), (",", ":")):
+            try:
+                yield json.dumps(value, ensure_ascii=ensure_ascii, separators=separators)
+            except (TypeError, ValueError, RecursionError):
+                return
+
+
+def runs(origin: Origins, mask: Mask, special: Mask) -> list[tuple[int, int]]:
+    """Maximal ``[start, stop)`` with one origin, one mask value and one kind (control token or text)."""
+    n = len(origin)
+    if len(mask) != n or len(special) != n:
+        raise ValueError(f"{n} origins, {len(mask)} mask values and {len(special)} flags")
+    if not n:
+        return []
+    key = origin.astype(np.int16) * 4 + np.asarray(mask, dtype=np.int16) * 2 + np.asarray(special, dtype=np.int16)
+    cuts = np.flatnonzero(key[1:] != key[:-1]) + 1
+    starts = [0, *cuts.tolist()]
+    return list(zip(starts, [*starts[1:], n], strict=True))

@@ -1,0 +1,198 @@
+"""The strategies that keep completions verbatim in one growing buffer and differ in what they put in between."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollouts.tito.buffer import Buffer
+from rollouts.tito.codec import RenderFailed
+from rollouts.tito.prefix import common_prefix
+from rollouts.tito.strategies.protocol import Context, StrategyRefused, Tools, changed_past
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Origins, Row, ids_array
+
+
+class Appending(ABC):
+    """``buffer += completion``, then ``buffer += delta(new messages)`` with mask 0. Subclasses give the delta."""
+
+    slug = ""
+    rows_follow_from_steps = True
+    continues_message = False
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._buffer = Buffer()
+        self._tools: Tools = None
+        self._kwargs: Mapping[str, Any] = {}
+        self._n_steps = 0
+        self.delta_origin: Origins | None = None
+
+    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        self._tools, self._kwargs = tools, kwargs
+        self._probe(messages)
+        self._buffer.append_prompt(self._context.renderer.render_ids(messages, tools, kwargs, True))
+        return self._buffer.ids
+
+    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
+        self._buffer.append_sampled(ids, logprobs)
+        self._n_steps += 1
+
+    def observe(self, messages: Sequence[Message]) -> Ids:
+        delta = self._delta(messages)
+        self.delta_origin = self._context.origins(delta, messages)
+        self._buffer.append_delta(delta, self.delta_origin)
+        return self._buffer.ids
+
+    def rows(self) -> list[Row]:
+        return [self._buffer.to_row(tuple(range(self._n_steps)))]
+
+    def _probe(self, messages: Sequence[Message]) -> None:  # noqa: B027  not every strategy asks something of templates
+        """Raise :class:`StrategyRefused` for a template that this strategy cannot work with."""
+
+    @abstractmethod
+    def _delta(self, messages: Sequence[Message]) -> Ids: ...
+
+    def _difference(
+        self, before: Sequence[Message], messages: Sequence[Message], tools: Tools, stops: frozenset[int]
+    ) -> Ids:
+        """``R(before + messages) - R(before)``, the shorter cut behind its last stop token: the rest is not sampled."""
+
+        def render_shorter() -> Ids:
+            ids = self._context.renderer.render_ids(before, tools, self._kwargs, False)
+            cut = self._context.after_last(ids, stops)
+            # Only separators may be cut. Anything else says that the last message ends without a stop token.
+            return ids[:cut] if cut and not self._context.codec.decode(ids[cut:]).strip() else ids
+
+        shorter = self._context.remember((self.slug, repr((before, tools, self._kwargs))), render_shorter)
+        longer = self._context.renderer.render_ids([*before, *messages], tools, self._kwargs, True)
+        shared = common_prefix(shorter, longer)
+        if shared < len(shorter):
+            raise StrategyRefused(changed_past(self.slug, self._context, messages, shorter, longer, shared))
+        return longer[len(shorter) :]
+
+
+USER: Mapping[str, Any] = {"role": "user", "content": "dummy"}
+
+
+class ToolDelta(Appending):
+    """``R([user, call] + new) - R([user, call])``; the dummy call carries the real tool's name (the TITO post)."""
+
+    slug = "tool_delta"
+
+    def _probe(self, messages: Sequence[Message]) -> None:
+        if not self._tools:
+            return
+        function = self._tools[0].get("function", self._tools[0])
+        result = {"role": "tool", "name": str(function.get("name", "dummy")), "content": "dummy"}
+        try:
+            self._delta([result])
+        except RenderFailed:
+            self._delta([{**result, "tool_call_id": "dummy0001"}])
+
+    def _delta(self, messages: Sequence[Message]) -> Ids:
+        """Templates want a call's arguments as an object or as JSON text: the first form that renders is taken."""
+        failure: RenderFailed | None = None
+        forms: tuple[Any, ...] = ({}, "{}")
+        for arguments in forms:
+            before = dummy_conversation(messages, arguments)
+            try:
+                return self._difference(before, messages, self._tools, self._context.stop_ids)
+            except RenderFailed as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+
+def dummy_conversation(messages: Sequence[Message], arguments: Any) -> list[Message]:
+    """The smallest conversation such messages may follow: a call for each tool message, under its real name and id."""
+    calls = []
+    for message in messages:
+        if message.get("role") == "tool":
+            function: dict[str, Any] = {"name": message.get("name") or "dummy", "arguments": arguments}
+            call: dict[str, Any] = {"type": "function", "function": function}
+            if message.get("tool_call_id"):
+                call["id"] = message["tool_call_id"]
+            calls.append(call)
+    if calls:
+        return [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    return [USER, {"role": "assistant", "content": "dummy"}]
+
+
+BASE: tuple[Message, ...] = (
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "I am a user."},
+)
+
+
+class FixedBase(Appending):
+    """``R(BASE + new) - R(BASE)``, the base cut behind its last EOS so that the newline comes back (SkyRL, verl)."""
+
+    slug = "fixed_base"
+
+    def _delta(self, messages: Sequence[Message]) -> Ids:
+        eos = self._context.codec.eos_id
+        stops = self._context.stop_ids if eos is None else frozenset({eos})
+        return self._difference(BASE, messages, None, stops)
+
+
+class SingleMessage(Appending):
+    """Everything in one assistant message: the completion without its stop token, then the observation, encoded raw.
+
+    At the end one EOS closes the message: sampled when the last completion ended with it, else inserted with mask 0.
+    """
+
+    slug = "single_message"
+    rows_follow_from_steps = False
+    continues_message = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._stop: tuple[Ids, Floats | None] = (NO_IDS, None)
+
+    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
+        ended = len(ids) > 0 and int(ids[-1]) in self._context.stop_ids
+        body = len(ids) - ended
+        super().sampled(ids[:body], None if logprobs is None else logprobs[:body], reply)
+        self._stop = (ids[body:], None if logprobs is None else logprobs[body:])
+
+    def _delta(self, messages: Sequence[Message]) -> Ids:
+        self._stop = (NO_IDS, None)  # the message goes on, so its end is not kept
+        pieces = [self._context.codec.encode(_text(message)) for message in messages]
+        return np.concatenate(pieces) if pieces else NO_IDS
+
+    def rows(self) -> list[Row]:
+        (row,) = super().rows()
+        ids, logprobs = self._stop
+        eos = self._context.codec.eos_id
+        is_sampled = len(ids) > 0
+        if not is_sampled:
+            if eos is None:
+                return [row]
+            ids, logprobs = ids_array([eos]), None
+        kept = row.logprobs
+        if kept is not None:
+            tail = np.full(len(ids), np.nan, dtype=np.float32) if logprobs is None else logprobs
+            kept = np.concatenate([kept, tail])
+        origin = Origin.SAMPLED if is_sampled else Origin.INSERTED
+        assert row.origin is not None
+        return [
+            Row(
+                np.concatenate([row.ids, ids]),
+                np.concatenate([row.loss_mask, np.full(len(ids), is_sampled)]),
+                kept,
+                np.concatenate([row.origin, np.full(len(ids), origin, dtype=np.uint8)]),
+                step_indices=row.step_indices,
+            )
+        ]
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)

@@ -1,0 +1,74 @@
+"""One row for each step, or rows merged as long as the prefix holds.
+
+A launched run's prompts are built as ``tool_delta`` builds them. A recorded run keeps its own: the prompt of a step is
+the context that the model saw at that turn, with no need to extend the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollouts.tito.prefix import merged_rows
+from rollouts.tito.strategies.appending import ToolDelta
+from rollouts.tito.strategies.protocol import Context, Tools
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Row, Step
+
+
+class StepWise(ToolDelta):
+    """One row per step: prompt with mask 0, completion with mask 1. Training cost grows with the turns squared."""
+
+    slug = "step_wise"
+    rows_follow_from_steps = False
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._steps: list[Step] = []
+        self._last_prompt: Ids = NO_IDS
+
+    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        self._last_prompt = super().begin(messages, tools, kwargs)
+        return self._last_prompt
+
+    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
+        super().sampled(ids, logprobs, reply)
+        self._steps.append(Step(self._last_prompt, ids, logprobs))
+
+    def observe(self, messages: Sequence[Message]) -> Ids:
+        self._last_prompt = super().observe(messages)
+        return self._last_prompt
+
+    def take_recorded(self, steps: Sequence[Step]) -> None:
+        """Stand where a recorded trajectory ended: a row holds what the engine read, whoever rewrote it."""
+        self._steps = list(steps)
+
+    def rows(self) -> list[Row]:
+        last = len(self._steps) - 1
+        return [_row(step, index, is_last=index == last) for index, step in enumerate(self._steps)]
+
+
+class StepWiseMerged(StepWise):
+    """The step-wise rows, neighbours merged while the next prompt starts with prompt and response (SkyRL, tinker)."""
+
+    slug = "step_wise_merged"
+    rows_follow_from_steps = True
+
+    def rows(self) -> list[Row]:
+        return merged_rows(self._steps)
+
+
+def _row(step: Step, index: int, is_last: bool) -> Row:
+    n_prompt, n_sampled = len(step.prompt_ids), len(step.completion_ids)
+    logprobs = None
+    if step.logprobs is not None:
+        logprobs = np.concatenate([np.full(n_prompt, np.nan, dtype=np.float32), step.logprobs])
+    return Row(
+        step.stream,
+        np.repeat([False, True], [n_prompt, n_sampled]),
+        logprobs,
+        np.repeat(np.array([Origin.PROMPT, Origin.SAMPLED], dtype=np.uint8), [n_prompt, n_sampled]),
+        step_indices=(index,),
+        extra={"is_last_step": is_last},
+    )

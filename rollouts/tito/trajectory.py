@@ -1,0 +1,142 @@
+"""The values that every part of the product exchanges: steps, rows and trajectories as arrays.
+
+Readers in ``rollouts.formats`` yield :class:`Trajectory`; ``rollouts.services`` stores it; ``rollouts.selectors`` loads
+the same value back; the loop grows one; writers export one; the diagnosis reads one. Nothing here knows of a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+Origins = NDArray[np.uint8]
+Message = Mapping[str, Any]
+JSON = Any
+
+
+class Origin(IntEnum):
+    """Who wrote a token. The number is what is stored, one byte a token."""
+
+    PROMPT = 0
+    """The first prompt of a row: system text, task, everything before the first completion."""
+    SAMPLED = 1
+    """Drawn by the policy, verbatim."""
+    TEMPLATE = 2
+    """Scaffold that the chat template wrote between completions: role markers, separators, generation prompt."""
+    OBSERVATION = 3
+    """Text of a tool or of the environment between completions."""
+    INSERTED = 4
+    """Added by a strategy and by nobody else (an appended EOS, a synthesised close)."""
+
+    @property
+    def slug(self) -> str:
+        return self.name.lower()
+
+
+def ids_array(values: Sequence[int] | NDArray[Any]) -> Ids:
+    """Token ids as int32 ``[n]``. Raises ``OverflowError`` for an id that int32 cannot hold."""
+    array = np.asarray(values, dtype=np.int64)
+    if array.ndim != 1 and array.size:
+        raise ValueError(f"token ids must be a flat list, not {array.ndim}-dimensional")
+    array = array.reshape(-1)
+    if array.size and (int(array.min()) < -(2**31) or int(array.max()) >= 2**31):
+        raise OverflowError("a token id does not fit into 32 bits")
+    return array.astype(np.int32)
+
+
+NO_IDS: Ids = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What the engine was asked at a step, where the source kept it."""
+
+    messages: tuple[Message, ...]
+    """The whole conversation as sent (OpenAI style), not only what is new."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    """Function schemas; None = the request had no ``tools`` key."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """E.g. ``{"enable_thinking": false}``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One engine call: prompt in, completion out."""
+
+    prompt_ids: Ids
+    """``[P]``, as the engine read them."""
+    completion_ids: Ids
+    """``[C]``, as sampled, stop token included."""
+    logprobs: Floats | None = None
+    """``[C]``, or None when the source has none. A length that disagrees is kept; the diagnosis says so."""
+    logprobs_mode: str = ""
+    """``raw``, ``processed`` or empty = not recorded."""
+    finish_reason: str = ""
+    """vLLM's word: ``stop``, ``length``, ``tool_calls``, ``abort``; empty = not recorded."""
+    stop_reason: str = ""
+    """The stop token or string that ended it, where recorded."""
+    request: Request | None = None
+    reply: Message | None = None
+    """The assistant message as the server parsed it from the completion."""
+    text: str | None = None
+    """The raw completion text as the server returned it, where recorded."""
+    chat_template_sha256: str = ""
+    """Empty = the run's own template."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    engine: str = ""
+    """E.g. ``vllm 0.32.0``."""
+    policy_version: str = ""
+    delta_origin: Origins | None = None
+    """Origin of each prompt id that this step adds after the shared prefix, when a strategy wrote it; None = derive."""
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+    """Fields of the source that have no column, kept for a lossless export."""
+
+    @property
+    def stream(self) -> Ids:
+        """``prompt_ids + completion_ids`` ``[P+C]``."""
+        return np.concatenate([self.prompt_ids, self.completion_ids])
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One training sequence as a trainer holds it. All arrays ``[T]``; another length is a finding, not an error."""
+
+    ids: Ids
+    loss_mask: Mask
+    logprobs: Floats | None = None
+    origin: Origins | None = None
+    columns: Mapping[str, Floats] = field(default_factory=dict)
+    """Trainer-side columns by name: ``advantages``, ``prev_logprobs``, ``trainer_logprobs``, ``entropy``, ..."""
+    step_indices: tuple[int, ...] = ()
+    """The steps whose completions it trains, in order; empty for a row that came without steps."""
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """One episode: ordered steps, a reward; or, from a trainer's dump, rows alone."""
+
+    external_id: str
+    """The id in the source, unique within its run."""
+    steps: tuple[Step, ...] = ()
+    rows: tuple[Row, ...] = ()
+    """Rows that the source holds as such. Empty = rows follow from the steps (``rollouts.tito.prefix``)."""
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    stop_reason: str = ""
+    """Why the trajectory ended: ``answered``, ``max_turns``, ``length``, ``cancelled``, ...; empty = not recorded."""
+    group: str = ""
+    """Trajectories of one prompt share it; empty = not recorded."""
+    tokenizer: str = ""
+    """The tokenizer's name as the source gives it."""
+    extra: Mapping[str, JSON] = field(default_factory=dict)

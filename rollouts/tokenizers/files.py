@@ -1,0 +1,166 @@
+"""A tokenizer's folder as JSON: the definition that the encoders read, its named tokens, its chat template.
+
+Only JSON and the chat template's text are read; nothing in the folder is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The attributes that ``transformers`` hands to a chat template when the tokenizer has them."""
+
+MAX_JSON_BYTES = 200_000_000
+MAX_TEMPLATE_BYTES = 2_000_000
+
+
+class TokenizerUnusable(ValueError):
+    """The folder holds no tokenizer that can be read; the message says what is wrong and with which file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """What a folder says about its tokenizer."""
+
+    folder: Path
+    sha256: str
+    """Of the bytes of tokenizer.json."""
+    tokenizer: Mapping[str, Any]
+    """tokenizer.json, with the tokens that only tokenizer_config.json adds, without truncation and padding."""
+    text: str
+    """``tokenizer`` as JSON text: what the encoders are made from."""
+    named_tokens: Mapping[str, str]
+    """``bos_token``, ``eos_token``, ... as the chat template sees them; absent where the tokenizer has none."""
+    chat_template: str | None
+    stop_token_ids: tuple[int, ...]
+    """The end-of-sequence ids of generation_config.json; empty where there is none."""
+    model_max_length: int | None
+
+    def added(self) -> Iterator[tuple[int, str, bool]]:
+        """Id, text and special flag of each added token."""
+        for token in self.tokenizer.get("added_tokens") or ():
+            yield int(token["id"]), str(token["content"]), bool(token.get("special"))
+
+    def base(self) -> Iterator[tuple[int, str]]:
+        """Id and piece of each token of the model's own vocabulary."""
+        vocab = self.tokenizer["model"].get("vocab") or {}
+        if isinstance(vocab, Mapping):
+            yield from ((int(token_id), piece) for piece, token_id in vocab.items())
+        else:
+            yield from ((token_id, piece) for token_id, (piece, _score) in enumerate(vocab))
+
+
+def tokenizer_folder(path: str | Path) -> Path:
+    """The folder that holds tokenizer.json, given it or the file itself."""
+    path = Path(path)
+    folder = path.parent if path.name == "tokenizer.json" else path
+    if not folder.is_dir():
+        raise TokenizerUnusable(f"There is no folder {folder}. Name a folder that holds a tokenizer.json.")
+    if not (folder / "tokenizer.json").is_file():
+        raise TokenizerUnusable(
+            f"The folder {folder} has no tokenizer.json. Save the model's fast tokenizer there (save_pretrained)."
+        )
+    return folder
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's value, or a sentence about why it is none."""
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise TokenizerUnusable(f"{path.name} is larger than {MAX_JSON_BYTES // 1_000_000} MB; no tokenizer is.")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise TokenizerUnusable(f"{path.name} is not valid JSON: {error}") from error
+
+
+def read_definition(path: str | Path) -> Definition:
+    """Read a tokenizer's folder. Raises :class:`TokenizerUnusable`."""
+    folder = tokenizer_folder(path)
+    tokenizer = read_json(folder / "tokenizer.json")
+    raw = (folder / "tokenizer.json").read_bytes()
+    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("model"), dict):
+        raise TokenizerUnusable("tokenizer.json has no model; it was not written by a fast tokenizer.")
+    if not tokenizer["model"].get("vocab"):
+        raise TokenizerUnusable("tokenizer.json has no vocabulary.")
+    config = _optional_object(folder / "tokenizer_config.json")
+    as_written = tokenizer
+    tokenizer = {**tokenizer, "truncation": None, "padding": None}
+    try:
+        tokenizer["added_tokens"] = _added_tokens(tokenizer, config)
+        # Writing 10 MB of JSON again takes longer than reading it, and hardly any tokenizer needs it.
+        changed = any(tokenizer[key] != as_written.get(key) for key in ("truncation", "padding", "added_tokens"))
+        text = json.dumps(tokenizer) if changed else raw.decode("utf-8")
+        generation = _optional_object(folder / "generation_config.json")
+        eos = generation.get("eos_token_id")
+        stops = tuple(int(i) for i in (eos if isinstance(eos, list) else [eos]) if i is not None)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TokenizerUnusable(f"The folder's JSON is not that of a tokenizer: {error!r}") from error
+    limit = config.get("model_max_length")
+    return Definition(
+        folder=folder,
+        sha256=hashlib.sha256(raw).hexdigest(),
+        tokenizer=tokenizer,
+        text=text,
+        named_tokens=_named_tokens(folder, config),
+        chat_template=read_chat_template(folder, config),
+        stop_token_ids=stops,
+        model_max_length=int(limit) if isinstance(limit, int | float) and 0 < limit < 10**9 else None,
+    )
+
+
+def _optional_object(path: Path) -> dict[str, Any]:
+    value = read_json(path) if path.is_file() else {}
+    if not isinstance(value, dict):
+        raise TokenizerUnusable(f"{path.name} must hold one JSON object.")
+    return value
+
+
+def _added_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The added tokens of tokenizer.json and those that tokenizer_config.json alone knows."""
+    added = [dict(token) for token in tokenizer.get("added_tokens") or ()]
+    known = {token["content"] for token in added}
+    vocab = tokenizer["model"]["vocab"]
+    pieces = set(vocab) if isinstance(vocab, Mapping) else {piece for piece, _ in vocab}
+    used = {int(token["id"]) for token in added}
+    for token_id, token in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
+        content = token["content"]
+        if content in known or int(token_id) in used or (content in pieces and not token.get("special")):
+            continue
+        flags = {name: bool(token.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        added.append({"id": int(token_id), "content": content, **flags, "special": bool(token.get("special"))})
+    return sorted(added, key=lambda token: int(token["id"]))
+
+
+def _text(token: Any) -> str | None:
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by attribute name, as ``transformers`` gives them to a template."""
+    source = {**_optional_object(folder / "special_tokens_map.json"), **{k: v for k, v in config.items() if v}}
+    named = {name: text for name in NAMED_TOKENS if (text := _text(source.get(name))) is not None}
+    for extra in (config.get("extra_special_tokens"), config.get("model_specific_special_tokens")):
+        if isinstance(extra, Mapping):
+            named.update({name: text for name, token in extra.items() if (text := _text(token)) is not None})
+    return named
+
+
+def read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The template in chat_template.jinja, else in tokenizer_config.json (the one named ``default`` of several)."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise TokenizerUnusable("chat_template.jinja is larger than 2 MB; no chat template is.")
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+        template = named.get("default") or named.get("tool_use") or next(iter(named.values()), None)
+    return template if isinstance(template, str) else None

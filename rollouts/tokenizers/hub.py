@@ -1,0 +1,59 @@
+"""A tokenizer from the Hugging Face hub, where the installation allows it: JSON and template files only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rollouts.tokenizers.files import TokenizerUnusable
+from rollouts.tokenizers.validate import WANTED, check_folder
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_REVISION = re.compile(r"[\w./-]{1,100}")
+
+
+def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = False) -> Path:
+    """Download a model's tokenizer files at one revision; gives their folder.
+
+    Never runs code of the model. Raises :class:`TokenizerUnusable`: not allowed, no such model, offline.
+    """
+    if not allowed:
+        raise TokenizerUnusable(
+            "This installation does not fetch tokenizers from the hub. Name a local folder, or upload tokenizer.json."
+        )
+    if not _ID.fullmatch(hub_id):
+        raise TokenizerUnusable(f"{hub_id!r} is no hub id; one looks like Qwen/Qwen3-4B.")
+    if not _REVISION.fullmatch(revision):
+        raise TokenizerUnusable("Name a revision: a commit, a tag or a branch such as main.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            hub_id, revision=revision, cache_dir=str(cache_dir), allow_patterns=list(WANTED), etag_timeout=10
+        )
+    except Exception as error:
+        reason = type(error).__name__
+        raise TokenizerUnusable(
+            f"The tokenizer of {hub_id} at {revision} could not be fetched from the hub ({reason}). The machine may be "
+            "offline, or the model does not exist or needs a login. Download the folder yourself and name it here."
+        ) from error
+    path = Path(folder)
+    if not (path / "tokenizer.json").is_file():
+        raise TokenizerUnusable(f"{hub_id} at {revision} has no tokenizer.json.")
+    # The hub's cache consists of links into its own blobs; what is checked is what they point to.
+    plain = _plain_copy(path)
+    problems = check_folder(plain)
+    if problems:
+        raise TokenizerUnusable(" ".join(problems))
+    return plain
+
+
+def _plain_copy(path: Path) -> Path:
+    """The folder with plain files in place of links."""
+    target = path.parent.parent / "plain" / path.name
+    target.mkdir(parents=True, exist_ok=True)
+    for name in WANTED:
+        source = path / name
+        if source.is_file():
+            (target / name).write_bytes(source.read_bytes())
+    return target

@@ -1,0 +1,214 @@
+"""The one way to a tokenizer: ``load`` gives a codec that encodes exactly, decodes byte-true and knows its stop ids."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollouts.tito.trajectory import Ids
+from rollouts.tokenizers.byte_table import ByteTable, from_definition, kind_of, parts
+from rollouts.tokenizers.encoders import Encoder, Reference, fast_encoder, without_added_tokens
+from rollouts.tokenizers.files import Definition, TokenizerUnusable, read_definition, tokenizer_folder
+
+
+class LoadedTokenizer:
+    """A tokenizer in memory. Implements :class:`rollouts.tito.codec.Codec`; safe to use from several threads."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.path = definition.folder
+        self.name = definition.folder.name
+        self.sha256 = definition.sha256
+        """Of the bytes of tokenizer.json."""
+        self.chat_template = definition.chat_template
+        self.named_tokens: Mapping[str, str] = definition.named_tokens
+        """``bos_token``, ``eos_token``, ...: what a chat template can name."""
+        self.table: ByteTable = from_definition(definition)
+        self.vocab_size = self.table.vocab_size
+        self.special_ids = frozenset(np.flatnonzero(self.table.special).tolist())
+        """Control tokens: added tokens that the encoder matches before anything else."""
+        self.skipped_ids = frozenset(token_id for token_id, _, special in definition.added() if special)
+        """What ``decode(skip_special_tokens=True)`` drops; a part of ``special_ids``."""
+        self._ids = {content: token_id for token_id, content, _ in definition.added()}
+        self.bos_id = self._named_id("bos_token")
+        self.eos_id = self._named_id("eos_token")
+        eos = () if self.eos_id is None else (self.eos_id,)
+        self.stop_ids = frozenset((*eos, *definition.stop_token_ids))
+        """The end-of-sequence token and those of generation_config.json."""
+        text = definition.text
+        try:
+            self._reference = Reference(text)
+        except Exception as error:
+            raise TokenizerUnusable(f"tokenizer.json cannot be loaded: {error}") from error
+        self._fast: Encoder = fast_encoder(definition.tokenizer, text, self._reference) or self._reference
+        self.encoder = self._fast.name
+        """``fastokens`` or ``tokenizers``: which encoder was found exact."""
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.named_tokens.get(name)
+        return None if text is None else self.token_id(text)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token by its text, added tokens first; None when there is no such token."""
+        if text in self._ids:
+            return self._ids[text]
+        vocab = self.definition.tokenizer["model"]["vocab"]
+        if isinstance(vocab, Mapping):
+            return vocab.get(text)
+        return next((token_id for token_id, (piece, _) in enumerate(vocab) if piece == text), None)
+
+    # -- Codec
+
+    def token_bytes(self, ids: Ids | Sequence[int]) -> list[bytes]:
+        """The bytes of each id; an id outside the vocabulary gives ``b""``."""
+        return self.table.token_bytes(ids)
+
+    def joined_bytes(self, ids: Ids | Sequence[int]) -> tuple[bytes, NDArray[np.int64]]:
+        """The bytes of a stream, and for each of its ids ``[n]`` where they end."""
+        return self.table.joined(ids)
+
+    def decode(self, ids: Ids | Sequence[int]) -> str:
+        """Text with special tokens kept; bytes that are no UTF-8 become U+FFFD."""
+        if self.table.kind == "byte_level":
+            return self.table.text(ids)
+        # Other decoders have rules across tokens (a leading space is dropped), so the library itself decides.
+        known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
+        return str(self._reference.raw.decode(known, skip_special_tokens=False))
+
+    def encode(self, text: str) -> Ids:
+        """Ids ``[n]`` with control tokens recognised and nothing added (no BOS)."""
+        return self._fast.encode(_whole(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """``encode`` of each text, in parallel where the encoder can."""
+        return self._fast.encode_batch([_whole(text) for text in texts])
+
+    # -- more than the protocol
+
+    def encode_plain(self, text: str) -> Ids:
+        """Ids of content: text that spells a control token is split like any other text."""
+        return self._plain.encode(_whole(text))
+
+    def encode_offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+        """Ids and the characters ``[start, stop)`` each came from, by the reference encoder."""
+        return self._reference.offsets(_whole(text))
+
+    @cached_property
+    def _plain(self) -> Encoder:
+        definition = {**self.definition.tokenizer, "added_tokens": []}
+        text = without_added_tokens(definition)
+        reference = Reference(text)
+        return fast_encoder(definition, text, reference) or reference
+
+    def encoder_input(self, text: str) -> bytes:
+        """The bytes that the encoder really reads: normalised, with the space that a SentencePiece encoder puts first.
+
+        ``b"".join(token_bytes(encode(text)))`` equals this for every text.
+        """
+        read = []
+        for n, (piece, is_added) in enumerate(self._split_added(_whole(text))):
+            read.append(piece if is_added else self._as_read(piece, first=n == 0))
+        return "".join(read).encode("utf-8", "replace")
+
+    def _split_added(self, text: str) -> list[tuple[str, bool]]:
+        pattern = self._added_pattern
+        if pattern is None:
+            return [(text, False)] if text else []
+        pieces = []
+        for n, piece in enumerate(pattern.split(text)):
+            if piece:
+                pieces.append((piece, n % 2 == 1))
+        return pieces
+
+    @cached_property
+    def _added_pattern(self) -> re.Pattern[str] | None:
+        contents = sorted(self._ids, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, contents))})") if contents else None
+
+    def _as_read(self, piece: str, first: bool) -> str:
+        normalizer = self._reference.raw.normalizer
+        read = normalizer.normalize_str(piece) if normalizer is not None else piece
+        before = list(parts(self.definition.tokenizer.get("pre_tokenizer")))
+        for part in before:
+            scheme = part.get("prepend_scheme") or ("always" if part.get("add_prefix_space") else "never")
+            prepends = part.get("type") in ("Metaspace", "ByteLevel") and scheme != "never"
+            if prepends and (scheme == "always" or first) and not read.startswith((" ", "▁")):
+                read = " " + read
+        return read.replace("▁", " ") if self.table.kind == "metaspace" else read
+
+    @cached_property
+    def vocab_hash(self) -> str:
+        """The same for two tokenizers exactly when every id has the same bytes and the same role."""
+        digest = hashlib.sha256(self.table.special.tobytes())
+        for piece in self.table.token_bytes(np.arange(self.vocab_size, dtype=np.int32)):
+            digest.update(len(piece).to_bytes(4, "little") + piece)
+        return digest.hexdigest()
+
+    @cached_property
+    def hf(self) -> Any:
+        """The ``transformers`` tokenizer, loaded at first use: from this folder alone, never running its code."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=False, local_files_only=True)
+
+    def describe(self) -> dict[str, Any]:
+        """What a page says about the tokenizer, as JSON."""
+        model = self.definition.tokenizer["model"]
+        return {
+            "name": self.name,
+            "sha256": self.sha256,
+            "vocab_hash": self.vocab_hash,
+            "model": model.get("type") or "BPE",
+            "kind": kind_of(self.definition.tokenizer),
+            "vocab_size": self.vocab_size,
+            "n_control_tokens": len(self.special_ids),
+            "bos": self.named_tokens.get("bos_token"),
+            "eos": self.named_tokens.get("eos_token"),
+            "stop_ids": sorted(self.stop_ids),
+            "encoder": self.encoder,
+            "has_chat_template": self.chat_template is not None,
+            "model_max_length": self.definition.model_max_length,
+        }
+
+
+def _whole(text: str) -> str:
+    """Lone surrogates cannot be encoded; they become U+FFFD, as they would on the way to any file."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8", "replace")
+
+
+_loaded: dict[str, tuple[tuple[object, ...], LoadedTokenizer]] = {}
+_lock = threading.Lock()
+_LIMIT = 16
+_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+def load(path: str | Path) -> LoadedTokenizer:
+    """The tokenizer of a folder (or of a tokenizer.json), cached until one of its files changes.
+
+    Raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` (a ``ValueError``) with a sentence for the user.
+    """
+    folder = tokenizer_folder(path).resolve()
+    marks = tuple(
+        (stat.st_mtime_ns, stat.st_size) if (stat := _stat(folder / name)) is not None else None for name in _FILES
+    )
+    with _lock:
+        held = _loaded.get(str(folder))
+        if held is not None and held[0] == marks:
+            return held[1]
+        tokenizer = LoadedTokenizer(read_definition(folder))
+        while len(_loaded) >= _LIMIT:
+            _loaded.pop(next(iter(_loaded)))
+        _loaded[str(folder)] = (marks, tokenizer)
+        return tokenizer
+
+
+def _stat(path: Path) -> Any:
+    return path.stat() if path.is_file() else None

@@ -1,0 +1,149 @@
+"""Is an uploaded tokenizer fit to be registered? Every reason why not, in sentences; nothing of it is ever executed."""
+
+from __future__ import annotations
+
+import json
+import stat
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from rollouts.tokenizers.files import MAX_JSON_BYTES, MAX_TEMPLATE_BYTES, TokenizerUnusable, read_definition
+
+WANTED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+"""The files that are kept of a folder; everything else is ignored."""
+REFUSED_SUFFIXES = (".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".joblib", ".npy", ".npz", ".py", ".so")
+MAX_FOLDER_BYTES = 300_000_000
+MAX_FILES = 200
+MAX_RATIO = 200
+"""A zip that grows more than this many times is a bomb; tokenizer.json grows about five times."""
+
+
+def _size_limit(name: str) -> int:
+    return MAX_TEMPLATE_BYTES if name.endswith(".jinja") else MAX_JSON_BYTES
+
+
+def check_folder(path: str | Path) -> list[str]:
+    """What is wrong with a folder, a tokenizer.json or a zip of either; empty = it can be registered."""
+    path = Path(path)
+    if not path.exists():
+        return [f"There is no {path.name}."]
+    if path.is_symlink():
+        return [f"{path.name} is a link; upload the file itself."]
+    if path.is_file() and zipfile.is_zipfile(path):
+        return check_zip(path)
+    if path.is_file():
+        return _check_single(path)
+    problems = []
+    files = [file for file in sorted(path.rglob("*")) if not file.is_dir() or file.is_symlink()]
+    if len(files) > MAX_FILES:
+        problems.append(f"The folder holds {len(files)} files; a tokenizer has a handful (at most {MAX_FILES}).")
+    for file in files[:MAX_FILES]:
+        name = file.relative_to(path).as_posix()
+        if file.is_symlink():
+            problems.append(f"{name} is a link; only files of the folder itself are read.")
+        elif not file.is_file():
+            problems.append(f"{name} is no plain file.")
+        elif file.suffix.lower() in REFUSED_SUFFIXES:
+            problems.append(f"{name} can carry code and is never read; leave it out.")
+    if problems:
+        return problems
+    for name in WANTED:
+        file = path / name
+        if file.is_file() and file.stat().st_size > _size_limit(name):
+            problems.append(f"{name} is larger than {_size_limit(name) // 1_000_000} MB.")
+    return problems or _check_content(path)
+
+
+def _check_single(path: Path) -> list[str]:
+    if path.suffix.lower() != ".json":
+        return [f"{path.name} is neither a tokenizer.json nor a zip of a tokenizer's folder."]
+    if path.stat().st_size > MAX_JSON_BYTES:
+        return [f"{path.name} is larger than {MAX_JSON_BYTES // 1_000_000} MB."]
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        return [f"{path.name} is not valid JSON: {error}"]
+    if not isinstance(value, dict) or not isinstance(value.get("model"), dict) or not value["model"].get("vocab"):
+        return [f"{path.name} has no model with a vocabulary; it was not written by a fast tokenizer."]
+    return []
+
+
+def _check_content(folder: Path) -> list[str]:
+    """Read it as it will be read, and encode a word with it."""
+    from rollouts.tokenizers.loaded import LoadedTokenizer
+
+    try:
+        tokenizer = LoadedTokenizer(read_definition(folder))
+        tokenizer.decode(tokenizer.encode("hello"))
+    except TokenizerUnusable as error:
+        return [str(error)]
+    except (OSError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        return [f"The tokenizer cannot be read: {error!r}"]
+    return []
+
+
+def check_zip(path: Path) -> list[str]:
+    """What is wrong with a zip's table of contents; nothing is unpacked."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        return [f"{path.name} is no readable zip file: {error}"]
+    problems = []
+    if len(entries) > MAX_FILES:
+        return [f"The zip holds {len(entries)} files; a tokenizer has a handful (at most {MAX_FILES})."]
+    total = 0
+    for entry in entries:
+        name = PurePosixPath(entry.filename.replace("\\", "/"))
+        if name.is_absolute() or ".." in name.parts or ":" in entry.filename:
+            problems.append(f"{entry.filename!r} would be written outside its folder.")
+        elif stat.S_ISLNK(entry.external_attr >> 16):
+            problems.append(f"{entry.filename!r} is a link; only plain files are read.")
+        elif entry.flag_bits & 1:
+            problems.append(f"{entry.filename!r} is encrypted.")
+        elif name.suffix.lower() in REFUSED_SUFFIXES:
+            problems.append(f"{entry.filename!r} can carry code and is never read; leave it out.")
+        elif entry.file_size > _size_limit(entry.filename) and name.name in WANTED:
+            problems.append(f"{entry.filename!r} is larger than {_size_limit(entry.filename) // 1_000_000} MB.")
+        elif entry.file_size > 1_000_000 and entry.file_size > MAX_RATIO * max(entry.compress_size, 1):
+            problems.append(f"{entry.filename!r} grows more than {MAX_RATIO} times when unpacked.")
+        total += entry.file_size
+    if total > MAX_FOLDER_BYTES:
+        problems.append(f"The zip unpacks to {total:,} bytes; at most {MAX_FOLDER_BYTES:,} are read.")
+    if not any(PurePosixPath(entry.filename).name == "tokenizer.json" for entry in entries):
+        problems.append("The zip holds no tokenizer.json.")
+    return problems
+
+
+def unpack_zip(path: str | Path, target: str | Path) -> Path:
+    """Unpack the files that are wanted into ``target``, flat. Raises :class:`TokenizerUnusable` with all problems."""
+    problems = check_zip(Path(path))
+    if problems:
+        raise TokenizerUnusable(" ".join(problems))
+    target = Path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path) as archive:
+        # The folder that holds tokenizer.json; the shallowest one, should there be several.
+        holders = [PurePosixPath(n).parent for n in archive.namelist() if PurePosixPath(n).name == "tokenizer.json"]
+        holder = min(holders, key=lambda parent: len(parent.parts))
+        for entry in archive.infolist():
+            name = PurePosixPath(entry.filename)
+            if name.parent != holder or name.name not in WANTED or entry.is_dir():
+                continue
+            limit = _size_limit(name.name)
+            with archive.open(entry) as source:
+                # The size in the table of contents can lie, so the stream itself is measured.
+                data = source.read(limit + 1)
+            if len(data) > limit:
+                raise TokenizerUnusable(f"{entry.filename!r} is larger than {limit // 1_000_000} MB.")
+            (target / name.name).write_bytes(data)
+    problems = check_folder(target)
+    if problems:
+        raise TokenizerUnusable(" ".join(problems))
+    return target

@@ -1,0 +1,43 @@
+// Keys of the pages beside the token pane: differences and siblings. Where a comparison is all of the page, its first
+// difference is in view on arrival.
+
+const sites = () => [...document.querySelectorAll("tr.site")];
+let at = -1;
+
+function go(step) {
+  const all = sites();
+  if (!all.length) return;
+  at = at < 0 ? (step > 0 ? 0 : all.length - 1) : (at + step + all.length) % all.length;
+  show(all[at]);
+  const status = document.getElementById("pane-status");
+  if (status) status.textContent = `difference ${at + 1} of ${all.length}`;
+}
+
+function show(site) {
+  for (const other of document.querySelectorAll("tr.first")) other.classList.remove("first");
+  site.classList.add("first");
+  site.scrollIntoView({ block: "center" });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("input, textarea, select") || document.querySelector("dialog[open]")) return;
+  const action = {
+    n: () => go(1),
+    p: () => go(-1),
+    h: () => document.querySelector("[data-go=sibling-previous]")?.click(),
+    l: () => document.querySelector("[data-go=sibling-next]")?.click(),
+  }[event.key];
+  if (!action) return;
+  event.preventDefault();
+  action();
+});
+
+const named = location.hash.startsWith("#site-") ? document.getElementById(location.hash.slice(1)) : null;
+// A page on which the comparison is not the first thing stays where it is.
+const first = named ?? (document.querySelector(".sides[data-stay]") ? null : sites()[0]);
+if (first) {
+  at = sites().indexOf(first);
+  const box = first.getBoundingClientRect();
+  if (box.bottom > innerHeight || box.top < 0) show(first);
+}

@@ -1,0 +1,62 @@
+"""A real Chromium on the live server, logged in. A test that leaves an error in the browser's console fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore
+
+from tests.web.trajectory_samples import Maker
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, live_server: Any, django_user_model: Any, settings: Any) -> Iterator[Callable[..., Any]]:
+    """`open_page("/path")` gives a page that has loaded; `javascript=False` and `color_scheme` are the context's."""
+    user, _ = django_user_model.objects.get_or_create(username="reader")
+    session = SessionStore()
+    session[SESSION_KEY] = str(user.pk)
+    session[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
+    session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    session.save()
+    contexts = []
+    complaints: list[str] = []
+
+    def start(path: str, javascript: bool = True, width: int = 1400, height: int = 900, **options: Any) -> Any:
+        context = browser.new_context(
+            java_script_enabled=javascript, viewport={"width": width, "height": height}, **options
+        )
+        contexts.append(context)
+        context.grant_permissions(["clipboard-read", "clipboard-write"], origin=live_server.url)
+        context.add_cookies(
+            [{"name": settings.SESSION_COOKIE_NAME, "value": session.session_key, "url": live_server.url}]
+        )
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.set_default_timeout(10_000)
+        page.goto(live_server.url + path)
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def make(transactional_db: None, tiny_tokenizer: Path) -> Maker:
+    return Maker(tiny_tokenizer)

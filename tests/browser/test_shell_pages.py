@@ -1,0 +1,124 @@
+"""The shell in a real browser: theme, keys, live runs, dropping files, sharing, narrow windows, no JavaScript."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollouts import services
+from rollouts.models import Run, ShareLink
+from tests.web.samples import HOSTILE, stored_run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Open = Callable[..., Any]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (700, "dark"), (360, "light")])
+def test_no_page_is_wider_than_its_window(open_page: Open, width: int, scheme: str) -> None:
+    run = stored_run(12, f"{HOSTILE} {'long' * 30}", model="a-very-long-model-name-" * 4)
+    page = open_page("/", width=width, color_scheme=scheme)
+    for path in ("/", "/runs/new", "/import", "/tokenizers", "/shares", "/help", f"/runs/{run.code}"):
+        page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/")[2] + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_the_theme_is_kept_and_drawn_by_the_server(open_page: Open) -> None:
+    page = open_page("/help", color_scheme="light")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.click("[data-theme-toggle]")  # light
+    assert page.get_attribute("html", "data-theme") == "light" and page.evaluate(background) == light
+    page.click("[data-theme-toggle]")  # dark
+    assert page.evaluate(background) != light
+    page.reload()
+    assert page.get_attribute("html", "data-theme") == "dark"
+    page.click("[data-theme-toggle]")  # as the system has it
+    page.reload()
+    assert page.get_attribute("html", "data-theme") is None and page.evaluate(background) == light
+
+
+def test_the_list_of_keys_opens_with_a_key_and_not_while_typing(open_page: Open) -> None:
+    page = open_page("/runs/new")
+    page.focus("#id_name")
+    page.keyboard.press("?")
+    assert not page.is_visible("dialog#keys") and page.input_value("#id_name") == "?"
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    assert page.is_visible("dialog#keys")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("dialog#keys")
+    page.keyboard.press("g")
+    page.keyboard.press("i")
+    page.wait_for_url("**/import")
+
+
+def test_a_run_is_followed_to_its_end_without_reloading_by_hand(open_page: Open) -> None:
+    run = services.create_run("launch", "live", model="demo", n_expected=2)
+    services.start_run(run)
+    page = open_page(f"/runs/{run.code}")
+    assert "running" in page.inner_text("#run-live .progress-line") and page.is_visible("#cancel")
+    Run.objects.filter(pk=run.pk).update(n_finished=1)
+    page.wait_for_selector("text=1 of 2 done")
+    services.end_run(run, Run.Status.FAILED, "The engine broke.")
+    page.wait_for_selector("text=Why it failed")
+    assert "The engine broke." in page.inner_text("#run-live") and not page.is_visible("#cancel")
+
+
+def test_cancel_is_pressed_on_the_page(open_page: Open) -> None:
+    run = services.create_run("launch", "live", model="demo", n_expected=2)
+    page = open_page(f"/runs/{run.code}")
+    page.click("#cancel")
+    page.wait_for_selector(".status-cancelled")
+    run.refresh_from_db()
+    assert run.status == Run.Status.CANCELLED
+
+
+def test_files_are_dropped_onto_the_box(open_page: Open) -> None:
+    page = open_page("/import")
+    drop = """() => {
+        for (const name of ["one.jsonl", "two.jsonl"]) {
+            const data = new DataTransfer();
+            data.items.add(new File(["{}\\n"], name));
+            document.querySelector("[data-drop]").dispatchEvent(
+                new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}));
+        }
+    }"""
+    page.evaluate(drop)
+    assert page.inner_text("[data-files]").split("\n") == ["one.jsonl · 1 kB", "two.jsonl · 1 kB"]
+    assert page.evaluate("document.querySelector('#id_files').files.length") == 2
+
+
+def test_a_link_is_made_copied_and_opened_by_somebody_else(open_page: Open, browser: Any) -> None:
+    run = stored_run(3, "shared run")
+    page = open_page(f"/runs/{run.code}?finding=boundary_merge")
+    page.click("summary:has-text('Share')")
+    page.fill("input[name=note]", "look here")
+    page.click("text=Make the link")
+    page.wait_for_selector(".made")
+    page.click("button:has-text('Copy')")
+    page.wait_for_selector("text=Copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.input_value(".made input")
+    stranger = browser.new_context()
+    try:
+        seen = stranger.new_page()
+        seen.goto(link)
+        assert seen.url.endswith(f"/runs/{run.code}?finding=boundary_merge")
+        assert "look here" in seen.content() and "t001" in seen.content() and "t000" not in seen.content()
+        services.revoke_share(ShareLink.objects.get())
+        answer = seen.reload()
+        assert answer.status == 410 and "is over" in seen.inner_text("h1")
+    finally:
+        stranger.close()
+
+
+def test_without_javascript_everything_reads_and_a_link_can_be_made(open_page: Open) -> None:
+    run = stored_run(3, "plain")
+    page = open_page(f"/runs/{run.code}", javascript=False)
+    assert "t002" in page.inner_text("#run-list") and "boundary merge" in page.inner_text("#run-live")
+    page.click("summary:has-text('Share')")
+    page.click("text=Make the link")
+    assert "/s/" in page.input_value(".made input")
+    assert not page.is_visible("[data-theme-toggle]")

@@ -1,0 +1,97 @@
+"""The chat-template lab in a real browser: narrow windows, both themes, copying, links to probes and lines, polling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts import services, template_checks
+from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.tasks import checks as tasks
+from tests.web.test_template_lab import BROKEN, SAFE, TALK
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Open = Callable[..., Any]
+
+
+def checked(text: str, tokenizer: Tokenizer | None = None, **question: Any) -> TemplateCheck:
+    check, _ = template_checks.ask(tokenizer, services.register_chat_template(text), **question)
+    template_checks.answer(check)
+    return check
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (700, "dark"), (360, "light")])
+def test_no_page_of_the_lab_is_wider_than_its_window(
+    open_page: Open, tiny_tokenizer: Path, width: int, scheme: str
+) -> None:
+    demo = services.register_tokenizer(tiny_tokenizer, name="demo-" + "long" * 20)
+    assert demo.chat_template is not None
+    own, broken = checked(demo.chat_template.text, demo), checked(BROKEN, demo, conversation=TALK)
+    page = open_page("/templates", width=width, color_scheme=scheme)
+    origin = page.evaluate("location.origin")
+    both = "a={}&b={}".format(*ChatTemplate.objects.order_by("created_at").values_list("sha256", flat=True))
+    ways = ("/templates", "/templates/matrix", f"/templates/compare?{both}", f"/templates/checks/{own.code}")
+    for path in (*ways, f"/templates/checks/{broken.code}"):
+        page.goto(origin + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_the_repair_is_copied_as_it_is(open_page: Open) -> None:
+    check = checked(BROKEN)
+    assert check.report is not None
+    page = open_page(f"/templates/checks/{check.code}")
+    page.click("text=Copy the diff")
+    page.wait_for_selector("text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == check.report["repair"]["diff"]
+    page.click("text=Copy the template")
+    page.wait_for_function("document.querySelectorAll('[data-copy]')[0].textContent == 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == check.report["repair"]["template"]
+
+
+def test_a_link_opens_the_probe_and_the_probe_leads_to_its_line(open_page: Open) -> None:
+    check = checked(BROKEN)
+    page = open_page(f"/templates/checks/{check.code}#probe-tool_append")
+    assert page.is_visible("#probe-tool_append") and not page.is_visible("#probe-user_append")
+    page.click("#probe-tool_append a[href^='#L']")
+    assert page.is_visible("tr:target .line-probes")
+    way = page.locator("tr:target .line-probes a").last
+    probe = way.get_attribute("href")
+    assert probe != "#probe-tool_append" and not page.is_visible(probe)
+    way.click()
+    assert page.is_visible(probe)
+
+
+def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Open) -> None:
+    check, _ = template_checks.ask(None, services.register_chat_template(BROKEN))
+    template_checks.answer(check, repair=False)
+    TemplateCheck.objects.update(progress=template_checks.SEARCHING)
+    page = open_page(f"/templates/checks/{check.code}#probe-user_append")
+    page.wait_for_selector("#repair >> text=A repair is searched for")
+    tasks.check_template(check.pk)
+    page.wait_for_selector("#diff-repair")
+    assert page.is_visible("#probe-user_append") and page.is_visible("text=Copy the template")
+
+
+def test_the_matrix_fills_while_it_is_watched(open_page: Open, tiny_tokenizer: Path) -> None:
+    demo = services.register_tokenizer(tiny_tokenizer, name="demo")
+    assert demo.chat_template is not None
+    check, _ = template_checks.ask(demo, demo.chat_template)
+    page = open_page("/templates/matrix")
+    page.wait_for_selector("text=0 of 1 checked.")
+    template_checks.answer(check, repair=False)
+    page.wait_for_selector("table.matrix a.cell-ok")
+    assert page.get_attribute("#matrix", "hx-get") is None
+    page.select_option("#m-show", "failing")
+    page.click("text=Apply")
+    assert "show=failing" in page.url
+
+
+def test_the_form_works_without_javascript(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: tasks.check_template(pk, repair))
+    page = open_page("/templates", javascript=False)
+    page.fill("#id_chat_template", SAFE)
+    page.click("button:has-text('Check')")
+    assert "Prefix-preserving for tool messages." in page.content()

@@ -1,0 +1,244 @@
+"""The trajectory page in a real browser: keys, card, selection, copies, lenses, windows, reading without scripts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rollouts import models
+from tests.web.trajectory_samples import HOSTILE, Maker
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MARKED = "#pane .sel"
+
+
+@pytest.fixture
+def stored(make: Maker) -> models.Trajectory:
+    broken, found = make.broken("b")
+    run = make.run([make.conversation("a", turns=6, hostile=True), broken, make.conversation("c")], [[], found, []])
+    return run.trajectories.get(index=0)
+
+
+def path(trajectory: models.Trajectory, query: str = "") -> str:
+    return f"/trajectories/{trajectory.code}{query}"
+
+
+def status(page: Any) -> str:
+    return page.locator("#pane-status").inner_text()
+
+
+def test_a_token_shows_its_card_and_a_click_pins_it(open_page, stored, make):
+    page = open_page(path(stored, "?view=tokens"))
+    page.hover("#pane i.o1 >> nth=3")
+    card = page.locator("#token-card")
+    card.wait_for()
+    step = make.conversation("a", turns=6, hostile=True).steps[0]
+    offset = len(step.prompt_ids) + 3
+    words = card.inner_text()
+    assert f"token {offset}" in words
+    assert str(int(step.completion_ids[3])) in words
+    assert make.table.token_bytes(step.completion_ids[3:4])[0].hex(" ") in words
+    for field in ("sampled", "under the gradient", f"{step.logprobs[3]:.4f}", "step 0, completion 3 of", "turn 2"):
+        assert field in words, field
+    page.mouse.move(5, 400)
+    card.wait_for(state="hidden")
+    page.click("#pane i.o1 >> nth=3")
+    page.mouse.move(5, 400)
+    page.wait_for_timeout(150)
+    assert card.is_visible()
+    page.keyboard.press("Escape")
+    card.wait_for(state="hidden")
+
+
+def test_tokens_are_reached_by_keyboard(open_page, stored):
+    page = open_page(path(stored, "?view=tokens"))
+    assert page.locator("#pane i[tabindex='0']").count() == 1
+    page.locator("#pane i[tabindex='0']").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    card = page.locator("#token-card")
+    card.wait_for()
+    assert "token 3" in card.inner_text()
+    page.keyboard.press("Enter")
+    assert page.url.endswith("t=3-4")
+    page.keyboard.press("Shift+ArrowRight")
+    assert page.url.endswith("t=3-5")
+    assert page.locator("#pane i[tabindex='0']").count() == 1
+
+
+def test_y_copies_the_link_to_the_selection(open_page, stored):
+    page = open_page(path(stored, "?view=tokens&lens=origin"))
+    page.click("#pane i.o1 >> nth=2")
+    page.click("#pane i.o1 >> nth=6", modifiers=["Shift"])
+    assert page.locator(MARKED).count() == 5
+    page.keyboard.press("y")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert re.search(r"view=tokens&lens=origin&t=\d+-\d+$", copied)
+    a, b = map(int, copied.rsplit("=", 1)[1].split("-"))
+    assert b - a == 5
+    again = open_page(copied.split("/", 3)[3].join(["/", ""]))
+    assert again.locator("#pane .k").count() == 5
+    assert again.locator("#pane .k").first.is_visible()
+
+
+def test_the_copied_text_is_the_sampled_text(open_page, stored, make):
+    page = open_page(path(stored, "?view=tokens"))
+    page.evaluate(
+        """() => {
+          const range = document.createRange();
+          const box = document.querySelectorAll('#pane .toks')[1];
+          range.selectNodeContents(box);
+          getSelection().removeAllRanges();
+          getSelection().addRange(range);
+        }"""
+    )
+    page.keyboard.press("Control+c")
+    step = make.conversation("a", turns=6, hostile=True).steps[0]
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == make.tokenizer.decode(step.completion_ids)
+    assert HOSTILE in copied
+
+
+def test_keys_walk_turns_findings_siblings_and_lenses(open_page, stored):
+    page = open_page(path(stored))
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert status(page) == "turn 2"
+    page.keyboard.press("k")
+    assert status(page) == "turn 1"
+    page.keyboard.press("m")
+    assert page.locator("#pane").get_attribute("data-lens") == "origin"
+    assert "lens=origin" in page.url
+    page.keyboard.press("n")
+    assert status(page) == "no findings"
+    page.keyboard.press("v")
+    page.wait_for_selector("#pane[data-view=tokens]")
+    assert "lens=origin" in page.url
+    page.keyboard.press("l")
+    page.wait_for_selector("h1:has-text('b')")
+    assert page.locator("#pane").get_attribute("data-view") == "tokens"
+    page.keyboard.press("n")
+    page.wait_for_url("**row=1**")
+    page.wait_for_selector("#pane .k")
+    assert status(page) == "finding 1 of 1"
+    page.keyboard.press("h")
+    page.wait_for_selector("h1:has-text('a')")
+
+
+def test_keys_are_off_while_typing(open_page, stored):
+    page = open_page(path(stored))
+    page.keyboard.press("/")
+    page.keyboard.type("jm compute")
+    assert page.locator("#pane").get_attribute("data-lens") == "mask"
+    page.locator("#find input").fill("compute")
+    page.keyboard.press("Enter")
+    assert page.locator("#find output").inner_text().startswith("1 of ")
+    page.keyboard.press("Enter")
+    assert page.locator("#find output").inner_text().startswith("2 of ")
+    assert page.evaluate("getSelection().toString()") == "compute"
+
+
+def test_t_goes_to_a_token(open_page, stored):
+    page = open_page(path(stored, "?view=tokens"))
+    page.keyboard.press("t")
+    page.keyboard.type("40-44")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#pane .k")
+    assert page.locator("#pane .k").count() == 4
+    assert "view=tokens" in page.url
+
+
+def test_a_lens_is_chosen_without_a_request(open_page, stored):
+    page = open_page(path(stored, "?view=tokens"))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(300)
+    requests.clear()
+    before = page.evaluate(
+        "getComputedStyle(document.querySelector('#pane i.q6, #pane i.q5, #pane i.q4')).backgroundColor"
+    )
+    page.click("a[data-lens-choice=logprob]")
+    after = page.evaluate(
+        "getComputedStyle(document.querySelector('#pane i.q6, #pane i.q5, #pane i.q4')).backgroundColor"
+    )
+    assert before != after
+    assert [name for name in requests if "favicon" not in name] == []
+    assert page.locator(".legend [data-for=logprob]").is_visible()
+    assert not page.locator(".legend [data-for=mask]").is_visible()
+
+
+def test_the_next_window_is_swapped_in_and_has_cards(open_page, make):
+    stored = make.run([make.conversation("long", turns=2, size=5000)]).trajectories.get()
+    page = open_page(path(stored, "?view=tokens"))
+    page.evaluate("window.kept = true")
+    page.keyboard.press("]")
+    page.wait_for_selector("#pane[data-a='4096']")
+    assert page.evaluate("window.kept") is True
+    assert "w=4096" in page.url
+    page.hover("#pane i >> nth=0")
+    page.wait_for_selector("#token-card:not([hidden])")
+    assert "token 4,096" in page.locator("#token-card").inner_text()
+    page.keyboard.press("[")
+    page.wait_for_selector("#pane[data-a='0']")
+
+
+def test_the_run_view_fetches_what_did_not_fit(open_page, make, monkeypatch):
+    monkeypatch.setattr("inspector.reader.RUNS_BYTES", 30_000)
+    stored = make.run([make.conversation("long", turns=8, size=3000)]).trajectories.get()
+    page = open_page(path(stored))
+    text = make.tokenizer.decode(make.conversation("long", turns=8, size=3000).steps[-1].stream)
+    for _ in range(60):
+        if not page.locator("#pane .more").count():
+            break
+        page.locator("#pane .more").scroll_into_view_if_needed()
+        page.wait_for_timeout(150)
+    drawn = page.evaluate("[...document.querySelectorAll('#pane .toks')].map((box) => box.textContent).join('')")
+    assert drawn == text
+
+
+def test_a_live_page_grows_and_keeps_a_pinned_card(open_page, stored):
+    models.Trajectory.objects.filter(pk=stored.pk).update(status="running")
+    page = open_page(path(stored, "?view=tokens"))
+    assert "running" in page.locator(".facts").inner_text()
+    page.click("#pane i.o1 >> nth=3")
+    models.Trajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered", n_tokens=1)
+    page.wait_for_timeout(2600)
+    assert page.locator("#token-card").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.locator(".facts:has-text('answered')").wait_for()
+    assert page.locator("#live[hx-trigger]").count() == 0
+    page.mouse.move(5, 400)
+    page.hover("#pane i.o1 >> nth=3")
+    page.locator("#token-card:not([hidden])").wait_for()
+
+
+def test_everything_reads_without_scripts(open_page, stored):
+    page = open_page(path(stored, "?view=tokens&t=40-44"), javascript=False)
+    assert page.locator("#pane .k").count() == 4
+    assert page.locator(".legend [data-for=mask]").is_visible()
+    page.click("a[data-lens-choice=origin]")
+    assert page.locator("#pane").get_attribute("data-lens") == "origin"
+    page.click("text=Side by side")
+    assert page.locator("#sides").is_visible()
+
+
+def test_the_first_difference_is_in_view_and_keys_jump(open_page, stored):
+    broken = models.Trajectory.objects.get(run=stored.run, index=1)
+    page = open_page(f"/trajectories/{broken.code}/compare", height=500)
+    site = page.locator("tr.site").first
+    box = site.bounding_box()
+    assert 0 <= box["y"] < 500
+    page.keyboard.press("n")
+    assert status(page) == "difference 1 of 1"
+
+
+@pytest.mark.parametrize("page_name", ["", "/compare", "/deltas", "/mask"])
+@pytest.mark.parametrize("width", [1400, 700, 400])
+def test_no_page_is_wider_than_its_window(open_page, stored, page_name, width):
+    page = open_page(f"/trajectories/{stored.code}{page_name}", width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

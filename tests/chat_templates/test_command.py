@@ -1,0 +1,111 @@
+"""manage.py check_template: its JSON, its exit status, its sentences."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from rollouts.models import Tokenizer
+from rollouts.tokenizers import load
+
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls }}<|im_end|>\n{% endfor %}"
+POSITIONED = PLAIN.replace("<|im_start|>", "{% if loop.last %}{{ '' }}{% else %}~{% endif %}<|im_start|>")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output, standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        call_command("check_template", *arguments, stdout=out, stderr=err)
+    except SystemExit as ended:
+        return int(ended.code or 0), out.getvalue(), err.getvalue()
+    return 0, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Any:
+    def write(text: str) -> str:
+        path = tmp_path / "chat_template.jinja"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+KEYS = {
+    "name", "passed", "status", "index", "expected_ids", "actual_ids", "expected_text", "actual_text", "line", "source",
+    "detail",
+}  # fmt: skip
+
+
+@pytest.mark.django_db
+def test_json_and_exit_status(tiny_tokenizer: Path, template: Any) -> None:
+    status, out, err = run("--tokenizer", str(tiny_tokenizer), "--chat-template", template(PLAIN), "--json")
+    found = json.loads(out)
+    assert (status, err, found["prefix_preserving"], found["repair"]) == (0, "", True, None)
+    assert all(set(check) >= KEYS for check in found["checks"])
+    assert {check["status"] for check in found["checks"]} <= {"ok", "broken", "raises", "unsupported"}
+    status, out, _ = run(
+        "--tokenizer", str(tiny_tokenizer), "--chat-template", template(POSITIONED), "--json", "--repair"
+    )
+    found = json.loads(out)
+    assert (status, found["prefix_preserving"]) == (1, False)
+    assert found["checks"][0]["name"] == "tool_append" and found["checks"][0]["index"] is not None
+
+
+def test_qwen3_is_repaired(corpus: Path, db: None) -> None:
+    folder = str(corpus / "tokenizers" / "qwen3")
+    status, out, _ = run("--tokenizer", folder, "--repair", "--json")
+    found = json.loads(out)
+    assert status == 1
+    assert found["repair"]["verified"] is True and "+            {%- if true %}" in found["repair"]["diff"]
+    status, out, _ = run("--tokenizer", folder, "--repair")
+    assert status == 1
+    assert "TITO with tool results: not safe, an empty think block disappears" in out
+    assert "decided on line 44" in out and "+            {%- if true %}" in out
+
+
+@pytest.mark.django_db
+def test_what_cannot_be_checked_says_why(tiny_tokenizer: Path, template: Any, tmp_path: Path) -> None:
+    loops = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
+    for arguments, said in [
+        ([], "Name what to check"),
+        (["--tokenizer", "nobody"], "no registered tokenizer"),
+        (["--tokenizer", str(tmp_path)], "no tokenizer.json"),
+        (["--chat-template", str(tmp_path / "none")], "No such file"),
+        (["--all"], "No tokenizer is registered"),
+    ]:
+        status, _, err = run(*arguments)
+        assert (status, said in err) == (2, True), (arguments, err)
+    for text, more, said in [
+        ("{{ raise_exception('never') }}", [], "never"),
+        ("{% if %}", [], "syntax error on line 1"),
+        (loops, [], "than"),  # longer than it may, or more computing time than it may: whichever limit is hit first
+        (PLAIN, ["--kwargs", "[]"], "one JSON object"),
+    ]:
+        status, _, err = run("--chat-template", template(text), *more)
+        assert (status, said in err) == (2, True), (text, err)
+
+
+@pytest.mark.django_db
+def test_a_registered_name_and_all(tiny_tokenizer: Path) -> None:
+    loaded = load(tiny_tokenizer)
+    Tokenizer.objects.create(
+        name="demo", sha256=loaded.sha256, path=str(tiny_tokenizer), source="test", vocab_size=loaded.vocab_size,
+        encoder=loaded.encoder,
+    )  # fmt: skip
+    status, out, _ = run("--tokenizer", "demo", "--json")
+    assert status == 0 and json.loads(out)["tokenizer"]["sha256"] == loaded.sha256
+    status, out, _ = run("--all")
+    assert status == 0 and out.startswith("demo") and "ooo" in out
+    status, out, _ = run("--all", "--json")
+    assert json.loads(out)["tokenizers"][0]["prefix_preserving"] is True
+
+
+@pytest.mark.django_db
+def test_without_a_tokenizer_it_says_so(template: Any) -> None:
+    status, out, _ = run("--chat-template", template(PLAIN))
+    assert status == 0 and "without a tokenizer" in out

@@ -1,0 +1,111 @@
+"""A repair mends what failed, changes nothing that was preserved, and is never given unverified."""
+
+from pathlib import Path
+
+import pytest
+
+from rollouts.chat_templates import check, find_repair, is_prefix_preserving, renderer, with_repair
+from rollouts.chat_templates.edits import edits, operands
+from rollouts.chat_templates.repair import unified_diff
+from rollouts.tokenizers import load
+from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
+
+
+def test_the_one_line_fix_of_qwen3(corpus: Path) -> None:
+    tokenizer = load(corpus / "tokenizers" / "qwen3")
+    template = (corpus / "templates" / "qwen3.jinja").read_text()
+    report = with_repair(tokenizer, check(tokenizer, template))
+    repair = report.repair
+    assert repair is not None
+    assert repair.template == (corpus / "templates" / "qwen3--seed-one-line-fix.jinja").read_text()
+    changed = [line for line in repair.diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed == [
+        "-            {%- if loop.last or (not loop.last and reasoning_content) %}",
+        "+            {%- if true %}",
+    ]
+    assert is_prefix_preserving(tokenizer, repair.template)
+    assert "tool_append" in repair.fixes and "user_append" in repair.still_broken
+    assert repair.changed and all(one.before != one.after for one in repair.changed)
+    assert repair.wider is not None and not repair.wider.still_broken
+    found = report.to_dict()["repair"]
+    assert found["verified"] is True and found["changed_conversations"] == len(found["changed"])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "{% for m in messages %}{% if m.role == 'assistant' and not loop.last %}~{% endif %}"
+        + TURN
+        + "{% endfor %}"
+        + PROMPT,
+        "{% for m in messages %}{{ '' if loop.last or m.role != 'assistant' else '~' }}"
+        + TURN
+        + "{% endfor %}"
+        + PROMPT,
+        "{% set n = messages | length %}{% for m in messages %}"
+        "{% if m.role == 'assistant' and loop.index0 < n - 1 %}~{% endif %}" + TURN + "{% endfor %}" + PROMPT,
+    ],
+)
+def test_position_tests_are_repaired(tiny_tokenizer: Path, broken: str) -> None:
+    tokenizer = load(tiny_tokenizer)
+    report = check(tokenizer, broken)
+    assert report.prefix_preserving is False
+    repair, detail = find_repair(tokenizer, report)
+    assert repair is not None, detail
+    assert check(tokenizer, repair.template).prefix_preserving is True
+    # What ends in an assistant message was preserved, so it must render as before.
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for prompt in (False, True):
+        before = renderer(tokenizer, broken).render_text(messages[:1], add_generation_prompt=prompt)
+        assert renderer(tokenizer, repair.template).render_text(messages[:1], add_generation_prompt=prompt) == before
+    before = renderer(tokenizer, broken).render_text(messages)
+    assert renderer(tokenizer, repair.template).render_text(messages) == before
+
+
+def test_nothing_is_offered_where_nothing_can_be(tiny_tokenizer: Path) -> None:
+    tokenizer = load(tiny_tokenizer)
+    assert find_repair(tokenizer, check(tokenizer, PLAIN)) == (
+        None, "There is nothing to repair: appending messages keeps what was rendered before.",
+    )  # fmt: skip
+    hopeless = "{{ messages | length }}" + PLAIN
+    repair, detail = find_repair(tokenizer, check(tokenizer, hopeless), seconds=10)
+    assert repair is None and detail.startswith("No repair was found") and "tool result" in detail
+
+
+def test_a_repair_that_would_change_what_was_preserved_is_not_given(tiny_tokenizer: Path) -> None:
+    # Dropping the mark everywhere passes the probe, but a conversation that ends in an answer would lose it.
+    marked = (
+        "{% for m in messages %}"
+        + TURN
+        + "{% if loop.last and m.role == 'assistant' %}~{% endif %}{% endfor %}"
+        + PROMPT
+    )
+    tokenizer = load(tiny_tokenizer)
+    repair, _ = find_repair(tokenizer, check(tokenizer, marked), seconds=15)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    if repair is not None:
+        assert renderer(tokenizer, repair.template).render_text(messages).endswith("~")
+
+
+def test_edits_are_ordered_by_likelihood_and_apply_cleanly() -> None:
+    template = "{% if a and (b or loop.last) %}x{% endif %}{{ 'y' if m.reasoning else 'z' }}"
+    template += "{% if m.role == 'user' and a %}{% endif %}"
+    found = edits(template, frozenset())
+    assert found[0].apply(template).startswith("{% if true %}x")
+    results = {edit.apply(template) for edit in found}
+    assert any("{% if a and (b) %}" in result for result in results)
+    assert any("{% if a and (b or false) %}" in result for result in results)
+    assert any("{{ 'y' if true else 'z' }}" in result for result in results)
+    assert found[-1].rank > found[0].rank
+
+
+def test_operands() -> None:
+    text = "a and b or 'x and y'"
+    parts = [text[start:stop] for start, stop, *_ in operands(text, 0)]
+    assert parts == ["a", "b", "'x and y'"]
+    dropped = [text[:wide_a] + text[wide_b:] for _, _, wide_a, wide_b, _ in operands(text, 0)]
+    assert dropped == ["b or 'x and y'", "a or 'x and y'", "a and b"]
+
+
+def test_diff_of_a_template_without_a_last_newline() -> None:
+    assert unified_diff("a\nb", "a\nc").endswith("-b\n\\ No newline at end of file\n+c\n\\ No newline at end of file\n")

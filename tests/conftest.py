@@ -1,0 +1,254 @@
+"""Fixtures for what a test cannot make itself: the corpus, a Redis, a browser, an engine, workers.
+
+What is missing skips a test with the reason, unless CI=true: then it fails, so that nothing is skipped unseen.
+"""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# The folders whose tests are run a second time when the database is PostgreSQL.
+DATABASE_FOLDERS = ("storage", "tasks", "web", "ops", "commands", "push", "recorder")
+
+
+def on_ci() -> bool:
+    return os.environ.get("CI", "").lower() in ("1", "true", "yes")
+
+
+def missing(reason: str) -> None:
+    """Skip the test that lacks something, or fail it where nothing may be skipped."""
+    if on_ci():
+        pytest.fail(f"CI=true allows no skips, and {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Browser tests come last: Playwright keeps an event loop running, in which nobody else's can start.
+
+    With INSPECTOR_TEST_DATABASE_ONLY=1 keep the tests that use the database.
+    """
+    items.sort(key=lambda item: Path(item.path).is_relative_to(ROOT / "tests" / "browser"))
+    if os.environ.get("INSPECTOR_TEST_DATABASE_ONLY") != "1":
+        return
+    from django.test import TransactionTestCase
+
+    def uses_database(item: pytest.Item) -> bool:
+        folder = Path(item.path).relative_to(ROOT / "tests").parts[0]
+        # What vLLM does is the same on any database, and it is slow to start.
+        if folder not in DATABASE_FOLDERS or item.get_closest_marker("sqlite_only") or item.get_closest_marker("vllm"):
+            return False
+        asked = {"db", "transactional_db", "live_server", "client", "admin_client"} & set(
+            getattr(item, "fixturenames", ())
+        )
+        cls = getattr(item, "cls", None)
+        return bool(
+            asked or item.get_closest_marker("django_db") or (cls is not None and issubclass(cls, TransactionTestCase))
+        )
+
+    kept = [item for item in items if uses_database(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """Real trajectories, templates and tokenizers: INSPECTOR_CORPUS, or shared/corpus beside the checkout."""
+    named = os.environ.get("INSPECTOR_CORPUS")
+    places = [Path(named)] if named else [ROOT / "shared" / "corpus", ROOT.parent / "shared" / "corpus"]
+    for place in places:
+        if place.is_dir():
+            return place
+    missing(f"the corpus is in none of: {', '.join(map(str, places))} (INSPECTOR_CORPUS names another place)")
+    raise AssertionError
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Path:
+    """The demo policy's own tokenizer folder."""
+    folder = ROOT / "rollouts" / "demo_policy" / "model"
+    if not (folder / "tokenizer.json").exists():
+        missing("the demo policy has not been trained (manage.py train_demo_policy)")
+    return folder
+
+
+def _answers(url: str) -> bool:
+    import redis
+
+    try:
+        connection = redis.Redis.from_url(url, socket_connect_timeout=0.5, socket_timeout=0.5)
+        try:
+            return bool(connection.ping())
+        finally:
+            connection.close()
+    except redis.RedisError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A real Redis: the embedded one, or INSPECTOR_TEST_REDIS, which the tests empty.
+
+    Never REDIS_URL nor whatever listens on the standard port: that may hold somebody's queue.
+    """
+    named = os.environ.get("INSPECTOR_TEST_REDIS", "")
+    if named:
+        if not _answers(named):
+            missing(f"no Redis answers at INSPECTOR_TEST_REDIS ({named})")
+        yield named
+        return
+    from inspector.redis_process import redis_binary, redis_command
+
+    try:
+        redis_binary()
+    except FileNotFoundError as error:
+        missing(str(error))
+    folder = Path(tempfile.mkdtemp(prefix="inspector-redis-"))
+    socket = folder / "redis.sock"
+    process = subprocess.Popen(redis_command(socket, folder), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    url = f"unix://{socket}?db=0"
+    try:
+        wait_until(lambda: _answers(url), 10, "the embedded Redis answers")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def live_redis(redis_url: str, settings: object) -> Iterator[str]:
+    """An emptied real Redis behind Django's cache and the Celery application, for the length of one test."""
+    import redis
+
+    from inspector.celery import app
+    from inspector.paths import broker_url
+
+    connection = redis.Redis.from_url(redis_url)
+    connection.flushdb()
+    settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
+    settings.CACHES = {  # type: ignore[attr-defined]
+        "default": {
+            "BACKEND": "django.core.cache.backends.redis.RedisCache",
+            "LOCATION": redis_url,
+            "KEY_PREFIX": "inspector",
+        }
+    }
+    previous = app.conf.broker_url
+
+    def point_celery_at(url: str) -> None:
+        app.conf.broker_url = app.conf.broker_write_url = app.conf.broker_read_url = url
+        app._after_fork()  # forgets its pools of connections, without closing what others hold
+        app.__dict__.pop("control", None)
+
+    point_celery_at(broker_url(redis_url))
+    app.set_current()
+    yield redis_url
+    point_celery_at(previous)
+    connection.flushdb()
+    connection.close()
+
+
+@pytest.fixture
+def celery_worker_process(
+    live_redis: str, transactional_db: None, tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start real workers over the real Redis and the test's own database: `start("engine.demo", threads=4)`.
+
+    Each call returns once the worker has announced itself; its log is tmp_path/worker-N.log. All end with the test.
+    """
+    from django.conf import settings
+    from django.core.cache import cache
+    from django.db import connection
+
+    from inspector.health import heartbeat_key
+
+    started: list[subprocess.Popen[bytes]] = []
+    database = connection.settings_dict
+    if connection.vendor == "sqlite":
+        url = f"sqlite:///{database['NAME']}"
+    else:
+        login = f"{database['USER']}:{database['PASSWORD']}@" if database["PASSWORD"] else f"{database['USER']}@"
+        url = f"postgres://{login}{database['HOST']}:{database['PORT'] or 5432}/{database['NAME']}"
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "inspector.settings",
+        "DATABASE_URL": url,
+        "REDIS_URL": live_redis,
+        "INSPECTOR_DATA": str(settings.INSPECTOR_DATA),
+    }
+
+    def start(queue: str, *, threads: int = 4, pool: str = "threads", env: dict[str, str] | None = None,
+              timeout: float = 90) -> subprocess.Popen[bytes]:  # fmt: skip
+        cache.delete(heartbeat_key(queue))
+        log = tmp_path / f"worker-{len(started)}.log"
+        command = [sys.executable, "-m", "celery", "-A", "inspector", "worker", "-P", pool, "-c", str(threads),
+                   "-Q", queue, "--prefetch-multiplier=1", "-n", f"{queue}-{len(started)}@test", "--loglevel=INFO",
+                   "--without-gossip", "--without-mingle"]  # fmt: skip
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env={**environment, **(env or {})}, stdout=file, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        started.append(process)
+        wait_until(
+            lambda: cache.get(heartbeat_key(queue)) is not None or process.poll() is not None,
+            timeout,
+            f"the worker of {queue} is ready",
+        )
+        if process.poll() is not None:
+            pytest.fail(f"the worker of {queue} ended:\n{log.read_text(errors='replace')[-4000:]}")
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    for process in started:
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(5)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Poll until the condition holds; fail the test with `what` when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"after {seconds:g} s it was still not so that {what}")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium."""
+    for name in (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    missing("no Chromium is installed (apt-get install chromium, or set CHROMIUM to its path)")
+    raise AssertionError
+
+
+@pytest.fixture(scope="session")
+def vllm_available() -> bool:
+    """True where vLLM is installed; the test is skipped (or fails, on CI) where it is not."""
+    if importlib.util.find_spec("vllm") is None:
+        missing("vLLM is not installed (`make test` installs the CPU build)")
+    return True

@@ -1,0 +1,194 @@
+"""One class that every engine passes: a fake that passes it too may stand in for a model in other tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollouts.engines import (
+    Engine,
+    EngineError,
+    Generation,
+    GenerationRequest,
+    RequestRefused,
+    Sampling,
+    build_engine,
+    check_generation,
+    check_request,
+)
+from rollouts.tito.trajectory import Ids, ids_array
+
+MAX_MODEL_LEN = 192
+ENGINES = ["scripted", "transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    if request.param == "scripted":
+        built = build_engine("scripted", "", max_model_len=MAX_MODEL_LEN)
+    else:
+        if request.param == "vllm":
+            request.getfixturevalue("vllm_available")
+        folder: Path = request.getfixturevalue("tiny_tokenizer")
+        built = build_engine(request.param, str(folder), max_model_len=MAX_MODEL_LEN)
+    yield built
+    built.close()
+
+
+def prompt(seed: int, length: int = 60) -> Ids:
+    return ids_array(np.random.default_rng(seed).integers(0, 500, length))
+
+
+def run(engine: Engine, requests: list[GenerationRequest], most_steps: int = 2000) -> dict[str, Generation]:
+    for request in requests:
+        engine.add(request)
+    done: dict[str, Generation] = {}
+    for _ in range(most_steps):
+        if not engine.has_unfinished():
+            return done
+        for generation in engine.step():
+            assert generation.request_id not in done
+            done[generation.request_id] = generation
+    raise AssertionError("the engine never finished")
+
+
+def one(engine: Engine, ids: Ids, name: str = "one", **sampling: Any) -> Generation:
+    return run(engine, [GenerationRequest(name, ids, Sampling(**sampling))])[name]
+
+
+class TestContract:
+    def test_facts(self, engine: Engine) -> None:
+        assert engine.version and engine.logprobs_mode == "processed"
+        assert engine.max_model_len == MAX_MODEL_LEN and engine.vocab_size >= 500
+
+    def test_max_tokens_ends_with_length(self, engine: Engine) -> None:
+        request = GenerationRequest("a", prompt(1), Sampling(max_tokens=7, seed=1))
+        generation = run(engine, [request])["a"]
+        assert (len(generation.completion_ids), generation.finish_reason, generation.stop_reason) == (7, "length", "")
+        assert generation.completion_ids.dtype == np.int32 and generation.logprobs.dtype == np.float32
+        check_generation(generation, request, engine.vocab_size)
+
+    def test_the_stop_token_is_part_of_the_completion(self, engine: Engine) -> None:
+        free = one(engine, prompt(2), temperature=0, max_tokens=12)
+        stop = int(free.completion_ids[4])
+        stopped = one(engine, prompt(2), temperature=0, max_tokens=12, stop_token_ids=(stop,))
+        first = free.completion_ids.tolist().index(stop)
+        assert stopped.completion_ids.tolist() == free.completion_ids[: first + 1].tolist()
+        assert len(stopped.logprobs) == first + 1
+        assert (stopped.finish_reason, stopped.stop_reason) == ("stop", str(stop))
+
+    def test_the_models_limit_ends_with_length(self, engine: Engine) -> None:
+        generation = one(engine, prompt(3, MAX_MODEL_LEN - 5), max_tokens=100, seed=3)
+        assert len(generation.completion_ids) == 5 and generation.finish_reason == "length"
+
+    def test_a_seed_repeats_alone_and_in_a_batch(self, engine: Engine) -> None:
+        sampling = Sampling(temperature=1.0, top_p=0.95, max_tokens=20, seed=11)
+        alone = run(engine, [GenerationRequest("a", prompt(4), sampling)])["a"]
+        others = [
+            GenerationRequest(f"b{n}", prompt(50 + n, 20 + 9 * n), Sampling(max_tokens=30, seed=n)) for n in range(6)
+        ]
+        batched = run(engine, [*others[:3], GenerationRequest("a", prompt(4), sampling), *others[3:]])["a"]
+        assert batched.completion_ids.tolist() == alone.completion_ids.tolist()
+        np.testing.assert_allclose(batched.logprobs, alone.logprobs, atol=1e-4)
+
+    def test_a_request_may_come_while_others_are_under_way(self, engine: Engine) -> None:
+        late = GenerationRequest("late", prompt(5), Sampling(temperature=0, max_tokens=9))
+        expected = run(engine, [late])["late"]
+        engine.add(GenerationRequest("early", prompt(6), Sampling(temperature=0, max_tokens=40)))
+        assert all(not engine.step() for _ in range(3))
+        done = run(engine, [late])
+        assert set(done) == {"early", "late"} and len(done["early"].completion_ids) == 40
+        assert done["late"].completion_ids.tolist() == expected.completion_ids.tolist()
+
+    def test_an_aborted_request_never_returns(self, engine: Engine) -> None:
+        kept = GenerationRequest("kept", prompt(7), Sampling(temperature=0, max_tokens=12))
+        expected = run(engine, [kept])["kept"]
+        for name in ("first", "second"):
+            engine.add(GenerationRequest(name, prompt(8), Sampling(max_tokens=100)))
+        engine.add(kept)
+        engine.step()
+        engine.abort("first")
+        engine.step()
+        engine.abort("second")
+        engine.abort("nobody")
+        done = run(engine, [])
+        assert set(done) == {"kept"}
+        assert done["kept"].completion_ids.tolist() == expected.completion_ids.tolist()
+        engine.abort("kept")
+        assert not engine.has_unfinished()
+
+    @pytest.mark.parametrize(
+        ("ids", "sampling", "words"),
+        [
+            ([], {}, "empty"),
+            ([5, -1], {}, "id -1"),
+            ([5, 10**6], {}, "id 1000000"),
+            ([5] * MAX_MODEL_LEN, {}, "limit"),
+            ([5], {"max_tokens": 0}, "max_tokens"),
+            ([5], {"temperature": -1.0}, "temperature"),
+            ([5], {"top_p": 0.0}, "top_p"),
+        ],
+    )
+    def test_what_cannot_be_served_is_refused_in_words(
+        self, engine: Engine, ids: list[int], sampling: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(RequestRefused, match=words):
+            engine.add(GenerationRequest("bad", ids_array(ids), Sampling(**sampling)))
+        assert not engine.has_unfinished()
+        assert len(one(engine, prompt(9), max_tokens=2).completion_ids) == 2
+
+    def test_a_next_turn_goes_on_from_the_same_ids(self, engine: Engine) -> None:
+        first = one(engine, prompt(10), "turn", temperature=0, max_tokens=40)
+        stream = np.concatenate([prompt(10), first.completion_ids, ids_array([7, 8, 9])])
+        warm = one(engine, stream, "turn2", temperature=0, max_tokens=8)
+        # The same prompt behind another first token shares nothing with what is kept.
+        if engine.name != "scripted":
+            assert warm.cached_tokens >= 64
+        assert one(engine, prompt(11), "other", temperature=0, max_tokens=4).cached_tokens == 0
+        again = one(engine, stream, "again", temperature=0, max_tokens=8)
+        assert again.completion_ids.tolist() == warm.completion_ids.tolist()
+
+    def test_more_requests_than_the_batch_holds(self, engine: Engine) -> None:
+        requests = [
+            GenerationRequest(f"r{n}", prompt(n % 7, 30 + n % 50), Sampling(max_tokens=1 + n % 11, seed=n))
+            for n in range(150)
+        ]
+        done = run(engine, requests)
+        assert len(done) == 150
+        assert [len(done[f"r{n}"].completion_ids) for n in range(150)] == [1 + n % 11 for n in range(150)]
+
+
+def test_an_unknown_engine_and_a_missing_model_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no engine named 'warp'"):
+        build_engine("warp", "")
+    with pytest.raises(EngineError, match=r"holds no config\.json"):
+        build_engine("transformers", str(tmp_path))
+
+
+GOOD = Generation("x", ids_array([1, 2]), np.array([-0.5, -0.25], dtype=np.float32), "stop")
+REQUEST = GenerationRequest("x", ids_array([1]), Sampling(max_tokens=2))
+
+
+def test_a_sound_generation_passes() -> None:
+    check_request(REQUEST, 10, 10)
+    check_generation(GOOD, REQUEST, 10)
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "words"),
+    [
+        ([], [], "without a single token"),
+        ([1, 2], [-0.5], "2 ids and 1 log"),
+        ([1, 99], [-0.5, -0.5], "id 99"),
+        ([1, 2, 3], [-0.5] * 3, "3 tokens where 2"),
+        ([1, 2], [-0.5, float("nan")], "no number"),
+        ([1, 2], [-0.5, 0.5], "above 0"),
+    ],
+)
+def test_nonsense_from_an_engine_is_an_error(ids: list[int], logprobs: list[float], words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        check_generation(Generation("x", ids_array(ids), np.array(logprobs, dtype=np.float32), "stop"), REQUEST, 10)

@@ -1,0 +1,262 @@
+"""The engines that ask a server: against servers that answer well, badly, late or not at all, and a real vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine, http
+from rollouts.tito.trajectory import ids_array
+from tests.conftest import missing
+
+PROMPT = ids_array([5, 6, 7])
+Answer = Callable[[str, Any], tuple[int, Any]]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], str]]:
+    """Start a server on a free port that answers as the given function says; returns its address."""
+    monkeypatch.setattr(http, "FIRST_WAIT_S", 0.01)
+    servers = []
+
+    def start(answer: Answer) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def handle_any(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                status, reply = answer(self.path, body)
+                raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("Location", "http://example.invalid/")
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            do_GET = do_POST = handle_any
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def vllm_like(path: str, body: Any) -> tuple[int, Any]:
+    if path == "/version":
+        return 200, {"version": "0.99"}
+    if path == "/v1/models":
+        return 200, {"data": [{"id": "m", "max_model_len": 64}]}
+    if path == "/v1/completions":
+        assert body["return_token_ids"] is True and body["ignore_eos"] is True
+        return 200, {"choices": [{"token_ids": [8, 9], "logprobs": {"token_logprobs": [-0.5, -0.25]},
+                                  "finish_reason": "stop", "stop_reason": 9}]}  # fmt: skip
+    return 404, {"detail": "Not Found"}
+
+
+def sglang_like(path: str, body: Any) -> tuple[int, Any]:
+    if path == "/get_server_info":
+        return 200, {"version": "0.5", "context_length": 64}
+    if path == "/generate":
+        assert body["input_ids"] == PROMPT.tolist() and body["return_logprob"] is True
+        meta = {"output_token_logprobs": [[-0.5, 8, None], [-0.25, 9, None]],
+                "finish_reason": {"type": "stop", "matched": 9}}  # fmt: skip
+        return 200, {"output_ids": [8, 9], "meta_info": meta}
+    return 404, {}
+
+
+def with_change(base: Answer, at: str, change: Callable[[Any], tuple[int, Any]]) -> Answer:
+    return lambda path, body: change(body) if path == at else base(path, body)
+
+
+def complete(engine: Any, seconds: float = 20, **sampling: Any) -> Generation:
+    engine.add(GenerationRequest("r", PROMPT, Sampling(**{"max_tokens": 4} | sampling)))
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for generation in engine.step():
+            return generation
+    raise AssertionError("no answer came")
+
+
+@pytest.fixture
+def engine(serve: Callable[[Answer], str]) -> Iterator[Callable[..., Any]]:
+    built = []
+
+    def build(name: str, answer: Answer, **options: Any) -> Any:
+        built.append(build_engine(name, serve(answer), vocab_size=100, **options))
+        return built[-1]
+
+    yield build
+    for one in built:
+        one.close()
+
+
+@pytest.mark.parametrize(("name", "answer"), [("vllm_server", vllm_like), ("sglang_server", sglang_like)])
+def test_ids_logprobs_and_reasons_come_through(engine: Any, name: str, answer: Answer) -> None:
+    built = engine(name, answer)
+    generation = complete(built)
+    assert built.max_model_len == 64 and built.version
+    assert generation.completion_ids.tolist() == [8, 9] and generation.logprobs.tolist() == [-0.5, -0.25]
+    assert (generation.finish_reason, generation.stop_reason) == ("stop", "9")
+    assert not built.has_unfinished()
+
+
+def test_the_generate_address_is_used_where_the_server_has_it(engine: Any) -> None:
+    def generate(body: Any) -> tuple[int, Any]:
+        if not body["token_ids"]:
+            return 400, {"error": {"message": "token_ids is empty"}}
+        content = [{"token_id": 8, "logprob": -0.5}]
+        choice = {"token_ids": [8], "logprobs": {"content": content}, "finish_reason": "length", "stop_reason": None}
+        return 200, {"choices": [choice]}
+
+    answer = with_change(vllm_like, "/inference/v1/generate", generate)
+    generation = complete(engine("vllm_server", with_change(answer, "/v1/completions", lambda _: (500, {}))))
+    assert generation.completion_ids.tolist() == [8] and generation.stop_reason == ""
+
+
+def test_an_older_sglang_names_the_ids_beside_the_logprobs(engine: Any) -> None:
+    meta = {"output_token_logprobs": [[-0.5, 8, "x"]], "finish_reason": {"type": "length", "length": 1}}
+    answer = with_change(sglang_like, "/generate", lambda _: (200, {"text": "x", "meta_info": meta}))
+    assert complete(engine("sglang_server", answer)).completion_ids.tolist() == [8]
+
+
+def test_a_server_without_ids_is_told_so(engine: Any) -> None:
+    choice = {"text": "x", "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}
+    answer = with_change(vllm_like, "/v1/completions", lambda _: (200, {"choices": [choice]}))
+    with pytest.raises(EngineError, match=r"returns no token ids.*upgrade the server"):
+        complete(engine("vllm_server", answer))
+
+
+def test_a_busy_server_is_asked_again(engine: Any) -> None:
+    asked = []
+
+    def busy(body: Any) -> tuple[int, Any]:
+        asked.append(body)
+        return (503, {"error": "busy"}) if len(asked) < 3 else vllm_like("/v1/completions", body)
+
+    assert complete(engine("vllm_server", with_change(vllm_like, "/v1/completions", busy))).completion_ids.size == 2
+    assert len(asked) == 3
+
+
+def test_a_server_that_stays_broken_is_given_up_with_its_words(engine: Any) -> None:
+    answer = with_change(vllm_like, "/v1/completions", lambda _: (500, {"error": {"message": "out of memory"}}))
+    with pytest.raises(EngineError, match="HTTP 500: out of memory"):
+        complete(engine("vllm_server", answer))
+
+
+def test_a_refused_request_does_not_end_the_engine(engine: Any) -> None:
+    answer = with_change(vllm_like, "/v1/completions", lambda _: (400, {"error": {"message": "bad ids"}}))
+    built = engine("vllm_server", answer)
+    with pytest.raises(RequestRefused, match="bad ids"):
+        complete(built)
+    assert not built.has_unfinished()
+
+
+@pytest.mark.parametrize("reply", [b"<html>", {}, {"choices": []}, {"choices": [3]}])
+def test_nonsense_is_an_engine_error(engine: Any, reply: Any) -> None:
+    with pytest.raises(EngineError):
+        complete(engine("vllm_server", with_change(vllm_like, "/v1/completions", lambda _: (200, reply))))
+
+
+def test_an_aborted_request_returns_nothing(engine: Any) -> None:
+    def slow(body: Any) -> tuple[int, Any]:
+        time.sleep(5)
+        return 500, {}
+
+    built = engine("vllm_server", with_change(vllm_like, "/v1/completions", slow))
+    built.add(GenerationRequest("r", PROMPT, Sampling(max_tokens=4)))
+    assert built.step() == []
+    built.abort("r")
+    assert not built.has_unfinished() and built.step() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://10.0.0.1:8000", "not allowed.*INSPECTOR_ENGINE_HOSTS"),
+        ("file:///etc/passwd", "no server address"),
+        ("http://user:secret@localhost", "no server address"),
+        ("localhost:8000", "no server address"),
+    ],
+)
+def test_only_allowed_hosts_are_asked(url: str, sentence: str) -> None:
+    with pytest.raises(EngineError, match=sentence):
+        build_engine("vllm_server", url, vocab_size=100)
+
+
+def test_a_redirect_is_not_followed(engine: Any) -> None:
+    with pytest.raises(EngineError, match="HTTP 302"):
+        complete(engine("vllm_server", with_change(vllm_like, "/v1/completions", lambda _: (302, {}))))
+
+
+def test_a_server_that_is_not_there() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(EngineError, match="No server answers"):
+        build_engine("vllm_server", f"http://127.0.0.1:{port}", vocab_size=100)
+
+
+def test_a_model_that_the_server_does_not_list(engine: Any) -> None:
+    with pytest.raises(EngineError, match="does not list the model 'other'"):
+        engine("vllm_server", vllm_like, model="other")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
+def test_a_real_vllm_server(vllm_available: None, tiny_tokenizer: Path, tmp_path: Path, scale_out: bool) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_tokenizer),
+               "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+               "--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(64 << 20),
+               "--block-size", "32", "--logprobs-mode", "processed_logprobs"]  # fmt: skip
+    command += ["--enable-scale-out"] if scale_out else []
+    log = tmp_path / "server.log"
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+    try:
+        built: Any = None
+        deadline = time.monotonic() + 120
+        while built is None:
+            try:
+                built = build_engine("vllm_server", f"http://127.0.0.1:{port}", vocab_size=500, model="demo")
+            except EngineError:
+                if server.poll() is not None or time.monotonic() > deadline:
+                    missing(f"the vLLM server did not start:\n{log.read_text(errors='replace')[-2000:]}")
+                time.sleep(0.5)
+        assert built._path == ("/inference/v1/generate" if scale_out else "/v1/completions")
+        first, again = (complete(built, seed=3, max_tokens=16) for _ in range(2))
+        assert first.completion_ids.tolist() == again.completion_ids.tolist() and first.completion_ids.size == 16
+        assert first.logprobs.size == 16 and (first.logprobs <= 0).all() and first.finish_reason == "length"
+        stop = int(first.completion_ids[3])
+        stopped = complete(built, seed=3, max_tokens=16, stop_token_ids=(stop,))
+        assert stopped.completion_ids[-1] == stop and stopped.stop_reason == str(stop)
+        built.close()
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()

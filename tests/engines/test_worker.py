@@ -1,0 +1,147 @@
+"""The thread that owns an engine: futures, aborts, a dead engine, a closed one."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError
+from concurrent.futures import wait as wait_for
+
+import pytest
+
+from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling
+from rollouts.engines.scripted import ScriptedEngine
+from rollouts.engines.worker import EngineClosed, EngineThread
+from rollouts.tito.trajectory import ids_array
+
+
+def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:
+    return GenerationRequest(name, ids_array(list(ids)), Sampling(max_tokens=max_tokens))
+
+
+class Gated(ScriptedEngine):
+    """Counts its largest batch and steps only while the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.batches: list[int] = []
+
+    def step(self) -> list[Generation]:
+        assert self.gate.wait(10)
+        self.batches.append(len(self._live))
+        return super().step()
+
+
+def test_requests_of_many_threads_share_one_batch() -> None:
+    engine = Gated()
+    owner = EngineThread(lambda: engine)
+    futures = [owner.submit(request(str(n))) for n in range(8)]
+    engine.gate.set()
+    assert len(wait_for(futures, timeout=10).done) == 8
+    assert max(engine.batches) >= 7  # the first may have started alone
+    assert owner.tokens == 40
+    owner.close()
+
+
+def test_an_abort_cancels_the_future_and_leaves_the_others() -> None:
+    engine = Gated()
+    owner = EngineThread(lambda: engine)
+    gone, stays = owner.submit(request("gone", 2000)), owner.submit(request("stays"))
+    owner.abort(["gone", "nobody"])
+    engine.gate.set()
+    with pytest.raises(CancelledError):
+        gone.result(10)
+    assert len(stays.result(10).completion_ids) == 5
+    owner.close()
+
+
+def test_a_refused_request_fails_alone() -> None:
+    owner = EngineThread(ScriptedEngine)
+    bad, good = owner.submit(request("bad", ids=(-4,))), owner.submit(request("good"))
+    with pytest.raises(RequestRefused, match="-4"):
+        bad.result(10)
+    assert len(good.result(10).completion_ids) == 5
+    owner.close()
+
+
+def test_a_dead_engine_fails_its_futures_with_the_reason_and_is_built_anew() -> None:
+    built: list[ScriptedEngine] = []
+
+    class Dying(ScriptedEngine):
+        closed = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            built.append(self)
+
+        def step(self) -> list[Generation]:
+            if len(built) == 1:
+                raise MemoryError("no block is free")
+            return super().step()
+
+        def close(self) -> None:
+            self.closed = True
+
+    owner = EngineThread(Dying)
+    with owner._wake:  # all at once, else the second engine might serve the last of them
+        futures = [owner.submit(request(str(n))) for n in range(3)]
+    for future in futures:
+        with pytest.raises(EngineError, match="The engine died: MemoryError: no block is free"):
+            future.result(10)
+    assert len(owner.submit(request("later")).result(10).completion_ids) == 5
+    assert len(built) == 2 and built[0].closed
+    owner.close()
+
+
+def test_nonsense_from_the_engine_is_its_death() -> None:
+    class Lying(ScriptedEngine):
+        def step(self) -> list[Generation]:
+            return [
+                Generation(one.request_id, ids_array([999_999]), one.logprobs[:1], one.finish_reason)
+                for one in super().step()
+            ]
+
+    owner = EngineThread(Lying)
+    with pytest.raises(EngineError, match="id 999999"):
+        owner.submit(request("x")).result(10)
+    owner.close()
+
+
+def test_an_engine_that_cannot_be_built_says_why_to_everybody_who_waits() -> None:
+    def build() -> ScriptedEngine:
+        raise EngineError("The folder holds no model.")
+
+    owner = EngineThread(build)
+    with pytest.raises(EngineError, match="holds no model"):
+        owner.facts(10)
+    with pytest.raises(EngineError, match="holds no model"):
+        owner.submit(request("x")).result(10)
+    owner.close()
+
+
+def test_facts_build_the_engine_once() -> None:
+    built = []
+
+    def build() -> ScriptedEngine:
+        built.append(1)
+        return ScriptedEngine(vocab_size=99)
+
+    owner = EngineThread(build)
+    assert owner.facts(10).vocab_size == 99 and owner.facts(10).name == "scripted"
+    owner.submit(request("x")).result(10)
+    assert built == [1]
+    owner.close()
+
+
+def test_closing_fails_what_is_under_way_and_refuses_what_comes() -> None:
+    engine = Gated()
+    owner = EngineThread(lambda: engine)
+    future = owner.submit(request("x", 2000))
+    closing = threading.Thread(target=owner.close)
+    closing.start()
+    engine.gate.set()
+    closing.join(10)
+    with pytest.raises(EngineClosed):
+        future.result(10)
+    with pytest.raises(EngineClosed):
+        owner.submit(request("y"))

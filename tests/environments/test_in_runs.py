@@ -1,0 +1,108 @@
+"""Each kind of environment in a real run: tasks stored, the demo policy sampled, rewards and observations kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from rollouts import selectors
+from rollouts.environments import Prompt
+from rollouts.launch import LaunchForm, LaunchRefused, launch
+from rollouts.models import Run, Trajectory
+from rollouts.tasks import launch as work
+from tests.conftest import missing
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ASK = [{"role": "user", "content": "What is 6 * 7?"}]
+
+
+@pytest.fixture(autouse=True)
+def engines(tiny_tokenizer: Path) -> Iterator[None]:
+    yield
+    work.close_engines()
+
+
+def finished(environment: str, prompts: list[Prompt] | None = None, **changes: object) -> tuple[Run, list[Trajectory]]:
+    package = environment.partition(":")[0]
+    if ":" in environment and importlib.util.find_spec(package) is None:
+        missing(f"{package} is not installed (pip install --no-deps -r rollouts/environments/requirements.txt)")
+    form = replace(LaunchForm(prompts=2, group=1, seed=7, environment=environment), **changes)
+    run = launch(form, enqueue=False, prompts=prompts or [])
+    work.work_on(run.pk)
+    run.refresh_from_db()
+    assert (run.status, run.n_failed, run.error) == ("done", 0, "")
+    return run, list(run.trajectories.order_by("index"))
+
+
+def test_prompts_of_a_file_are_scored_where_they_have_an_answer() -> None:
+    _, (with_answer, without) = finished("prompts", [Prompt(ASK, "42"), Prompt(ASK)])
+    assert with_answer.reward in (0.0, 1.0) and set(with_answer.reward_parts) == {"exact", "last_number"}
+    assert (without.reward, without.reward_parts) == (None, {})
+    step = selectors.load_trajectory(without).steps[0]
+    assert step.request is not None and list(step.request.messages) == ASK
+
+
+def test_skyrl_gyms_observations_are_turns_of_the_user() -> None:
+    _, trajectories = finished("skyrl_gym:gsm8k_multi_turn", max_turns=3, max_tokens=96, temperature=0.0)
+    longest = max((selectors.load_trajectory(one) for one in trajectories), key=lambda one: len(one.steps))
+    assert len(longest.steps) > 1
+    last = longest.steps[-1].request
+    assert last is not None and last.messages[-1]["role"] == "user" and "####" in last.messages[-1]["content"]
+    # Token in, token out: what was sampled stands in the next prompt as it was sampled.
+    first, second = longest.steps[:2]
+    assert second.prompt_ids[: len(first.stream)].tolist() == first.stream.tolist()
+
+
+def test_a_data_set_of_reasoning_gym_scores() -> None:
+    _, trajectories = finished("reasoning_gym:chain_sum")
+    for one in trajectories:
+        assert set(one.reward_parts) == {"score", "formatted"} and one.reward == one.reward_parts["score"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [("skyrl_gym:lcb", "executes code"), ("prompts", "needs a JSONL file"), ("chess", "no environment named 'chess'")],
+)
+def test_what_cannot_be_launched_says_why_and_leaves_nothing(environment: str, says: str) -> None:
+    with pytest.raises(LaunchRefused) as caught:
+        launch(LaunchForm(environment=environment), enqueue=False)
+    assert says in caught.value.problems["environment"]
+    assert not Run.objects.exists()
+
+
+def test_a_task_that_cannot_start_fails_its_own_trajectory() -> None:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        missing("reasoning_gym is not installed (pip install --no-deps -r rollouts/environments/requirements.txt)")
+    run = launch(LaunchForm(environment="reasoning_gym:chain_sum", prompts=2, group=1, seed=7), enqueue=False)
+    bad = run.trajectories.select_related("task").order_by("index")[0]
+    assert bad.task is not None
+    bad.task.body = bad.task.body.replace('"index":0', '"index":9').replace('"index": 0', '"index": 9')
+    bad.task.save()
+    work.work_on(run.pk)
+    statuses = {one.index: (one.status, one.error) for one in run.trajectories.all()}
+    assert statuses[0][0] == "failed" and "install the same version" in statuses[0][1]
+    assert statuses[1][0] == "done"
+
+
+def test_the_command_takes_a_file_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)  # the rollouts are then made in this process
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"messages": ASK, "answer": 42}) + "\n")
+    out = io.StringIO()
+    arguments = ["--environment", "prompts", "--prompts", "1", "--group", "2", "--wait", "--json"]
+    call_command("launch_rollouts", *arguments, "--prompts-file", str(path), stdout=out, stderr=io.StringIO())
+    assert json.loads(out.getvalue())["rewards"]["n"] == 2
+
+    path.write_text(json.dumps({"messages": []}) + "\n")
+    with pytest.raises(CommandError, match="Line 1: "):
+        call_command("launch_rollouts", *arguments, "--prompts-file", str(path))
+    with pytest.raises(CommandError, match="cannot be read"):
+        call_command("launch_rollouts", *arguments, "--prompts-file", str(tmp_path / "none"))

@@ -1,0 +1,192 @@
+"""Pickles that a user converts: slime's and SkyRL's are read, a hostile one does nothing, and the server opens none."""
+
+import ast
+import io
+import os
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from django.core.management import CommandError, call_command
+
+from rollouts.formats import FileRefused, Source
+from rollouts.tito.trajectory import Trajectory
+from tests.formats.test_formats import read
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def convert(data: bytes, folder: Path) -> list[Trajectory]:
+    source, target = folder / "dump.pt", folder / "out.jsonl"
+    source.write_bytes(data)
+    call_command("convert_pickle", source, target, stdout=io.StringIO())
+    name, found, rejected = read(target.read_bytes())
+    assert (name, rejected) == ("own_jsonl", [])
+    return found
+
+
+def saved(value: Any, **more: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file, **more)
+    return file.getvalue()
+
+
+def sample(index: int, **more: Any) -> dict[str, Any]:
+    """The fields of slime's ``Sample.to_dict()`` that say something, as slime/utils/types.py has them."""
+    return {
+        "index": index, "group_index": 0, "prompt": "2+2?", "tokens": [1, 2, 3, 10, 20, 11], "response": "4",
+        "response_length": 3, "label": "4", "reward": 1.0, "loss_mask": [1, 0, 1], "weight_versions": ["3"],
+        "rollout_log_probs": [-0.5, 0.0, -0.25], "remove_sample": False, "status": "completed", "metadata": {"a": 1},
+        "spec_info": {"spec_verify_ct": 0}, **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_slime_dump(tmp_path: Path, zipped: bool) -> None:
+    dump = {
+        "rollout_id": 7,
+        "samples": [
+            sample(0), sample(1, loss_mask=None, rollout_log_probs=torch.tensor([-1.0, -2.0, -3.0])),
+            sample(1, remove_sample=True, reward={"score": 0.5, "form": np.float32(1)}, status="truncated"),
+        ],
+    }  # fmt: skip
+    found = convert(saved(dump, _use_new_zipfile_serialization=zipped), tmp_path)
+    assert [one.external_id for one in found] == ["7-0", "7-1", "7-1+"] and {one.group for one in found} == {"0"}
+    first, second, third = (one.rows[0] for one in found)
+    assert first.ids.tolist() == [1, 2, 3, 10, 20, 11] and first.loss_mask.tolist() == [False] * 3 + [True, False, True]
+    assert first.logprobs is not None and first.logprobs[3:].tolist() == [-0.5, 0.0, -0.25]
+    assert np.isnan(first.logprobs[:3]).all() and first.extra["metadata"] == {"a": 1}
+    assert second.loss_mask.tolist() == [False] * 3 + [True] * 3 and second.logprobs is not None
+    assert second.logprobs[3:].tolist() == [-1, -2, -3]
+    assert not third.loss_mask.any() and found[2].reward == 0.5 and found[2].stop_reason == "truncated"
+
+
+def skyrl_module() -> ModuleType:
+    """Stand-ins of the names and the reduction that skyrl/backends/skyrl_train/training_batch.py has."""
+    module = ModuleType("skyrl.backends.skyrl_train.training_batch")
+
+    def rebuild(cls: Any, state: Any) -> Any:
+        raise AssertionError("the package's own code was run")
+
+    class TrainingInputBatch(dict[str, Any]):
+        metadata: dict[str, Any]
+
+        def __reduce__(self) -> Any:
+            arrays = {
+                key: None if value is None else
+                {"format": "torch", "data": saved(value)} if value.dtype == torch.bfloat16 else
+                {"format": "numpy", "data": value.numpy().tobytes(), "shape": tuple(value.shape),
+                 "dtype": str(value.numpy().dtype)}
+                for key, value in self.items()
+            }  # fmt: skip
+            state = {"batch_dict": arrays, "batch_size": 3, "device": torch.device("cpu"), "metadata": self.metadata}
+            return rebuild, (TrainingInputBatch, state)
+
+    rebuild.__module__ = TrainingInputBatch.__module__ = module.__name__
+    rebuild.__qualname__ = "_rebuild_tensor_batch"
+    TrainingInputBatch.__qualname__ = "TrainingInputBatch"
+    module._rebuild_tensor_batch = rebuild  # type: ignore[attr-defined]
+    module.TrainingInputBatch = TrainingInputBatch  # type: ignore[attr-defined]
+    return module
+
+
+def test_a_skyrl_training_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = skyrl_module()
+    for name in ("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    batch = module.TrainingInputBatch(
+        sequences=torch.tensor([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 0, 0, 0, 0]]),
+        attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]),
+        response_mask=torch.tensor([[0, 1, 1], [1, 1, 1], [0, 0, 0]]),
+        loss_mask=torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 0]]),
+        rewards=torch.tensor([[0, 0, 1.0], [0, 0, 0.5], [0, 0, 0]]).bfloat16(),
+        rollout_logprobs=torch.tensor([[0, -0.5, -0.25], [-1, 0, -2.0], [0, 0, 0]]),
+        advantages=torch.tensor([[0, 0.5, 0.5], [1, 0, 1.0], [0, 0, 0]]),
+        pixel_values=None,
+    )
+    batch.metadata = {"uids": ["p", "q", "p"], "pad_size": 1}
+    data = pickle.dumps(batch)
+    for name in [name for name in sys.modules if name.split(".")[0] == "skyrl"]:
+        monkeypatch.delitem(sys.modules, name)
+    first, second = convert(data, tmp_path)
+    row = first.rows[0]
+    assert row.ids.tolist() == [1, 2, 3, 4] and row.loss_mask.tolist() == [False, False, True, True]
+    assert row.logprobs is not None and row.logprobs[2:].tolist() == [-0.5, -0.25] and np.isnan(row.logprobs[:2]).all()
+    assert row.columns["advantages"].tolist() == [0, 0, 0.5, 0.5] and (first.reward, first.group) == (1.0, "p")
+    assert second.rows[0].loss_mask.tolist() == [False, False, True, False, True] and second.reward == 0.5
+
+
+class Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    pickle.loads(pickle.dumps(Hostile(mark)))
+    assert mark.exists()
+    mark.unlink()
+    hostile = {"rollout_id": 1, "samples": [sample(0, metadata={"x": Hostile(mark)})]}
+    for data in (pickle.dumps(hostile), saved(hostile), saved(hostile, _use_new_zipfile_serialization=False)):
+        convert(data, tmp_path)
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"a": 1}, "neither a slime debug dump"),
+        ([1], "holds a list"),
+        ({"samples": []}, "no samples"),
+        ({"samples": [3]}, r"samples\[0\] is no object"),
+        ({"samples": [sample(0, response_length=9)]}, "response_length is 9, but there are 6"),
+        ({"samples": [sample(0, tokens=["a"])]}, "no list of numbers"),
+        ({"samples": [sample(0, tokens=[-1], response_length=0)]}, "no flat list of token ids"),
+    ],
+)
+def test_what_is_no_dump_is_refused_with_a_sentence(value: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=says):
+        convert(pickle.dumps(value), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dump.pt"]
+
+
+def test_damaged_and_absent_files(tmp_path: Path) -> None:
+    whole = saved({"rollout_id": 1, "samples": [sample(0)]})
+    for data in (whole[: len(whole) // 2], pickle.dumps([1])[:-3], b"", b"text"):
+        with pytest.raises(CommandError, match="could not be opened"):
+            convert(data, tmp_path)
+    with pytest.raises(CommandError, match="No such file"):
+        call_command("convert_pickle", tmp_path / "none", tmp_path / "out")
+
+
+def test_the_help_says_that_a_pickle_is_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call_command("convert_pickle", "--help")
+    assert "opening one runs what it says" in capsys.readouterr().out
+
+
+def test_the_server_names_the_command_and_opens_no_pickle() -> None:
+    for data in (pickle.dumps([1]), saved([torch.zeros(1)])):
+        with pytest.raises(FileRefused, match="convert_pickle IN OUT"):
+            read(data)
+    assert Source.of_bytes(b"{}").kind() == "plain"
+    openers = set()
+    for path in [*ROOT.glob("rollouts/**/*.py"), *ROOT.glob("inspector/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = node.module if isinstance(node, ast.ImportFrom) else ""
+            called = ast.unparse(node) if isinstance(node, ast.Call) else ""
+            if {"pickle", "dill", "joblib", "cloudpickle", "convert_pickle"} & {*names, *(module or "").split(".")} or (
+                called.startswith(("torch.load(", "pd.read_pickle(")) or "allow_pickle=True" in called
+            ):
+                openers.add(path.name)
+    assert openers <= {"convert_pickle.py"} and openers

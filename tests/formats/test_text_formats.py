@@ -1,0 +1,91 @@
+"""Files of text alone, and Parquet."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from rollouts import formats
+from rollouts.formats import FileRefused
+from tests.formats.test_formats import CALL, changed, jsonl, read
+from tests.storage.build import assert_same, chain, rows_only
+
+VERL = {"input": "user 2+2?", "output": "4", "gts": "4", "score": 1.0, "step": 3}
+EVALS = {"input_prompt": [{"role": "user", "content": "?"}], "output_response": "4<end>", "score": [0.0, 1.0],
+         "stop_reason": "stop", "env_class": "calc", "data_source": "x"}  # fmt: skip
+AREAL = {"task_id": "t", "sample_idx": 2, "seqlen": 9, "prompt_len": 4, "head_version": 1, "tail_version": 2,
+         "reward": 0.5, "prompt": "?", "completion": "!"}  # fmt: skip
+SWIFT = {"step": [1, 1], "prompt": ["a", "b"], "completion": ["A", "B"], "reward": [0.0, 1.0]}
+MESSAGES = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"},
+            {"role": "user", "content": "??"}, {"role": "assistant", "content": "b"}], "tools": []}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "texts", "rewards"),
+    [
+        ("verl", VERL, ["4"], [1.0]),
+        ("skyrl_evals", EVALS, ["4<end>"], [1.0]),
+        ("areal", AREAL, ["!"], [0.5]),
+        ("completions", SWIFT, ["A", "B"], [0.0, 1.0]),
+    ],
+)
+def test_text_is_kept_and_said_to_be_all_there_is(
+    name: str, value: Any, texts: list[str], rewards: list[float]
+) -> None:
+    found_name, found, rejected = read(jsonl(value))
+    assert (found_name, rejected) == (name, [])
+    assert [one.steps[0].text for one in found] == texts and [one.reward for one in found] == rewards
+    assert all(len(one.steps[0].completion_ids) == 0 for one in found)
+    assert "no token ids" in formats.FORMATS[name].lacks
+
+
+def test_a_line_without_its_completion_is_rejected() -> None:
+    _, found, (rejected,) = read(jsonl(VERL, {**VERL, "output": None}))
+    assert len(found) == 1 and "output is missing" in rejected.reason
+    _, found, (rejected,) = read(jsonl(SWIFT, {**SWIFT, "prompt": ["a"]}))
+    assert len(found) == 2 and "prompt has 1 elements for 2 completions" in rejected.reason
+
+
+def test_a_conversation_has_a_step_for_each_answer() -> None:
+    name, (one,), _ = read(jsonl(MESSAGES))
+    assert name == "messages" and [len(step.request.messages) for step in one.steps if step.request] == [1, 3]
+    assert [step.reply["content"] for step in one.steps if step.reply] == ["a", "b"]
+    assert "no assistant message" in read(jsonl(MESSAGES, {"messages": MESSAGES["messages"][:1]}))[2][0].reason
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    out = io.BytesIO()
+    pq.write_table(pyarrow.Table.from_pylist(rows), out)
+    return out.getvalue()
+
+
+def test_any_format_may_come_as_parquet() -> None:
+    name, found, rejected = read(parquet([CALL, changed(CALL, "session_id", to="s2")]))
+    assert (name, [one.external_id for one in found], rejected) == ("recorded_calls", ["s1", "s2"], [])
+    assert found[0].steps[0].prompt_ids.tolist() == [1, 2, 3]
+    trl = [{"step": 1, "prompt": "?", "completion": "!", "accuracy_reward": 1.0, "advantage": 0.5}]
+    assert read(parquet(trl))[0] == "completions"
+
+
+def test_damaged_parquet_is_refused() -> None:
+    whole = parquet([CALL] * 3)
+    for data in (whole[:-20], whole[:50], b"PAR1" + b"\0" * 50):
+        with pytest.raises(FileRefused, match=r"Parquet|recognised"):
+            read(data)
+
+
+@pytest.mark.parametrize("name", ["own_parquet", "own_jsonl"])
+def test_our_own_formats_are_lossless(name: str) -> None:
+    pytest.importorskip("pyarrow")
+    values = [chain("a", hostile="é"), chain("b", broken_at=1, hostile="\0"), rows_only()]
+    file = io.BytesIO()
+    assert formats.FORMATS[name].write(values, file) == 3  # type: ignore[misc]
+    found_name, back, rejected = read(file.getvalue())
+    assert (found_name, rejected) == (name, [])
+    for one, other in zip(values, back, strict=True):
+        assert_same(one, other)
+    assert json.loads(json.dumps([one.external_id for one in back])) == ["a", "b", "r"]

@@ -1,0 +1,155 @@
+"""Formats of trainers and environments: the documented shape is read; what breaks its rules is rejected."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollouts.formats import Source, detect
+from tests.formats.test_formats import changed, jsonl, read
+
+CAPTURE = {
+    "schema_version": 1, "rollout_id": "r1", "model_call_id": "c", "model": "m", "prompt_token_ids": [1, 2],
+    "generation_token_ids": [10, 11], "generation_log_probs": [-0.5, -0.3], "token_item_index": 0, "created_at": 1,
+    "output_items": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "4"}]}],
+}  # fmt: skip
+TRACE: dict[str, Any] = {
+    "id": "e1", "rewards": {"right": 1.0, "form": 0.5},
+    "traces": [{"nodes": [
+        {"message": {"role": "user", "content": "2+2?"}, "sampled": False, "token_ids": [1, 2], "mask": [False, False]},
+        {"parent": 0, "message": {"role": "assistant", "content": "4"}, "sampled": True, "token_ids": [3, 10, 11],
+         "mask": [False, True, True], "logprobs": [-0.5, -0.3]},
+        {"parent": 1, "message": {"role": "tool", "content": "x"}, "token_ids": [20], "mask": [False]},
+        {"parent": 2, "message": {"role": "assistant", "content": "5"}, "sampled": True, "token_ids": [3, 30],
+         "mask": [False, True], "logprobs": [-0.1]},
+        {"parent": 0, "message": {"role": "assistant", "content": "6"}, "sampled": True, "token_ids": [3, 40],
+         "mask": [False, True], "logprobs": [-0.2]}],
+        "calls": [{"node": 1, "model": "m", "finish_reason": "tool_calls"}, {"node": 3, "finish_reason": "stop"}]}],
+}  # fmt: skip
+LEGACY = {
+    "example_id": 3, "reward": 0.5, "trajectory": [{"prompt": [{"role": "user", "content": "?"}],
+    "completion": [{"role": "assistant", "content": "!"}], "tokens": {"prompt_ids": [1, 2], "prompt_mask": [0, 0],
+    "completion_ids": [3], "completion_mask": [1], "completion_logprobs": [-0.1], "is_truncated": True}}],
+}  # fmt: skip
+EXPORT = {
+    "schema_version": 1, "token_ids": [1, 2, 3], "loss_mask": [False, True, True], "advantages": [0.0, 0.5, 0.5],
+    "inference_logprobs": [0.0, -1.0, None], "trainer_logprobs": [0.0, -1.1, -2.0], "entropy": [0.1, 0.2, 0.3],
+    "is_masked": [True, False, False], "env_name": "calc",
+}  # fmt: skip
+SKYRL: dict[str, Any] = {
+    "prompt_token_ids": [[1, 2], [1, 2, 3, 20], [5]], "response_ids": [[3], [4, 6], [7]],
+    "rewards": [[0.0], [0.0, 1.0], [0.5]], "loss_masks": [[1], [1, 1], [1]],
+    "stop_reasons": ["tool_call", "stop", "stop"],
+    "rollout_logprobs": [[-0.1], [-0.2, -0.3], [-0.4]], "trajectory_ids": ["A", "A", "B"],
+    "is_last_step": [False, True, True], "rollout_metrics": {},
+}  # fmt: skip
+RLLM = {
+    "trace_id": "t", "session_id": "s", "model": "m", "messages": [{"role": "user", "content": "?"}], "tools": [],
+    "prompt_token_ids": [1], "completion_token_ids": [2, 3], "logprobs": [-0.1, -0.2], "finish_reason": "stop",
+    "weight_version": 4,
+}  # fmt: skip
+
+
+def test_captured_calls_are_ordered_by_prompt_length() -> None:
+    later = changed(CAPTURE, "prompt_token_ids", to=[1, 2, 10, 11, 5])
+    name, (one,), rejected = read(jsonl(later, CAPTURE))
+    assert (name, rejected, one.external_id, one.tokenizer) == ("token_capture", [], "r1", "m")
+    assert [step.prompt_ids.tolist() for step in one.steps] == [[1, 2], [1, 2, 10, 11, 5]]
+    assert one.steps[0].reply == {"role": "assistant", "content": "4"}
+    _, found, (refused,) = read(jsonl(changed(CAPTURE, "schema_version", to=2)))
+    assert not found and "schema_version is 2" in refused.reason
+
+
+def test_a_tree_of_messages_becomes_steps() -> None:
+    name, (one,), rejected = read(jsonl(TRACE))
+    assert (name, rejected, one.external_id, one.reward) == ("verifiers_traces", [], "e1", 1.5)
+    assert [step.prompt_ids.tolist() for step in one.steps] == [[1, 2, 3], [1, 2, 3, 10, 11, 20, 3], [1, 2, 3]]
+    assert [step.completion_ids.tolist() for step in one.steps] == [[10, 11], [30], [40]]
+    assert [step.finish_reason for step in one.steps] == ["tool_calls", "stop", ""]
+    assert one.steps[1].logprobs is not None and one.steps[1].logprobs.tolist() == pytest.approx([-0.1])
+    assert one.steps[1].extra["new_messages"] == [{"role": "tool", "content": "x"}]
+
+
+def test_a_compact_logprob_stays_with_its_token_when_the_mask_has_a_hole() -> None:
+    node = {"message": {"role": "assistant"}, "sampled": True, "token_ids": [1, 2, 3, 4], "mask": [0, 1, 0, 1],
+            "logprobs": [-0.5, -0.25]}  # fmt: skip
+    _, (one,), _ = read(jsonl({"traces": [{"nodes": [node]}]}))
+    logprobs = one.steps[0].logprobs
+    assert logprobs is not None and logprobs[[0, 2]].tolist() == [-0.5, -0.25] and np.isnan(logprobs[1])
+
+
+@pytest.mark.parametrize("parent", [5, 1, -1, "0"])
+def test_a_node_hangs_on_an_earlier_one(parent: Any) -> None:
+    _, found, (rejected,) = read(jsonl(changed(TRACE, "traces", 0, "nodes", 1, "parent", to=parent)))
+    assert not found and "nodes[1].parent" in rejected.reason
+
+
+def test_steps_of_older_verifiers() -> None:
+    name, (one,), _ = read(jsonl(LEGACY))
+    assert (name, one.reward, one.group, one.steps[0].finish_reason) == ("verifiers_legacy", 0.5, "3", "length")
+    assert one.steps[0].completion_ids.tolist() == [3] and one.steps[0].reply == {"role": "assistant", "content": "!"}
+
+
+def test_exported_rows_bring_the_trainers_columns() -> None:
+    name, (one,), _ = read(jsonl(EXPORT))
+    (row,) = one.rows
+    assert name == "prime_rl_export" and row.loss_mask.tolist() == [False, True, True]
+    assert set(row.columns) == {"advantages", "trainer_logprobs", "entropy", "is_masked"}
+    assert row.logprobs is not None and np.isnan(row.logprobs[2]) and row.extra == {}
+
+
+def test_a_step_wise_batch_is_trajectories_of_steps() -> None:
+    name, (a, b), rejected = read(jsonl(SKYRL))
+    assert (name, rejected, a.external_id, b.external_id, a.reward, b.reward) == ("skyrl", [], "A", "B", 1.0, 0.5)
+    assert [step.completion_ids.tolist() for step in a.steps] == [[3], [4, 6]] and a.rows == ()
+    masked = read(jsonl(changed(SKYRL, "loss_masks", to=[[1], [1, 0], [1]])))[1][0]
+    assert [row.step_indices for row in masked.rows] == [(0,), (1,)]
+    assert masked.rows[1].loss_mask.tolist() == [False] * 4 + [True, False]
+
+
+def test_a_whole_trajectory_batch_is_rows() -> None:
+    batch = {key: value for key, value in SKYRL.items() if key != "is_last_step"}
+    batch["trajectory_ids"] = [{"instance_id": "i", "repetition_id": n} for n in range(3)]
+    _, found, _ = read(json.dumps(batch, indent=1).encode())  # over many lines
+    assert [one.external_id for one in found] == ["i-0", "i-1", "i-2"] and found[0].group == "i"
+    row = found[1].rows[0]
+    assert row.ids.tolist() == [1, 2, 3, 20, 4, 6] and row.loss_mask.tolist() == [False] * 4 + [True] * 2
+    assert row.columns["rewards"].tolist() == [0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "reason"),
+    [
+        ("is_last_step", [False, True, False], "has no end"),
+        ("is_last_step", [False, False, True], "changes at element 2"),
+        ("is_last_step", [True], "1 elements for 3"),
+        ("trajectory_ids", None, "needs both"),
+        ("trajectory_ids", ["A", "B", "A"], "changes at element 1"),
+        ("rewards", [0.0], "1 elements for 3"),
+        ("loss_masks", [[1], [1, 2], [1]], "must hold 0 and 1"),
+    ],
+)
+def test_a_batch_that_breaks_its_invariants_is_rejected_whole(path: str, to: Any, reason: str) -> None:
+    _, found, (rejected,) = read(jsonl(changed(SKYRL, path, to=to)))
+    assert not found and reason in rejected.reason
+
+
+def test_gateway_traces() -> None:
+    name, (one,), _ = read(jsonl(RLLM, changed(RLLM, "prompt_token_ids", to=[1, 2, 3, 4])))
+    assert (name, one.external_id, len(one.steps), one.steps[0].policy_version) == ("rllm", "s", 2, "4")
+    assert one.steps[0].request is not None
+    bare = {key: value for key, value in RLLM.items() if key != "tools"}
+    assert read(jsonl(bare))[1][0].steps[0].request is None  # which tools were rendered is not known
+
+
+def test_every_format_is_recognised_by_its_content_alone() -> None:
+    from tests.formats.test_formats import CALL, GYM, TRAIN
+
+    examples = {
+        "recorded_calls": CALL, "nemo_gym": GYM, "nemo_rl": TRAIN, "token_capture": CAPTURE, "verifiers_traces": TRACE,
+        "verifiers_legacy": LEGACY, "prime_rl_export": EXPORT, "skyrl": SKYRL, "rllm": RLLM,
+    }  # fmt: skip
+    for name, value in examples.items():
+        assert detect(Source.of_bytes(jsonl(value))).name == name
+        assert detect(Source.of_bytes(json.dumps(value, indent=2).encode())).name == name

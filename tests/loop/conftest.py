@@ -1,0 +1,24 @@
+"""The demo policy's tokenizer and template, loaded once for all tests of the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.chat_templates import renderer
+from rollouts.tito.strategies import Context
+from rollouts.tokenizers import load
+from tests.loop.harness import Harness
+
+
+@pytest.fixture(scope="session")
+def demo_context(tiny_tokenizer: Path) -> tuple[Any, Context]:
+    tokenizer = load(tiny_tokenizer)
+    return tokenizer, Context(tokenizer, renderer(tokenizer, tokenizer.chat_template), tokenizer.stop_ids)
+
+
+@pytest.fixture
+def harness(demo_context: tuple[Any, Context]) -> Harness:
+    return Harness(*demo_context)

@@ -1,0 +1,86 @@
+"""A scripted model that speaks the demo policy's tokens, and a loop that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollouts.engines import Sampling
+from rollouts.engines.scripted import ScriptedEngine
+from rollouts.engines.worker import EngineThread
+from rollouts.environments import ENVIRONMENTS, Environment, Task
+from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
+from rollouts.parsing import parser
+from rollouts.tito.strategies import STRATEGIES, Context
+from rollouts.tito.trajectory import Ids, Step
+
+
+@dataclass
+class Harness:
+    """What the tests of the loop need, and what a run of it left."""
+
+    tokenizer: Any
+    context: Context
+    steps: dict[Any, list[Step]] = field(default_factory=dict)
+    done: dict[Any, Finished] = field(default_factory=dict)
+    polls: int = 0
+
+    def calculator(self) -> Environment:
+        return ENVIRONMENTS["calculator"]()
+
+    def tasks(self, n: int, seed: int = 0) -> list[Task]:
+        return self.calculator().tasks(n, seed)
+
+    def limits(self, **changes: Any) -> Limits:
+        sampling = {"temperature": 1.0, "max_tokens": 96, "stop_token_ids": tuple(sorted(self.context.stop_ids))}
+        return Limits(Sampling(**(sampling | changes.pop("sampling", {}))), **changes)
+
+    def scripted(self, say: Callable[[Ids, str], str]) -> EngineThread:
+        """An engine whose script is a function from the prompt (ids and text) to text."""
+
+        def script(prompt: Ids) -> Sequence[int]:
+            return self.context.codec.encode(say(prompt, self.context.codec.decode(prompt))).tolist()
+
+        return EngineThread(lambda: ScriptedEngine(script=script, vocab_size=self.context.codec.vocab_size))
+
+    def run(
+        self,
+        engine: EngineThread,
+        jobs: Sequence[Job],
+        limits: Limits | None = None,
+        environment: Environment | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        strategy: str = "tool_delta",
+    ) -> BatchEnd:
+        waiting = list(jobs)
+
+        def more(n: int) -> list[Job]:
+            taken = waiting[:n]
+            del waiting[:n]
+            return taken
+
+        def on_steps(steps: Sequence[tuple[Job, int, Step]]) -> None:
+            for job, index, step in steps:
+                assert job.key not in self.done
+                kept = self.steps.setdefault(job.key, list(job.steps))
+                assert index == len(kept)
+                kept.append(step)
+
+        def on_done(finished: Sequence[Finished]) -> None:
+            for one in finished:
+                assert one.job.key not in self.done
+                self.done[one.job.key] = one
+
+        def stop() -> bool:
+            self.polls += 1
+            return should_stop()
+
+        return run_batch(
+            engine,
+            environment or self.calculator(),
+            lambda: STRATEGIES[strategy](self.context),
+            parser(self.tokenizer.hf, self.context.stop_ids),
+            limits or self.limits(),
+            Callbacks(more, on_steps, on_done, stop),
+        )

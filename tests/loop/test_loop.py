@@ -1,0 +1,313 @@
+"""The loop: what it appends, when it stops, what it saves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollouts.engines import EngineError, Generation, build_engine
+from rollouts.engines.scripted import ScriptedEngine
+from rollouts.engines.worker import EngineThread
+from rollouts.environments import Outcome, Task
+from rollouts.loop import Job, step_seed
+from rollouts.tito.strategies import STRATEGIES, StrategyRefused
+from rollouts.tito.trajectory import Ids, Origin
+from tests.loop.harness import Harness
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call><|im_end|>'
+
+
+def one_call_then_answer(prompt: Ids, text: str) -> str:
+    return "The answer is 42.<|im_end|>" if "<tool_response>" in text else CALL
+
+
+def job(harness: Harness, key: Any = "a", **changes: Any) -> Job:
+    task = replace(harness.tasks(1)[0], answer="42")
+    return Job(key, task, **changes)
+
+
+def test_a_trajectory_grows_by_sampled_ids_and_by_the_templates_delta(harness: Harness) -> None:
+    end = harness.run(harness.scripted(one_call_then_answer), [job(harness)])
+    assert (end.stopped, end.error) == ((), "")
+    first, second = harness.steps["a"]
+    done = harness.done["a"]
+    assert (done.stop_reason, done.reward, done.n_steps, done.error) == ("answered", 1.0, 2, "")
+    # Token in, token out: the second prompt starts with everything of the first step, verbatim.
+    stream = first.stream
+    assert second.prompt_ids[: len(stream)].tolist() == stream.tolist()
+    delta = second.prompt_ids[len(stream) :]
+    text = "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert harness.context.codec.decode(delta) == text
+    assert second.delta_origin is not None and len(second.delta_origin) == len(delta)
+    observed = harness.context.codec.decode(delta[second.delta_origin == Origin.OBSERVATION])
+    assert observed == "42"
+    assert first.delta_origin is None
+
+
+def test_what_a_step_carries(harness: Harness) -> None:
+    harness.run(harness.scripted(one_call_then_answer), [job(harness)])
+    first, second = harness.steps["a"]
+    assert (first.finish_reason, first.logprobs_mode, first.temperature) == ("stop", "processed", 1.0)
+    assert first.stop_reason == str(harness.context.codec.eos_id) and first.engine == "scripted 1"
+    assert first.logprobs is not None and len(first.logprobs) == len(first.completion_ids)
+    assert first.reply is not None and first.reply["tool_calls"][0]["function"]["name"] == "calculator"
+    assert second.request is not None and second.request.tools is not None
+    assert [message["role"] for message in second.request.messages] == ["system", "user", "assistant", "tool"]
+    assert second.reply is not None and second.reply["content"] == "The answer is 42."
+
+
+def test_a_noncanonical_sample_stays_as_it_was_sampled(harness: Harness) -> None:
+    codec = harness.context.codec
+    pieces = [codec.encode(character) for character in "The answer is 42."]
+    odd = np.concatenate([*pieces, codec.encode("<|im_end|>")])
+    assert len(odd) > len(codec.encode("The answer is 42.<|im_end|>"))
+
+    def script(prompt: Ids) -> list[int]:
+        return odd.tolist() if "<tool_response>" in codec.decode(prompt) else codec.encode(CALL).tolist()
+
+    engine = EngineThread(lambda: ScriptedEngine(script=script, vocab_size=codec.vocab_size))
+    harness.run(engine, [job(harness)])
+    assert harness.steps["a"][1].completion_ids.tolist() == odd.tolist()
+    assert harness.done["a"].reward == 1.0
+
+
+def test_truncation_is_a_non_event(harness: Harness) -> None:
+    """Cut in the middle of a call: nothing is dispatched, nothing is synthesised, the buffer ends as it stands."""
+    full = harness.context.codec.encode(CALL)
+    harness.run(harness.scripted(one_call_then_answer), [job(harness)], harness.limits(sampling={"max_tokens": 9}))
+    (step,) = harness.steps["a"]
+    assert step.completion_ids.tolist() == full[:9].tolist() and step.finish_reason == "length"
+    assert (harness.done["a"].stop_reason, harness.done["a"].reward) == ("length", 0.0)
+
+
+def test_the_turns_are_limited(harness: Harness) -> None:
+    harness.run(harness.scripted(lambda *_: CALL), [job(harness)], harness.limits(max_turns=3))
+    assert len(harness.steps["a"]) == 3 and harness.done["a"].stop_reason == "max_turns"
+
+
+def test_the_models_length_ends_a_trajectory_between_turns(harness: Harness) -> None:
+    engine = EngineThread(
+        lambda: ScriptedEngine(
+            script=lambda _: harness.context.codec.encode(CALL).tolist(),
+            vocab_size=harness.context.codec.vocab_size,
+            max_model_len=300,
+        )
+    )
+    harness.run(engine, [job(harness)], harness.limits(max_turns=100))
+    assert harness.done["a"].stop_reason == "length"
+    assert all(len(step.stream) <= 300 for step in harness.steps["a"])
+
+
+def test_a_call_that_is_no_json_is_answered_not_fatal(harness: Harness) -> None:
+    def say(prompt: Ids, text: str) -> str:
+        return "So 42.<|im_end|>" if "error" in text.split("assistant")[-2] else "<tool_call>oops</tool_call><|im_end|>"
+
+    harness.run(harness.scripted(say), [job(harness)])
+    assert harness.done["a"].error == "" and len(harness.steps["a"]) == 2
+
+
+class Slow:
+    """An environment that hangs for one task and answers the others."""
+
+    name = description = "slow"
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def tasks(self, n: int, seed: int) -> list[Task]:
+        return []
+
+    def start(self, task: Task) -> Any:
+        outer = self
+
+        class Episode:
+            def step(self, message: Any) -> Outcome:
+                if task.index == 1:
+                    time.sleep(outer.seconds)
+                if task.index == 2:
+                    raise KeyError("lost")
+                return Outcome([], True, 1.0, {}, "answered")
+
+            def truncated(self, why: str) -> Outcome:
+                return Outcome([], True, 0.0, {}, why)
+
+        return Episode()
+
+
+def test_an_environment_that_hangs_or_raises_fails_its_own_trajectory(harness: Harness) -> None:
+    task = harness.tasks(1)[0]
+    jobs = [Job(n, replace(task, index=n)) for n in range(4)]
+    harness.run(
+        harness.scripted(lambda *_: "Hi<|im_end|>"), jobs, harness.limits(environment_seconds=0.3), Slow(seconds=5)
+    )
+    assert "did not answer within 0.3 seconds" in harness.done[1].error
+    assert "KeyError" in harness.done[2].error
+    assert [harness.done[n].reward for n in (0, 3)] == [1.0, 1.0]
+
+
+def test_a_stop_aborts_what_is_under_way(harness: Harness) -> None:
+    class Endless(ScriptedEngine):
+        aborted: list[str] = []
+        started = threading.Event()
+
+        def step(self) -> list[Generation]:
+            self.started.set()
+            time.sleep(0.001)
+            return []
+
+        def abort(self, request_id: str) -> None:
+            self.aborted.append(request_id)
+            super().abort(request_id)
+
+    built = Endless(vocab_size=harness.context.codec.vocab_size)
+    engine = EngineThread(lambda: built)
+    jobs = [job(harness, n) for n in range(5)]
+    end = harness.run(engine, jobs, should_stop=built.started.is_set)
+    assert {one.key for one in end.stopped} == set(range(5)) and not harness.done
+    deadline = time.monotonic() + 5
+    while built.has_unfinished() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(built.aborted) == 5 and not built.has_unfinished()
+    engine.close()
+
+
+def test_an_engine_that_died_once_fails_its_trajectories_and_the_rest_goes_on(harness: Harness) -> None:
+    deaths = [1]
+
+    class Dying(ScriptedEngine):
+        def step(self) -> list[Generation]:
+            if deaths:
+                deaths.pop()
+                raise MemoryError("no room")
+            return super().step()
+
+    codec = harness.context.codec
+
+    def script(prompt: Ids) -> list[int]:
+        return codec.encode(one_call_then_answer(prompt, codec.decode(prompt))).tolist()
+
+    engine = EngineThread(lambda: Dying(script=script, vocab_size=codec.vocab_size))
+    end = harness.run(engine, [job(harness, n) for n in range(6)], harness.limits(max_live=2))
+    failed = [one for one in harness.done.values() if one.error]
+    assert end.error == "" and 1 <= len(failed) <= 2 and len(harness.done) == 6
+    assert all("MemoryError: no room" in one.error for one in failed)
+
+
+def test_an_engine_that_dies_again_ends_the_batch_with_the_reason(harness: Harness) -> None:
+    class Dead(ScriptedEngine):
+        def step(self) -> list[Generation]:
+            raise MemoryError("no room")
+
+    engine = EngineThread(lambda: Dead(vocab_size=harness.context.codec.vocab_size))
+    end = harness.run(engine, [job(harness, n) for n in range(9)], harness.limits(max_live=2))
+    assert "MemoryError: no room" in end.error
+    assert all("no room" in one.error for one in harness.done.values()) and len(harness.done) < 9
+
+
+def test_an_engine_that_cannot_be_built_is_the_batchs_error(harness: Harness) -> None:
+    def build() -> ScriptedEngine:
+        raise EngineError("There is no model there.")
+
+    assert harness.run(EngineThread(build), [job(harness)]).error == "There is no model there."
+
+
+def test_stored_steps_are_taken_over_and_not_sampled_again(harness: Harness) -> None:
+    engine = harness.scripted(one_call_then_answer)
+    harness.run(engine, [job(harness, "whole")])
+    whole = harness.steps["whole"]
+    again = Harness(harness.tokenizer, harness.context)
+    again.run(engine, [job(harness, "resumed", steps=(whole[0],))])
+    assert len(again.steps["resumed"]) == 2
+    assert again.steps["resumed"][1].stream.tolist() == whole[1].stream.tolist()
+    assert again.done["resumed"].reward == harness.done["whole"].reward
+    # All steps stored, the end not: the trajectory is scored without an engine.
+    last = Harness(harness.tokenizer, harness.context)
+    last.run(engine, [job(harness, "scored", steps=tuple(whole))])
+    assert last.done["scored"].reward == 1.0 and "scored" not in last.steps
+
+
+def test_a_stored_step_that_no_longer_fits_fails_its_trajectory(harness: Harness) -> None:
+    engine = harness.scripted(one_call_then_answer)
+    harness.run(engine, [job(harness, "whole")])
+    odd = replace(harness.steps["whole"][0], prompt_ids=harness.steps["whole"][0].prompt_ids[:-1])
+    harness.run(engine, [job(harness, "odd", steps=(odd,))])
+    assert "cannot be taken up again" in harness.done["odd"].error
+
+
+def test_jobs_that_are_refused_do_not_keep_later_ones_from_their_turn(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = STRATEGIES["tool_delta"].begin
+    n = [0]
+
+    def refuse_first(self: Any, *arguments: Any) -> Any:
+        n[0] += 1
+        if n[0] <= 5:
+            raise StrategyRefused("not these")
+        return begin(self, *arguments)
+
+    monkeypatch.setattr(STRATEGIES["tool_delta"], "begin", refuse_first)
+    jobs = [job(harness, key) for key in range(7)]
+    harness.run(harness.scripted(one_call_then_answer), jobs, harness.limits(max_live=2))
+    assert [harness.done[key].error for key in range(7)] == ["not these"] * 5 + ["", ""]
+
+
+def test_each_step_has_a_seed_of_its_own_and_none_without_one() -> None:
+    assert step_seed(None, 0) is None
+    assert len({step_seed(seed, index) for seed in range(20) for index in range(20)}) == 400
+    assert step_seed(3, 4) == step_seed(3, 4)
+
+
+@pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_a_real_policy_plays_whole_episodes(harness: Harness, name: str, request: pytest.FixtureRequest) -> None:
+    if name == "vllm":
+        request.getfixturevalue("vllm_available")
+    folder = str(request.getfixturevalue("tiny_tokenizer"))
+    engine = EngineThread(lambda: build_engine(name, folder))
+    tasks = harness.tasks(12, seed=5)
+    try:
+        harness.run(engine, [Job(task.index, task, seed=task.index) for task in tasks],
+                    harness.limits(sampling={"temperature": 0.0}, max_live=8))  # fmt: skip
+    finally:
+        engine.close()
+    assert len(harness.done) == 12 and not any(one.error for one in harness.done.values())
+    for steps in harness.steps.values():
+        for before, after in pairwise(steps):
+            assert after.prompt_ids[: len(before.stream)].tolist() == before.stream.tolist()
+    right = sum(one.reward == 1.0 for one in harness.done.values())
+    assert right >= 8, f"the demo policy answered {right} of 12"
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_every_strategy_drives_a_rollout(harness: Harness, strategy: str) -> None:
+    answer = "The answer is 42.<|im_end|>"
+    engine = harness.scripted(lambda _, text: answer if "42" in text else CALL)
+    harness.run(engine, [job(harness)], strategy=strategy)
+    done = harness.done["a"]
+    assert (done.error, done.reward, done.n_steps) == ("", 1.0, 2)
+    first, second = harness.steps["a"]
+    codec = harness.context.codec
+    assert codec.decode(first.completion_ids) == CALL and codec.decode(second.completion_ids) == answer
+    assert done.rows is None or sum(int(row.loss_mask.sum()) for row in done.rows) > 0
+    if strategy not in ("single_message",):
+        # On a prefix-preserving template and canonical samples all of them ask the engine the same.
+        expected = Harness(harness.tokenizer, harness.context)
+        expected.run(engine, [job(harness)])
+        assert second.prompt_ids.tolist() == expected.steps["a"][1].prompt_ids.tolist() or strategy == "per_message"
+
+
+def test_a_completion_that_a_strategy_cannot_take_fails_its_trajectory(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise StrategyRefused("not this one")
+
+    monkeypatch.setattr(STRATEGIES["tool_delta"], "sampled", refuse)
+    harness.run(harness.scripted(one_call_then_answer), [job(harness)])
+    assert harness.done["a"].error == "not this one"

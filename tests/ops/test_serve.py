@@ -1,0 +1,240 @@
+"""`manage.py serve` as a person meets it: real processes, a real port, and nothing left behind."""
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from inspector.running import AlreadyRunning, ServerLock, running_url
+from inspector.supervisor import Child, Supervisor
+from tests.conftest import ROOT, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes through /proc")
+LINK = re.compile(r"Rollout Inspector is ready: (http://127\.0\.0\.1:(\d+)/login\?token=\S+)")
+
+
+@pytest.fixture(scope="module")
+def data() -> Iterator[Path]:
+    """One data folder for all starts of this file, so that only the first one migrates."""
+    with tempfile.TemporaryDirectory(prefix="inspector-serve-") as folder:
+        yield Path(folder) / "data"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def processes_of(data: Path) -> list[int]:
+    """Every living process that was started on this data folder."""
+    mark, found = f"INSPECTOR_DATA={data}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def environment(data: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    return {**kept, "INSPECTOR_DATA": str(data), "HF_HUB_OFFLINE": "1"}
+
+
+@contextmanager
+def serving(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A server that has said it is ready, with the file that holds what it said."""
+    said = data.parent / "said"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "manage.py", "serve", *options],
+            cwd=ROOT,
+            env=environment(data),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        wait_until(lambda: bool(LINK.search(said.read_text())) or process.poll() is not None, 60, "the server is ready")
+        assert process.poll() is None, said.read_text()
+        yield process, said
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        wait_until(lambda: not processes_of(data), 15, "no process is left behind")
+
+
+def get(url: str, cookie: str = "") -> http.client.HTTPResponse:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection.request("GET", f"{parts.path}?{parts.query}", headers={"Cookie": cookie} if cookie else {})
+    return connection.getresponse()
+
+
+def test_it_serves_heals_and_leaves_nothing_on_sigterm(data: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with serving(data, "--port", str(port)) as (process, said):
+            found = LINK.search(said.read_text())
+            assert found
+            assert int(found[2]) != port
+            assert f"Port {port} is taken by another program" in said.read_text()
+            url = f"http://127.0.0.1:{found[2]}"
+
+            answer = get(found[1])
+            assert (answer.status, answer.headers["Location"]) == (302, "/")
+            assert get(found[1]).status == 403  # another browser: the link has been used
+            wait_until(lambda: get(f"{url}/health").status == 200, 60, "both workers are well")
+
+            # A second server on the same data is refused, with the address of the first.
+            second = subprocess.run(
+                [sys.executable, "manage.py", "serve"],
+                cwd=ROOT,
+                env=environment(data),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert second.returncode == 1
+            assert f"already runs on this data folder, at {url}" in second.stderr
+            link = subprocess.run(
+                [sys.executable, "manage.py", "login_link"],
+                cwd=ROOT,
+                env=environment(data),
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert get(link.stdout.strip()).status == 302
+
+            # The worker that is killed is started again, and that is said.
+            victims = [pid for pid in processes_of(data) if b"engine.demo" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            os.kill(victims[0], signal.SIGKILL)
+            wait_until(lambda: "The engine worker ended unexpectedly" in said.read_text(), 10, "the death is noticed")
+            wait_until(
+                lambda: any(
+                    pid not in victims and b"engine.demo" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                    for pid in processes_of(data)
+                ),
+                20,
+                "the worker is back",
+            )
+            assert get(f"{url}/health").status in (200, 503)
+
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(25) == 0
+        assert not (data / "run" / "redis.sock").exists()
+        logs = "".join(path.read_text(errors="replace") for path in (data / "logs").iterdir())
+        assert found[1].rpartition("=")[2] not in logs
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGINT, signal.SIGINT], [signal.SIGHUP]])
+def test_it_leaves_nothing_however_it_ends(data: Path, signals: list[signal.Signals]) -> None:
+    with serving(data, "--port", str(free_port())) as (process, _):
+        assert len(processes_of(data)) >= 4
+        for signum in signals:
+            process.send_signal(signum)
+            time.sleep(0.3)
+        process.wait(25)
+
+
+def test_a_killed_make_takes_its_server_along(data: Path) -> None:
+    said = data.parent / "made"
+    with said.open("w") as output:
+        # A shell stands for make: what counts is the parent's death and the variable that make sets.
+        parent = subprocess.Popen(
+            [
+                "/bin/sh",
+                "-c",
+                f'"{sys.executable}" manage.py serve --no-workers --port {free_port()}; true',
+            ],
+            cwd=ROOT,
+            env={**environment(data), "MAKELEVEL": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    wait_until(lambda: bool(LINK.search(said.read_text())), 60, "the server is ready")
+    parent.kill()
+    parent.wait(5)
+    wait_until(lambda: not processes_of(data), 15, "no process is left behind")
+
+
+@pytest.mark.parametrize("port", ["0", "70000"])
+def test_a_port_that_is_none_is_a_sentence(data: Path, port: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "serve", "--port", port],
+        cwd=ROOT,
+        env=environment(data),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"{port} is no port" in done.stderr
+
+
+def test_only_one_holds_the_lock(tmp_path: Path) -> None:
+    first = ServerLock(tmp_path)
+    first.take()
+    first.announce("http://127.0.0.1:1")
+    assert running_url(tmp_path) == "http://127.0.0.1:1"
+    with pytest.raises(AlreadyRunning, match=r"at http://127\.0\.0\.1:1"):
+        ServerLock(tmp_path).take()
+    first.release()
+    assert running_url(tmp_path) is None
+
+
+def test_a_child_that_keeps_dying_is_started_ever_more_slowly(tmp_path: Path) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(said.append)
+    child = Child("The witness", [sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
+    supervisor.start(child)
+    pauses = []
+    for _ in range(3):
+        assert child.process
+        child.process.wait(10)
+        supervisor.watch_once()
+        assert child.start_at is not None
+        pauses.append(round(child.start_at - time.monotonic()))
+        child.start()
+    supervisor.stop()
+    assert pauses == [1, 2, 4]
+    assert "The witness ended unexpectedly (exit status 3)" in said[0]
+
+
+def test_a_child_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
+    code = (
+        "import signal, subprocess, sys, time; signal.signal(15, signal.SIG_IGN);"
+        "print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True); time.sleep(600)"
+    )
+    bystander = subprocess.Popen(["sleep", "600"])
+    supervisor = Supervisor(print)
+    child = Child("The stubborn", [sys.executable, "-c", code], tmp_path / "log", grace_s=0.2)
+    supervisor.start(child)
+    wait_until(lambda: (tmp_path / "log").read_text().endswith("\n"), 10, "it has started its own child")
+    grandchild = int((tmp_path / "log").read_text())
+    supervisor.stop()
+    assert not child.is_alive
+    assert not Path(f"/proc/{grandchild}").exists()
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait(5)

@@ -1,0 +1,145 @@
+"""Environment variables, system checks, logs: each with a case that passes and one that fails."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.core.checks import run_checks
+
+from inspector import paths
+from inspector.env import Environment
+from inspector.logs import JsonFormatter, TextFormatter
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("No", False), ("", True), (" on ", True)])
+def test_a_flag_is_read(value: str, expected: bool) -> None:
+    environment = Environment({"X": value})
+    assert environment.flag("X", True) is expected
+    assert environment.problems == []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda env: env.flag("X", False),
+        lambda env: env.whole("X", 0, least=0),
+        lambda env: env.choice("X", "", ["a", ""]) or 0,
+    ],
+)
+def test_a_wrong_value_is_a_sentence_and_the_default_stands_in(read) -> None:
+    environment = Environment({"X": "-maybe"})
+    assert not read(environment)
+    assert "X" in environment.problems[0].message
+    assert environment.problems[0].hint
+
+
+def test_whole_numbers_keep_their_bounds() -> None:
+    environment = Environment({"X": "7"})
+    assert environment.whole("X", 1, least=1, most=7) == 7
+    assert environment.problems == []
+    assert environment.whole("X", 1, least=1, most=6) == 1
+    assert len(environment.problems) == 1
+
+
+def test_the_settings_as_they_are_pass_every_check() -> None:
+    assert [found for found in run_checks() if found.id.startswith("inspector.E")] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"REDIS_URL": "amqp://somewhere"}, "inspector.E003"),
+        ({"DATABASES": {"default": {"ENGINE": "django.db.backends.mysql"}}}, "inspector.E004"),
+        ({"DEBUG": True, "ALLOWED_HOSTS": ["inspector.example"]}, "inspector.E006"),
+        ({"SECRET_KEY": "short"}, "inspector.E007"),
+        ({"ALLOWED_HOSTS": ["*"]}, "inspector.W006"),
+        ({"ALLOWED_HOSTS": ["a.example"], "REDIS_URL": "redis://b.example:6379/0"}, "inspector.W007"),
+        ({"INSPECTOR_DATA": Path(__file__) / "data"}, "inspector.E002"),
+    ],
+)
+def test_a_misconfiguration_is_named_with_the_way_out(settings, change: dict, expected: str) -> None:
+    from inspector import system_checks
+
+    for name, value in change.items():
+        setattr(settings, name, value)
+    checks = [check for name, check in vars(system_checks).items() if name.startswith("check_")]
+    found = {message.id: message for check in checks for message in check()}
+    assert found[expected].hint
+
+
+def test_a_wrong_variable_stops_a_command_with_its_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "check"],
+        cwd=ROOT,
+        env={"PATH": "", "INSPECTOR_DATA": str(tmp_path), "DEBUG": "perhaps", "DATABASE_URL": "nonsense://"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "DEBUG is 'perhaps', which is neither yes nor no." in done.stderr
+    assert "DATABASE_URL cannot be read." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_secret_is_made_once_and_is_private(tmp_path: Path) -> None:
+    first = paths.secret_key(tmp_path / "data")
+    assert paths.secret_key(tmp_path / "data") == first
+    assert len(first) >= 50
+    assert (tmp_path / "data" / "secret_key").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["secret_key"]
+
+
+def test_a_deep_data_folder_still_has_a_socket_path_that_fits(tmp_path: Path) -> None:
+    assert paths.embedded_redis_socket(Path("/srv/data")) == Path("/srv/data/run/redis.sock")
+    assert len(str(paths.embedded_redis_socket(tmp_path / ("deep" * 40)))) <= paths.LONGEST_SOCKET_PATH
+
+
+@pytest.mark.parametrize(
+    ("url", "broker"),
+    [
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("unix:///run/redis.sock?db=3", "redis+socket:///run/redis.sock?virtual_host=3"),
+    ],
+)
+def test_celery_is_told_the_same_redis(url: str, broker: str) -> None:
+    assert paths.broker_url(url) == broker
+
+
+def _record(**extra: object) -> logging.LogRecord:
+    record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "step %s done\nforged=1", "args": (3,)})
+    record.__dict__.update(extra)
+    return record
+
+
+def test_an_event_is_one_line_of_text() -> None:
+    line = TextFormatter().format(_record(run="r1", request_id="abc"))
+    assert "\n" not in line
+    assert 'event="step 3 done\\nforged=1"' in line
+    assert line.endswith("request_id=abc run=r1")
+
+
+def test_an_event_is_one_json_object() -> None:
+    line = JsonFormatter().format(_record(tokens=7))
+    assert "\n" not in line
+    assert json.loads(line)["tokens"] == 7
+
+
+def test_the_web_process_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    code = (
+        "import inspector.wsgi, sys, django.urls; django.urls.get_resolver().url_patterns;"
+        "print({'torch', 'transformers', 'vllm'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PATH": "", "INSPECTOR_DATA": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,39 @@
+"""A real Celery worker over a real Redis, on the database of the test."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from django.core.cache import cache
+
+from inspector.celery import app
+from inspector.health import heartbeat_key
+from tests.conftest import wait_until
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def test_a_worker_reports_that_it_lives_and_that_it_leaves(celery_worker_process: Start) -> None:
+    worker = celery_worker_process("engine.witness", threads=1)
+    assert cache.get(heartbeat_key("engine.witness")).startswith("engine.witness")
+    assert len(app.control.ping(timeout=5)) == 1
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(15) == 0
+    assert cache.get(heartbeat_key("engine.witness")) is None
+
+
+def test_a_killed_worker_leaves_no_pool_behind(celery_worker_process: Start) -> None:
+    worker = celery_worker_process("witness", threads=2, pool="prefork")
+    pool = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    assert len(pool) == 2
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: not any(_lives(pid) for pid in pool), 5, "its pool has ended too")
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

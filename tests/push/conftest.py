@@ -1,0 +1,50 @@
+"""A token, a run, and recorded calls to push."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+
+from rollouts import services
+from rollouts.models import Run
+from rollouts.services.api_tokens import create_api_token
+
+
+@pytest.fixture
+def token(db: None) -> str:
+    return create_api_token(get_user_model().objects.create_user("ann"), "trainer")[1]
+
+
+@pytest.fixture
+def run(db: None) -> Run:
+    return services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
+
+
+@pytest.fixture(autouse=True)
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The runs whose diagnosis was ordered; nothing is sent to a broker."""
+    from rollouts.tasks.pushed import judge_pushed
+
+    ordered: list[int] = []
+    monkeypatch.setattr(judge_pushed, "apply_async", lambda args: ordered.append(args[0]))
+    return ordered
+
+
+def call(session: str, prompt: list[int], completion: list[int], **more: Any) -> dict[str, Any]:
+    """One recorded call."""
+    choice = {"index": 0, "token_ids": completion, "message": {"role": "assistant", "content": "x"},
+              "finish_reason": "stop"}  # fmt: skip
+    request = {"model": "m", "messages": [{"role": "user", "content": session}]}
+    return {"session_id": session, "request": request, "response": {"prompt_token_ids": prompt, "choices": [choice]},
+            **more}  # fmt: skip
+
+
+def episodes(n: int, start: int = 0) -> list[dict[str, Any]]:
+    """Two calls for each of ``n`` sessions."""
+    return [
+        one
+        for i in range(start, start + n)
+        for one in (call(f"s{i}", [1, 2, 3], [4, 5]), call(f"s{i}", [1, 2, 3, 4, 5, 6], [7], reward=1.0))
+    ]

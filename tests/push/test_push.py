@@ -1,0 +1,208 @@
+"""The push API: what is stored, what is known already, what is refused and in which words."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import zstandard
+from django.test import Client, RequestFactory
+from django.utils import timezone
+
+from inspector.views import push as views
+from rollouts import selectors, services
+from rollouts.models import ApiToken, Run
+from rollouts.services.api_tokens import find_api_token, revoke_api_token
+from tests.push.conftest import call, episodes
+
+pytestmark = pytest.mark.django_db
+
+
+def lines(records: Sequence[Any]) -> bytes:
+    return b"".join((one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in records)
+
+
+def send(
+    token: str | None, path: str, body: bytes, content_type: str = "application/x-ndjson", **headers: Any
+) -> tuple[int, dict[str, Any]]:
+    if token is not None:
+        headers["HTTP_AUTHORIZATION"] = f"Bearer {token}"
+    # With CSRF checks on: a trainer has no cookie.
+    response = Client(enforce_csrf_checks=True).post(path, body, content_type=content_type, **headers)
+    return response.status_code, response.json()
+
+
+def push(token: str | None, run: Run, records: Sequence[Any], **more: Any) -> tuple[int, dict[str, Any]]:
+    return send(token, f"/api/runs/{run.code}/trajectories", lines(records), **more)
+
+
+def test_trajectories_are_stored_and_their_diagnosis_ordered(token: str, run: Run, judged: list[int]) -> None:
+    status, answer = push(token, run, episodes(3))
+    assert status == 200
+    assert answer == {"run": run.code, "trajectories": 3, "known": 0, "rejected": [], "n_rejected": 0}
+    run.refresh_from_db()
+    assert (run.status, run.format, run.n_trajectories, run.n_steps) == ("done", "recorded_calls", 3, 6)
+    first = selectors.load_trajectory(run.trajectories.get(external_id="s0"))
+    assert first.reward == 1.0 and first.steps[1].stream.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert judged == [run.pk]
+
+
+def test_what_is_there_already_is_known_and_unchanged(token: str, run: Run, judged: list[int]) -> None:
+    push(token, run, episodes(2))
+    before = list(run.trajectories.values())
+    _, answer = push(token, run, episodes(3))
+    assert (answer["trajectories"], answer["known"]) == (1, 2)
+    assert list(run.trajectories.order_by("index").values()[:2]) == before
+    _, answer = push(token, run, episodes(3))
+    assert (answer["trajectories"], answer["known"]) == (0, 3) and len(judged) == 2
+    run.refresh_from_db()
+    assert run.n_trajectories == run.trajectories.count() == 3
+
+
+def test_two_runs_do_not_know_each_other(token: str, run: Run) -> None:
+    push(token, run, episodes(1))
+    other = services.create_run(Run.Kind.IMPORT, "other")
+    assert push(token, other, episodes(1))[1]["trajectories"] == 1
+
+
+def test_a_bad_line_is_rejected_with_its_number_and_nothing_else_is(token: str, run: Run) -> None:
+    records = [*episodes(1), b"{not json", call("s7", [-1], [2]), *episodes(1, start=1)]
+    status, answer = push(token, run, records)
+    assert status == 200 and (answer["trajectories"], answer["n_rejected"]) == (2, 2)
+    assert {one["line"] for one in answer["rejected"]} == {3, 4} and all(one["reason"] for one in answer["rejected"])
+    run.refresh_from_db()
+    assert run.n_rejected == 2 and run.rejections.count() == 2
+    assert not run.trajectories.filter(external_id="s7").exists()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_compressed_bodies(token: str, run: Run, pack: Any) -> None:
+    status, answer = send(token, f"/api/runs/{run.code}/trajectories", pack(lines(episodes(2))))
+    assert status == 200 and answer["trajectories"] == 2
+
+
+def test_a_body_that_is_cut_off_stores_whole_trajectories_only(token: str, run: Run) -> None:
+    packed = gzip.compress(lines([call(f"s{i}", [1], [hash(str(i)) % 1000] * 9) for i in range(20_000)]))
+    status, answer = send(token, f"/api/runs/{run.code}/trajectories", packed[:-20])
+    assert status == 400 and "cut off" in answer["error"]
+    assert run.trajectories.count() == answer["trajectories"] == 0
+
+
+def test_a_chunked_body(token: str, run: Run) -> None:
+    headers = {"HTTP_AUTHORIZATION": f"Bearer {token}", "HTTP_TRANSFER_ENCODING": "chunked"}
+    request = RequestFactory().post("/", b"", content_type="application/x-ndjson", **headers)
+    request.META.pop("CONTENT_LENGTH", None)
+    request.META |= {"wsgi.input": io.BytesIO(lines(episodes(2))), "wsgi.input_terminated": True}
+    assert json.loads(views.push(request, code=run.code).content)["trajectories"] == 2
+    # A server that cannot tell where such a body ends.
+    request.META.pop("wsgi.input_terminated")
+    assert views.push(request, code=run.code).status_code == 411
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "word"),
+    [
+        ({"token": None}, 401, "Bearer"),
+        ({"token": "ri_wrong"}, 401, "revoked"),
+        ({"token": "x" * 10_000}, 401, "revoked"),
+        ({"code": "zzzzzzzzzzzz"}, 404, "no run"),
+        ({"body": b"\x80\x04\x95pickle", }, 415, "pickle"),
+        ({"body": b'{"some": "json"}\n'}, 415, "no format"),
+        ({"body": b""}, 411, "how long"),
+        ({"body": b"\n"}, 415, "no lines"),
+        ({"content_type": "multipart/form-data"}, 415, "content type"),
+        ({"query": "?format=nonsense"}, 415, "no format"),
+    ],
+)  # fmt: skip
+def test_refusals_are_sentences(token: str, run: Run, change: dict[str, Any], status: int, word: str) -> None:
+    path = f"/api/runs/{change.get('code', run.code)}/trajectories{change.get('query', '')}"
+    body = change.get("body", lines(episodes(1)))
+    found, answer = send(change.get("token", token), path, body, change.get("content_type", "application/x-ndjson"))
+    assert found == status and word in answer["error"]
+    assert run.trajectories.count() == 0
+
+
+def test_too_large_is_413_before_and_while_reading(token: str, run: Run, settings: Any) -> None:
+    settings.UPLOAD_MAX_BYTES = 100
+    assert push(token, run, episodes(1))[0] == 413
+    headers = {"HTTP_AUTHORIZATION": f"Bearer {token}", "HTTP_TRANSFER_ENCODING": "chunked"}
+    request = RequestFactory().post("/", b"", content_type="text/plain", **headers)
+    request.META.pop("CONTENT_LENGTH", None)
+    request.META |= {"wsgi.input": io.BytesIO(lines(episodes(9))), "wsgi.input_terminated": True}
+    assert views.push(request, code=run.code).status_code == 413
+    assert run.trajectories.count() == 0
+
+
+def test_a_get_is_405_and_a_launch_takes_no_push(token: str, run: Run) -> None:
+    response = Client().get(f"/api/runs/{run.code}/trajectories")
+    assert response.status_code == 405 and response["Allow"] == "POST"
+    launched = services.create_run(Run.Kind.LAUNCH, "made here")
+    status, answer = push(token, launched, episodes(1))
+    assert status == 409 and "launched here" in answer["error"]
+
+
+def test_a_revoked_token_and_a_dismissed_user_are_refused(token: str, run: Run) -> None:
+    record = find_api_token(token)
+    assert record is not None
+    record.created_by.is_active = False
+    record.created_by.save()
+    assert push(token, run, episodes(1))[0] == 401
+    record.created_by.is_active = True
+    record.created_by.save()
+    assert push(token, run, episodes(1))[0] == 200
+    revoke_api_token(record)
+    assert push(token, run, episodes(1))[0] == 401
+
+
+def test_last_use_is_written_once_a_minute(token: str, django_assert_num_queries: Any) -> None:
+    record = find_api_token(token)
+    assert record is not None and ApiToken.objects.get().last_used_at is not None
+    with django_assert_num_queries(1):
+        find_api_token(token)
+    ApiToken.objects.update(last_used_at=timezone.now() - timedelta(hours=1))
+    with django_assert_num_queries(2):
+        find_api_token(token)
+
+
+def test_a_run_is_made(token: str) -> None:
+    status, answer = send(token, "/api/runs", b'{"name": "grpo-7", "chat_template": "{{ x }}"}', "application/json")
+    run = Run.objects.get(code=answer["run"])
+    assert status == 201 and answer["url"].endswith(f"/runs/{run.code}")
+    assert (run.name, run.kind, run.created_by and run.created_by.get_username()) == ("grpo-7", "import", "ann")
+    assert run.chat_template is not None and run.chat_template.text == "{{ x }}"
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b"[]", "JSON object"), (b"{", "JSON object"), (b"[" * 100_000, "JSON object"), (b"\xff\xfe", "JSON object"),
+        (b'{"name": 3}', "name must be a text"), (b'{"name": "\\u0000"}', "name must be a text"),
+        (b'{"name": "\\ud800"}', "name must be a text"), (b'{"tokenizer": "none such"}', "Registered: none"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_made_says_why(token: str, body: bytes, word: str) -> None:
+    status, answer = send(token, "/api/runs", body, "application/json")
+    assert status == 400 and word in answer["error"] and not Run.objects.exists()
+
+
+def test_queries_do_not_grow_with_the_trajectories(token: str, run: Run, django_assert_max_num_queries: Any) -> None:
+    with django_assert_max_num_queries(40):
+        push(token, run, episodes(2))
+    with django_assert_max_num_queries(40):
+        push(token, run, episodes(40, start=2))
+
+
+def test_no_worker_is_no_failure(token: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollouts.tasks.pushed import judge_pushed
+
+    def unreachable(args: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(judge_pushed, "apply_async", unreachable)
+    status, answer = push(token, run, episodes(1))
+    assert status == 200 and answer["trajectories"] == 1 and f"diagnose {run.code}" in answer["notice"]

@@ -1,0 +1,413 @@
+"""The recorder before a fake server: what the client sees, what the server is asked, what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from django.db import OperationalError
+from yarl import URL
+
+from rollouts import formats, selectors, services
+from rollouts.models import Run, Trajectory
+from rollouts.recorder import proxy, writer
+from tests.recorder.harness import Bench, FakeServer, Scenario, encode, play
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def run(transactional_db: None) -> Run:
+    run = services.create_run(Run.Kind.IMPORT, "recorded", engine="recorder")
+    services.start_run(run)
+    return run
+
+
+@pytest.fixture
+def record(run: Run, tmp_path: Path) -> Callable[..., Any]:
+    """Play a scenario against a recorder; gives what the scenario gives."""
+    return lambda scenario, **options: play(run, tmp_path, scenario, **options)[0]
+
+
+async def episode(bench: Bench, session: str | None, question: str = "hi", **more: Any) -> None:
+    first = await bench.chat(question, session=session, **more)
+    said = first["choices"][0]["message"]["content"]
+    await bench.chat(question, said, "and?", session=session, **more)
+
+
+class TestWhatIsStored:
+    def test_each_call_is_a_step_of_its_session(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            await asyncio.gather(*(episode(bench, f"s{n}", f"q{n}") for n in range(5)))
+
+        record(scenario)
+        assert (run.status, run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == ("done", 5, 5, 10, 5)
+        stored = run.trajectories.get(external_id="s3")
+        assert stored.status == Trajectory.Status.DONE and stored.n_rows == 1
+        value = selectors.load_trajectory(stored)
+        assert value.steps[0].prompt_ids.tolist() == encode([{"role": "user", "content": "q3"}])
+        assert value.steps[0].request is not None and value.steps[0].engine == "vllm 0.0"
+        assert value.steps[1].prompt_ids.tolist()[: len(value.steps[0].stream)] == value.steps[0].stream.tolist()
+        assert value.steps[0].completion_ids.size != 0 and value.steps[0].logprobs is None
+        assert run.n_tokens == sum(one.n_tokens for one in run.trajectories.all())
+        assert run.n_sampled == sum(one.n_sampled for one in run.trajectories.all())
+
+    def test_a_stream_and_a_whole_answer_leave_the_same_step(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            await bench.chat("hi", session="whole")
+            headers = {"X-Session-Id": "stream"}
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body, headers=headers) as answer:
+                await answer.read()
+
+        record(scenario, logprobs=True)
+        whole, stream = (
+            selectors.load_trajectory(run.trajectories.get(external_id=n)).steps for n in ("whole", "stream")
+        )
+        assert whole[0].stream.tolist() == stream[0].stream.tolist()
+        assert whole[0].logprobs is not None and stream[0].logprobs is not None
+        assert whole[0].logprobs.tolist() and len(stream[0].logprobs) == len(stream[0].completion_ids)
+        assert whole[0].reply["content"] == stream[0].reply["content"]  # type: ignore[index]
+        assert (stream[0].finish_reason, stream[0].request is not None) == ("stop", True)
+
+    def test_a_session_by_the_path(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            await episode(bench, None, base=f"{bench.recorded}/session/my%20agent")
+
+        record(scenario)
+        assert list(run.trajectories.values_list("external_id", "n_steps")) == [("my agent", 2)]
+
+    def test_unnamed_calls_follow_their_conversation(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            # A group of one prompt over shared connections: told apart by nothing but what they quote.
+            await asyncio.gather(*(episode(bench, None, "same") for _ in range(3)))
+            await bench.chat("another")
+
+        record(scenario)
+        assert sorted(run.trajectories.values_list("n_steps", flat=True)) == [1, 2, 2, 2]
+
+    def test_text_completions_follow_their_stream(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            url = f"{bench.recorded}/v1/completions"
+            async with bench.http.post(url, json={"model": "m", "prompt": [5, 6]}) as answer:
+                assert (await answer.json())["choices"][0]["token_ids"] is None
+            text = [100 + ord(letter) % 1000 for letter in "text"]
+            for prompt in ([5, 6, *text, 9, 7], [5, 6, 8]):
+                async with bench.http.post(url, json={"model": "m", "prompt": prompt}) as answer:
+                    await answer.read()
+
+        record(scenario)
+        assert sorted(run.trajectories.values_list("n_steps", flat=True)) == [1, 2]
+        first = selectors.load_trajectory(run.trajectories.get(n_steps=2))
+        assert first.steps[0].prompt_ids.tolist() == [5, 6] and first.steps[0].text == "text"
+
+    def test_the_harness_may_say_how_it_ended(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> list[int]:
+            await episode(bench, "s")
+            statuses = []
+            for body in (
+                b'{"reward": 0.5, "stop_reason": "answered"}',
+                b'{"reward": "x"}',
+                b"[]",
+                b"{",
+                b'{"reward": 1e999}',
+            ):
+                async with bench.http.post(f"{bench.recorded}/recorder/sessions/s", data=body) as answer:
+                    statuses.append(answer.status)
+            return statuses
+
+        assert record(scenario) == [200, 400, 400, 400, 400]
+        stored = run.trajectories.get()
+        assert (stored.reward, stored.stop_reason, stored.status) == (0.5, "answered", "done")
+
+    def test_a_settled_trajectory_goes_on(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            await bench.chat("hi", session="s")
+            for _ in range(200):
+                await asyncio.sleep(0.05)
+                if await asyncio.to_thread(lambda: run.trajectories.filter(status="done").exists()):
+                    break
+            await bench.chat("hi", "turn 0", "on", session="s")
+
+        record(scenario, idle_s=0.1)
+        assert (run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == (1, 1, 2, 1)
+
+    def test_a_run_is_gone_on_with(self, run: Run, record: Any) -> None:
+        async def first(bench: Bench) -> None:
+            await bench.chat("hi", session="s")
+
+        async def second(bench: Bench) -> None:
+            await bench.chat("hi", "turn 0", "on", session="s")
+
+        record(first)
+        record(second)
+        assert (run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == (1, 1, 2, 1)
+
+    def test_line_breaks_in_bodies(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            body = json.dumps({"messages": [{"role": "user", "content": "a\nb"}]}, indent=3)
+            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
+                await answer.read()
+
+        record(scenario, server=FakeServer(pretty=True))
+        assert run.n_steps == 1 and run.n_rejected == 0
+
+
+class TestWhatTheClientSees:
+    @pytest.mark.parametrize("logprobs", [False, True])
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {}, {"return_token_ids": True}, {"return_token_ids": False}, {"logprobs": True},
+            {"return_token_ids": True, "logprobs": True},
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_the_same_as_without_the_recorder(self, record: Any, asked: Any, stream: bool, logprobs: bool) -> None:
+        async def scenario(bench: Bench) -> list[Any]:
+            seen = []
+            for base in (bench.direct, bench.recorded):
+                body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream, **asked}
+                async with bench.http.post(f"{base}/v1/chat/completions", json=body) as answer:
+                    text = await answer.text()
+                    parts = [part.removeprefix("data: ") for part in text.split("\n\n")] if stream else [text]
+                    values = [json.loads(part) for part in parts if part.startswith("{")]
+                    seen.append(
+                        (answer.status, answer.content_type, answer.headers.get("X-Kept"), values, parts[-2:] * stream)
+                    )
+            return seen
+
+        direct, recorded = record(scenario, logprobs=logprobs)
+        if stream and not asked.get("return_token_ids"):
+            # Without ids a server may cut its pieces elsewhere; what they add up to is the same.
+            joined = [
+                "".join(value["choices"][0]["delta"].get("content", "") for value in one[3])
+                for one in (direct, recorded)
+            ]
+            assert joined[0] == joined[1] and direct[4] == recorded[4]
+            for value in recorded[3]:
+                assert value.get("prompt_token_ids") is None and value["choices"][0].get("token_ids") is None
+                assert any(value["choices"][0][name] for name in ("delta", "finish_reason", "logprobs"))
+                assert (value["choices"][0]["logprobs"] is None) or asked.get("logprobs")
+        else:
+            assert direct == recorded
+
+    def test_numbers_keep_their_bytes(self, record: Any) -> None:
+        async def scenario(bench: Bench) -> bytes:
+            body = b'{"messages": [{"role": "user", "content": "\\u00e9"}], "top_p": 1.00, "n":12345678901234567890}'
+            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
+                await answer.read()
+            return bench.server.seen[-1][2]
+
+        sent = record(scenario)
+        assert b'"top_p":1.00' in sent and b"12345678901234567890" in sent and b"\\u00e9" in sent
+        assert b'"return_token_ids":true' in sent
+
+    def test_errors_pass_as_they_are_and_are_not_recorded(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> Any:
+            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json={"messages": []}) as answer:
+                return answer.status, await answer.read()
+
+        assert record(scenario, server=FakeServer(status=429)) == (429, b'{"error":  "as it is"}')
+        assert run.n_trajectories == 0 and run.n_rejected == 0
+
+    def test_a_body_that_is_no_object_passes_as_it_is(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> Any:
+            for body in (b"[1]", b"{", b"\xff", b"[" * 100_000):
+                async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
+                    await answer.read()
+            return [body for _, _, body in bench.server.seen]
+
+        assert record(scenario, server=FakeServer(status=400)) == [b"[1]", b"{", b"\xff", b"[" * 100_000]
+
+    def test_everything_else_passes_untouched(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> Any:
+            url = URL(f"{bench.recorded}/v1/embeddings?a=%2Fb&c", encoded=True)
+            async with bench.http.put(url, data=b"\x01\x02", headers={"Authorization": "Bearer k"}) as answer:
+                return answer.status, answer.headers.get("X-Kept"), answer.headers.get("X-Gone"), await answer.read()
+
+        server = FakeServer()
+        assert record(scenario, server=server) == (207, "yes", None, b"\x00\xffraw \x01\x02")
+        path, headers, _ = server.seen[0]
+        assert path == "/v1/embeddings?a=%2Fb&c" and headers["Authorization"] == "Bearer k"
+        assert run.n_trajectories == 0
+
+    @pytest.mark.parametrize(
+        "path", ["/", "/metrics", "/v1/../sleep", "/v1/%2e%2e/sleep", "/session/x/reset", "/session/x"]
+    )
+    def test_other_addresses_are_not_reached(self, record: Any, path: str) -> None:
+        async def scenario(bench: Bench) -> Any:
+            async with bench.http.get(URL(bench.recorded + path, encoded=True)) as answer:
+                return answer.status, (await answer.json())["error"]["message"]
+
+        server = FakeServer()
+        status, sentence = record(scenario, server=server)
+        assert status == 404 and "and nothing else" in sentence and server.seen == []
+
+    def test_a_server_that_is_not_there(self, run: Run, tmp_path: Path) -> None:
+        async def scenario(bench: Bench) -> Any:
+            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json={"messages": []}) as answer:
+                return answer.status, (await answer.json())["error"]["message"]
+
+        class Gone(FakeServer):
+            async def answer(self, request: Any) -> Any:
+                request.transport.close()
+
+        (status, sentence), _ = play(run, tmp_path, scenario, Gone())
+        assert status == 502 and "does not answer" in sentence and run.n_trajectories == 0
+
+
+class TestWhatGoesWrong:
+    def test_no_ids_are_reported_on_the_run(self, run: Run, record: Any) -> None:
+        record(lambda bench: bench.chat("hi", session="s"), server=FakeServer(gives_ids=False))
+        assert "1 of 1 recorded calls" in run.error and "without token ids" in run.error and run.status == "done"
+        assert run.n_steps == 1
+
+    def test_ids_are_no_report(self, run: Run, record: Any) -> None:
+        record(lambda bench: bench.chat("hi", session="s"))
+        assert run.error == ""
+
+    def test_a_stream_that_breaks_off_is_kept_as_far_as_it_came(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            with pytest.raises(aiohttp.ClientError):
+                await stream(bench)
+
+        record(scenario, server=FakeServer(break_off_after=4))
+        (step,) = selectors.load_trajectory(run.trajectories.get()).steps
+        assert step.completion_ids.size == 3 and step.finish_reason == "abort"
+
+    def test_a_client_that_leaves_stops_the_server_and_what_came_is_kept(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+            headers = {"X-Session-Id": "s"}
+            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body, headers=headers) as answer:
+                await answer.content.readuntil(b"\n\n")
+                await answer.content.readuntil(b"\n\n")
+                answer.close()
+            for _ in range(100):
+                await asyncio.sleep(0.05)
+                if bench.writer.counts["stored"]:
+                    return
+            raise AssertionError("the server was not let go")
+
+        record(scenario, server=FakeServer(hang=True))
+        (step,) = selectors.load_trajectory(run.trajectories.get()).steps
+        assert 0 < step.completion_ids.size < 7 and step.finish_reason == "abort"
+
+    def test_nonsense_is_passed_and_rejected_with_a_sentence(self, run: Run, record: Any) -> None:
+        class Odd(FakeServer):
+            async def answer(self, request: Any) -> Any:
+                from aiohttp import web
+
+                body = await request.json()
+                return web.Response(body=body["say"].encode(), content_type=body.get("type", "application/json"))
+
+        said = [
+            "<html>",
+            '{"choices": 3}',
+            '{"choices": [{"token_ids": [-1]}]}',
+            '{"choices": [{"token_ids": "x"}]}',
+            "[1]",
+        ]
+        events = ['data: {"choices": [{"delta": {"tool_calls": [{"index": 5000}]}}]}\n\n', 'data: {"choices": 3}\n\n']
+
+        async def scenario(bench: Bench) -> None:
+            for say, kind in [*((s, "application/json") for s in said), *((e, "text/event-stream") for e in events)]:
+                body = {"messages": [{"role": "user", "content": "x"}], "say": say, "type": kind}
+                async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body) as answer:
+                    text = (await answer.text()).replace(" ", "")
+                    # What looks like ids is taken out whatever it holds.
+                    masked = say.replace("[-1]", "null").replace('"x"', "null")
+                    assert answer.status == 200 and text in (say.replace(" ", ""), masked.replace(" ", ""))
+
+        record(scenario, server=Odd())
+        assert run.n_trajectories == 0 and run.n_rejected == run.rejections.count() == len(said) + len(events)
+        assert all(one.reason.startswith("A call could not be recorded") for one in run.rejections.all())
+
+    def test_a_huge_answer_passes_and_is_reported(self, run: Run, record: Any, monkeypatch: Any) -> None:
+        monkeypatch.setattr(proxy, "MOST_KEPT_BYTES", 50)
+        assert record(lambda bench: bench.chat("hi"))["choices"]
+        assert run.n_trajectories == 0 and "larger than" in run.rejections.get().reason
+
+    def test_a_busy_database_is_tried_again(self, run: Run, record: Any, monkeypatch: Any) -> None:
+        real, failures = writer.append_steps, []
+
+        def flaky(*args: Any) -> Any:
+            if len(failures) < 2:
+                failures.append(1)
+                raise OperationalError("database is locked")
+            return real(*args)
+
+        monkeypatch.setattr(writer, "append_steps", flaky)
+        monkeypatch.setattr(writer, "FIRST_WAIT_S", 0.01)
+        record(lambda bench: episode(bench, "s"))
+        assert len(failures) == 2 and run.n_steps == 2
+
+    def test_a_lost_database_loses_no_call(self, run: Run, tmp_path: Path, monkeypatch: Any) -> None:
+        def lost(*_: Any) -> Any:
+            raise OperationalError("no database")
+
+        monkeypatch.setattr(writer, "append_steps", lost)
+        monkeypatch.setattr(writer, "FIRST_WAIT_S", 0.01)
+        monkeypatch.setattr(writer, "AT_END_S", 0.05)
+        _, used = play(run, tmp_path, lambda bench: episode(bench, "s"))
+        assert used.state()["rescued"] == 2 and run.n_steps == 0
+        _, items = formats.read(formats.Source.of_path(used.rescue_file))
+        (value,) = list(items)
+        assert not isinstance(value, formats.Rejected) and len(value.steps) == 2 and value.external_id == "s"
+
+    def test_more_calls_than_there_is_room_wait_and_are_stored(self, run: Run, record: Any, monkeypatch: Any) -> None:
+        monkeypatch.setattr(proxy, "MOST_UNWRITTEN", 2)
+
+        async def scenario(bench: Bench) -> None:
+            await asyncio.gather(*(bench.chat("hi", session=f"s{n}") for n in range(40)))
+
+        record(scenario)
+        assert run.n_trajectories == 40
+
+    def test_cancelling_the_run_stops_the_recording_alone(self, run: Run, record: Any, monkeypatch: Any) -> None:
+        monkeypatch.setattr(writer, "BEAT_S", 0.05)
+
+        async def scenario(bench: Bench) -> Any:
+            await bench.chat("hi", session="before")
+            await asyncio.to_thread(services.cancel_run, run)
+            assert await asyncio.to_thread(bench.writer.cancelled.wait, 10)
+            return await bench.chat("hi", session="after")
+
+        assert record(scenario)["choices"]
+        assert run.status == "cancelled" and list(run.trajectories.values_list("external_id", flat=True)) == ["before"]
+
+    def test_odd_session_names(self, run: Run, record: Any) -> None:
+        names = ["a" * 500, "a" * 500 + "b", "é/%00", " x "]
+
+        async def scenario(bench: Bench) -> None:
+            for name in names:
+                await bench.chat("hi", session=name)
+
+        record(scenario)
+        found = list(run.trajectories.order_by("index").values_list("external_id", flat=True))
+        assert len(set(found)) == 4 and found[3] == "x" and all(len(name) <= 200 for name in found)
+
+
+async def stream(bench: Bench) -> bytes:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body) as answer:
+        return await answer.read()
+
+
+def test_queries_of_a_pile_do_not_grow_with_it(run: Run, django_assert_max_num_queries: Any) -> None:
+    from rollouts.services.recorded import append_steps
+    from rollouts.tito.trajectory import Step, ids_array
+
+    for n in (2, 30):
+        calls = {f"{n}-{i}": [Step(ids_array([1, 2]), ids_array([i]))] for i in range(n)}
+        with django_assert_max_num_queries(60 if n == 2 else 60 + 2 * n):
+            append_steps(run, calls)
+
+
+__all__ = ["Scenario"]

@@ -1,0 +1,121 @@
+"""The commands, as scripts call them."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from rollouts import models, selectors
+from tests.formats.test_formats import CALL, GYM, changed, jsonl
+from tests.storage.build import assert_same
+
+pytestmark = pytest.mark.django_db
+
+
+def call(*arguments: Any) -> str:
+    out = io.StringIO()
+    call_command(*map(str, arguments), stdout=out, stderr=out)
+    return out.getvalue()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "calls.jsonl"
+    second = changed(CALL, "response", "prompt_token_ids", to=[1, 2, 3, 10, 12, 20])
+    path.write_bytes(jsonl(CALL, second, b"{", changed(CALL, "session_id", to="s2")))
+    return path
+
+
+def test_import_prints_what_it_did(file: Path) -> None:
+    result = json.loads(call("import_rollouts", file, "--run", "mine", "--json"))
+    run = models.Run.objects.get(code=result["run"])
+    assert (run.name, result["trajectories"], result["steps"], result["rows"]) == ("mine", 2, 3, 3)
+    assert result["tokens"] == run.n_tokens == 5 + 4 + 5
+    (rejected,) = result["rejected"]
+    assert (rejected["file"], rejected["line"]) == ("calls.jsonl", 3) and rejected["reason"]
+    assert result["findings"] == run.finding_counts
+    text = call("import_rollouts", file)
+    assert "2 trajectories, 3 steps" in text and "rejected calls.jsonl:3:" in text and "No tokenizer" in text
+
+
+def test_import_of_nothing_is_an_error_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(b"\x80\x04abc")
+    with pytest.raises(CommandError, match=r"Nothing was imported. x\.pt is a pickle"):
+        call("import_rollouts", tmp_path / "x.pt")
+    with pytest.raises(CommandError, match="There is no file"):
+        call("import_rollouts", tmp_path / "none", "--json")
+    with pytest.raises(CommandError, match="There is no format 'y'"):
+        call("import_rollouts", tmp_path / "x.pt", "--format", "y")
+    with pytest.raises(CommandError, match="There is no tokenizer"):
+        call("import_rollouts", tmp_path / "x.pt", "--tokenizer", "nothing")
+
+
+def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
+    from rollouts import services
+    from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
+    from tests.storage.build import ids
+
+    run = services.create_run(models.Run.Kind.IMPORT, "r")
+    from tests.storage.build import chain
+
+    found = Finding(
+        Axis.STREAM, "boundary_merge", Severity.ERROR, 1, None, 3, 5, ids(1), ids(2, 3), "a", "b", 2, "Why.",
+        "Do.", Cost(9),
+    )  # fmt: skip
+    one, _ = services.save_trajectories(run, [chain("a"), chain("b")], [[found], []])
+    (value,) = json.loads(call("findings", run.code, "--json"))
+    assert value == {
+        "trajectory": one.code, "external_id": "a", "step": 1, "row": None, "axis": "stream", "kind": "boundary_merge",
+        "severity": "error", "start": 3, "stop": 5, "expected_ids": [1], "actual_ids": [2, 3], "expected_text": "a",
+        "actual_text": "b", "message_index": 2, "evidence": "Why.", "remedy": "Do.", "missing": "",
+        "cost": {"trained_tokens_lost": 9, "trained_tokens_wrong": 0, "rows": 1, "prompt_tokens_repaid": 0},
+    }  # fmt: skip
+    assert json.loads(call("findings", one.code, "--json")) == [value]
+    assert json.loads(call("findings", one.code, "--kind", "other", "--json")) == []
+    assert "boundary_merge  a" in call("findings", run.code) and "1 finding." in call("findings", run.code)
+    with pytest.raises(CommandError, match="no run and no trajectory"):
+        call("findings", "zzz", "--json")
+
+
+def test_export_and_import_again(file: Path, tmp_path: Path) -> None:
+    run = models.Run.objects.get(code=json.loads(call("import_rollouts", file, "--json"))["run"])
+    out = tmp_path / "out.jsonl"
+    assert "2 trajectories written" in call("export_rollouts", run.code, "--output", out)
+    again = models.Run.objects.get(code=json.loads(call("import_rollouts", out, "--json"))["run"])
+    for one, other in zip(run.trajectories.order_by("index"), again.trajectories.order_by("index"), strict=True):
+        assert_same(selectors.load_trajectory(one), selectors.load_trajectory(other))
+    with pytest.raises(CommandError, match="no run"):
+        call("export_rollouts", "zzz", "--output", out)
+    with pytest.raises(CommandError, match="cannot be written"):
+        call("export_rollouts", run.code, "--output", tmp_path / "no" / "such" / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calls.jsonl", "out.jsonl"]
+
+
+def test_a_tokenizer_is_registered_and_a_run_judged_by_it(file: Path, tiny_tokenizer: Path) -> None:
+    registered = json.loads(call("register_tokenizer", tiny_tokenizer, "--name", "demo", "--json"))
+    assert registered["name"] == "demo" and registered["chat_template"]
+    run = models.Run.objects.get(code=json.loads(call("import_rollouts", file, "--json"))["run"])
+    assert run.tokenizer is None
+    judged = json.loads(call("diagnose", run.code, "--tokenizer", "demo", "--json"))
+    run.refresh_from_db()
+    assert run.tokenizer is not None and judged["trajectories"] == 2 and judged["findings"] == run.finding_counts
+    with pytest.raises(CommandError, match=r"no tokenizer\.json"):
+        call("register_tokenizer", file.parent)
+
+
+def test_the_import_task_reads_what_the_run_names_and_only_once(tmp_path: Path) -> None:
+    from rollouts import services
+    from rollouts.tasks.imports import diagnose_run, import_files
+
+    path = tmp_path / "gym.jsonl"
+    path.write_bytes(jsonl(GYM))
+    run = services.create_run("import", "task", settings={"files": [str(path)], "format": "auto"})
+    import_files.apply((run.pk,), throw=True)
+    import_files.apply((run.pk,), throw=True)
+    import_files.apply((10**9,), throw=True)
+    run.refresh_from_db()
+    assert (run.status, run.n_trajectories) == ("done", 1)
+    diagnose_run.apply((run.pk,), throw=True)

@@ -1,0 +1,98 @@
+"""Real trajectories with planted faults: all are read, every break is where it was planted, and all come back."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollouts import formats, models, selectors, services
+from rollouts.diagnosis import findings_for
+from rollouts.formats import Source
+from tests.storage.build import assert_same
+
+pytestmark = pytest.mark.django_db
+
+NAMES = ("qwen2.5", "llama3.1", "qwen3", "qwen3-fixed")
+WHOLE = {"engine_ids_inconsistent", "token_ids_missing"}
+"""Faults inside one step, which do not show as a difference between two."""
+
+
+@pytest.fixture
+def import_labelled(corpus: Path):  # type: ignore[no-untyped-def]
+    def go(name: str, judge=None) -> models.Run:  # type: ignore[no-untyped-def]
+        tokenizer = services.register_tokenizer(corpus / "tokenizers" / name.removesuffix("-fixed"))
+        template = tokenizer.chat_template
+        if name.endswith("-fixed"):
+            text = (corpus / "templates" / "qwen3--seed-one-line-fix.jinja").read_text()
+            template = services.register_chat_template(text, name)
+        run = services.create_run(models.Run.Kind.IMPORT, name, tokenizer=tokenizer, chat_template=template)
+        services.import_files(run, [corpus / "labelled" / f"{name}.calls.jsonl"], judge=judge)
+        return run
+
+    return go
+
+
+def labels(corpus: Path, name: str) -> dict[str, dict[str, object]]:
+    return json.loads((corpus / "labelled" / f"{name}.expect.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_planted_break_is_where_it_was_planted(corpus: Path, name: str, import_labelled) -> None:  # type: ignore[no-untyped-def]
+    run = import_labelled(name)
+    expected = labels(corpus, name)
+    assert (run.status, run.n_rejected) == ("done", 0)
+    assert set(run.trajectories.values_list("external_id", flat=True)) == set(expected)
+    for record in run.trajectories.all():
+        label = expected[record.external_id]
+        broken = [step.index for step in record.steps.order_by("index") if step.shared_length < step.parent_length]
+        if label["kind"] is None or label["axis"] == "delta":
+            assert broken == [], (record.external_id, label)
+        elif label["kind"] not in WHOLE:
+            assert broken and broken[0] == label["step"], (record.external_id, label)
+            # The offset of the break is the first id that differs.
+            step = record.steps.get(index=broken[0])
+            prompt = selectors.load_step_prompt(step)
+            parent = selectors.load_trajectory(record).steps[step.parent.index].stream
+            n = step.shared_length
+            assert np.array_equal(prompt[:n], parent[:n])
+            assert n == min(len(prompt), len(parent)) or prompt[n] != parent[n]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exported_and_imported_again_every_array_is_the_same(import_labelled, name: str) -> None:  # type: ignore[no-untyped-def]
+    run = import_labelled(name)
+    before = list(selectors.load_trajectories(list(run.trajectories.order_by("index"))))
+    file = io.BytesIO()
+    assert formats.FORMATS["own_jsonl"].write(before, file) == len(before)  # type: ignore[misc]
+    again = services.create_run(models.Run.Kind.IMPORT, "again")
+    services.import_files(again, [Source.of_bytes(file.getvalue())])
+    after = list(selectors.load_trajectories(list(again.trajectories.order_by("index"))))
+    assert len(before) == len(after) == run.n_trajectories
+    for one, other in zip(before, after, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("name", ("qwen2.5", "llama3.1"))
+def test_rows_are_read_with_their_columns(corpus: Path, name: str) -> None:
+    run = services.create_run(models.Run.Kind.IMPORT, name)
+    services.import_files(run, [corpus / "labelled" / f"{name}.train_data_step1.jsonl"])
+    expected = json.loads((corpus / "labelled" / f"{name}.rows.expect.json").read_text())
+    assert set(run.trajectories.values_list("external_id", flat=True)) == set(expected) and run.format == "nemo_rl"
+    for record in run.trajectories.all():
+        (row,) = selectors.load_trajectory(record).rows
+        lengths = {len(row.ids), len(row.loss_mask), *(len(column) for column in row.columns.values())}
+        assert (len(lengths) > 1) == (expected[record.external_id] == "length_mismatch"), record.external_id
+        assert set(row.columns) == {"advantages", "prev_logprobs"}
+
+
+def test_the_findings_of_an_import_are_the_planted_ones(corpus: Path, import_labelled) -> None:  # type: ignore[no-untyped-def]
+    run = import_labelled("qwen3", findings_for)
+    for record in run.trajectories.all():
+        label = labels(corpus, "qwen3")[record.external_id]
+        found = {(one.kind, one.step_index, one.axis) for one in record.findings.exclude(severity="info")}
+        wanted = {(label["kind"], label["step"], label["axis"])} if label["kind"] else set()
+        assert wanted <= found or record.findings.filter(kind=label["kind"], step_index=label["step"]).exists()
+        if not wanted:
+            assert not record.findings.filter(severity="error").exists(), (record.external_id, found)

@@ -1,0 +1,153 @@
+"""Launched trajectories: leases, steps as they come, the end; every write twice is the same as once."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from rollouts import models, selectors, services
+from rollouts.services import NewTrajectory
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from tests.storage.build import assert_same, chain, rows_only
+
+pytestmark = pytest.mark.django_db
+
+Status = models.Trajectory.Status
+
+
+@pytest.fixture
+def run() -> models.Run:
+    run = services.create_run(models.Run.Kind.LAUNCH, "launch")
+    services.add_queued_trajectories(run, [NewTrajectory(f"t{n}", "g", {"prompt": n}, n) for n in range(4)])
+    return run
+
+
+def test_queued_trajectories_keep_their_task(run: models.Run) -> None:
+    first = run.trajectories.select_related("task").order_by("index")[1]
+    assert (first.status, first.seed, selectors.content_value(first.task)) == ("queued", 1, {"prompt": 1})
+    assert (run.n_expected, run.n_trajectories) == (4, 4)
+
+
+def test_a_trajectory_is_leased_once_until_its_worker_goes_silent(run: models.Run) -> None:
+    first = services.lease_trajectories(run, 3, 60)
+    second = services.lease_trajectories(run, 3, 60)
+    assert [t.index for t in first] == [0, 1, 2] and [t.index for t in second] == [3]
+    assert services.lease_trajectories(run, 3, 60) == []
+    models.Trajectory.objects.filter(pk=first[0].pk).update(lease_until=timezone.now() - timedelta(seconds=1))
+    (again,) = services.lease_trajectories(run, 3, 60)
+    assert (again.pk, again.attempt) == (first[0].pk, 2)
+    # The silent worker is told, and can write no end.
+    assert services.renew_lease(first, 60) == {first[1].pk, first[2].pk}
+    assert not services.finish_trajectory(first[0].pk, first[0].attempt, 1.0, {}, "answered")
+    assert not services.fail_trajectory(first[0].pk, first[0].attempt, "no")
+
+
+def test_released_trajectories_are_queued_again(run: models.Run) -> None:
+    taken = services.lease_trajectories(run, 2, 60)
+    services.release_trajectories(taken)
+    assert [t.attempt for t in services.lease_trajectories(run, 9, 60)] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("value", [chain("t0", 4), chain("t0", 4, broken_at=2)])
+def test_steps_saved_one_by_one_are_what_a_whole_import_stores(run: models.Run, value) -> None:  # type: ignore[no-untyped-def]
+    (record,) = services.lease_trajectories(run, 1, 60)
+    for index, step in enumerate(value.steps):
+        services.save_step(record.pk, index, step)
+        services.save_step(record.pk, index, step)
+    run.refresh_from_db()
+    assert run.n_steps == 4 and run.n_sampled == sum(len(step.completion_ids) for step in value.steps)
+    assert services.finish_trajectory(record.pk, 1, 0.5, {"right": 1.0}, "answered")
+    assert not services.finish_trajectory(record.pk, 1, 0.9, {}, "again")
+    other = services.create_run(models.Run.Kind.IMPORT, "import")
+    (imported,) = services.save_trajectories(other, [value])
+    record.refresh_from_db()
+    assert (record.status, record.reward, record.stop_reason) == (Status.DONE, 0.5, "answered")
+    for name in ("n_steps", "n_rows", "n_tokens", "n_sampled", "n_trained"):
+        assert getattr(record, name) == getattr(imported, name), name
+    columns = (
+        "index",
+        "shared_length",
+        "parent_length",
+        "messages_shared",
+        "messages_new",
+        "row_index",
+        "parent__index",
+    )
+    assert list(record.steps.order_by("index").values_list(*columns)) == list(
+        imported.steps.order_by("index").values_list(*columns)
+    )
+    for index in range(record.n_rows):
+        left, right = (selectors.row_window(one, index, 0, 10**6) for one in (record, imported))
+        assert np.array_equal(left.ids, right.ids) and np.array_equal(left.loss_mask, right.loss_mask)
+    run.refresh_from_db()
+    other.refresh_from_db()
+    assert (run.n_finished, run.n_tokens, run.n_rows) == (1, other.n_tokens, other.n_rows)
+
+
+def test_messages_of_a_resumed_trajectory_are_coded_against_stored_ones(run: models.Run) -> None:
+    value = chain("t0", 3)
+    services.save_step(run.trajectories.get(index=0).pk, 0, value.steps[0])
+    services.save_step(run.trajectories.get(index=0).pk, 1, value.steps[1])
+    stored = run.trajectories.get(index=0).steps.get(index=1)
+    assert (stored.messages_shared, stored.shared_length) == (1, stored.parent_length)
+
+
+def test_a_step_leaves_no_gap(run: models.Run) -> None:
+    with pytest.raises(ValueError, match="before step 0"):
+        services.save_step(run.trajectories.get(index=0).pk, 1, chain().steps[1])
+
+
+def test_steps_of_many_trajectories_are_saved_in_few_queries(run: models.Run) -> None:
+    keys = list(run.trajectories.order_by("index").values_list("pk", flat=True))
+
+    def count(n: int, index: int) -> int:
+        with CaptureQueriesContext(connection) as context:
+            services.save_steps([(key, index, chain(seed=key).steps[index]) for key in keys[:n]])
+        return len(context)
+
+    assert count(4, 0) - count(1, 1) <= 3  # one UPDATE for each trajectory's totals
+    services.save_steps([(10**9, 0, chain().steps[0])])  # of a run that was deleted
+
+
+def test_rows_of_a_strategy_are_kept_as_they_are(run: models.Run) -> None:
+    (record,) = services.lease_trajectories(run, 1, 60)
+    value = chain("t0", 2)
+    services.save_steps([(record.pk, n, step) for n, step in enumerate(value.steps)])
+    finding = Finding(Axis.ROW, "mask_overrun", Severity.ERROR, row=0)
+    assert services.finish_trajectory(record.pk, 1, None, {}, "", [finding], rows=rows_only().rows)
+    record.refresh_from_db()
+    assert (record.n_rows, record.n_findings, record.worst_severity) == (2, 1, "error")
+    loaded = selectors.load_trajectory(record)
+    from dataclasses import replace
+
+    assert_same(replace(loaded, steps=(), external_id="r", group="g"), replace(rows_only(), group="g"))
+
+
+def test_a_failed_trajectory_keeps_its_steps_and_counts(run: models.Run) -> None:
+    (record,) = services.lease_trajectories(run, 1, 60)
+    services.save_step(record.pk, 0, chain().steps[0])
+    assert services.fail_trajectory(record.pk, 1, "The engine died.")
+    assert not services.fail_trajectory(record.pk, 1, "again")
+    run.refresh_from_db()
+    record.refresh_from_db()
+    assert (run.n_failed, record.status, record.error, record.n_steps) == (1, "failed", "The engine died.", 1)
+
+
+def test_cancelling(run: models.Run) -> None:
+    taken = services.lease_trajectories(run, 1, 60)
+    services.start_run(run)
+    assert not services.beat(run)
+    services.cancel_run(run)
+    assert run.status == "running" and services.beat(run)  # its worker sees the flag and ends it
+    services.cancel_remaining(run)
+    assert not services.finish_trajectory(taken[0].pk, 1, 1.0, {}, "late")
+    assert set(run.trajectories.values_list("status", flat=True)) == {"cancelled"}
+    queued = services.create_run(models.Run.Kind.LAUNCH, "nobody has begun")
+    services.cancel_run(queued)
+    assert queued.status == "cancelled"
+    services.cancel_run(queued)
+    services.delete_run(run)
+    assert services.beat(run)  # a run that is gone has to stop too

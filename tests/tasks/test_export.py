@@ -1,0 +1,100 @@
+"""Runs written for trainers, with their own rows and with those of another strategy."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from rollouts import models, selectors, services
+from rollouts.exporting import WRITERS
+from rollouts.formats import Source, read
+from rollouts.launch import LaunchForm, launch
+from rollouts.tasks import launch as work
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from tests.storage.build import chain
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def engines() -> Iterator[None]:
+    yield
+    work.close_engines()
+
+
+@pytest.fixture
+def run(tiny_tokenizer: Path) -> models.Run:
+    run = launch(LaunchForm(prompts=3, group=1, seed=2, temperature=0.0), enqueue=False)
+    work.work_on(run.pk)
+    run.refresh_from_db()
+    assert run.status == "done"
+    return run
+
+
+def export(run: models.Run | models.Trajectory, name: str, folder: Path, *more: Any) -> bytes:
+    out = folder / "out"
+    call_command("export_rollouts", run.code, "--format", name, "--output", out, *more, stdout=io.StringIO())
+    return out.read_bytes()
+
+
+def test_every_format_of_a_launched_run_is_read_again(run: models.Run, tmp_path: Path) -> None:
+    for name in WRITERS:
+        chosen, items = read(Source.of_bytes(export(run, name, tmp_path, "--force")))
+        found = list(items)
+        assert found and all(hasattr(one, "external_id") for one in found), (name, chosen.name, found)
+
+
+def test_a_strategy_gives_its_own_rows(run: models.Run, tmp_path: Path) -> None:
+    steps = sum(len(value.steps) for value in selectors.load_trajectories(list(run.trajectories.all())))
+    merged = json.loads(export(run, "skyrl", tmp_path, "--strategy", "tool_delta"))
+    single = json.loads(export(run, "skyrl_step_wise", tmp_path, "--strategy", "step_wise"))
+    assert len(merged["response_ids"]) == run.n_trajectories and len(single["response_ids"]) == steps
+    with pytest.raises(CommandError, match="cannot be exported as verl: It has no log-probabilities"):
+        export(run, "verl", tmp_path, "--strategy", "retokenize")
+    lines = export(run, "sft", tmp_path, "--strategy", "retokenize", "--pad-to", 4000, "--pad-id", 7).splitlines()
+    assert [len(json.loads(line)["input_ids"]) for line in lines] == [4000] * run.n_trajectories
+
+
+def test_the_text_of_messages_is_decoded(run: models.Run, tmp_path: Path) -> None:
+    log = json.loads(export(run, "nemo_message_log", tmp_path).splitlines()[0])["message_log"]
+    assert all(message["content"] for message in log)
+
+
+def test_a_strategy_needs_a_tokenizer_and_messages(tmp_path: Path, run: models.Run) -> None:
+    bare = services.create_run(models.Run.Kind.IMPORT, "r")
+    services.save_trajectories(bare, [chain("a", hostile="")], [[]])
+    with pytest.raises(CommandError, match="no tokenizer"):
+        export(bare, "verl", tmp_path, "--strategy", "tool_delta")
+    bare.tokenizer, bare.chat_template = run.tokenizer, run.chat_template
+    bare.save()
+    from dataclasses import replace
+
+    value = chain("b", hostile="")
+    silent = replace(value, steps=tuple(replace(step, request=None) for step in value.steps))
+    services.save_trajectories(bare, [silent], [[]])
+    err = io.StringIO()
+    with pytest.raises(CommandError, match=r"'b' has no rows under tool_delta: .*without messages"):
+        export(bare.trajectories.get(external_id="b"), "verl", tmp_path, "--strategy", "tool_delta")
+    out = tmp_path / "out"
+    call_command(
+        "export_rollouts", bare.code, "--format", "verl", "--strategy", "tool_delta", "--force", "--output", out,
+        stdout=io.StringIO(), stderr=err,
+    )  # fmt: skip
+    assert out.exists() and "Left out: Trajectory 'b'" in err.getvalue()
+
+
+def test_the_stored_finding_says_why_there_is_more_than_one_row(tmp_path: Path) -> None:
+    run = services.create_run(models.Run.Kind.IMPORT, "r")
+    found = Finding(Axis.STREAM, "boundary_merge", Severity.ERROR, step=1, evidence="Two tokens became one.")
+    services.save_trajectories(run, [chain("b", broken_at=1)], [[found]])
+    with pytest.raises(CommandError, match=r"'b' .* Finding boundary_merge at step 1: Two tokens became one\."):
+        export(run, "skyrl", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CommandError, match="--pad-to"):
+        export(run, "verl", tmp_path, "--pad-to", 9)

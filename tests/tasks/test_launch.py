@@ -1,0 +1,384 @@
+"""Launching in this process: what is stored before the work, what the work leaves, and what ends it."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from rollouts import launch as launching
+from rollouts import selectors, services
+from rollouts.engines import EngineError, Generation
+from rollouts.engines.scripted import ScriptedEngine
+from rollouts.launch import LaunchForm, LaunchRefused, launch
+from rollouts.models import Run, Trajectory
+from rollouts.tasks import launch as work
+from rollouts.tasks import run_state
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SMALL: dict[str, Any] = {"prompts": 3, "group": 2, "seed": 7, "temperature": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def engines(tiny_tokenizer: Path) -> Iterator[None]:
+    yield
+    work.close_engines()
+
+
+def done_run(**changes: Any) -> Run:
+    run = launch(LaunchForm(**(SMALL | changes)), enqueue=False)
+    work.work_on(run.pk)
+    run.refresh_from_db()
+    return run
+
+
+class TestWhatIsQueued:
+    def test_a_row_for_each_trajectory_with_its_task_and_seed(self) -> None:
+        run = launch(LaunchForm(**SMALL), enqueue=False)
+        assert (run.status, run.n_expected, run.engine, run.model) == ("queued", 6, "transformers", "demo")
+        assert run.tokenizer is not None and run.chat_template is not None
+        rows = list(run.trajectories.order_by("index").select_related("task"))
+        assert [(row.external_id, row.group, row.status) for row in rows[:3]] == [
+            ("0-0", "0", "queued"), ("0-1", "0", "queued"), ("1-0", "1", "queued"),
+        ]  # fmt: skip
+        assert rows[0].task_id == rows[1].task_id != rows[2].task_id
+        assert len({row.seed for row in rows}) == 6
+        assert json.loads(rows[0].task.body)["messages"][0]["role"] == "system"
+
+    def test_the_same_seed_asks_for_the_same(self) -> None:
+        first, second = (launch(LaunchForm(**SMALL), enqueue=False) for _ in range(2))
+        ask = [list(run.trajectories.order_by("index").values_list("task_id", "seed")) for run in (first, second)]
+        assert ask[0] == ask[1]
+        drawn = [launch(LaunchForm(**(SMALL | {"seed": None})), enqueue=False).settings["seed"] for _ in range(2)]
+        assert drawn[0] != drawn[1]
+
+    @pytest.mark.parametrize(
+        ("changes", "field", "words"),
+        [
+            ({"model": "gpt-9"}, "model", "choose one of demo"),
+            ({"engine": "warp"}, "engine", "no engine named"),
+            ({"environment": "chess"}, "environment", "calculator"),
+            ({"strategy": "hope"}, "strategy", "tool_delta"),
+            ({"prompts": 0}, "prompts", "from 1 to"),
+            ({"prompts": 20_000, "group": 1000}, "group", "at most 100000"),
+            ({"temperature": -1}, "temperature", "from 0"),
+            ({"top_p": 0}, "top_p", "above 0"),
+            ({"max_turns": 0}, "max_turns", "from 1"),
+            ({"seed": -3}, "seed", "2147483647"),
+        ],
+    )
+    def test_what_cannot_be_launched_is_said_by_field(self, changes: dict[str, Any], field: str, words: str) -> None:
+        assert words in LaunchForm(**changes).problems()[field]
+        with pytest.raises(LaunchRefused):
+            launch(LaunchForm(**changes), enqueue=False)
+        assert not Run.objects.exists()
+
+    def test_the_defaults_can_be_launched(self) -> None:
+        assert LaunchForm().problems() == {}
+
+    def test_a_model_without_a_tokenizer_is_a_sentence(self, settings: Any, tmp_path: Path) -> None:
+        settings.INSPECTOR_MODELS = {"empty": {"engine": "transformers", "path": str(tmp_path)}}
+        with pytest.raises(LaunchRefused, match="tokenizer of empty"):
+            launch(LaunchForm(model="empty"), enqueue=False)
+
+    def test_a_broker_that_does_not_answer_fails_the_run_in_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise ConnectionError("refused")
+
+        monkeypatch.setattr(work.run_rollouts, "apply_async", refuse)
+        run = launch(LaunchForm(**SMALL))
+        assert run.status == "failed" and "Redis does not answer" in run.error
+        assert set(run.trajectories.values_list("status", flat=True)) == {"failed"} and run.n_failed == 6
+
+
+class TestTheWork:
+    def test_every_trajectory_is_stored_token_by_token(self) -> None:
+        run = done_run(temperature=0.0)
+        assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 6, 0)
+        assert run.started_at is not None and run.finished_at is not None
+        for record in run.trajectories.all():
+            trajectory = selectors.load_trajectory(record)
+            assert record.status == "done" and record.reward is not None and record.stop_reason
+            assert record.n_steps == len(trajectory.steps) > 0 and record.n_rows == 1
+            for before, after in pairwise(trajectory.steps):
+                assert after.prompt_ids[: len(before.stream)].tolist() == before.stream.tolist()
+            for step in trajectory.steps:
+                assert step.logprobs is not None and len(step.logprobs) == len(step.completion_ids)
+                assert step.engine.startswith("transformers ") and step.logprobs_mode == "processed"
+        assert run.n_sampled == sum(record.n_sampled for record in run.trajectories.all()) > 0
+
+    def test_a_run_is_repeatable_by_its_seed(self) -> None:
+        def streams(run: Run) -> list[list[list[int]]]:
+            return [
+                [step.stream.tolist() for step in selectors.load_trajectory(record).steps]
+                for record in run.trajectories.order_by("index")
+            ]
+
+        first, second, other = done_run(), done_run(), done_run(seed=8)
+        assert streams(first) == streams(second) != streams(other)
+
+    def test_a_second_delivery_changes_nothing(self) -> None:
+        run = done_run()
+        before = list(run.trajectories.values())
+        work.work_on(run.pk)
+        work.work_on(10**9)
+        run_again = Run.objects.get(pk=run.pk)
+        assert list(run.trajectories.values()) == before and run_again.finished_at == run.finished_at
+
+    def test_two_deliveries_at_once_share_the_trajectories(self) -> None:
+        run = launch(LaunchForm(**(SMALL | {"prompts": 8})), enqueue=False)
+        threads = [threading.Thread(target=_work_and_close, args=(run.pk,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        run.refresh_from_db()
+        assert (run.status, run.n_finished, run.n_failed) == ("done", 16, 0)
+        assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
+
+    def test_an_engine_that_cannot_be_loaded_fails_the_run_with_the_reason(
+        self, settings: Any, tiny_tokenizer: Path, tmp_path: Path
+    ) -> None:
+        for file in tiny_tokenizer.iterdir():
+            if file.suffix != ".safetensors":
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+        settings.INSPECTOR_MODELS = {"hollow": {"engine": "transformers", "path": str(tmp_path)}}
+        run = done_run(model="hollow")
+        assert run.status == "failed" and "could not load the model" in run.error
+        assert set(run.trajectories.values_list("status", "error")) == {("failed", run.error)}
+        assert run.n_failed == 6
+
+    def test_an_engine_that_dies_fails_its_trajectories_and_the_run_says_why(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Dying(ScriptedEngine):
+            def step(self) -> list[Generation]:
+                raise MemoryError("no block is free")
+
+        monkeypatch.setattr(work, "build_engine", lambda *_, **__: Dying(vocab_size=1200))
+        run = done_run()
+        assert run.status == "failed" and "MemoryError: no block is free" in run.error
+        assert set(run.trajectories.values_list("status", flat=True)) == {"failed"}
+
+    def test_a_template_that_is_not_prefix_preserving_is_refused_before_anything_is_sampled(self) -> None:
+        run = launch(LaunchForm(**SMALL), enqueue=False)
+        assert run.chat_template is not None
+        broken = run.chat_template.text.replace("{%- for message in messages -%}", BREAKS_ON_TOOL, 1)
+        run.chat_template = services.register_chat_template(broken, "broken")
+        run.save()
+        work.work_on(run.pk)
+        run.refresh_from_db()
+        assert run.status == "failed" and "not prefix-preserving" in run.error and "repair" in run.error
+        assert run.n_steps == 0
+
+    def test_a_cancelled_run_stops_and_keeps_what_it_has(self) -> None:
+        run = launch(LaunchForm(**(SMALL | {"prompts": 200, "group": 4})), enqueue=False)
+        thread = threading.Thread(target=_work_and_close, args=(run.pk,))
+        thread.start()
+        _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
+        services.cancel_run(Run.objects.get(pk=run.pk))
+        thread.join(30)
+        run.refresh_from_db()
+        statuses = set(run.trajectories.values_list("status", flat=True))
+        assert run.status == "cancelled" and statuses == {"done", "cancelled"}
+        assert run.finished_at is not None
+
+    def test_a_worker_that_stops_hands_back_and_the_next_one_finishes(self) -> None:
+        run = launch(LaunchForm(**(SMALL | {"prompts": 40, "group": 4})), enqueue=False)
+        thread = threading.Thread(target=_work_and_close, args=(run.pk,))
+        thread.start()
+        try:
+            _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
+            work._shutting_down.set()
+            thread.join(30)
+        finally:
+            work._shutting_down.clear()
+        run.refresh_from_db()
+        assert run.status == "running" and run.heartbeat_at is None
+        assert not run.trajectories.filter(status="running").exists()
+        begun = {
+            record.pk: [step.stream.tolist() for step in selectors.load_trajectory(record).steps]
+            for record in run.trajectories.filter(status="queued", n_steps__gt=0)
+        }
+        assert [orphan.pk for orphan in run_state.adopt_orphans(["demo"])] == [run.pk]
+        assert run_state.adopt_orphans(["demo"]) == []  # one worker gets it
+        work.work_on(run.pk)
+        run.refresh_from_db()
+        assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
+        for key, streams in begun.items():  # no stored step is lost or made anew
+            record = Trajectory.objects.get(pk=key)
+            assert [s.stream.tolist() for s in selectors.load_trajectory(record).steps][: len(streams)] == streams
+
+
+class TestOrphans:
+    @pytest.mark.parametrize(
+        ("status", "age", "heartbeat", "adopted"),
+        [
+            ("running", 0, None, True),
+            ("running", 300, 40, True),
+            ("running", 300, 5, False),
+            ("queued", 5, None, False),
+            ("queued", 300, None, True),
+            ("queued", 300, 20, False),
+            ("done", 300, None, False),
+        ],
+    )
+    def test_which_runs_have_lost_their_worker(
+        self, status: str, age: int, heartbeat: int | None, adopted: bool
+    ) -> None:
+        now = timezone.now()
+        run = services.create_run("launch", "x", model="demo")
+        services.create_run("launch", "y", model="other")
+        Run.objects.filter(pk=run.pk).update(
+            status=status,
+            created_at=now - timedelta(seconds=age),
+            heartbeat_at=None if heartbeat is None else now - timedelta(seconds=heartbeat),
+        )
+        assert [one.pk for one in run_state.adopt_orphans(["demo"])] == ([run.pk] if adopted else [])
+
+
+class TestCommand:
+    def call(self, *arguments: str) -> tuple[Any, str]:
+        out, err = io.StringIO(), io.StringIO()
+        call_command("launch_rollouts", *arguments, stdout=out, stderr=err)
+        return out.getvalue(), err.getvalue()
+
+    def test_wait_without_a_broker_works_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("REDIS_URL", raising=False)
+        out, err = self.call("--prompts", "4", "--group", "1", "--temperature", "0", "--seed", "1", "--wait", "--json")
+        result = json.loads(out)
+        assert (result["status"], result["trajectories"], result["rewards"]["n"]) == ("done", 4, 4)
+        assert result["tokens"] > result["sampled"] > 0 and Run.objects.get(code=result["run"])
+        assert "made in this process" in err
+
+    def test_a_wrong_option_is_a_sentence(self) -> None:
+        with pytest.raises(CommandError, match="--prompts: Choose a number from 1"):
+            self.call("--prompts", "0", "--wait")
+
+    def test_a_failed_run_is_an_error_after_its_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def build(*_: Any, **__: Any) -> Any:
+            raise EngineError("The weights are gone.")
+
+        monkeypatch.delenv("REDIS_URL", raising=False)
+        monkeypatch.setattr(work, "build_engine", build)
+        with pytest.raises(CommandError, match="The weights are gone"):
+            self.call("--prompts", "1", "--group", "1", "--wait")
+
+
+BREAKS_ON_TOOL = "{%- if messages[-1].role == 'tool' -%}{{- '<think>' -}}{%- endif -%}{%- for message in messages -%}"
+
+
+def _work_and_close(run_id: int) -> None:
+    from django.db import connection
+
+    try:
+        work.work_on(run_id)
+    finally:
+        connection.close()
+
+
+def _until(condition: Any, seconds: float = 30) -> None:
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def test_ids_are_stored_as_they_were_sampled() -> None:
+    """The stored arrays are the loop's, not a text's: decode and encode would give others for some samples."""
+    run = done_run(temperature=1.5, prompts=6)
+    codec = launching.tokenizers.load(run.tokenizer.path)  # type: ignore[union-attr]
+    odd = 0
+    for record in run.trajectories.all():
+        for step in selectors.load_trajectory(record).steps:
+            again = codec.encode(codec.decode(step.completion_ids))
+            odd += not np.array_equal(again, step.completion_ids)
+    assert odd > 0
+
+
+def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, loaded = threading.Event(), threading.Event()
+
+    def build(*_: Any, **__: Any) -> Any:
+        loading.set()
+        assert loaded.wait(60)
+        return ScriptedEngine(vocab_size=1200)
+
+    monkeypatch.setattr(work, "build_engine", build)
+    run = launch(LaunchForm(**SMALL), enqueue=False)
+    thread = threading.Thread(target=_work_and_close, args=(run.pk,))
+    thread.start()
+    try:
+        assert loading.wait(30)
+        services.cancel_run(run)
+        thread.join(15)
+        assert not thread.is_alive()
+        run.refresh_from_db()
+        assert run.status == "cancelled" and set(run.trajectories.values_list("status", flat=True)) == {"cancelled"}
+        assert not loaded.is_set()
+    finally:
+        loaded.set()
+        thread.join(30)
+
+
+class TestResume:
+    def test_a_run_that_no_broker_took_is_made_after_all(self, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise ConnectionError("refused")
+
+        monkeypatch.setattr(work.run_rollouts, "apply_async", refuse)
+        run = launch(LaunchForm(**SMALL))
+        assert run.status == "failed" and "press Resume" in run.error and launching.can_resume(run)
+        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
+        assert launching.resume(run) == 6
+        assert (run.status, run.error, run.n_failed) == ("queued", "", 0) and not launching.can_resume(run)
+        work.work_on(run.pk)
+        run.refresh_from_db()
+        assert (run.status, run.n_finished, run.n_failed) == ("done", 6, 0)
+        with pytest.raises(ValueError, match="nothing to resume"):
+            launching.resume(run)
+
+    def test_a_cancelled_run_goes_on_with_the_steps_it_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
+        run = launch(LaunchForm(**(SMALL | {"prompts": 40, "group": 4})), enqueue=False)
+        thread = threading.Thread(target=_work_and_close, args=(run.pk,))
+        thread.start()
+        _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
+        services.cancel_run(run)
+        thread.join(30)
+        kept = {
+            record.pk: [step.stream.tolist() for step in selectors.load_trajectory(record).steps]
+            for record in run.trajectories.filter(n_steps__gt=0)
+        }
+        run.refresh_from_db()
+        assert run.status == "cancelled"
+        assert launching.resume(run) == 160 - run.n_finished
+        work.work_on(run.pk)
+        run.refresh_from_db()
+        assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
+        for key, streams in kept.items():
+            record = Trajectory.objects.get(pk=key)
+            assert [s.stream.tolist() for s in selectors.load_trajectory(record).steps][: len(streams)] == streams
+
+    def test_which_runs_offer_it(self) -> None:
+        run = launch(LaunchForm(**SMALL), enqueue=False)
+        assert not launching.can_resume(run)  # it has only just been queued
+        old = timezone.now() - timedelta(minutes=2)
+        Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=old, started_at=old)
+        run.refresh_from_db()
+        assert launching.can_resume(run)
+        run.heartbeat_at = timezone.now()
+        assert not launching.can_resume(run)

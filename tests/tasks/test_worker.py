@@ -1,0 +1,207 @@
+"""A launched run through a real Celery worker over a real Redis, with real engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from rollouts import selectors, services
+from rollouts.launch import LaunchForm, launch, resume
+from rollouts.models import Run, Step, Trajectory
+from tests.conftest import _answers, missing, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    """A Redis of this file's own, so that a test may kill it."""
+    from inspector.redis_process import redis_binary
+
+    try:
+        redis_binary()
+    except FileNotFoundError as error:
+        missing(str(error))
+    folder = Path(tempfile.mkdtemp(prefix="inspector-redis-"))
+    _REDIS["folder"] = folder
+    _start_redis()
+    yield f"unix://{folder}/redis.sock?db=0"
+    _REDIS["process"].kill()
+    _REDIS["process"].wait(10)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+_REDIS: dict[str, Any] = {}
+
+
+def _start_redis() -> subprocess.Popen[bytes]:
+    """Start it where it was before, if it does not run."""
+    from inspector.redis_process import redis_command
+
+    folder = _REDIS["folder"]
+    socket = folder / "redis.sock"
+    if "process" not in _REDIS or _REDIS["process"].poll() is not None:
+        _REDIS["process"] = subprocess.Popen(
+            redis_command(socket, folder), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        )
+        wait_until(lambda: _answers(f"unix://{socket}?db=0"), 10, "the embedded Redis answers")
+    process: subprocess.Popen[bytes] = _REDIS["process"]
+    return process
+
+
+@pytest.fixture
+def own_redis(redis_url: str) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    yield _start_redis
+    _start_redis()
+
+
+def _ended(run: Run) -> bool:
+    run.refresh_from_db()
+    return run.status not in ("queued", "running")
+
+
+def _check_streams(run: Run) -> None:
+    for record in run.trajectories.filter(status="done"):
+        trajectory = selectors.load_trajectory(record)
+        assert [step.index for step in record.steps.order_by("index")] == list(range(len(trajectory.steps)))
+        for before, after in pairwise(trajectory.steps):
+            assert after.prompt_ids[: len(before.stream)].tolist() == before.stream.tolist()
+
+
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_a_run_goes_through_a_real_worker_to_its_end(
+    celery_worker_process: Start, engine: str, request: pytest.FixtureRequest
+) -> None:
+    if engine == "vllm":
+        request.getfixturevalue("vllm_available")
+    celery_worker_process("engine.demo", env={"INSPECTOR_ENGINE": engine})
+    run = launch(LaunchForm(prompts=8, group=2, temperature=0.0, seed=3, engine=engine))
+    wait_until(lambda: _ended(run), 120, "the run has ended")
+    assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 16, 0)
+    assert set(Step.objects.filter(trajectory__run=run).values_list("logprobs_mode", flat=True)) == {"processed"}
+    assert all(step.engine.startswith(f"{engine} ") for step in Step.objects.filter(trajectory__run=run))
+    _check_streams(run)
+    right = run.trajectories.filter(reward=1.0).count()
+    assert right >= 10, f"the demo policy answered {right} of 16"
+
+
+def test_two_runs_share_one_worker(celery_worker_process: Start) -> None:
+    celery_worker_process("engine.demo")
+    runs = [launch(LaunchForm(prompts=10, group=2, seed=seed)) for seed in (1, 2)]
+    for run in runs:
+        wait_until(lambda run=run: _ended(run), 60, "the run has ended")  # type: ignore[misc]
+        assert (run.status, run.n_finished) == ("done", 20)
+    first, second = runs
+    # Neither waited for the other to end.
+    assert first.started_at and second.started_at and first.finished_at and second.finished_at
+    assert second.started_at < first.finished_at or first.started_at < second.finished_at
+
+
+def test_cancel_reaches_the_engine_within_two_seconds(celery_worker_process: Start) -> None:
+    celery_worker_process("engine.demo")
+    run = launch(LaunchForm(prompts=3000, group=4, seed=5))
+    wait_until(lambda: run.trajectories.filter(status="done").exists(), 60, "something is done")
+    services.cancel_run(run)
+    # Two seconds on a machine that does nothing else.
+    wait_until(lambda: _ended(run), 5, "the cancelled run has ended")
+    assert run.status == "cancelled"
+    assert not run.trajectories.filter(status__in=("queued", "running")).exists()
+    # The worker is free at once.
+    after = launch(LaunchForm(prompts=2, group=1, seed=1))
+    wait_until(lambda: _ended(after), 30, "the next run has ended")
+    assert after.status == "done"
+
+
+def test_a_killed_worker_costs_no_stored_step(celery_worker_process: Start) -> None:
+    first = celery_worker_process("engine.demo")
+    run = launch(LaunchForm(prompts=60, group=4, seed=6))
+    wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 60, "some are done")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait(10)
+    run.refresh_from_db()
+    assert run.status == "running"
+    stored = _stored(run)
+    # What a minute's silence brings about: the leases and the heartbeat are old.
+    past = timezone.now() - timedelta(minutes=2)
+    Trajectory.objects.filter(run=run, status="running").update(lease_until=past)
+    Run.objects.filter(pk=run.pk).update(heartbeat_at=past)
+    celery_worker_process("engine.demo")
+    wait_until(lambda: _ended(run), 120, "the run has ended")
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 240, 0)
+    after = _stored(run)
+    assert stored and all(after[key] == value for key, value in stored.items())
+    _check_streams(run)
+    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
+
+
+def test_a_redis_restarted_in_mid_run_costs_nothing(
+    celery_worker_process: Start, own_redis: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    redis = own_redis()
+    first = celery_worker_process("engine.demo")
+    run = launch(LaunchForm(prompts=30, group=4, seed=9))
+    wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 60, "some are done")
+    redis.kill()
+    redis.wait(10)
+    before = run.trajectories.filter(status="done").count()
+    wait_until(lambda: _ended(run) or run.trajectories.filter(status="done").count() > before, 60, "it goes on")
+    late = launch(LaunchForm(prompts=2, group=1, seed=9))
+    assert late.status == "failed" and "press Resume" in late.error
+    own_redis()
+    wait_until(lambda: _ended(run), 120, "the run has ended")
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    # Celery's consumer does not outlive its broker's connection: it ends its work first, and its supervisor (serve, or
+    # the system's own) starts the next one.
+    wait_until(lambda: first.poll() is not None, 60, "the worker without a broker has ended")
+    celery_worker_process("engine.demo")
+    assert resume(late) == 2
+    wait_until(lambda: _ended(late), 60, "the resumed run has ended")
+    assert (late.status, late.n_finished, late.n_failed) == ("done", 2, 0)
+    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
+
+
+def test_a_worker_that_is_asked_to_stop_hands_its_run_to_the_next(celery_worker_process: Start) -> None:
+    first = celery_worker_process("engine.demo")
+    run = launch(LaunchForm(prompts=60, group=4, seed=7))
+    wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 60, "some are done")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(20) == 0
+    run.refresh_from_db()
+    assert run.status == "running" and not run.trajectories.filter(status="running").exists()
+    celery_worker_process("engine.demo")
+    wait_until(lambda: _ended(run), 120, "the run has ended")
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 240, 0)
+    _check_streams(run)
+
+
+def test_a_launched_run_says_why_it_failed(celery_worker_process: Start, tmp_path: Any, tiny_tokenizer: Any) -> None:
+    for file in tiny_tokenizer.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    models = {"demo": {"engine": "transformers", "path": str(tmp_path)}}
+    celery_worker_process("engine.demo", env={"INSPECTOR_MODELS": json.dumps(models)})
+    run = launch(LaunchForm(prompts=2, group=2))
+    wait_until(lambda: _ended(run), 60, "the run has ended")
+    assert run.status == "failed" and "could not load the model" in run.error and run.n_failed == 4
+
+
+def _stored(run: Run) -> dict[tuple[int, int], tuple[int, int, bytes]]:
+    steps = Step.objects.filter(trajectory__run=run).select_related("tokens")
+    return {
+        (step.trajectory_id, step.index): (step.pk, step.prompt_length, step.tokens.completion_ids.tobytes())
+        for step in steps
+    }

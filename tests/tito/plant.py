@@ -1,0 +1,40 @@
+"""Every fault that can be planted, for any tokenizer and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tests.tito import plant_delta, plant_request, plant_text  # noqa: F401 - each registers its planters
+from tests.tito.plant_world import PLANTERS, CannotPlant, Case, World
+
+__all__ = ["PLANTERS", "CannotPlant", "Case", "World", "planted", "with_lead"]
+
+
+def with_lead(w: World, case: Case) -> Case:
+    """The same fault one step later: the earlier exchange of the first prompt as a step of its own."""
+    first = case.trajectory.steps[0]
+    messages = list(first.request.messages) if first.request else []
+    place = next((i for i, m in enumerate(messages) if m.get("content") == "Hello there."), None)
+    if place is None:
+        raise CannotPlant("no earlier exchange")
+    asked, reply = [dict(m) for m in messages[: place + 1]], dict(messages[place + 1])
+    prompt, completion = w.answer(asked, reply)
+    lead = w.step(asked, w.codec.encode(prompt), w.codec.encode(completion), reply)
+    if not np.array_equal(first.prompt_ids[: len(lead.stream)], lead.stream):
+        raise CannotPlant("the template does not only append")
+    steps = (lead, *case.trajectory.steps)
+    step = None if case.step is None else case.step + 1
+    return replace(case, name=f"{case.name}_later", trajectory=replace(case.trajectory, steps=steps), step=step)
+
+
+def planted(world: World, n: int = 3) -> Iterator[Case]:
+    """Every fault that the world has a place for, ``n`` times."""
+    for plant in PLANTERS.values():
+        for _ in range(n):
+            try:
+                yield plant(world)
+            except CannotPlant:
+                break

@@ -1,0 +1,56 @@
+"""Labelled trajectories, and faults planted with tokenizers and templates that the labels do not cover."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from rollouts.chat_templates import renderer
+from rollouts.formats import Source, read
+from rollouts.tito.diagnose import Severity, diagnose
+from rollouts.tito.trajectory import Trajectory
+from rollouts.tokenizers import load
+from tests.tito.plant import World, planted
+from tests.tito.test_diagnose_worlds import problem
+
+TEMPLATES = {"qwen3-fixed": ("qwen3", "qwen3--seed-one-line-fix")}
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "qwen3-fixed", "llama3.1"])
+def test_every_label_is_named(corpus: Path, name: str) -> None:
+    tokenizer, template = TEMPLATES.get(name, (name, name))
+    codec = load(corpus / "tokenizers" / tokenizer)
+    template_renderer = renderer(codec, (corpus / "templates" / f"{template}.jinja").read_text(encoding="utf-8"))
+    expected = json.loads((corpus / "labelled" / f"{name}.expect.json").read_text())
+    wrong = []
+    for trajectory in read(Source.of_path(corpus / "labelled" / f"{name}.calls.jsonl"))[1]:
+        assert isinstance(trajectory, Trajectory)
+        label = expected.pop(trajectory.external_id)
+        findings = diagnose(trajectory, codec, lambda sha: template_renderer)
+        loud = [f for f in findings if f.severity is not Severity.INFO]
+        right = [f for f in findings if (f.kind, f.step, f.axis) == (label["kind"], label["step"], label["axis"])]
+        if (label["kind"] and not right) or [f for f in loud if f not in right]:
+            wrong.append((trajectory.external_id, label, [(f.kind, f.step, f.evidence) for f in loud]))
+    assert wrong == [] and expected == {}
+
+
+PAIRS = [
+    ("qwen2.5", "vllm--chatml"), ("qwen3", "qwen3-coder"), ("qwen3", "qwen3.5-think"), ("qwen3", "qwq-32b"),
+    ("llama3.1", "llama3.2"), ("llama3.1", "trl--llama3"), ("mistral-nemo", "mistral-nemo"),
+    ("deepseek-r1", "deepseek-r1"), ("deepseek-r1", "deepseek-v3.1"), ("gpt-oss", "gpt-oss"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tokenizer", "template"), PAIRS)
+def test_planted_faults_of_other_families_are_named(corpus: Path, tokenizer: str, template: str) -> None:
+    codec = load(corpus / "tokenizers" / tokenizer)
+    template_renderer = renderer(codec, (corpus / "templates" / f"{template}.jinja").read_text(encoding="utf-8"))
+    problems, n = [], 0
+    for options in ({}, {"string_arguments": True}, {"tools": False, "history": True}, {"system": False}):
+        w = World(f"{tokenizer}/{template}", codec, template_renderer, random.Random(11), **options)  # type: ignore[arg-type]
+        for case in planted(w, 1):
+            n += 1
+            problems.append(problem(case, w, diagnose(case.trajectory, codec, lambda sha: template_renderer)))
+    assert n > 20
+    assert [text for text in problems if text] == []

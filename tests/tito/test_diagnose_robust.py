@@ -1,0 +1,108 @@
+"""Whatever a source holds, the diagnosis answers and never raises."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollouts.tito.codec import RenderFailed
+from rollouts.tito.diagnose import KINDS, diagnose
+from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
+from tests.tito.worlds import world
+
+W = world("stable")
+SIZE = W.codec.vocab_size
+SPECIAL = sorted(W.codec.special_ids)
+
+token = st.one_of(st.integers(0, SIZE - 1), st.sampled_from(SPECIAL), st.integers(-3, SIZE + 3))
+tokens = st.lists(token, max_size=14)
+texts = st.one_of(st.none(), st.text(max_size=20), st.sampled_from(["four", "<|shut|>", "\ud800", "\x00", '{"a": 1}']))
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=6,
+)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "other"])},
+    optional={
+        "content": st.one_of(texts, json_values),
+        "tool_calls": json_values,
+        "reasoning_content": texts,
+        "tool_call_id": texts,
+    },
+)
+requests = st.builds(
+    Request,
+    messages=st.lists(messages, max_size=4).map(tuple),
+    tools=st.one_of(st.none(), st.just(())),
+    chat_template_kwargs=st.dictionaries(st.text(max_size=4), st.booleans(), max_size=1),
+)
+floats = st.lists(st.floats(width=32), max_size=14).map(lambda values: np.array(values, np.float32))
+steps = st.builds(
+    Step,
+    prompt_ids=tokens.map(ids_array),
+    completion_ids=tokens.map(ids_array),
+    logprobs=st.one_of(st.none(), floats),
+    finish_reason=st.sampled_from(["", "stop", "length", "abort"]),
+    stop_reason=st.sampled_from(["", "x", "12"]),
+    request=st.one_of(st.none(), requests),
+    reply=st.one_of(st.none(), messages),
+    text=texts,
+    extra=st.dictionaries(st.sampled_from(["routed_experts"]), json_values),
+)
+rows = st.builds(
+    Row,
+    ids=tokens.map(ids_array),
+    loss_mask=st.lists(st.booleans(), max_size=14).map(lambda values: np.array(values, bool)),
+    logprobs=st.one_of(st.none(), floats),
+    columns=st.dictionaries(st.sampled_from(["advantages", "trainer_logprobs"]), floats),
+    step_indices=st.lists(st.integers(0, 4), max_size=3).map(tuple),
+    extra=st.dictionaries(st.sampled_from(["is_last_step", "sample_loss_mask", "routed_experts"]), json_values),
+)
+
+
+class Fragile:
+    """A template that refuses what it does not like."""
+
+    chat_template_sha256 = ""
+
+    def render_text(self, *args: Any, **kwargs: Any) -> str:
+        raise RenderFailed("no")
+
+    def render_ids(self, conversation: Any, tools: Any = None, kwargs: Any = None, gen: bool = False) -> Any:
+        if any(not isinstance(message.get("content"), str) for message in conversation):
+            raise RenderFailed("a content is missing")
+        whole = "".join(f"<|open|>{m['role']}\n{m['content']}<|shut|>\n" for m in conversation)
+        return W.codec.encode(whole + "<|open|>assistant\n" * gen)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(steps, max_size=4), st.lists(rows, max_size=2), st.booleans(), st.booleans())
+def test_any_trajectory_gets_findings(some: list[Step], more: list[Row], with_codec: bool, with_template: bool) -> None:
+    trajectory = Trajectory("t", tuple(some), tuple(more))
+    codec = W.codec if with_codec else None
+    for finding in diagnose(trajectory, codec, (lambda sha: Fragile()) if with_template else None):
+        assert finding.kind in KINDS and finding.evidence
+        assert 0 <= finding.start <= finding.stop
+        assert finding.step is not None or finding.row is not None
+        assert len(finding.expected_ids) <= 256 and len(finding.actual_ids) <= 256
+        if finding.step is not None and finding.kind not in ("not_decidable",):
+            stream = trajectory.steps[finding.step].stream
+            assert finding.stop <= len(stream)
+            assert finding.actual_ids.tolist() == stream[finding.start : finding.stop][:256].tolist() or (
+                finding.kind in ("engine_ids_inconsistent",)
+            )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.data())
+def test_steps_that_extend_have_no_stream_break(lengths: list[int], data: st.DataObject) -> None:
+    stream = W.codec.encode("<|open|>user\nhi<|shut|>\n<|open|>assistant\n")
+    made = []
+    for _ in lengths:
+        sampled = ids_array([data.draw(st.integers(1, SIZE - 1)) for _ in range(3)])
+        made.append(Step(stream, sampled))
+        stream = np.concatenate([stream, sampled, W.codec.encode("\n<|open|>tools\nx<|shut|>")])
+    kinds = {f.kind for f in diagnose(Trajectory("t", tuple(made)), W.codec) if f.axis == "stream"}
+    assert kinds <= {"noncanonical_sampling", "not_decidable", "token_ids_missing"}

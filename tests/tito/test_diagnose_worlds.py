@@ -1,0 +1,217 @@
+"""Every stream and delta kind, planted and not, on tokenizers and templates made here."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rollouts.tito.diagnose import BREAK_RULES, KINDS, Finding, Severity, diagnose
+from rollouts.tito.trajectory import Step, Trajectory, ids_array
+from tests.tito.plant import PLANTERS, CannotPlant, Case, World, planted, with_lead
+from tests.tito.worlds import world
+
+WORLDS = ("toggling", "stable", "bare", "headers", "pieces")
+OPTIONS = ({}, {"history": True}, {"system": False}, {"tools": False})
+MILD = {"duplicate_call"}
+
+
+def findings_of(case: Case, w: World) -> list[Finding]:
+    return diagnose(case.trajectory, w.codec, lambda sha: w.renderer)
+
+
+def problem(case: Case, w: World, findings: list[Finding]) -> str:
+    """What is wrong with the findings; empty = the planted fault was named, at its step, and nothing else."""
+    loud = [f for f in findings if f.severity is not Severity.INFO]
+    right = [f for f in findings if f.kind in (case.kind, *case.also) and f.step == case.step]
+    false = [f for f in loud if f not in right]
+    if (case.kind is None or right) and not false:
+        return ""
+    return (
+        f"{w.name} {case.name}: wanted {case.kind} at {case.step}, got {[(f.kind, f.step, f.evidence) for f in loud]}"
+    )
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_planted_faults_are_named(name: str) -> None:
+    problems = []
+    for options in OPTIONS:
+        w = world(name, **options)
+        for case in planted(w, 1):
+            problems.append(problem(case, w, findings_of(case, w)))
+            try:
+                later = with_lead(w, case)
+            except CannotPlant:
+                continue
+            problems.append(problem(later, w, findings_of(later, w)))
+    assert len(problems) > 10
+    assert [text for text in problems if text] == []
+
+
+def test_every_stream_and_delta_kind_has_a_witness() -> None:
+    seen = {"unclassified", "not_decidable"}  # witnessed below
+    for name in WORLDS:
+        seen |= {case.kind for case in planted(world(name), 1) if case.kind}
+    assert {slug for slug, kind in KINDS.items() if kind.axis != "row"} - seen == set()
+
+
+def test_every_rule_names_a_kind_of_the_list() -> None:
+    named = {rule.__name__ for rule in BREAK_RULES} - {"changed_request"}
+    assert named <= set(KINDS)
+
+
+def first(name: str, kind: str, **options: object) -> tuple[World, Case, Finding]:
+    w = world(name, **options)
+    case = PLANTERS[kind](w)
+    finding = next(f for f in findings_of(case, w) if f.kind == case.kind and f.step == case.step)
+    return w, case, finding
+
+
+def test_offsets_and_ids_of_a_boundary_merge() -> None:
+    w, case, finding = first("stable", "boundary_merge")
+    before, after = case.trajectory.steps
+    assert finding.start < len(before.prompt_ids)
+    assert finding.actual_ids.tolist() == after.prompt_ids[finding.start : finding.stop].tolist()
+    sampled = before.stream[finding.start : finding.start + len(finding.expected_ids)]
+    assert finding.expected_ids.tolist() == sampled.tolist()
+    assert w.bytes(finding.expected_ids) == w.bytes(finding.actual_ids)
+    assert len(finding.expected_ids) + len(finding.actual_ids) < 8
+
+
+def test_offsets_and_ids_of_a_noncanonical_sample() -> None:
+    w, case, finding = first("stable", "noncanonical_sampling")
+    before, after = case.trajectory.steps
+    stop = finding.start + len(finding.expected_ids)
+    assert finding.expected_ids.tolist() == before.stream[finding.start : stop].tolist()
+    assert finding.actual_ids.tolist() == after.prompt_ids[finding.start : finding.stop].tolist()
+    assert (len(finding.expected_ids), len(finding.actual_ids)) == (2, 1)
+    assert finding.expected_text == finding.actual_text and w.codec.decode(finding.actual_ids) in finding.actual_text
+    assert finding.cost.rows == 2 and finding.cost.trained_tokens_lost > 0
+    assert finding.evidence and finding.remedy
+
+
+def test_a_lost_separator_is_a_place_where_something_is_missing() -> None:
+    w, case, finding = first("stable", "turn_separator_lost")
+    before, _ = case.trajectory.steps
+    assert (finding.start, finding.stop) == (len(before.stream), len(before.stream))
+    assert w.decode(finding.expected_ids) == "\n" and not len(finding.actual_ids)
+
+
+def test_kept_noncanonical_samples_are_information() -> None:
+    w = world("stable")
+    case = PLANTERS["clean_noncanonical"](w)
+    (finding,) = [f for f in findings_of(case, w) if f.kind == "noncanonical_sampling"]
+    assert finding.severity is Severity.INFO
+    assert len(finding.actual_ids) == 2 and len(finding.expected_ids) == 1
+    assert finding.actual_ids.tolist() == case.trajectory.steps[0].stream[finding.start : finding.stop].tolist()
+
+
+def test_a_long_difference_is_bounded_and_says_so() -> None:
+    w = world("stable")
+    messages = w.opening()
+    text = "word " * 900
+    p, g = w.codec.encode(w.text(messages)), w.codec.encode(text + "<|shut|>")
+    other = w.codec.encode("other " * 900 + "<|shut|>")
+    steps = (
+        w.step(messages, p, g, {"role": "assistant", "content": text}),
+        w.step([*messages, {"role": "assistant", "content": "other " * 900}], np.concatenate([p, other]), g, None),
+    )
+    finding = next(f for f in diagnose(Trajectory("t", steps), w.codec) if f.severity is Severity.ERROR)
+    assert finding.kind == "assistant_rewritten"
+    assert len(finding.expected_ids) == len(finding.actual_ids) == 256
+    assert "the first 256" in finding.evidence
+
+
+def bare(*steps: tuple[list[int], list[int]]) -> Trajectory:
+    return Trajectory("t", tuple(Step(ids_array(p), ids_array(g)) for p, g in steps))
+
+
+def named(trajectory: Trajectory) -> list[tuple[str, int | None, str]]:
+    return [(f.kind, f.step, f.missing) for f in diagnose(trajectory, None)]
+
+
+def test_without_a_tokenizer_what_ids_tell_is_still_found() -> None:
+    gap = ("not_decidable", 0, "tokenizer")
+    assert named(bare(([1, 2], [3]), ([1, 2, 3, 4], [5]))) == [gap]
+    assert set(named(bare(([1, 2], [3]), ([1, 2], [4]), ([1, 2, 4, 5], [6])))) == {gap, ("duplicate_call", 1, "")}
+    assert set(named(bare(([1, 2, 8, 9, 7, 6, 5], [3]), ([8, 9, 7, 6, 5, 3, 4], [5])))) == {
+        gap,
+        ("context_truncated", 1, ""),
+    }
+    assert set(named(bare(([1, 2, 8, 9, 7], [3]), ([1, 1, 2, 8, 9, 7, 3, 4], [5])))) == {gap, ("bos_mismatch", 1, "")}
+    assert set(named(bare(([1, 2, 3], [4, 5, 6]), ([1, 2, 3, 4, 9, 6, 7], [8])))) == {
+        gap,
+        ("unclassified", 1, "the tokenizer"),
+    }
+    assert set(named(bare(([1, 2], [])))) == {gap, ("token_ids_missing", 0, "")}
+
+
+def test_without_messages_what_text_tells_is_still_found() -> None:
+    w = world("stable")
+    for kind in (
+        "boundary_merge",
+        "noncanonical_sampling",
+        "whitespace_changed",
+        "invalid_utf8",
+        "thinking_stripped",
+        "special_tokens_dropped",
+        "tool_call_reserialized",
+        "turn_separator_lost",
+        "context_truncated",
+    ):
+        try:
+            case = PLANTERS[kind](world("toggling") if kind == "thinking_stripped" else w)
+        except CannotPlant:
+            continue
+        steps = tuple(replace(step, request=None, reply=None) for step in case.trajectory.steps)
+        findings = diagnose(Trajectory("t", steps), w.codec, lambda sha: w.renderer)
+        assert kind in [f.kind for f in findings], kind
+        assert ("not_decidable", "request messages") in [(f.kind, f.missing) for f in findings]
+
+
+def test_a_clean_trajectory_without_a_template_says_what_was_not_checked() -> None:
+    w = world("stable")
+    findings = diagnose(PLANTERS["clean"](w).trajectory, w.codec)
+    assert [(f.kind, f.axis, f.missing) for f in findings] == [("not_decidable", "delta", "chat template")]
+
+
+def test_the_same_trajectory_always_gets_the_same_findings() -> None:
+    w = world("toggling")
+    for case in planted(w, 1):
+        once, twice = findings_of(case, w), findings_of(case, w)
+        assert [(f.kind, f.step, f.start, f.stop, f.evidence) for f in once] == [
+            (f.kind, f.step, f.start, f.stop, f.evidence) for f in twice
+        ]
+
+
+def test_what_follows_from_missing_ids_is_not_reported_again() -> None:
+    w = world("stable")
+    case = PLANTERS["token_ids_missing"](w)
+    assert [f.kind for f in findings_of(case, w) if f.severity is not Severity.INFO] == ["token_ids_missing"]
+
+
+def test_renders_do_not_grow_with_the_number_of_steps() -> None:
+    """A linear trajectory asks for one short render a step, not for the whole conversation again and again."""
+    w = world("stable")
+    turn = w.turn()
+    messages, stream, steps = list(turn.messages), turn.p, []
+    for index in range(12):
+        steps.append(w.step(messages, stream, turn.g, turn.reply))
+        messages = [*messages, turn.reply, *turn.new]
+        stream = np.concatenate([stream, turn.g, turn.d])
+        assert index < 12
+    sizes: list[int] = []
+
+    class Counting:
+        chat_template_sha256 = ""
+
+        def render_text(self, *args: object, **kwargs: object) -> str:
+            raise AssertionError
+
+        def render_ids(self, conversation, tools=None, kwargs=None, add_generation_prompt=False):  # type: ignore[no-untyped-def]
+            sizes.append(len(conversation))
+            return w.renderer.render_ids(conversation, tools, kwargs, add_generation_prompt)
+
+    counting = Counting()
+    findings = diagnose(Trajectory("t", tuple(steps)), w.codec, lambda sha: counting)
+    assert [f.kind for f in findings if f.severity is not Severity.INFO] == []
+    assert len(sizes) <= 2 + len(steps) and max(sizes) <= 6

@@ -1,0 +1,298 @@
+"""Each row fault has a witness pair: a row that has it, and the same row without."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollouts.chat_templates import renderer
+from rollouts.formats import Source, read
+from rollouts.tito.diagnose import Finding, diagnose
+from rollouts.tito.prefix import merged_rows
+from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
+from rollouts.tokenizers import load
+from tests.tito.worlds import world
+
+W = world("stable")
+
+
+def ids(text: str) -> list[int]:
+    return W.codec.encode(text).tolist()
+
+
+HEAD = ids("<|open|>user\nWhat is 2+2?<|shut|>\n")
+OPEN = ids("<|open|>assistant\n")
+ONE = ids("I call the tool.")
+SHUT = ids("<|shut|>")
+LINE = ids("\n")
+TOOL = ids("<|open|>tools\n<result>\nfour\n</result><|shut|>\n")
+TWO = ids("It is four.")
+PARTS = [(HEAD, 0), (OPEN, 0), (ONE, 1), (SHUT, 1), (LINE, 0), (TOOL, 0), (OPEN, 0), (TWO, 1), (SHUT, 1)]
+N_HEAD, N_ONE = len(HEAD + OPEN), len(ONE + SHUT)
+
+
+def row(parts: list[tuple[list[int], int]] | None = None, **changes: Any) -> Row:
+    parts = PARTS if parts is None else parts
+    tokens = np.array([token for stretch, _ in parts for token in stretch], dtype=np.int32)
+    mask = np.array([bool(flag) for stretch, flag in parts for _ in stretch])
+    rng = np.random.default_rng(3)
+    logprobs = np.where(mask, -rng.uniform(0.01, 2, len(mask)), 0).astype(np.float32)
+    advantages = np.where(mask, 0.7, 0).astype(np.float32)
+    made = Row(tokens, mask, logprobs, columns={"advantages": advantages})
+    return replace(made, **changes)
+
+
+def trained(index: int, flag: int) -> Row:
+    parts = list(PARTS)
+    parts[index] = (parts[index][0], flag)
+    return row(parts)
+
+
+def found(*rows: Row, steps: tuple[Step, ...] = (), template: bool = True, **fields: Any) -> list[Finding]:
+    findings = diagnose(Trajectory("t", steps, rows, **fields), W.codec, (lambda sha: W.renderer) if template else None)
+    return [finding for finding in findings if finding.kind not in ("not_decidable", "noncanonical_sampling")]
+
+
+def kinds(*rows: Row, **options: Any) -> list[str]:
+    return [finding.kind for finding in found(*rows, **options)]
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_good_row_has_no_findings(template: bool) -> None:
+    assert kinds(row(), template=template) == []
+    assert kinds(row(logprobs=None, columns={}), template=template) == []
+    nan = row()
+    assert nan.logprobs is not None
+    assert kinds(replace(nan, logprobs=np.where(nan.loss_mask, nan.logprobs, np.nan)), template=template) == []
+
+
+def shifted(by: int) -> Row:
+    good = row()
+    assert good.logprobs is not None
+    return replace(good, logprobs=np.roll(good.logprobs, by))
+
+
+def with_logprob(value: float) -> Row:
+    good = row()
+    assert good.logprobs is not None
+    logprobs = good.logprobs.copy()
+    logprobs[N_HEAD + 1] = value
+    return replace(good, logprobs=logprobs)
+
+
+def observation_trained() -> Row:
+    parts = list(PARTS)
+    parts[5] = (TOOL[:1], 0)
+    parts[6:6] = [(TOOL[1:-1], 1), (TOOL[-1:], 0)]
+    return row(parts)
+
+
+def stop_masked() -> Row:
+    good = row()
+    mask = good.loss_mask.copy()
+    mask[N_HEAD + N_ONE - 1] = False
+    return replace(good, loss_mask=mask, columns={"advantages": np.where(mask, 0.7, 0).astype(np.float32)})
+
+
+def advantage_on(masked: bool) -> Row:
+    good = row()
+    values = good.columns["advantages"].copy()
+    values[0 if masked else N_HEAD] = 0.7 if masked else 0
+    return replace(good, columns={"advantages": values})
+
+
+def all_of_it(flag: bool) -> Row:
+    good = row()
+    return replace(good, loss_mask=np.full(len(good.ids), flag), columns={})
+
+
+def hotter(factor: float) -> Row:
+    good = row([(HEAD, 0), (OPEN, 0), (ONE * 4, 1), (SHUT, 1)])
+    assert good.logprobs is not None
+    return replace(good, columns={**good.columns, "trainer_logprobs": good.logprobs * np.float32(factor)})
+
+
+WITNESSES = {
+    "length_mismatch": [row(loss_mask=row().loss_mask[:-2]), row(extra={"advantages": [0.7, 0.7, 0.0]})],
+    "observation_trained": [observation_trained()],
+    "generation_prompt_trained": [trained(1, 1), trained(6, 1)],
+    "separator_trained": [trained(4, 1)],
+    "stop_token_untrained": [stop_masked()],
+    "mask_overrun": [
+        all_of_it(True),
+        all_of_it(False),
+        row([(HEAD, 0), (OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO, 1)]),
+    ],
+    "columns_shifted": [shifted(1), shifted(-1), shifted(2)],
+    "logprob_invalid": [
+        with_logprob(0.8),
+        with_logprob(np.nan),
+        with_logprob(-np.inf),
+        row(logprobs=np.zeros(len(row().ids), np.float32)),
+    ],
+    "advantage_misplaced": [advantage_on(True), advantage_on(False)],
+    "logprobs_other_distribution": [hotter(0.7), hotter(1.4)],
+    "prompt_split_wrong": [row(extra={"prompt_length": int((~row().loss_mask).sum())})],
+    "routing_misaligned": [
+        row(extra={"routed_experts": [[0]] * 3}),
+        row(extra={"routed_experts": "nrlre1:u1:3x2x8:AAAA"}),
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "bad"), [(kind, bad) for kind, rows in WITNESSES.items() for bad in rows])
+def test_a_row_with_the_fault_has_this_finding_and_no_other(kind: str, bad: Row) -> None:
+    assert kinds(bad) == [kind]
+
+
+@pytest.mark.parametrize("kind", ["observation_trained", "generation_prompt_trained", "separator_trained"])
+def test_without_a_template_the_turns_are_found_in_the_row(kind: str) -> None:
+    assert kinds(WITNESSES[kind][-1], template=False) == [kind]
+
+
+def test_near_misses_are_no_faults() -> None:
+    assert kinds(hotter(1.02)) == []
+    assert kinds(row(extra={"prompt_length": N_HEAD})) == []
+    assert kinds(row(extra={"routed_experts": [[0]] * (len(row().ids) - 1)})) == []
+    assert kinds(replace(all_of_it(False), extra={"sample_loss_mask": [0.0]})) == []
+    assert kinds(with_logprob(0.0)) == []
+    # A completion that was cut before its stop token: the template closed it, and nobody sampled that.
+    assert kinds(row([(HEAD, 0), (OPEN, 0), (ONE, 1), (SHUT + LINE, 0)])) == []
+
+
+# -- rows against steps
+
+
+def steps() -> tuple[Step, ...]:
+    lp = lambda n: np.full(n, -0.5, np.float32)  # noqa: E731
+    first = Step(ids_array(HEAD + OPEN), ids_array(ONE + SHUT), lp(N_ONE), finish_reason="stop")
+    prompt = HEAD + OPEN + ONE + SHUT + LINE + TOOL + OPEN
+    return first, Step(ids_array(prompt), ids_array(TWO + SHUT), lp(len(TWO) + 1), finish_reason="stop")
+
+
+def merged() -> Row:
+    return merged_rows(steps())[0]
+
+
+def test_the_rows_that_follow_from_steps_are_right() -> None:
+    assert kinds(merged(), steps=steps()) == []
+    assert kinds(steps=steps()) == []
+
+
+def test_a_row_that_was_encoded_again() -> None:
+    good = merged()
+    changed = good.ids.copy()
+    changed[N_HEAD] += 1
+    assert kinds(replace(good, ids=changed), steps=steps()) == ["row_not_sampled"]
+
+
+def test_trained_twice_and_never() -> None:
+    good = merged()
+    assert kinds(good, good, steps=steps()) == ["trained_twice", "trained_twice"]
+    only_first = replace(merged_rows(steps()[:1])[0], step_indices=(0,))
+    assert kinds(only_first, steps=steps()) == ["never_trained"]
+
+
+def test_an_appended_stop_token() -> None:
+    good = merged()
+    assert good.origin is not None and good.logprobs is not None
+    longer = replace(
+        good,
+        ids=np.append(good.ids, np.int32(SHUT[0])),
+        loss_mask=np.append(good.loss_mask, True),
+        logprobs=np.append(good.logprobs, np.float32(0)),
+        origin=np.append(good.origin, np.uint8(Origin.INSERTED)),
+    )
+    assert kinds(longer, steps=steps()) == ["appended_eos_trained"]
+    masked = replace(longer, loss_mask=np.append(good.loss_mask, False))
+    assert kinds(masked, steps=steps()) == []
+
+
+def test_sampled_tokens_that_are_masked() -> None:
+    good = merged()
+    mask = good.loss_mask.copy()
+    mask[N_HEAD : N_HEAD + 2] = False
+    assert kinds(replace(good, loss_mask=mask), steps=steps()) == ["sampled_masked"]
+
+
+def test_origin_tells_observation_from_header_and_separator() -> None:
+    good = merged()
+    at = N_HEAD + N_ONE
+    for start, stop, kind in (
+        (at, at + 1, "separator_trained"),
+        (at + 3, at + 12, "observation_trained"),
+        (at + len(LINE + TOOL), at + len(LINE + TOOL + OPEN), "generation_prompt_trained"),
+    ):
+        mask = good.loss_mask.copy()
+        mask[start:stop] = True
+        logprobs = np.where(mask, -0.5, np.nan).astype(np.float32)
+        bad = replace(good, loss_mask=mask, logprobs=logprobs)
+        assert kinds(bad, steps=steps()) == [kind]
+
+
+def test_last_step_flags() -> None:
+    def flagged(*flags: bool) -> list[Row]:
+        return [replace(row(), extra={"is_last_step": flag}) for flag in flags]
+
+    assert kinds(*flagged(False, False, True)) == []
+    assert kinds(*flagged(False, True, True)) == ["step_order_invalid"]
+    assert kinds(*flagged(True, False, False)) == ["step_order_invalid"]
+
+
+def test_several_policy_versions_in_one_row_are_worth_knowing() -> None:
+    first, second = steps()
+    mixed = (replace(first, policy_version="7"), replace(second, policy_version="8"))
+    assert kinds(steps=mixed) == ["mixed_policy_versions"]
+    assert kinds(steps=(replace(first, policy_version="7"), replace(second, policy_version="7"))) == []
+
+
+def test_ids_behind_a_stop_string() -> None:
+    first, _ = steps()
+    cut = replace(first, text="I call", stop_reason=" the")
+    assert kinds(steps=(cut,)) == ["stop_string_misaligned"]
+    assert kinds(steps=(replace(first, text="I call the tool.", stop_reason=str(SHUT[0])),)) == []
+
+
+def test_a_truncated_completion_where_they_are_to_be_masked() -> None:
+    first, _ = steps()
+    cut = replace(first, completion_ids=first.completion_ids[:-1], logprobs=None, finish_reason="length")
+    assert kinds(steps=(cut,), extra={"mask_truncated": True}) == ["truncated_trained"]
+    assert kinds(steps=(cut,)) == []
+
+
+def test_without_a_tokenizer_it_says_so() -> None:
+    findings = diagnose(Trajectory("t", (), (row(),)), None)
+    assert [(f.kind, f.axis, f.missing) for f in findings] == [("not_decidable", "row", "tokenizer")]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "llama3.1"])
+def test_corpus_rows(corpus: Path, name: str) -> None:
+    codec = load(corpus / "tokenizers" / name)
+    template = renderer(codec, codec.chat_template or "")
+    expected = json.loads((corpus / "labelled" / f"{name}.rows.expect.json").read_text())
+    source = Source.of_path(corpus / "labelled" / f"{name}.train_data_step1.jsonl")
+    wrong = []
+    for trajectory in read(source)[1]:
+        assert isinstance(trajectory, Trajectory)
+        label = expected.pop(trajectory.external_id)
+        for renderer_for in (lambda sha: template, None):
+            got = [f.kind for f in diagnose(trajectory, codec, renderer_for) if f.severity != "info"]
+            if got != ([label] if label else []):
+                wrong.append((trajectory.external_id, label, got))
+    assert wrong == [] and expected == {}
+
+
+def test_a_row_that_a_strategy_encoded_again_is_judged_against_its_steps_alone() -> None:
+    first = Step(prompt_ids=ids_array(HEAD + OPEN), completion_ids=ids_array(ONE + SHUT))
+    second = Step(
+        prompt_ids=ids_array(HEAD + OPEN + ONE + SHUT + LINE + TOOL + OPEN), completion_ids=ids_array(TWO + SHUT)
+    )
+    made = row()
+    origin = np.where(made.loss_mask, Origin.INSERTED, Origin.TEMPLATE).astype(np.uint8)
+    again = replace(made, origin=origin, logprobs=None, columns={}, step_indices=(0, 1))
+    assert found(again, steps=(first, second)) == []
+    drifted = replace(again, ids=np.concatenate([again.ids[:N_HEAD], [7], again.ids[N_HEAD + 1 :]]).astype(np.int32))
+    assert [finding.kind for finding in found(drifted, steps=(first, second))] == ["row_not_sampled"]

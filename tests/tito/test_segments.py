@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from rollouts.tito.segments import content_forms, delta_origins, runs
+from rollouts.tito.trajectory import Origin
+
+T, OBS = int(Origin.TEMPLATE), int(Origin.OBSERVATION)
+
+
+def origins(pieces: list[str], messages: list[dict[str, object]] | None = None) -> list[int]:
+    special = [piece.startswith("<|") for piece in pieces]
+    return delta_origins([piece.encode() for piece in pieces], special, messages or []).tolist()
+
+
+CHAT = ["<|end|>", "\n", "<|start|>", "tool", "\n", "<r>", "4", "2", "</r>", "<|end|>", "\n", "<|start|>", "bot", "\n"]
+
+
+def test_a_message_is_found_by_its_text() -> None:
+    assert origins(CHAT, [{"role": "tool", "content": "42"}]) == [T] * 6 + [OBS, OBS] + [T] * 6
+
+
+def test_without_messages_headers_are_template() -> None:
+    assert origins(CHAT) == [T] * 5 + [OBS] * 4 + [T] * 5
+
+
+def test_a_text_that_the_template_rewrote_falls_back_to_headers() -> None:
+    assert origins(CHAT, [{"role": "tool", "content": "forty-two"}]) == [T] * 5 + [OBS] * 4 + [T] * 5
+
+
+@pytest.mark.parametrize(
+    ("content", "pieces"),
+    [
+        ("  42\n", ["<|a|>", "42", "<|b|>"]),
+        ('say "hi"', ["<|a|>", '"say \\"hi\\""', "<|b|>"]),
+        ({"n": 1}, ["<|a|>", '{"n":', " 1}", "<|b|>"]),
+        ([{"type": "text", "text": "4"}, {"type": "text", "text": "2"}], ["<|a|>", "4", "-", "2", "<|b|>"]),
+        ("é", ["<|a|>", '"\\u00e9"', "<|b|>"]),
+    ],
+)
+def test_the_ways_templates_write_a_content(content: object, pieces: list[str]) -> None:
+    found = origins(pieces, [{"role": "tool", "content": content}])
+    assert found == [T if piece.startswith("<|") or piece == "-" else OBS for piece in pieces]
+
+
+def test_a_content_that_spells_a_role_is_looked_for_behind_the_header() -> None:
+    pieces = ["<|start|>", "tool", "\n", "tool", "<|end|>"]
+    assert origins(pieces, [{"role": "tool", "content": "tool"}]) == [T, T, T, OBS, T]
+
+
+def test_messages_are_found_in_order() -> None:
+    pieces = ["<|a|>", "7", "<|b|>", "7", "<|c|>"]
+    assert origins(pieces, [{"role": "tool", "content": "7"}, {"role": "tool", "content": "7"}]) == [T, OBS, T, OBS, T]
+
+
+def test_an_assistants_text_is_no_observation() -> None:
+    pieces = ["<|a|>", "yes", "<|b|>", "42", "<|c|>"]
+    messages = [{"role": "assistant", "content": "yes"}, {"role": "tool", "content": "42"}]
+    assert origins(pieces, messages) == [T, T, T, OBS, T]
+
+
+def test_empty_contents_have_no_form() -> None:
+    assert [list(content_forms(value)) for value in (None, "", "  ", [])] == [[], [], [], []]
+
+
+def test_runs_are_maximal() -> None:
+    origin = np.array([0, 0, 1, 1, 1, 2], np.uint8)
+    mask = np.array([0, 0, 1, 1, 1, 0], bool)
+    special = np.array([0, 0, 0, 0, 1, 0], bool)
+    assert runs(origin, mask, special) == [(0, 2), (2, 4), (4, 5), (5, 6)]
+    assert runs(origin[:0], mask[:0], special[:0]) == []
+    with pytest.raises(ValueError, match="6 origins, 5 mask"):
+        runs(origin, mask[:5], special)

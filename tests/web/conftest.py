@@ -1,0 +1,27 @@
+"""A member who is logged in, and the visitor of a share link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+
+@pytest.fixture
+def member(db: Any, django_user_model: Any) -> Any:
+    return django_user_model.objects.create_user("ada", password="a long password")
+
+
+@pytest.fixture
+def web(member: Any) -> Client:
+    """A browser that is logged in."""
+    client = Client()
+    client.force_login(member)
+    return client
+
+
+@pytest.fixture
+def visitor(db: Any) -> Client:
+    """A browser without a login."""
+    return Client()

@@ -1,0 +1,42 @@
+"""Small runs for the tests of pages, stored by the services that real work uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollouts import services
+from rollouts.models import Run
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.trajectory import Step, Trajectory, ids_array
+
+HOSTILE = '<script>alert(1)</script> "onmouseover=" & \u202eabc'
+
+
+def trajectory(name: str, reward: float | None = 1.0, group: str = "g0", stop: str = "answered") -> Trajectory:
+    """Two steps of which the second extends the first."""
+    first = Step(ids_array([1, 2, 3]), ids_array([4, 5]))
+    second = Step(ids_array([1, 2, 3, 4, 5, 6, 7]), ids_array([8, 9]))
+    return Trajectory(name, (first, second), reward=reward, group=group, stop_reason=stop)
+
+
+def finding(kind: str = "boundary_merge", severity: Severity = Severity.ERROR) -> Finding:
+    return Finding(Axis.STREAM, kind, severity, step=1, start=3, stop=4, evidence="The stream differs at offset 3.")
+
+
+def stored_run(
+    n: int = 3,
+    name: str = "sample",
+    kind: str = "import",
+    findings: Sequence[Sequence[Finding]] | None = None,
+    **fields: Any,
+) -> Run:
+    """A finished run of `n` trajectories with rewards 0, 1, 0, 1, ... in groups of two."""
+    run = services.create_run(kind, name, **fields)
+    values = [
+        trajectory(f"t{i:03}", float(i % 2), f"g{i // 2}", "answered" if i % 3 else "max_turns") for i in range(n)
+    ]
+    services.save_trajectories(run, values, findings or [[finding()] if i % 2 else [] for i in range(n)])
+    services.end_run(run, Run.Status.DONE)
+    run.refresh_from_db()
+    return run

@@ -1,0 +1,49 @@
+"""What each page asks the database does not grow with what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from rollouts import services
+from tests.web.samples import stored_run
+
+pytestmark = pytest.mark.django_db
+
+
+def test_the_forms_ask_for_the_visitor_and_what_can_be_chosen(web: Client, django_assert_num_queries: Any) -> None:
+    with django_assert_num_queries(2):  # session, user
+        web.get("/runs/new")
+    with django_assert_num_queries(3):  # and the registered tokenizers
+        web.get("/import")
+
+
+def test_the_help_asks_nothing_of_a_stranger(visitor: Client, django_assert_num_queries: Any) -> None:
+    with django_assert_num_queries(0):
+        visitor.get("/help")
+
+
+def test_the_list_of_links_asks_once_for_all(web: Client, member: Any, django_assert_num_queries: Any) -> None:
+    run = stored_run(3)
+    for target in (run, *run.trajectories.all()):
+        services.create_share(member, target)
+    with django_assert_num_queries(3):  # session, user, links with their targets
+        web.get("/shares")
+
+
+def test_the_list_of_tokenizers_asks_once(web: Client, tiny_tokenizer: Path, django_assert_num_queries: Any) -> None:
+    services.register_tokenizer(tiny_tokenizer, "a")
+    services.register_tokenizer(tiny_tokenizer, "b")
+    with django_assert_num_queries(3):  # session, user, tokenizers
+        web.get("/tokenizers")
+
+
+def test_a_share_link_is_found_by_its_hash_at_once(
+    visitor: Client, member: Any, django_assert_max_num_queries: Any
+) -> None:
+    _, token = services.create_share(member, stored_run(1))
+    with django_assert_max_num_queries(8):  # the link, and a session that is made (savepoint, insert)
+        assert visitor.get(f"/s/{token}").status_code == 302

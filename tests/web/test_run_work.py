@@ -1,0 +1,126 @@
+"""The cost of a run, its export and its second judgement, and the script of a finding."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from inspector.views import run_work
+from rollouts import services
+from rollouts.models import Finding
+from rollouts.tito.diagnose.finding import Axis, Cost, Severity
+from rollouts.tito.diagnose.finding import Finding as Value
+from tests.web.samples import finding, stored_run
+
+pytestmark = pytest.mark.django_db
+
+
+def costly(step: int) -> Value:
+    return Value(
+        Axis.STREAM, "history_rewritten", Severity.ERROR, step=step, start=1, stop=2, evidence="It was cut.",
+        cost=Cost(trained_tokens_lost=5, rows=3, prompt_tokens_repaid=7),
+    )  # fmt: skip
+
+
+def test_cost_adds_up_by_kind_step_and_place(web: Client) -> None:
+    run = stored_run(4, findings=[[], [finding()], [finding(), costly(0)], [costly(1)]])
+    body = web.get(f"/runs/{run.code}/cost.json").json()
+    kinds = {kind["kind"]: kind for kind in body["kinds"]}
+    assert kinds["history_rewritten"]["trained_tokens_lost"] == 10
+    assert kinds["history_rewritten"]["prompt_tokens_repaid"] == 14
+    assert kinds["history_rewritten"]["rows_more"] == 4
+    assert kinds["boundary_merge"]["share"] == 0.5
+    assert body["by_step"] == [{"step": 0, "trajectories": 1}, {"step": 1, "trajectories": 3}]
+    assert [part["trajectories"] for part in body["along"]] == [0, 1, 1, 1]
+
+
+def test_a_bar_opens_as_many_trajectories_as_it_counts(web: Client) -> None:
+    run = stored_run(45, findings=[[costly(i % 2)] if i % 3 == 0 else [] for i in range(45)])
+    for query in ("", "?finding=history_rewritten"):
+        page = web.get(f"/runs/{run.code}/cost{query}")
+        for chart in page.context["charts"]:
+            assert chart["bars"]
+            for bar in chart["bars"]:
+                address = bar.url.replace(run.code, f"{run.code}.json", 1)
+                assert len(web.get(address).json()["trajectories"]) == bar.trajectories, bar
+
+
+def test_cost_asks_the_same_for_four_as_for_forty(web: Client, django_assert_num_queries: Any) -> None:
+    for n in (4, 40):
+        run = stored_run(n)
+        with django_assert_num_queries(6):  # session, user, run, kinds, steps, places
+            assert web.get(f"/runs/{run.code}/cost").status_code == 200
+
+
+def test_a_run_without_findings_says_so(web: Client) -> None:
+    run = stored_run(2, findings=[[], []])
+    assert "Nothing was found in this run" in web.get(f"/runs/{run.code}/cost").content.decode()
+
+
+def test_a_run_is_exported_whole_or_refused_with_the_reason(web: Client) -> None:
+    run = stored_run(3)
+    answer = web.get(f"/runs/{run.code}/export", {"format": "own_jsonl"})
+    lines = b"".join(answer.streaming_content).decode().splitlines()
+    assert answer.status_code == 200 and len(lines) >= 3 and all(json.loads(line) for line in lines)
+    refused = web.get(f"/runs/{run.code}/export", {"format": "verl"})
+    assert refused.status_code == 422 and "cannot be exported as verl" in refused.content.decode()
+    forced = web.get(f"/runs/{run.code}/export", {"format": "sft"})
+    assert forced.status_code == 200 and b"".join(forced.streaming_content)
+    assert web.get(f"/runs/{run.code}/export", {"format": "pickle"}).status_code == 422
+
+
+def test_a_large_run_is_sent_to_the_command_line(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(2)
+    monkeypatch.setattr(run_work, "LARGEST", 3)
+    answer = web.get(f"/runs/{run.code}/export")
+    assert answer.status_code == 413 and "manage.py export_rollouts" in answer.content.decode()
+
+
+def test_a_run_is_judged_again_by_a_worker(web: Client, visitor: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(2)
+    sent: list[int] = []
+    monkeypatch.setattr(run_work.diagnose_run, "delay", sent.append)
+    assert visitor.post(f"/runs/{run.code}/diagnose").status_code in (302, 403) and not sent
+    assert web.get(f"/runs/{run.code}/diagnose").status_code == 405
+    web.post(f"/runs/{run.code}/diagnose", {"tokenizer": "unheard of"})
+    assert not sent
+    web.post(f"/runs/{run.code}/diagnose")
+    assert sent == [run.pk]
+    services.start_run(run)
+    web.post(f"/runs/{run.code}/diagnose")
+    assert sent == [run.pk]
+
+
+def test_without_redis_the_page_says_so(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(pk: int) -> None:
+        raise ConnectionError("no Redis")
+
+    monkeypatch.setattr(run_work.diagnose_run, "delay", away)
+    page = web.post(f"/runs/{stored_run(1).code}/diagnose", follow=True)
+    assert "Redis does not answer" in page.content.decode()
+
+
+def test_the_run_page_offers_all_of_it_and_tells_old_findings(web: Client) -> None:
+    run = stored_run(2)
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert f"/runs/{run.code}/cost" in page and f"/runs/{run.code}/export" in page and "older version" not in page
+    Finding.objects.filter(run=run).update(version=0)
+    assert "older version" in web.get(f"/runs/{run.code}").content.decode()
+
+
+def test_a_finding_has_its_script(web: Client, visitor: Client) -> None:
+    run = stored_run(2, findings=[[costly(1)], []])
+    code = run.trajectories.get(index=0).code
+    assert "findings/1.py" in web.get(f"/trajectories/{code}").content.decode()
+    answer = web.get(f"/trajectories/{code}/findings/1.py")
+    # The sample's finding names a place but no ids: nothing can be asserted of it, and the answer says so.
+    assert answer.status_code == 404 and "nothing that a script could assert" in answer.content.decode()
+    Finding.objects.filter(run=run).update(expected_ids=[9], actual_ids=[2])
+    answer = web.get(f"/trajectories/{code}/findings/1.py")
+    assert answer.status_code == 200 and "assert (PROMPT + COMPLETION)[START:STOP] == ACTUAL" in answer.content.decode()
+    exec(compile(answer.content, "finding.py", "exec"), {})
+    assert web.get(f"/trajectories/{code}/findings/2.py").status_code == 404
+    assert visitor.get(f"/trajectories/{code}/findings/1.py").status_code in (302, 401, 403)

@@ -1,0 +1,348 @@
+"""The list of runs and the page of one: what it shows, what it asks the database, how it is filtered and paged."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.test import Client
+from django.utils import timezone
+
+from inspector.filters import TrajectoryFilter
+from inspector.health import heartbeat_key
+from inspector.views import runs as views
+from rollouts import services
+from rollouts.models import Rejection, Run, Trajectory
+from rollouts.tito.diagnose.finding import Severity
+from tests.web.samples import finding, stored_run, trajectory
+
+pytestmark = pytest.mark.django_db
+
+
+def ids(body: dict[str, Any]) -> list[str]:
+    return [line["external_id"] for line in body["trajectories"]]
+
+
+# --- the list of runs -----------------------------------------------------------------------------------------------
+
+
+def test_the_empty_list_tells_a_newcomer_what_to_press(web: Client) -> None:
+    page = web.get("/").content.decode()
+    assert "No runs yet" in page and "Start the run" in page and "Import" in page
+
+
+def test_runs_are_listed_newest_first_with_their_mean_reward(web: Client) -> None:
+    stored_run(2, "older")
+    stored_run(4, "newer")
+    runs = web.get("/runs.json").json()["runs"]
+    assert [run["name"] for run in runs] == ["newer", "older"]
+    assert runs[0]["reward_mean"] == 0.5 and runs[0]["findings"] == {"boundary_merge": 2}
+
+
+def test_the_list_is_paged_by_key(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "RUNS_PER_PAGE", 2)
+    for number in range(5):
+        services.create_run("import", f"run {number}")
+    seen, after = [], ""
+    while True:
+        body = web.get("/runs.json", {"after": after} if after else {}).json()
+        seen += [run["name"] for run in body["runs"]]
+        after = body["next"]
+        if not after:
+            break
+    assert seen == [f"run {number}" for number in (4, 3, 2, 1, 0)]
+
+
+def test_the_list_asks_as_many_queries_for_one_run_as_for_twenty(web: Client, django_assert_num_queries: Any) -> None:
+    stored_run(2)
+    with django_assert_num_queries(4):  # session, user, runs, mean rewards
+        web.get("/")
+    for number in range(20):
+        stored_run(2, f"run {number}")
+    with django_assert_num_queries(4):
+        web.get("/")
+
+
+def test_the_list_is_filtered_by_text_status_and_kind(web: Client) -> None:
+    stored_run(1, "alpha")
+    services.create_run("launch", "beta", model="demo")
+    assert [run["name"] for run in web.get("/runs.json?text=ALPH").json()["runs"]] == ["alpha"]
+    assert [run["name"] for run in web.get("/runs.json?status=queued").json()["runs"]] == ["beta"]
+    assert [run["name"] for run in web.get("/runs.json?kind=launch").json()["runs"]] == ["beta"]
+    assert len(web.get("/runs.json?status=nonsense&kind=%00&after=nothing").json()["runs"]) == 2
+
+
+# --- one run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_asks_as_many_queries_for_two_trajectories_as_for_sixty(
+    web: Client, django_assert_max_num_queries: Any, django_assert_num_queries: Any
+) -> None:
+    small, large = stored_run(2), stored_run(60, "large")
+    with django_assert_max_num_queries(14) as few:
+        web.get(f"/runs/{small.code}")
+    with django_assert_num_queries(len(few)):
+        web.get(f"/runs/{large.code}")
+
+
+def test_a_run_shows_counts_findings_rewards_and_stop_reasons(web: Client) -> None:
+    run = stored_run(6)
+    body = web.get(f"/runs/{run.code}.json").json()
+    assert body["run"]["trajectories"] == 6 and body["run"]["steps"] == 12 and body["run"]["tokens"] == 54
+    assert body["summary"]["finding_counts"] == {"boundary_merge": 3}
+    assert body["summary"]["stop_reasons"] == {"answered": 4, "max_turns": 2}
+    assert sum(one["n"] for one in body["summary"]["reward_bins"]) == 6
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert f'href="/runs/{run.code}?finding=boundary_merge"' in page
+    assert "<svg" in page and "As a table" in page
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("finding=boundary_merge", ["t001", "t003", "t005"]),
+        ("finding=branch", []),
+        ("severity=error", ["t001", "t003", "t005"]),
+        ("min=0.5", ["t001", "t003", "t005"]),
+        ("max=0.5", ["t000", "t002", "t004"]),
+        ("stop=max_turns", ["t000", "t003"]),
+        ("group=g1", ["t002", "t003"]),
+        ("text=T00", ["t000", "t001", "t002", "t003", "t004", "t005"]),
+        ("text=5", ["t005"]),
+        ("finding=boundary_merge&group=g1", ["t003"]),
+        ("sort=-reward&min=1", ["t001", "t003", "t005"]),
+        ("sort=-index&group=g0", ["t001", "t000"]),
+        ("status=done&sort=-n_findings&group=g2", ["t005", "t004"]),
+    ],
+)
+def test_the_list_of_trajectories_is_filtered_and_sorted_by_the_url(
+    web: Client, query: str, expected: list[str]
+) -> None:
+    run = stored_run(6)
+    assert ids(web.get(f"/runs/{run.code}.json?{query}").json()) == expected
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "min=abc",
+        "max=nan",
+        "sort=zzz",
+        "status=zzz",
+        "severity=%00",
+        "after=%F0%9F",
+        "after=AAAA",
+        "finding=%00%00",
+        "min=1e999",
+    ],
+)
+def test_parameters_that_make_no_sense_are_left_out(web: Client, query: str) -> None:
+    run = stored_run(2)
+    assert web.get(f"/runs/{run.code}?{query}").status_code == 200
+    assert web.get(f"/?{query}").status_code == 200
+
+
+def test_what_was_left_out_is_said(web: Client) -> None:
+    run = stored_run(2)
+    assert "is not a number" in web.get(f"/runs/{run.code}?min=abc").content.decode()
+    assert "is not a number" not in web.get(f"/runs/{run.code}?min=0.5").content.decode()
+
+
+@pytest.mark.parametrize("sort", ["index", "-reward", "n_tokens"])
+def test_trajectories_are_paged_by_key_and_none_is_lost(
+    web: Client, monkeypatch: pytest.MonkeyPatch, sort: str
+) -> None:
+    monkeypatch.setattr(views, "TRAJECTORIES_PER_PAGE", 4)
+    run = stored_run(11)
+    seen, after = [], ""
+    for _ in range(4):
+        body = web.get(f"/runs/{run.code}.json", {"sort": sort, "after": after or ""}).json()
+        seen += ids(body)
+        after = body["next"]
+        if not after:
+            break
+    assert sorted(seen) == [f"t{i:03}" for i in range(11)] and len(set(seen)) == 11
+
+
+def test_a_group_whose_rewards_are_all_equal_is_flagged(web: Client) -> None:
+    run = services.create_run("import", "groups")
+    flat = [trajectory("a", 1.0, "flat"), trajectory("b", 1.0, "flat")]
+    mixed = [trajectory("c", 1.0, "mixed"), trajectory("d", 0.0, "mixed")]
+    services.save_trajectories(run, flat + mixed)
+    body = web.get(f"/runs/{run.code}.json").json()
+    assert [line["zero_variance"] for line in body["trajectories"]] == [True, True, False, False]
+    assert "same reward" in web.get(f"/runs/{run.code}?group=flat").content.decode()
+    assert "same reward" not in web.get(f"/runs/{run.code}?group=mixed").content.decode()
+
+
+def test_a_group_is_not_flagged_while_a_reward_is_still_to_come(web: Client) -> None:
+    run = services.create_run("launch", "live", model="demo", n_expected=3)
+    services.save_trajectories(run, [trajectory(name, 1.0, "g") for name in "abc"])
+    services.start_run(run)
+    Trajectory.objects.filter(external_id="c").update(reward=None, status="running")
+    body = web.get(f"/runs/{run.code}.json").json()
+    assert not body["trajectories"][0]["zero_variance"] and body["progress"]["running"] == 1
+    Trajectory.objects.filter(external_id="c").update(reward=1.0, status="done")
+    body = web.get(f"/runs/{run.code}.json").json()
+    assert body["trajectories"][0]["zero_variance"] and body["progress"]["running"] == 0
+
+
+def test_the_links_of_the_list_keep_its_filter(web: Client) -> None:
+    run = stored_run(4)
+    code = Trajectory.objects.get(external_id="t001").code
+    page = web.get(f"/runs/{run.code}?finding=boundary_merge").content.decode()
+    assert f'href="/trajectories/{code}?finding=boundary_merge"' in page
+
+
+def test_rejected_lines_are_listed_with_number_and_reason(web: Client) -> None:
+    run = stored_run(1)
+    Rejection.objects.create(run=run, file="a<b>.jsonl", line=17, reason="The ids are no list.")
+    Run.objects.filter(pk=run.pk).update(n_rejected=1)
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "1 line rejected" in page and "17" in page and "The ids are no list." in page and "a&lt;b&gt;.jsonl" in page
+    assert web.get(f"/runs/{run.code}.json").json()["rejections"][0]["line"] == 17
+
+
+def test_a_failed_run_says_why(web: Client) -> None:
+    run = services.create_run("launch", "broken", model="demo")
+    services.end_run(run, Run.Status.FAILED, "The engine ran out of memory.")
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "Why it failed" in page and "The engine ran out of memory." in page
+
+
+# --- live -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_nobody_takes_says_so_after_a_while(web: Client) -> None:
+    run = services.create_run("launch", "waiting", model="demo", n_expected=4)
+    assert "No worker has taken" not in web.get(f"/runs/{run.code}").content.decode()
+    Run.objects.filter(pk=run.pk).update(created_at=timezone.now() - timedelta(seconds=30))
+    assert "No worker has taken this run yet" in web.get(f"/runs/{run.code}").content.decode()
+    cache.set(heartbeat_key("engine.demo"), 1)
+    try:
+        assert "busy with another one" in web.get(f"/runs/{run.code}").content.decode()
+    finally:
+        cache.delete(heartbeat_key("engine.demo"))
+
+
+def test_a_worker_that_went_silent_is_noticed(web: Client) -> None:
+    run = services.create_run("launch", "silent", model="demo", n_expected=4)
+    services.start_run(run)
+    assert "no sign of life" not in web.get(f"/runs/{run.code}").content.decode()
+    Run.objects.filter(pk=run.pk).update(heartbeat_at=timezone.now() - timedelta(seconds=90))
+    assert "no sign of life" in web.get(f"/runs/{run.code}").content.decode()
+
+
+def test_progress_is_told_in_numbers(web: Client) -> None:
+    run = services.create_run("launch", "live", model="demo", n_expected=40)
+    services.start_run(run)
+    Run.objects.filter(pk=run.pk).update(
+        started_at=timezone.now() - timedelta(seconds=10), n_finished=9, n_failed=1, n_sampled=5000
+    )
+    state = web.get(f"/runs/{run.code}.json").json()["progress"]
+    assert state["done"] == 10 and state["total"] == 40 and state["active"]
+    assert state["tokens_per_second"] == pytest.approx(500, rel=0.2)
+    assert state["remaining_seconds"] == pytest.approx(30, rel=0.2)
+    Run.objects.filter(pk=run.pk).update(n_finished=1, n_failed=0)
+    assert web.get(f"/runs/{run.code}.json").json()["progress"]["remaining_seconds"] is None
+
+
+def fragment(web: Client, url: str, target: str) -> str:
+    return web.get(url, headers={"HX-Request": "true", "HX-Target": target}).content.decode()
+
+
+def test_only_a_run_that_changes_is_polled(web: Client) -> None:
+    run = services.create_run("launch", "live", model="demo", n_expected=4)
+    services.start_run(run)
+    live = fragment(web, f"/runs/{run.code}", "run-live")
+    assert live.strip().startswith('<div id="run-live" hx-get=') and "<html" not in live
+    assert 'hx-trigger="every 2s"' in fragment(web, f"/runs/{run.code}", "run-list")
+    services.end_run(run, Run.Status.DONE)
+    ended = web.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-live"})
+    assert ended["HX-Refresh"] == "true" and "hx-trigger" not in web.get(f"/runs/{run.code}").content.decode()
+    assert "hx-trigger" not in fragment(web, f"/runs/{run.code}", "run-list")
+
+
+def test_the_polled_list_honours_the_filter(web: Client) -> None:
+    run = stored_run(4)
+    part = fragment(web, f"/runs/{run.code}?finding=boundary_merge", "run-list")
+    assert "t001" in part and "t000" not in part
+
+
+def test_the_queued_are_a_number_until_one_asks_for_them(web: Client) -> None:
+    run = services.create_run("launch", "live", model="demo", n_expected=3)
+    services.add_queued_trajectories(run, [services.NewTrajectory(f"t{i}", "g0", {}, i) for i in range(3)])
+    services.start_run(run)
+    Trajectory.objects.filter(run=run, external_id="t1").update(status=Trajectory.Status.RUNNING)
+    body = web.get(f"/runs/{run.code}.json").json()
+    assert ids(body) == ["t1"] and body["queued"] == 2
+    part = fragment(web, f"/runs/{run.code}", "run-list")
+    assert "2 queued" in part and ">t0<" not in part and ">t1<" in part
+    assert ids(web.get(f"/runs/{run.code}.json?status=queued").json()) == ["t0", "t2"]
+    # What a run that has ended never began is not hidden.
+    services.end_run(run, Run.Status.FAILED, "out of memory")
+    assert ids(web.get(f"/runs/{run.code}.json").json()) == ["t0", "t1", "t2"]
+
+
+def test_how_it_was_made_names_the_engine_or_leaves_it_out(web: Client) -> None:
+    def facts(run: Run) -> str:
+        return web.get(f"/runs/{run.code}").content.decode().split("How it was made")[1]
+
+    named = stored_run(1, "a", kind="launch", engine="transformers", settings={"engine": "", "seed": 3})
+    assert "<dt>Engine</dt><dd>transformers</dd>" in facts(named) and "<dt>engine</dt>" not in facts(named)
+    assert "ngine</dt>" not in facts(stored_run(1, "b", settings={"engine": "", "seed": 3}))
+
+
+# --- cancel, delete -------------------------------------------------------------------------------------------------
+
+
+def test_cancel_stops_a_queued_run_and_marks_a_running_one(web: Client) -> None:
+    queued = services.create_run("launch", "queued", model="demo")
+    assert web.post(f"/runs/{queued.code}/cancel").status_code == 302
+    queued.refresh_from_db()
+    assert queued.status == Run.Status.CANCELLED
+    running = services.create_run("launch", "running", model="demo")
+    services.start_run(running)
+    web.post(f"/runs/{running.code}/cancel")
+    running.refresh_from_db()
+    assert running.cancel_requested and "Cancelling" in web.get(f"/runs/{running.code}").content.decode()
+
+
+def test_cancel_and_delete_are_not_done_by_following_a_link(web: Client) -> None:
+    run = stored_run(1)
+    assert web.get(f"/runs/{run.code}/cancel").status_code == 405
+    assert web.get(f"/runs/{run.code}/delete").status_code == 405
+    assert web.post("/runs/zzzzzzzzzzzz/cancel").status_code == 404
+
+
+def test_delete_wants_a_tick_and_an_ended_run(web: Client) -> None:
+    run = stored_run(2)
+    page = web.post(f"/runs/{run.code}/delete", follow=True)
+    assert "tick the box" in page.content.decode() and Run.objects.count() == 1
+    live = services.create_run("launch", "live", model="demo")
+    web.post(f"/runs/{live.code}/delete", {"sure": "yes"})
+    assert Run.objects.count() == 2
+    web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
+    assert list(Run.objects.all()) == [live] and not Trajectory.objects.exists()
+
+
+# --- the filter as a value ------------------------------------------------------------------------------------------
+
+
+def test_a_filter_survives_its_own_query() -> None:
+    from django.http import QueryDict
+
+    wanted = TrajectoryFilter.read(QueryDict("finding=a_b&min=0.25&text=x%26y&sort=-reward&after=abc"))
+    again = TrajectoryFilter.read(QueryDict(wanted.query().removeprefix("?")))
+    assert again.pairs() == wanted.pairs() and again.after == ""
+    assert wanted.query(finding="") == "?text=x%26y&min=0.25&sort=-reward"
+    assert not TrajectoryFilter.read(QueryDict("sort=reward")).is_set
+
+
+def test_severities_are_shown_with_a_word_and_a_glyph(web: Client) -> None:
+    run = services.create_run("import", "severities")
+    services.save_trajectories(run, [trajectory("a")], [[finding(severity=Severity.WARNING)]])
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "◆" in page and "warning" in page

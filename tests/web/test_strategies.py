@@ -1,0 +1,244 @@
+"""The strategies tab: replays are made by a worker once, shown with their figures, and two rows are aligned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from rollouts import models, replays, services
+from rollouts.tasks import replays as task
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.about import ABOUT
+from rollouts.tito.trajectory import Step, Trajectory
+from tests.web.trajectory_samples import Maker, own_row
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def make(tiny_tokenizer: Path) -> Maker:
+    return Maker(tiny_tokenizer)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The replays that a worker was asked for; none is made by itself."""
+    keys: list[int] = []
+    monkeypatch.setattr(task.replay_trajectory, "delay", keys.append)
+    return keys
+
+
+def url(trajectory: models.Trajectory, query: str = "", json: bool = False) -> str:
+    return reverse(f"trajectory-strategies{'-json' if json else ''}", args=[trajectory.code]) + query
+
+
+def stored(make: Maker, *values: Trajectory, **fields: Any) -> models.Trajectory:
+    return make.run(list(values), **fields).trajectories.order_by("index").first()
+
+
+def made_page(make: Maker, web: Client, sent: list[int], value: Trajectory) -> tuple[models.Trajectory, dict[str, Any]]:
+    trajectory = stored(make, value)
+    web.get(url(trajectory))
+    task.replay_trajectory(sent[-1])
+    return trajectory, web.get(url(trajectory, json=True)).json()
+
+
+def test_every_strategy_has_its_sentence() -> None:
+    assert set(STRATEGIES) <= set(ABOUT)
+    assert all(text.endswith(".") for text in ABOUT.values())
+
+
+def test_opening_the_page_sends_a_worker_once_and_its_result_is_shown(make, web, sent) -> None:
+    trajectory = stored(make, make.conversation("a"))
+    first = web.get(url(trajectory))
+    assert first.status_code == 200 and 'hx-trigger="every 1s"' in first.content.decode()
+    web.get(url(trajectory))
+    assert len(sent) == 1
+    task.replay_trajectory(sent[0])
+    page = web.get(url(trajectory)).content.decode()
+    assert "every 1s" not in page
+    assert all(text in page for text in ABOUT if text != "bridge" and text.isalpha())
+    report = web.get(url(trajectory, json=True)).json()
+    assert report["state"] == "done" and [one["strategy"] for one in report["strategies"]] == list(STRATEGIES)
+    assert len(sent) == 1
+
+
+def test_figures_and_rows_are_those_of_the_replay(make, web, sent) -> None:
+    value = make.conversation("a", turns=3, size=20)
+    trajectory, report = made_page(make, web, sent, value)
+    sampled = sum(len(step.completion_ids) for step in value.steps)
+    by_slug = {one["strategy"]: one for one in report["strategies"]}
+    assert by_slug["step_wise"]["rows_count"] == 3
+    assert by_slug["step_wise"]["trained_tokens"] == sampled and by_slug["step_wise"]["lost_tokens"] == 0
+    rows = replays.stored_rows(trajectory.replay, ["step_wise"])["step_wise"]
+    for index, length in enumerate(rows.lengths):
+        row = replays.row_of(rows, index)
+        assert len(row.ids) == len(row.loss_mask) == len(row.origin) == length
+        completion = value.steps[index].completion_ids
+        assert np.array_equal(row.ids[row.loss_mask], completion)
+
+
+def test_two_strategies_are_aligned_and_inserted_ids_are_marked(make, web, sent) -> None:
+    whole = make.conversation("a")
+    # Cut by a limit: one end-of-sequence token is put behind it by the strategy alone.
+    last = replace(whole.steps[-1], completion_ids=whole.steps[-1].completion_ids[:-1], logprobs=None)
+    trajectory, _ = made_page(make, web, sent, replace(whole, steps=(*whole.steps[:-1], last)))
+    query = "?left=tool_delta&right=single_message"
+    report = web.get(url(trajectory, query, json=True)).json()["comparison"]
+    assert report["left"]["strategy"] == "tool_delta" and report["n_sites"] > 0
+    assert report["left"]["origins"]["inserted"] == 0 and report["right"]["origins"]["inserted"] == 1
+    page = web.get(url(trajectory, query)).content.decode()
+    assert page.count('class="site"') == report["n_sites"]
+    assert '<i class="o4' in page or "<i class=o4" in page
+    assert 'data-lens="origin"' in page
+
+
+def test_a_row_of_many_can_be_named_and_one_that_is_not_there_is_said(make, web, sent) -> None:
+    trajectory, _ = made_page(make, web, sent, make.conversation("a", turns=3))
+    report = web.get(url(trajectory, "?left=step_wise&left_row=0&right=step_wise&right_row=9", json=True)).json()
+    assert (report["comparison"]["left"]["row"], report["comparison"]["right"]["row"]) == (0, 2)
+    page = web.get(url(trajectory, "?left=step_wise&right=step_wise&right_row=9")).content.decode()
+    assert "makes rows 0 to 2" in page
+    page = web.get(url(trajectory, "?right=%3Cscript%3E")).content.decode()
+    assert "is no strategy" in page and "<script>“" not in page and "“<script>" not in page
+
+
+def test_equal_rows_are_called_equal(make, web, sent) -> None:
+    trajectory, _ = made_page(make, web, sent, make.conversation("a"))
+    report = web.get(url(trajectory, "?left=tool_delta&right=tool_delta", json=True)).json()
+    assert report["comparison"]["n_sites"] == 0 and report["comparison"]["verdict"].startswith("The same ")
+
+
+@pytest.mark.parametrize("what", ["rows alone", "no tokenizer", "no messages"])
+def test_what_is_missing_is_said_and_no_worker_is_sent(make, web, sent, what) -> None:
+    value = make.conversation("a")
+    fields: dict[str, Any] = {}
+    if what == "rows alone":
+        value = own_row()
+    elif what == "no tokenizer":
+        fields = {"tokenizer": None, "chat_template": None}
+    else:
+        value = Trajectory("a", tuple(Step(step.prompt_ids, step.completion_ids) for step in value.steps))
+    trajectory = stored(make, value, **fields)
+    report = web.get(url(trajectory, json=True)).json()
+    words = {"rows alone": "without steps", "no tokenizer": "no tokenizer", "no messages": "without its messages"}
+    assert report["state"] == "missing" and words[what] in report["why"]
+    assert words[what] in web.get(url(trajectory)).content.decode()
+    assert not sent
+
+
+def test_a_visitor_of_a_link_sees_the_result_and_sends_nobody(make, web, visitor, member, sent) -> None:
+    trajectory = stored(make, make.conversation("a"))
+    _, token = services.create_share(member, trajectory)
+    visitor.get(reverse("share-open", args=[token]))
+    assert visitor.get(url(trajectory, json=True)).json()["state"] == "unasked"
+    assert not sent and not models.Replay.objects.exists()
+    web.get(url(trajectory))
+    task.replay_trajectory(sent[0])
+    assert visitor.get(url(trajectory, json=True)).json()["state"] == "done"
+    assert visitor.post(reverse("trajectory-replay", args=[trajectory.code])).status_code in (302, 403)
+
+
+def test_a_failure_is_said_and_tried_again_only_when_asked(make, web, sent, monkeypatch) -> None:
+    trajectory = stored(make, make.conversation("a"))
+    monkeypatch.setattr(replays, "STEPS_MOST", 1)
+    web.get(url(trajectory))
+    task.replay_trajectory(sent[0])
+    page = web.get(url(trajectory)).content.decode()
+    assert "too long for this page" in page and "Try again" in page and "every 1s" not in page
+    assert len(sent) == 1
+    monkeypatch.setattr(replays, "STEPS_MOST", 500)
+    web.post(reverse("trajectory-replay", args=[trajectory.code]))
+    assert len(sent) == 2
+    task.replay_trajectory(sent[1])
+    assert web.get(url(trajectory, json=True)).json()["state"] == "done"
+
+
+def test_a_broker_that_does_not_answer_is_said(make, web, monkeypatch) -> None:
+    def nobody(_: int) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(task.replay_trajectory, "delay", nobody)
+    trajectory = stored(make, make.conversation("a"))
+    report = web.get(url(trajectory, json=True)).json()
+    assert report["state"] == "failed" and "Redis does not answer" in report["why"]
+
+
+def test_a_strategy_that_refuses_says_why_and_cannot_be_compared(make, web, sent) -> None:
+    text = make.record.chat_template.text
+    counting = services.register_chat_template("{{ messages|length }} messages\n" + text)
+    trajectory = stored(make, make.conversation("a"), chat_template=counting)
+    web.get(url(trajectory))
+    task.replay_trajectory(sent[0])
+    report = web.get(url(trajectory, "?right=tool_delta", json=True)).json()
+    by_slug = {one["strategy"]: one for one in report["strategies"]}
+    assert "not prefix-preserving" in by_slug["tool_delta"]["refused"] and by_slug["retokenize"]["refused"] is None
+    assert report["comparison"]["right"]["strategy"] != "tool_delta"
+    page = web.get(url(trajectory, "?right=tool_delta")).content.decode()
+    assert "<b>Refused.</b>" in page and "cannot be replayed here" in page
+
+
+def test_another_chat_template_makes_the_replay_stale(make, web, sent) -> None:
+    trajectory, _ = made_page(make, web, sent, make.conversation("a"))
+    text = replays.template_text(trajectory.run)
+    other = services.register_chat_template(text + "{# another #}")
+    models.Run.objects.filter(pk=trajectory.run_id).update(chat_template=other)
+    assert web.get(url(trajectory, json=True)).json()["state"] == "queued" and len(sent) == 2
+
+
+def test_a_replay_lost_with_its_worker_is_sent_again(make, web, sent) -> None:
+    trajectory = stored(make, make.conversation("a"))
+    web.get(url(trajectory))
+    models.Replay.objects.update(status="running", asked_at=timezone.now() - replays.FORGOTTEN_AFTER / 2)
+    web.get(url(trajectory))
+    assert len(sent) == 1
+    models.Replay.objects.update(asked_at=timezone.now() - 2 * replays.FORGOTTEN_AFTER)
+    web.get(url(trajectory))
+    web.get(url(trajectory))
+    assert len(sent) == 2
+
+
+def test_a_task_delivered_twice_changes_nothing(make, web, sent) -> None:
+    trajectory, report = made_page(make, web, sent, make.conversation("a"))
+    before = list(models.ReplayRows.objects.values_list("pk", flat=True))
+    task.replay_trajectory(sent[0])
+    assert list(models.ReplayRows.objects.values_list("pk", flat=True)) == before
+    assert web.get(url(trajectory, json=True)).json() == report
+    services.delete_run(trajectory.run)
+    assert not models.Replay.objects.exists()
+    task.replay_trajectory(sent[0])
+
+
+def test_step_wise_training_is_counted_with_and_without_merging(make) -> None:
+    whole, (broken, _) = make.conversation("a", turns=3), make.broken("b")
+    trajectory = stored(make, whole, broken)
+    own, group = replays_scopes(trajectory)
+    streams = [len(step.stream) for step in whole.steps]
+    assert (own["trajectories"], own["samples"], own["forwarded"]) == (1, 3, sum(streams))
+    assert (own["samples_merged"], own["forwarded_merged"]) == (1, streams[-1])
+    # The step that breaks opens a row of its own.
+    apart = [len(step.stream) for step in broken.steps]
+    assert (group["trajectories"], group["samples"], group["samples_merged"]) == (2, 5, 3)
+    assert group["forwarded_merged"] == streams[-1] + sum(apart)
+    assert (group["turns_least"], group["turns_most"]) == (2, 3)
+
+
+def replays_scopes(trajectory: models.Trajectory) -> list[dict[str, Any]]:
+    from inspector.strategies_page import step_wise_scopes
+
+    return step_wise_scopes(trajectory)
+
+
+def test_the_number_of_queries_does_not_grow_with_the_steps(make, web, sent, django_assert_max_num_queries) -> None:
+    short, _ = made_page(make, web, sent, make.conversation("a", turns=2))
+    long, _ = made_page(make, web, sent, make.conversation("a", turns=8))
+    for trajectory in (short, long):
+        with django_assert_max_num_queries(30):
+            web.get(url(trajectory))

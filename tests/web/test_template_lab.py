@@ -1,0 +1,240 @@
+"""The lab's further pages: the repair, own conversations, uploads, the matrix, the comparison, the ways from a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.utils import timezone
+
+from inspector.templatetags.check_tags import PROBES
+from rollouts import chat_templates, services, template_checks
+from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer
+from rollouts.tasks import checks as tasks
+
+pytestmark = pytest.mark.django_db
+
+SAFE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ (c.function or c) | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BROKEN = SAFE.replace(
+    "{{ m.content }}", "{% if m.role == 'assistant' and loop.last %}(last) {% endif %}{{ m.content }}"
+)
+TALK = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "It is 4."},
+    {"role": "user", "content": "thanks"},
+]
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that answers at once."""
+    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: tasks.check_template(pk, repair))
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
+    return services.register_tokenizer(tiny_tokenizer, name="demo")
+
+
+def ask(web: Client, **fields: Any) -> tuple[str, str]:
+    """The address of the check, and its page."""
+    response = web.post("/templates", fields, follow=True)
+    assert response.redirect_chain, response.content.decode()
+    return response.redirect_chain[-1][0], response.content.decode()
+
+
+# --- the repair ---
+def test_a_repair_is_found_shown_and_handed_out(web: Client, answered: None) -> None:
+    address, page = ask(web, chat_template=BROKEN)
+    repair = TemplateCheck.objects.get().report["repair"]  # type: ignore[index]
+    assert "verified" in page and 'data-copy="template-repair"' in page and 'data-copy="diff-repair"' in page
+    file = web.get(address + "/repair.jinja")
+    assert file.content.decode() == repair["template"] and "attachment" in file["Content-Disposition"]
+    assert web.get(address + "/repair.diff").content.decode() == repair["diff"]
+    assert chat_templates.is_prefix_preserving(None, file.content.decode())
+    assert not chat_templates.is_prefix_preserving(None, BROKEN)
+    assert f"The render of {repair['changed_conversations']} conversations changes" in page
+
+
+def test_the_repaired_template_is_checked_with_one_press(web: Client, answered: None) -> None:
+    ask(web, chat_template=BROKEN)
+    template = TemplateCheck.objects.get().report["repair"]["template"]  # type: ignore[index]
+    _, page = ask(web, chat_template=template, label="mine, repaired")
+    assert "<h1>mine, repaired</h1>" in page
+    assert "Prefix-preserving for tool messages." in page and "data-copy" not in page
+
+
+def test_without_a_repair_the_page_says_what_stays_broken(web: Client, answered: None) -> None:
+    address, page = ask(web, chat_template="{{ messages | length }}" + SAFE)
+    assert "No verified repair" in page and "No repair was found" in page
+    assert web.get(address + "/repair.jinja").status_code == 404
+
+
+def test_the_verdict_is_shown_while_the_repair_is_searched(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: tasks.check_template(pk, False))
+    address, page = ask(web, chat_template=BROKEN)
+    assert "Search for a repair" in page
+    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: None)
+    page = web.post(address + "/search", follow=True).content.decode()
+    assert "A repair is searched for" in page and "Not prefix-preserving" in page and 'hx-trigger="every 1s"' in page
+    part = web.get(address, headers={"HX-Request": "true", "HX-Target": "repair"}).content.decode()
+    assert part.lstrip().startswith("<section") and "<html" not in part
+    tasks.check_template(TemplateCheck.objects.get().pk)
+    part = web.get(address, headers={"HX-Request": "true", "HX-Target": "repair"}).content.decode()
+    assert "verified" in part and "hx-trigger" not in part
+
+
+def test_a_visitor_with_a_link_may_take_the_repair_and_start_nothing(
+    web: Client, visitor: Client, member: Any, answered: None
+) -> None:
+    address, _ = ask(web, chat_template=BROKEN)
+    _, token = services.create_share(member, TemplateCheck.objects.get())
+    assert visitor.get(address + "/repair.jinja").status_code == 302
+    page = visitor.get(f"/s/{token}", follow=True).content.decode()
+    assert "Check the repaired template" not in page and "Download the template" in page
+    assert visitor.get(address + "/repair.jinja").status_code == 200
+    assert visitor.post(address + "/search").status_code in (302, 403)
+    assert visitor.get("/templates/matrix").status_code == 302 == visitor.get("/templates/compare").status_code
+
+
+# --- the form ---
+def test_an_own_conversation_is_probed_and_goes_through_every_strategy(
+    web: Client, answered: None, tokenizer: Tokenizer
+) -> None:
+    address, page = ask(web, tokenizer="demo", conversation=json.dumps(TALK))
+    assert "Your conversation, strategy by strategy" in page and "fixed_base" in page
+    strategies = web.get(address + ".json").json()["report"]["strategies"]
+    told = {slug for turn in strategies["turns"] for delta in turn["deltas"] for slug in delta["strategies"]}
+    assert told | set(strategies["refused"]) >= {"tool_delta", "fixed_base", "per_message", "reconcile"}
+    appended = next(d for d in strategies["turns"][0]["deltas"] if "fixed_base" in d["strategies"])
+    assert appended["shared"] == appended["stream"] and "thanks" in "".join(t["text"] for t in appended["tokens"])
+    other, _ = ask(web, tokenizer="demo")
+    assert other != address and ask(web, tokenizer="demo", conversation=json.dumps(TALK, indent=1))[0] == address
+
+
+@pytest.mark.parametrize(
+    ("conversation", "sentence"),
+    [
+        ('[{"role": "user"},\n {"role": }]', "line 2, column 11"),
+        ('["hello"]', "Message 1 is not an object with a “role”"),
+        ('[{"role": "user"}, {"content": "x"}]', "Message 2 is not an object"),
+        ("[" + " " * 200_001 + "]", "at most 200,000 characters"),
+    ],
+)
+def test_a_conversation_that_is_none_is_told_by_its_line(web: Client, conversation: str, sentence: str) -> None:
+    response = web.post("/templates", {"chat_template": SAFE, "conversation": conversation})
+    assert sentence in response.content.decode() or "This is not JSON" in response.content.decode()
+    assert response.status_code == 400 and not TemplateCheck.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [[{"role": "assistant", "content": "x"}], [{"role": "user", "content": 3}, {"role": "assistant", "tool_calls": 5}]],
+)
+def test_an_odd_conversation_ends_in_a_page(
+    web: Client, answered: None, tokenizer: Tokenizer, conversation: list[Any]
+) -> None:
+    address, _ = ask(web, tokenizer="demo", conversation=json.dumps(conversation))
+    assert web.get(address).status_code == 200
+
+
+def test_an_uploaded_tokenizer_is_registered_and_asked_once(web: Client, answered: None, tiny_tokenizer: Path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in tiny_tokenizer.iterdir():
+            if file.suffix in (".json", ".jinja"):
+                archive.write(file, file.name)
+
+    def upload() -> str:
+        return ask(web, tokenizer_file=SimpleUploadedFile("mine.zip", packed.getvalue()))[0]
+
+    assert upload() == upload()
+    assert Tokenizer.objects.count() == 1 and TemplateCheck.objects.get().tokenizer is not None
+    bad = web.post("/templates", {"tokenizer_file": SimpleUploadedFile("x.zip", b"PK\x03\x04junk")})
+    assert bad.status_code == 400 and "errors" in bad.content.decode()
+
+
+# --- from a run and from a finding ---
+def test_a_run_leads_to_the_check_of_its_template(web: Client, answered: None, tokenizer: Tokenizer) -> None:
+    run = services.create_run(Run.Kind.LAUNCH, "mine", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
+    way = f"/templates?run={run.code}"
+    assert f'href="{way}"' in web.get(f"/runs/{run.code}").content.decode()
+    page = web.get(way + "&probe=seam").content.decode()
+    assert "This is the chat template of the run" in page and 'name="probe" value="seam"' in page
+    address, _ = ask(web, tokenizer="demo")
+    assert web.get(way + "&probe=seam").url == f"{address}#probe-seam"  # type: ignore[attr-defined]
+    assert web.get(way + "&probe=%22%3E").url == address  # type: ignore[attr-defined]
+
+
+def test_every_probe_that_a_finding_leads_to_exists(web: Client, answered: None, tokenizer: Tokenizer) -> None:
+    ask(web, tokenizer="demo")
+    names = set((TemplateCheck.objects.get().cells or {})["probes"])
+    assert set(PROBES.values()) <= names
+
+
+# --- the matrix, the comparison ---
+def test_the_matrix_is_made_filtered_and_given_as_csv(
+    web: Client, answered: None, tokenizer: Tokenizer, django_assert_num_queries: Any
+) -> None:
+    other = services.register_chat_template(BROKEN, "broken")
+    Tokenizer.objects.create(
+        name="=cmd()", sha256="0" * 64, path=tokenizer.path, source="x", vocab_size=1, encoder="tokenizers",
+        chat_template=other,
+    )  # fmt: skip
+    assert "Check the 2 that are missing" in web.get("/templates/matrix").content.decode()
+    page = web.post("/templates/matrix", follow=True).content.decode()
+    assert 'class="cell cell-broken"' in page and "missing" not in page
+    with django_assert_num_queries(4):  # session, user, tokenizers, checks
+        twin = web.get("/templates/matrix.json").json()
+    assert [one["prefix_preserving"] for one in twin["tokenizers"]] == [False, True]
+    failing = web.get("/templates/matrix.json?show=failing&name=demo").json()
+    assert len(failing["tokenizers"]) == 1 and len(failing["probes"]) < len(twin["probes"])
+    table = list(csv.reader(io.StringIO(web.get("/templates/matrix.csv").content.decode())))
+    assert [row[0] for row in table] == ["tokenizer", "'=cmd()", "demo"]
+    assert table[1][table[0].index("tool_append")] == "broken" and table[2][table[0].index("tool_append")] == "ok"
+
+
+def test_the_matrix_tells_how_far_it_is(web: Client, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: None)
+    page = web.post("/templates/matrix", follow=True).content.decode()
+    assert "0 of 1 checked." in page and 'hx-trigger="every 1s"' in page
+
+
+def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: None) -> None:
+    a, b = (services.register_chat_template(text, name) for text, name in ((BROKEN, "old"), (SAFE, "<new>")))
+    way = f"/templates/compare?a={a.sha256}&b={b.sha256}"
+    page = web.get(way).content.decode()
+    assert "2 templates of the two have not been checked" in page and "+++ &lt;new&gt;" in page
+    page = web.post("/templates/compare", {"a": a.sha256, "b": b.sha256, "tokenizer": ""}, follow=True).content.decode()
+    assert "broken → ok" in page
+    twin = web.get(way.replace("compare", "compare.json")).json()
+    turned = {probe["name"]: (probe["a"], probe["b"]) for probe in twin["probes"] if probe["turned"]}
+    assert turned["tool_append"] == ("broken", "ok")
+    same = web.get(f"/templates/compare.json?a={a.sha256}&b={a.sha256}").json()
+    assert same["same"] and not any(probe["turned"] or probe["render_differs"] for probe in same["probes"])
+    assert web.get("/templates/compare?a=nothing&b=nothing").status_code == 404
+    assert web.get("/templates/compare").status_code == 200 and ChatTemplate.objects.count() == 2
+
+
+def test_a_question_that_got_lost_says_so_and_can_be_asked_again(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: sent.append(pk))
+    _, page = ask(web, chat_template=SAFE)
+    assert "No worker has answered" not in page
+    ask(web, chat_template=SAFE)
+    assert len(sent) == 1
+    TemplateCheck.objects.update(created_at=timezone.now() - template_checks.LOST * 2)
+    assert "No worker has answered" in web.get(f"/templates/checks/{TemplateCheck.objects.get().code}").content.decode()
+    ask(web, chat_template=SAFE)
+    assert len(sent) == 2

@@ -1,0 +1,472 @@
+"""The trajectory pages over stored trajectories: what they say, what they cost, and what they survive."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from rollouts import models, services
+from tests.web.trajectory_samples import HOSTILE, Maker, own_row
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def make(tiny_tokenizer: Path) -> Maker:
+    return Maker(tiny_tokenizer)
+
+
+@pytest.fixture
+def reader(client: Client, django_user_model: type) -> Client:
+    client.force_login(django_user_model.objects.create_user("reader"))
+    return client
+
+
+def only(run: models.Run) -> models.Trajectory:
+    return run.trajectories.get()
+
+
+def url(trajectory: models.Trajectory, query: str = "", page: str = "trajectory") -> str:
+    return reverse(page, args=[trajectory.code]) + query
+
+
+class Pane(HTMLParser):
+    """The text of token panes, as a copy of the page gives it."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.depth = 0
+        self.text = ""
+        self.scripts: list[dict[str, str | None]] = []
+        self.styled: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        named = dict(attrs)
+        if tag == "script":
+            self.scripts.append(named)
+        if "style" in named or any(name.startswith("on") for name in named):
+            self.styled.append(tag)
+        if tag == "div" and (self.depth or "toks" in (named.get("class") or "").split()):
+            self.depth += 1
+
+    def handle_endtag(self, tag):
+        if tag == "div" and self.depth:
+            self.depth -= 1
+
+    def handle_data(self, data):
+        if self.depth:
+            self.text += data
+
+
+def page_text(response) -> str:
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+@pytest.mark.parametrize("view", ["runs", "tokens"])
+def test_the_pane_holds_the_whole_row_and_hostile_text_stays_text(make, reader, view):
+    stored = only(make.run([make.conversation("a", hostile=True)]))
+    pane = Pane(page_text(reader.get(url(stored, f"?view={view}"))))
+    whole = models.Row.objects.get(trajectory=stored)
+    last = make.conversation("a", hostile=True).steps[-1]
+    assert whole.n_tokens == len(last.stream)
+    assert pane.text == make.tokenizer.decode(last.stream)
+    assert HOSTILE in pane.text
+    assert not pane.styled
+    assert all(script.get("src", "").startswith("/static/") for script in pane.scripts)
+
+
+def test_turns_have_their_roles_ranges_and_trained_tokens(make, reader):
+    stored = only(make.run([make.conversation("a", turns=2)]))
+    report = reader.get(url(stored) + ".json").json()
+    assert [(turn["role"], turn["part"]) for turn in report["turns"]] == [
+        ("user", "prompt"), ("assistant", "completion"), ("tool", "delta"), ("assistant", "completion"),
+    ]  # fmt: skip
+    assert [turn["n_trained"] for turn in report["turns"]] == [0, 31, 0, 31]
+    assert [turn["start"] for turn in report["turns"][1:]] == [turn["stop"] for turn in report["turns"][:-1]]
+    html = page_text(reader.get(url(stored)))
+    assert 'turn 2</a> · <span class="turn-role">assistant</span>' in html
+    assert "all trained" in html and "not trained" in html
+
+
+def test_the_twin_gives_every_field_of_each_token(make, reader):
+    stored = only(make.run([make.conversation("a", hostile=True)]))
+    report = reader.get(url(stored, "?view=tokens") + "").status_code
+    assert report == 200
+    report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
+    tokens = report["window"]["tokens"]
+    step = make.conversation("a", hostile=True).steps[0]
+    assert [token["id"] for token in tokens[: len(step.stream)]] == step.stream.tolist()
+    assert bytes.fromhex("".join(token["bytes"] for token in tokens)).decode() == make.tokenizer.decode(
+        make.conversation("a", hostile=True).steps[-1].stream
+    )
+    sampled = tokens[len(step.prompt_ids)]
+    assert (sampled["origin"], sampled["loss_mask"]) == ("sampled", True)
+    assert sampled["logprob"] == pytest.approx(float(step.logprobs[0]), abs=1e-6)
+    assert sampled["step_place"] == f"step 0, completion 0 of {len(step.completion_ids)}"
+    assert tokens[0]["logprob"] is None and tokens[0]["origin"] == "prompt"
+
+
+def test_windows_meet_at_their_edges(make, reader):
+    stored = only(make.run([make.conversation("a", turns=2, size=5000, hostile=True)]))
+    n = models.Row.objects.get(trajectory=stored).n_tokens
+    seen = ""
+    for start in range(0, n, 4096):
+        html = page_text(reader.get(url(stored, f"?view=tokens&w={start}")))
+        assert html.count("<i") - html.count("<input") - html.count("<img") <= 4096 + 20
+        seen += Pane(html).text
+        assert ('data-go="next"' in html) == (start + 4096 < n)
+        assert ('data-go="previous"' in html) == (start > 0)
+    assert seen == make.tokenizer.decode(make.conversation("a", turns=2, size=5000, hostile=True).steps[-1].stream)
+
+
+def test_a_window_that_starts_inside_a_character_loses_nothing(make, reader):
+    stored = only(make.run([make.conversation("a", hostile=True)]))
+    pieces = make.table.token_bytes(make.conversation("a", hostile=True).steps[0].stream)
+    cut = next(i for i, piece in enumerate(pieces) if piece and 0x80 <= piece[0] < 0xC0)
+    html = page_text(reader.get(url(stored, f"?view=tokens&w={cut}")))
+    assert "\ufffd" not in Pane(html).text
+
+
+def test_a_range_opens_its_window_and_is_marked(make, reader):
+    stored = only(make.run([make.conversation("a", turns=2, size=6000)]))
+    html = page_text(reader.get(url(stored, "?view=tokens&t=5000-5003")))
+    assert 'data-a="4096"' in html
+    assert html.count(' k"') + html.count("k>") >= 3
+    assert 'value="5000-5003"' in html
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("?t=99999999-100000000", "are not in row 0"),
+        ("?t=5-2", "are not in row 0"),
+        ("?t=abc", "is not a range of tokens"),
+        ("?row=7", "There is no row 7 here"),
+        ("?row=-1", "There is no row -1 here"),
+        ("?w=x&view=tokens", "is not a token offset"),
+        ("?w=999999999999", "ends at token"),
+    ],
+)
+def test_what_does_not_fit_is_said_and_never_an_error(make, reader, query, sentence):
+    stored = only(make.run([make.conversation("a")]))
+    assert sentence in page_text(reader.get(url(stored, query)))
+    notices = reader.get(reverse("trajectory-json", args=[stored.code]) + query).json()["notices"]
+    assert any(sentence in notice for notice in notices)
+
+
+def test_a_good_range_says_nothing(make, reader):
+    stored = only(make.run([make.conversation("a")]))
+    assert reader.get(reverse("trajectory-json", args=[stored.code]) + "?t=3-9").json()["notices"] == []
+
+
+def test_findings_are_listed_with_their_sentences_and_places(make, reader):
+    broken, found = make.broken("b")
+    stored = only(make.run([broken], [found]))
+    html = page_text(reader.get(url(stored)))
+    for words in (
+        "The prompt leaves the stream.",
+        "Extend by ids.",
+        "5 trained tokens lost, 2 rows instead of one",
+        "error",
+    ):
+        assert words in html
+    report = reader.get(reverse("trajectory-json", args=[stored.code]) + "?row=1").json()
+    assert report["findings"][0]["row"] == 1
+    assert report["window"]["tokens"][found[0].start]["findings"] == [f"1: {report['findings'][0]['title']} (error)"]
+    assert report["window"]["tokens"][found[0].start - 1]["findings"] == []
+    marked = page_text(reader.get(url(stored, "?row=1&view=tokens")))
+    assert "f" in {name for part in marked.split("<i class=")[1:] for name in part.split(">")[0].strip('"').split()}
+
+
+def test_siblings_honour_the_filter_of_the_list(make, reader):
+    broken, found = make.broken("b")
+    run = make.run(
+        [make.conversation("a"), broken, make.conversation("c"), make.broken("d")[0]], [[], found, [], found]
+    )
+    _, b, c, d = run.trajectories.order_by("index")
+    assert f'{c.code}" rel="next"' in page_text(reader.get(url(b)))
+    html = page_text(reader.get(url(b, "?finding=unclassified&lens=origin")))
+    assert f'/trajectories/{d.code}?finding=unclassified&amp;lens=origin" rel="next"' in html
+    assert 'rel="prev"' not in html
+    assert "finding unclassified" in html
+
+
+def test_without_a_tokenizer_ids_are_shown_and_the_way_out_is_named(make, reader):
+    stored = only(make.run([make.conversation("a")], tokenizer=None, chat_template=None))
+    html = page_text(reader.get(url(stored, "?view=tokens")))
+    assert "Register a tokenizer" in html and "Ids are shown as ids" in html
+    first = int(make.conversation("a").steps[0].prompt_ids[0])
+    assert f"<i class=u>{first}</i>" in html
+    token = reader.get(reverse("trajectory-json", args=[stored.code])).json()["window"]["tokens"][0]
+    assert (token["text"], token["bytes"]) == (None, None)
+    assert page_text(reader.get(url(stored, page="trajectory-compare")))
+    assert page_text(reader.get(url(stored, page="trajectory-deltas")))
+
+
+def test_a_trainers_row_is_cut_into_turns_by_its_mask(make, reader):
+    stored = only(make.run([own_row()]))
+    report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
+    assert [(turn["part"], turn["n_trained"]) for turn in report["turns"]] == [
+        ("prompt", 0), ("completion", 10), ("delta", 0), ("completion", 10),
+    ]  # fmt: skip
+    html = page_text(reader.get(url(stored, "?lens=logprob")))
+    assert "the source recorded no log-probabilities" in html
+
+
+def test_a_trainers_columns_are_lenses(make, reader):
+    advantages = np.linspace(-1, 1, 40).astype(np.float32)
+    trainer = np.full(40, -1.5, np.float32)
+    stored = only(make.run([own_row(advantages=advantages, prev_logprobs=trainer)]))
+    report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
+    assert report["lenses"] == ["mask", "origin", "logprob", "mismatch", "advantages", "prev_logprobs"]
+    assert report["window"]["tokens"][39]["columns"] == {"advantages": 1.0, "prev_logprobs": -1.5}
+    html = page_text(reader.get(url(stored, "?view=tokens&lens=advantages")))
+    assert 'data-lens="signed"' in html and "colours nothing" not in html
+    drawn = html.split('id="pane"')[1]
+    assert "q0" in drawn and "q8" in drawn
+    # The trainer gives every trained token half a nat less than the sampler did.
+    mismatch = page_text(reader.get(url(stored, "?view=tokens&lens=mismatch"))).split('id="pane"')[1]
+    assert mismatch.count("q0") == 20 and "q8" not in mismatch
+
+
+def test_a_column_without_signal_says_so(make, reader):
+    stored = only(make.run([own_row(advantages=np.zeros(40, np.float32))]))
+    html = page_text(reader.get(url(stored, "?lens=advantages")))
+    assert "no learning signal" in html
+    assert "has no lens “entropy”" in page_text(reader.get(url(stored, "?lens=entropy")))
+
+
+def test_the_groups_rewards_are_named(make, reader):
+    run = make.run([make.conversation("a"), make.conversation("b")])
+    html = page_text(reader.get(url(run.trajectories.get(index=0))))
+    assert "2 trajectories, all rewards 1: no learning signal" in html
+    run = make.run([make.conversation("a"), make.broken("b")[0]])
+    html = page_text(reader.get(url(run.trajectories.get(index=0))))
+    assert "rewards 0 to 1, mean 0.5" in html
+
+
+def test_the_visitor_of_a_link_sees_one_trajectory_and_no_way_to_another(make, reader, django_user_model):
+    run = make.run([make.conversation("a"), make.conversation("b")])
+    stored = run.trajectories.get(index=0)
+    other = run.trajectories.get(index=1)
+    user = django_user_model.objects.get()
+    _, token = services.create_share(user, stored)
+    visitor = Client()
+    visitor.get(reverse("share-open", args=[token]))
+    html = page_text(visitor.get(url(stored)))
+    assert other.code not in html and run.code not in html
+    assert '<form method="post"' not in html
+    assert other.code in page_text(reader.get(url(stored)))
+    assert visitor.get(url(other)).status_code == 302
+
+
+def test_a_lens_that_colours_something_has_no_excuse(make, reader):
+    stored = only(make.run([make.conversation("a")]))
+    assert "colours nothing" not in page_text(reader.get(url(stored)))
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_step_is_compared_with_its_parents_stream(make, reader):
+    broken, found = make.broken("b")
+    stored = only(make.run([broken], [found]))
+    html = page_text(reader.get(url(stored, page="trajectory-compare")))
+    assert "Expected: the stream of step 0" in html and "Read: the prompt of step 1" in html
+    report = reader.get(url(stored, page="trajectory-compare") + ".json?step=1&side=prompt").json()
+    sites = report["comparison"]["sites"]
+    assert sites[0]["left_start"] == found[0].start
+    assert sites[0]["left_ids"] == found[0].expected_ids.tolist()
+    assert report["comparison"]["n_sites"] == 1
+
+
+def test_a_sampled_stream_stands_beside_its_re_tokenization(make, reader):
+    whole = make.conversation("a", turns=1, size=120)
+    step = whole.steps[0]
+    # Two byte tokens where the encoder takes one: the smallest drift there is.
+    pair = next(
+        (first, second)
+        for first in range(make.tokenizer.vocab_size)
+        for second in range(first, first + 40)
+        if second < make.tokenizer.vocab_size
+        and len(make.table.token_bytes([first])[0]) == len(make.table.token_bytes([second])[0]) == 1
+        and len(make.tokenizer.encode(b"".join(make.table.token_bytes([first, second])).decode("utf-8", "replace")))
+        == 1
+    )
+    drifting = np.concatenate([np.asarray(pair, np.int32), step.completion_ids])
+    steps = (type(step)(step.prompt_ids, drifting, None, finish_reason="stop"),)
+    stored = only(make.run([type(whole)("drift", steps)]))
+    report = reader.get(url(stored, page="trajectory-compare") + ".json?step=0").json()
+    assert report["against"] == "retokenized"
+    site = report["comparison"]["sites"][0]
+    assert site["left_start"] == len(step.prompt_ids)
+    assert site["left_ids"][:2] == list(pair)
+    assert site["left_text"] == site["right_text"]
+    html = page_text(reader.get(url(stored, "?step=0", "trajectory-compare")))
+    assert 'id="site-1"' in html and "equal tokens</a>" in html
+
+
+def test_a_canonical_stream_has_no_site(make, reader):
+    stored = only(make.run([make.conversation("a")]))
+    for query in ("?step=0", "?row=0"):
+        report = reader.get(url(stored, page="trajectory-compare") + f".json{query}").json()
+        assert report["comparison"]["n_sites"] == 0, query
+    assert "this is canonical" in page_text(reader.get(url(stored, "?step=0", "trajectory-compare")))
+
+
+@pytest.mark.parametrize(
+    "query", ["?step=99", "?step=x", "?step=0&side=prompt", "?row=99", "?step=-1", "?row=" + "9" * 40]
+)
+def test_an_odd_question_still_gets_an_answer(make, reader, query):
+    stored = only(make.run([make.conversation("a")]))
+    assert page_text(reader.get(url(stored, query, "trajectory-compare")))
+
+
+# --- deltas, mask -----------------------------------------------------------------------------------------------------
+
+
+def test_deltas_are_the_ids_between_completions_with_both_renders(make, reader):
+    whole = make.conversation("a", turns=3)
+    stored = only(make.run([whole]))
+    report = reader.get(url(stored, page="trajectory-deltas") + ".json").json()
+    assert [delta["step"] for delta in report["deltas"]] == [1, 2]
+    first = report["deltas"][0]
+    parent = len(whole.steps[0].stream)
+    assert first["ids"] == whole.steps[1].prompt_ids[parent:].tolist()
+    assert first["start"] == parent
+    assert not first["render_problem"]
+    assert "84" in first["full_render"] and "84" not in first["prefix_render"]
+    html = page_text(reader.get(url(stored, page="trajectory-deltas")))
+    assert "render without the new messages" in html and "class=added" in html
+
+
+def test_a_delta_without_messages_says_what_is_missing(make, reader):
+    whole = make.conversation("a", turns=2)
+    steps = tuple(type(s)(s.prompt_ids, s.completion_ids) for s in whole.steps)
+    stored = only(make.run([type(whole)("bare", steps)]))
+    html = page_text(reader.get(url(stored, page="trajectory-deltas")))
+    assert "messages were not recorded" in html
+
+
+def test_the_mask_is_explained_and_oddities_are_said(make, reader):
+    good = only(make.run([make.conversation("a")]))
+    report = reader.get(url(good, page="trajectory-mask") + ".json").json()
+    assert report["verdicts"]["Are stop tokens trained?"].startswith("yes: 3 of 3")
+    assert report["verdicts"]["Are observation tokens trained?"].startswith("no: 0 of")
+    assert report["oddities"] == []
+    assert "sampled at step 0, verbatim" in page_text(reader.get(url(good, page="trajectory-mask")))
+    broken, found = make.broken("b")
+    odd = only(make.run([broken], [found]))
+    assert reader.get(url(odd, page="trajectory-mask") + ".json?row=1").json()["oddities"] == []
+    unlearned = own_row()
+    unlearned.rows[0].loss_mask[:] = False
+    nothing = only(make.run([unlearned]))
+    said = reader.get(url(nothing, page="trajectory-mask") + ".json").json()["oddities"]
+    assert said == ["No token is under the gradient: this row teaches nothing."]
+
+
+# --- cost, caching, access --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", ["", "?view=tokens"])
+def test_the_number_of_queries_does_not_depend_on_the_number_of_tokens(make, reader, query, django_assert_num_queries):
+    small = only(make.run([make.conversation("small", turns=2, size=100)]))
+    large = only(make.run([make.conversation("large", turns=30, size=4000)]))
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    reader.get(url(small, query))
+    with CaptureQueriesContext(
+        connection,
+    ) as first:
+        reader.get(url(small, query))
+    with CaptureQueriesContext(connection) as second:
+        assert reader.get(url(large, query)).status_code == 200
+    assert len(first) == len(second) <= 20
+
+
+def test_a_row_of_300k_tokens_fits_into_two_and_a_half_megabytes(make, reader):
+    stored = only(make.run([make.conversation("large", turns=40, size=7500)]))
+    assert models.Row.objects.get(trajectory=stored).n_tokens > 300_000
+    for query in ("", "?lens=logprob"):
+        assert len(reader.get(url(stored, query)).content) <= 2_500_000
+    shed = page_text(reader.get(url(stored, "?lens=logprob")))
+    assert "Go on from token" in shed
+
+
+def test_a_finished_trajectory_is_answered_with_304(make, reader):
+    stored = only(make.run([make.conversation("a")]))
+    reader.get(url(stored))  # gives this client the cookie that the Share form's token is made with
+    first = reader.get(url(stored))
+    again = reader.get(url(stored), headers={"If-None-Match": first["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    other = reader.get(url(stored, "?view=tokens"), headers={"If-None-Match": first["ETag"]})
+    # Another session of the same reader holds another secret: a form of the old one would be refused.
+    client = Client()
+    client.force_login(User.objects.get(username="reader"))
+    assert client.get(url(stored), headers={"If-None-Match": first["ETag"]}).status_code == 200
+    assert other.status_code == 200
+    assert "private" in first["Cache-Control"]
+
+
+def test_a_live_trajectory_polls_and_is_not_cached(make, reader):
+    run = make.run([make.conversation("a")])
+    stored = only(run)
+    models.Trajectory.objects.filter(pk=stored.pk).update(status="running")
+    response = reader.get(url(stored))
+    html = page_text(response)
+    assert 'hx-trigger="every 2s' in html and "ETag" not in response
+    poll = html.split('id="live" class="trajectory" hx-get="')[1].split('"')[0].replace("&amp;", "&")
+    assert reader.get(poll).status_code == 204
+    models.Trajectory.objects.filter(pk=stored.pk).update(n_tokens=stored.n_tokens + 1)
+    assert reader.get(poll).status_code == 200
+
+
+def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
+    run = services.create_run("launch", "live", tokenizer=make.record)
+    stored = models.Trajectory.objects.create(run=run, external_id="x", index=0, status="running")
+    whole = make.conversation("x", turns=3)
+    seen = []
+    for index, step in enumerate(whole.steps):
+        services.save_step(stored.pk, index, step)
+        seen.append(Pane(page_text(reader.get(url(stored)))).text)
+        for page in ("trajectory-compare", "trajectory-deltas", "trajectory-mask"):
+            assert reader.get(url(stored, page=page)).status_code == 200
+    assert seen == [make.tokenizer.decode(step.stream) for step in whole.steps]
+    report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
+    assert [turn["n_trained"] for turn in report["turns"]] == [0, 31, 0, 31, 0, 31]
+    # A step that leaves the stream opens a row of its own, as it will when the trajectory ends.
+    broken = make.broken("b")[0]
+    torn = models.Trajectory.objects.create(run=run, external_id="y", index=1, status="failed", error="It died.")
+    for index, step in enumerate(broken.steps):
+        services.save_step(torn.pk, index, step)
+    html = page_text(reader.get(url(torn, "?row=1")))
+    assert Pane(html).text == make.tokenizer.decode(broken.steps[1].stream)
+    assert "It died." in html
+
+
+def test_a_trajectory_without_steps_yet_has_a_page(make, reader):
+    run = services.create_run("launch", "live", tokenizer=make.record)
+    stored = models.Trajectory.objects.create(run=run, external_id="x", index=0, status="queued")
+    assert "This page grows by itself" in page_text(reader.get(url(stored)))
+    for page in ("trajectory-compare", "trajectory-deltas", "trajectory-mask"):
+        assert reader.get(url(stored, page=page)).status_code == 200
+
+
+@pytest.mark.parametrize("page", ["trajectory", "trajectory-compare", "trajectory-deltas", "trajectory-mask"])
+def test_every_page_needs_a_login_or_a_link_and_has_a_twin(make, reader, page):
+    stored = only(make.run([make.conversation("a")]))
+    assert Client().get(url(stored, page=page)).status_code == 302
+    assert Client().get(url(stored, page=page) + ".json").status_code in (401, 403)
+    body = reader.get(url(stored, page=page) + ".json")
+    assert json.loads(body.content)["trajectory"] == stored.code
+    assert reader.get(reverse(page, args=["zzzzzzzzzzzz"])).status_code == 404

@@ -1,0 +1,183 @@
+"""Token HTML: hostile text stays text, bytes stay bytes, and the copy of a page is what was sampled."""
+
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inspector.text_html import characters, split_fragments, text_html
+from inspector.token_html import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
+
+
+class Table:
+    """Id 0-255 = that byte, then some words, then one control token."""
+
+    words = (" the", "\n\n", "<script>alert(1)</script>", "\u202eevil", "naïve", "\t\r\n", "<|im_end|>")
+    vocab_size = 256 + len(words)
+
+    def __init__(self) -> None:
+        self.special = np.zeros(self.vocab_size, dtype=np.bool_)
+        self.special[-1] = True
+
+    def token_bytes(self, ids):
+        return [bytes([i]) if i < 256 else self.words[i - 256].encode() for i in ids.tolist()]
+
+
+class Copied(HTMLParser):
+    """The text of a page, and each tag with its attributes."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.text: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.depth = 0
+        self.pieces: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "i":
+            self.pieces.append("")
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.pieces:
+            self.pieces[-1] += data
+
+
+def tokens(ids, start=0, origin=0, mask=False, logprobs=None):
+    ids = np.asarray(ids, dtype=np.int32)
+    return Tokens(
+        start,
+        ids,
+        np.broadcast_to(np.asarray(origin, dtype=np.uint8), ids.shape).copy(),
+        np.broadcast_to(np.asarray(mask, dtype=np.bool_), ids.shape).copy(),
+        None if logprobs is None else np.asarray(logprobs, dtype=np.float32),
+    )
+
+
+@given(st.text())
+def test_the_copy_of_escaped_text_is_the_text(text):
+    copied = Copied(text_html(text, spaces=True))
+    assert "".join(copied.text) == text.replace("\x00", "\ufffd")
+    assert {tag for tag, _ in copied.tags} <= {"b", "bdi"}
+
+
+@given(st.binary(max_size=60))
+def test_characters_lose_no_byte(data):
+    assert b"".join(chunk for _, chunk, _ in characters(data)) == data
+    assert "".join(char for _, _, char in characters(data) if char) == data.decode("utf-8", "ignore")
+
+
+@given(st.text(min_size=1, max_size=12), st.data())
+def test_tokens_that_cut_characters_still_show_each_once(text, data):
+    raw = text.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
+    pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    fragments = split_fragments(pieces)
+    assert "".join(Copied("".join(part.html for part in fragments)).text) == text.replace("\x00", "\ufffd")
+    assert sum(part.opens for part in fragments) == sum(part.closes for part in fragments)
+
+
+@given(st.lists(st.integers(0, Table.vocab_size - 1), min_size=1, max_size=80))
+def test_an_element_per_token_in_order(ids):
+    copied = Copied(TokenPainter(Table()).window(tokens(ids)))
+    assert len(copied.pieces) == len(ids)
+    table = Table()
+    raw = b"".join(table.token_bytes(np.asarray(ids)))
+    if b"\x00" not in raw and raw.decode("utf-8", "replace").encode() == raw:
+        assert "".join(copied.pieces).encode() == raw
+
+
+@given(st.lists(st.integers(0, Table.vocab_size - 1), max_size=80), st.integers(1, 9))
+def test_runs_and_blocks_hold_the_same_text(ids, size):
+    table = Table()
+    blocks = TokenPainter(table).blocks(tokens(ids, start=7), size=size)
+    raw = b"".join(table.token_bytes(np.asarray(ids, dtype=np.int32)))
+    assert "".join(Copied("".join(b.html for b in blocks)).text).count("\ufffd") >= raw.count(b"\xff")
+    if b"\x00" not in raw and raw.decode("utf-8", "replace").encode() == raw and not any(Table().special[ids]):
+        assert "".join(Copied("".join(b.html for b in blocks)).text).encode() == raw
+    assert [b.start for b in blocks[1:]] == [b.stop for b in blocks[:-1]]
+    assert not ids or (blocks[0].start, blocks[-1].stop) == (7, 7 + len(ids))
+
+
+def test_a_script_in_a_token_is_text():
+    html = TokenPainter(Table()).window(tokens([258]))
+    assert "<script" not in html
+    assert "".join(Copied(html).text) == "<script>alert(1)</script>"
+
+
+def test_a_bidi_override_is_isolated_and_named():
+    html = TokenPainter(Table()).window(tokens([259]))
+    assert "<bdi class=c data-x=202E>\u202e</bdi>evil" in html
+
+
+def test_a_split_character_is_bracketed_and_its_bytes_are_shown():
+    html = TokenPainter(Table()).window(tokens([0xE2, 0x82, 0xAC]))
+    assert Copied(html).pieces == ["€", "", ""]
+    assert [attrs["data-x"] for tag, attrs in Copied(html).tags if tag == "i"] == ["E2", "82", "AC"]
+    assert [attrs["class"] for tag, attrs in Copied(html).tags if tag == "i"] == ["y yo", "y yo yc", "y yc"]
+
+
+def test_a_lone_byte_is_shown_as_a_byte_and_a_real_replacement_character_is_not():
+    lone = TokenPainter(Table()).window(tokens([0xFF]))
+    real = TokenPainter(Table()).window(tokens([0xEF, 0xBF, 0xBD]))
+    assert "data-x=FF" in lone
+    assert "<bdi class=c data-x=FFFD>" in real
+    assert "<bdi" not in lone
+
+
+def test_an_edge_may_fall_inside_a_character():
+    painter = TokenPainter(Table())
+    stretch = tokens([0xE2, 0x82, 0xAC, 0x41], start=10)
+    html = painter.window(stretch, margin=(1, 0))
+    assert Copied(html).pieces == ["", "", "A"]
+    assert "data-x=FF" not in html and "\ufffd" not in html
+
+
+def test_states_are_classes_and_default_tokens_have_none():
+    painter = TokenPainter(Table())
+    html = painter.window(
+        tokens([256, 256, 262], 100, origin=[0, 1, 2], mask=[False, True, False], logprobs=[np.nan, -0.5, np.nan]),
+        ranges=[(101, 102)],
+        mark=(102, 103),
+    )
+    assert [attrs for tag, attrs in Copied(html).tags if tag == "i"] == [
+        {},
+        {"class": "o1 m q3 f"},
+        {"class": "o2 k x"},
+    ]
+
+
+def test_a_finding_between_two_tokens_is_drawn_on_the_next():
+    html = TokenPainter(Table()).window(tokens([65, 66, 67]), ranges=[(1, 1)])
+    assert html == "<i>A</i><i class=f>B</i><i>C</i>"
+
+
+def test_without_a_tokenizer_ids_are_shown_as_ids():
+    painter = TokenPainter(None)
+    assert painter.window(tokens([5, 6])) == "<i class=u>5</i><i class=u>6</i>"
+    assert "<u>5</u>" in painter.blocks(tokens([5, 6]))[0].html
+
+
+@pytest.mark.parametrize("outside", [-1, Table.vocab_size, 2**31 - 1])
+def test_an_id_outside_the_vocabulary_is_shown_as_an_id(outside):
+    painter = TokenPainter(Table())
+    assert painter.window(tokens([outside])) == f"<i class=u>{outside}</i>"
+    assert f"<u>{outside}</u>" in painter.blocks(tokens([65, outside, 66]))[0].html
+
+
+def test_logprob_classes_cover_the_whole_range():
+    values = np.asarray([0.0, -0.01, -0.05, -0.2, -0.5, -1.0, -2.0, -3.0, -8.0, -50.0, -np.inf, np.nan], np.float32)
+    assert logprob_classes(values, 12).tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 8, NO_LOGPROB]
+    assert logprob_classes(None, 2).tolist() == [NO_LOGPROB, NO_LOGPROB]
+
+
+def test_the_memo_does_not_mix_states():
+    painter = TokenPainter(Table())
+    first = painter.window(tokens([256, 0xC3, 0xA9], mask=True))
+    assert painter.window(tokens([256, 0xC3, 0xA9])) != first
+    assert painter.window(tokens([256, 0xC3, 0xA9], mask=True)) == first
