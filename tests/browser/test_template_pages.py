@@ -44,10 +44,10 @@ def test_the_repair_is_copied_as_it_is(open_page: Open) -> None:
     assert check.report is not None
     page = open_page(f"/templates/checks/{check.code}")
     page.click("text=Copy the diff")
-    page.wait_for_selector("text=Copied")
+    page.wait_for_selector("[data-copy^='diff-']:text-is('Copied')")
     assert page.evaluate("navigator.clipboard.readText()") == check.report["repair"]["diff"]
     page.click("text=Copy the template")
-    page.wait_for_function("document.querySelectorAll('[data-copy]')[0].textContent == 'Copied'")
+    page.wait_for_selector("[data-copy^='template-']:text-is('Copied')")
     assert page.evaluate("navigator.clipboard.readText()") == check.report["repair"]["template"]
 
 

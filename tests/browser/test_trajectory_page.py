@@ -191,11 +191,12 @@ def test_the_run_view_fetches_what_did_not_fit(open_page, make, monkeypatch):
     stored = make.run([make.conversation("long", turns=8, size=3000)]).trajectories.get()
     page = open_page(path(stored))
     text = make.tokenizer.decode(make.conversation("long", turns=8, size=3000).steps[-1].stream)
-    for _ in range(60):
-        if not page.locator("#pane .more").count():
+    # One look and one act in the page itself: the marker may be replaced between two calls from here.
+    reach = "() => { const more = document.querySelector('#pane .more'); more?.scrollIntoView(); return !!more; }"
+    for _ in range(200):
+        if not page.evaluate(reach):
             break
-        page.locator("#pane .more").scroll_into_view_if_needed()
-        page.wait_for_timeout(150)
+        page.wait_for_timeout(100)
     drawn = page.evaluate("[...document.querySelectorAll('#pane .toks')].map((box) => box.textContent).join('')")
     assert drawn == text
 
