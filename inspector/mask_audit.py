@@ -85,8 +85,17 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowF
     trained = int(part.loss_mask.sum())
     whole = trained == turn.n_tokens
     odd = False
-    if turn.part == "completion":
-        step = f"step {turn.step_index}"
+    if turn.part == "reply":
+        why, odd = _why_reply(turn, part, painter)
+    elif turn.part == "message":
+        why = (
+            f"{trained:,} tokens that the policy did not write are under the gradient"
+            if trained
+            else "read, not written"
+        )
+        odd = bool(trained)
+    elif turn.part == "completion":
+        step = "this step" if turn.step_index is None else f"step {turn.step_index}"
         if not turn.n_tokens:
             why = f"nothing was sampled at {step}"
         elif whole:
@@ -108,8 +117,41 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowF
     return Line(turn, trained, why, _stop_token(turn, part, painter), odd, url)
 
 
+def _why_reply(turn: Turn, part: Tokens, painter: TokenPainter) -> tuple[str, bool]:
+    """Of an assistant's turn that only its header tells: what of it is trained, and whether that is odd."""
+    places = np.flatnonzero(part.loss_mask)
+    if not places.size:
+        return "not trained: context here, or the mask forgot it", False
+    first, last = int(places[0]), int(places[-1])
+    gaps = last + 1 - first - places.size
+    if gaps:
+        return f"trained from token {turn.start + first:,} with {gaps:,} gaps", True
+    header = " its header included," if first == 0 else ""
+    end = _turn_end(part, painter)
+    beyond = part.ids[end + 1 : last + 1] if end is not None and painter.table is not None else part.ids[:0]
+    separator = (
+        bool(len(beyond)) and painter.table is not None and not b"".join(painter.table.token_bytes(beyond)).strip()
+    )
+    if separator:
+        reach = f"through its stop token and {len(beyond)} more that the template wrote"
+    elif end is None or last > end:
+        reach = "to the end"
+    else:
+        reach = "through its stop token" if last == end else "before its stop token"
+    return f"trained from token {turn.start + first:,} on,{header} {reach}", first == 0 or separator
+
+
+def _turn_end(part: Tokens, painter: TokenPainter) -> int | None:
+    """Where in an assistant's turn its last control token stands; None when only its header has one."""
+    places = np.flatnonzero(painter.special(part.ids))
+    return int(places[-1]) if places.size and places[-1] > 1 else None
+
+
 def _stop_token(turn: Turn, part: Tokens, painter: TokenPainter) -> str:
     """Of a completion: whether its last token ends the turn, and whether that is trained."""
+    if turn.part == "reply":
+        end = _turn_end(part, painter)
+        return "none" if end is None else "trained" if part.loss_mask[end] else "masked"
     if turn.part != "completion" or not len(part):
         return ""
     last = int(part.ids[-1])
@@ -119,7 +161,9 @@ def _stop_token(turn: Turn, part: Tokens, painter: TokenPainter) -> str:
 
 
 def _verdicts(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[tuple[str, str]]:
-    ends = [_stop_token(t, tokens.slice(t.start, t.stop), painter) for t in turns if t.part == "completion"]
+    by_headers = any(t.part == "reply" for t in turns)
+    trained_turns = [t for t in turns if not by_headers or t.n_trained]
+    ends = [_stop_token(t, tokens.slice(t.start, t.stop), painter) for t in trained_turns]
     ends = [end for end in ends if end]
     stopped = [end for end in ends if end in ("trained", "masked")]
     if painter.table is None:
@@ -130,6 +174,8 @@ def _verdicts(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[
         n_trained = sum(end == "trained" for end in stopped)
         answer = "yes" if n_trained == len(stopped) else "not always" if n_trained else "NO"
         stop = f"{answer}: {n_trained} of {len(stopped)} are under the gradient"
+    if by_headers:
+        return [("Are stop tokens trained?", stop), *_verdicts_by_role(tokens, turns)]
     observed = tokens.origin == Origin.OBSERVATION
     wrong = int((tokens.loss_mask & observed).sum())
     total = int(observed.sum())
@@ -144,25 +190,61 @@ def _verdicts(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[
     ]
 
 
+def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]]:
+    """The answers that role headers give, where nobody recorded what was sampled."""
+    said: list[tuple[str, str]] = []
+    for question, part in (
+        ("Are tokens of others' turns trained?", "message"),
+        ("Are the assistant's turns trained?", "reply"),
+    ):
+        of = [t for t in turns if t.part == part]
+        total = sum(t.n_tokens for t in of)
+        trained = sum(int(tokens.loss_mask[t.start : t.stop].sum()) for t in of)
+        answer = f"{trained:,} of {total:,} tokens"
+        if part == "message":
+            answer = "there are none" if not total else f"{'YES' if trained else 'no'}: {answer}"
+        said.append((question, answer))
+    return [*said, ("Which tokens were sampled?", "not recorded; turns are told by their role headers")]
+
+
 def oddities(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[str]:
     """A sentence for each thing about the mask that would make a careful engineer stop."""
-    said = []
+    said: list[str] = []
     mask, origin = tokens.loss_mask, tokens.origin
     if not len(tokens):
         return ["This row has no tokens."]
     if not mask.any():
         return ["No token is under the gradient: this row teaches nothing."]
+    by_headers = any(turn.part == "reply" for turn in turns)
+    for turn in turns:
+        wrong = np.flatnonzero(mask[turn.start : turn.stop]) if turn.part == "message" else np.zeros(0)
+        if wrong.size and len(said) < 10:
+            said.append(
+                f"{wrong.size:,} trained token{'s' * (wrong.size != 1)} of turn {turn.number} ({turn.role}); the first "
+                f"at {turn.start + int(wrong[0]):,}. The policy did not write that turn."
+            )
     for source, words in (
-        (Origin.OBSERVATION, "text of a tool or of the environment"),
-        (Origin.TEMPLATE, "scaffold that the chat template wrote"),
-        (Origin.INSERTED, "tokens that a strategy added"),
-        (Origin.PROMPT, "tokens of the first prompt"),
+        ()
+        if by_headers and not tokens.origin_known
+        else (
+            (Origin.OBSERVATION, "text of a tool or of the environment"),
+            (Origin.TEMPLATE, "scaffold that the chat template wrote"),
+            (Origin.INSERTED, "tokens that a strategy added"),
+            (Origin.PROMPT, "tokens of the first prompt"),
+        )
     ):
         wrong = np.flatnonzero(mask & (origin == source))
         if wrong.size:
             said.append(
                 f"{wrong.size:,} trained token{'s are' if wrong.size != 1 else ' is'} {words}; "
                 f"the first at {int(wrong[0]):,}. The policy did not sample them: that gradient is not of its actions."
+            )
+    if by_headers:
+        replies = [turn for turn in turns if turn.part == "reply"]
+        idle = [turn for turn in replies if not turn.n_trained]
+        if idle and len(idle) < len(replies):
+            said.append(
+                f"{len(idle)} of {len(replies)} assistant turns are not trained; the first is turn {idle[0].number}."
             )
     masked = np.flatnonzero(~mask & (origin == Origin.SAMPLED))
     trained_turns = {t.number for t in turns if t.part == "completion" and mask[t.start : t.stop].any()}
@@ -179,7 +261,7 @@ def oddities(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[s
     if painter.table is not None:
         for turn in turns:
             end = _stop_token(turn, tokens.slice(turn.start, turn.stop), painter)
-            if end == "masked" and turn.number in trained_turns:
+            if end == "masked" and (turn.number in trained_turns or (turn.part == "reply" and turn.n_trained)):
                 said.append(
                     f"Turn {turn.number} is trained but its stop token is not: the policy does not learn to stop there."
                 )

@@ -127,6 +127,8 @@ def _lens_notes(tokens: Tokens, place: Place) -> dict[str, str]:
         notes["mask"] = f"The loss-mask lens colours nothing: no token {here} is under the gradient."
     if not tokens.origin.any():
         notes["origin"] = f"The origin lens colours nothing: every token {here} belongs to the first prompt."
+    elif not tokens.origin_known:
+        notes["origin"] = "Nobody recorded who wrote these tokens; the origin lens takes what is trained for sampled."
     if tokens.logprobs is None or bool(np.isnan(tokens.logprobs).all()):
         sampled = bool((tokens.origin == 1).any())
         notes["logprob"] = "The log-probability lens colours nothing: " + (

@@ -11,7 +11,7 @@ class of its logprob, ``x`` special, ``f`` a finding lies here, ``k`` in the mar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,6 +53,8 @@ class Tokens:
     """NaN where a token was not sampled; None = the source has none."""
     classes: NDArray[np.int64] | None = None
     """Of a trainer's column, where that is the lens: they take the place of the logprob's."""
+    origin_known: bool = True
+    """False where ``origin`` was guessed from the mask."""
 
     def __len__(self) -> int:
         return int(self.ids.size)
@@ -62,7 +64,10 @@ class Tokens:
         a, b = max(start - self.start, 0), max(stop - self.start, 0)
         logprobs = None if self.logprobs is None else self.logprobs[a:b]
         classes = None if self.classes is None else self.classes[a:b]
-        return Tokens(self.start + a, self.ids[a:b], self.origin[a:b], self.loss_mask[a:b], logprobs, classes)
+        return replace(
+            self, start=self.start + a, ids=self.ids[a:b], origin=self.origin[a:b], loss_mask=self.loss_mask[a:b],
+            logprobs=logprobs, classes=classes,
+        )  # fmt: skip
 
 
 def value_classes(values: NDArray[np.float32], n: int) -> NDArray[np.int64]:
@@ -204,9 +209,16 @@ class TokenPainter:
         # A hole in the vocabulary has no bytes; drawing nothing would hide a token.
         return {token_id: data or None for token_id, data in texts.items()}
 
+    def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of ``ids`` ``[n]`` are control tokens of this tokenizer; none without one."""
+        if self.table is None:
+            return np.zeros(len(ids), dtype=np.bool_)
+        known = (ids >= 0) & (ids < len(self.table.special))
+        return np.asarray(self.table.special)[np.where(known, ids, 0)].astype(np.bool_) & known
+
     def is_special(self, token_id: int) -> bool:
         """A control token of this tokenizer; False without one."""
-        return self.table is not None and 0 <= token_id < len(self.table.special) and bool(self.table.special[token_id])
+        return bool(self.special(np.array([token_id]))[0])
 
     def _draw_split(self, keys: list[int], drawn: list[Any]) -> None:
         """Fill the gaps: neighbouring tokens whose bytes are no text alone are drawn together, and remembered so."""
@@ -254,14 +266,13 @@ class TokenPainter:
         state = self._states(tokens, ranges, mark, logprob)
         table = self.table
         pieces: list[bytes | None]
-        special = np.zeros(n, dtype=np.bool_)
+        special = self.special(tokens.ids)
         if table is None:
             pieces = [None] * n
         else:
             known = (tokens.ids >= 0) & (tokens.ids < table.vocab_size)
             safe_ids = np.where(known, tokens.ids, 0).astype(np.int32)
             pieces = list(table.token_bytes(safe_ids))
-            special = np.asarray(table.special)[np.minimum(safe_ids, len(table.special) - 1)].astype(np.bool_) & known
             for i in np.flatnonzero(~known).tolist():
                 pieces[i] = None
         cuts = _block_cuts(pieces, size)

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.token_html import TokenPainter, Tokens
-from inspector.turns import FindingItem, Turn, cost_sentence, make_turns, own_spans, roles_of
+from inspector.turns import FindingItem, Turn, cost_sentence, header_spans, make_turns, own_spans, roles_of
 from rollouts import models, selectors
 from rollouts.services.tokenizers import byte_tables_folder
 from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.roles import RoleTurn, role_turns
+from rollouts.tito.trajectory import Origin
 from rollouts.tokenizers import TokenizerUnusable, byte_table
 
 logger = logging.getLogger(__name__)
@@ -170,7 +172,12 @@ def read_turns(
     """The turns of a row."""
     if not row.follows_steps:
         tokens = read_tokens(trajectory, row, 0, row.n_tokens)
-        return make_turns(own_spans(tokens.origin), {}, findings, row.index, None, {}, tokens.loss_mask)
+        painter = painter_of(trajectory.run.tokenizer)[0]
+        headers: list[RoleTurn] = []
+        if painter.table is not None and not (tokens.origin_known and (tokens.origin == Origin.SAMPLED).any()):
+            headers = role_turns(tokens.ids, painter.special(tokens.ids), painter.table.token_bytes)
+        own = header_spans(headers) if headers else own_spans(tokens.origin)
+        return make_turns(own, {}, findings, row.index, None, {}, tokens.loss_mask)
     spans = selectors.row_spans(trajectory, row.handle)
     roles = read_roles(trajectory, row.steps)
     reasons = {step.index: step.finish_reason for step in steps}
@@ -224,4 +231,5 @@ def _mismatch(trajectory: models.Trajectory, row: RowFacts) -> NDArray[np.float3
 def read_tokens(trajectory: models.Trajectory, row: RowFacts, start: int, stop: int) -> Tokens:
     """Tokens of a row, ``[start, stop)``."""
     window = selectors.row_window(trajectory, row.handle, start, stop)
-    return Tokens(start, window.ids, window.origin, np.asarray(window.loss_mask), window.logprobs)
+    return Tokens(start, window.ids, window.origin, np.asarray(window.loss_mask), window.logprobs,
+                  origin_known=window.origin_known)  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rollouts.tito.roles import RoleTurn
 from rollouts.tito.trajectory import Origin
 
 MAP_WIDTH = 1000
@@ -20,7 +21,10 @@ MAP_MOST = 500
 
 
 class Span(Protocol):
-    """What ``selectors.row_spans`` gives: part is ``prompt``, ``delta``, ``completion`` or ``row``."""
+    """What ``selectors.row_spans`` gives: part is ``prompt``, ``delta``, ``completion`` or ``row``.
+
+    Of a row that only its role headers divide, it is ``reply`` for what the assistant's header opens, else ``message``.
+    """
 
     @property
     def start(self) -> int: ...
@@ -128,15 +132,22 @@ def role_label(part: str, roles: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class OwnSpan:
-    """A span of a row that came without steps, found from its origins."""
+    """A span of a row that came without steps, found from its origins or its role headers."""
 
     start: int
     stop: int
     part: str
     step_index: int | None = None
+    roles: tuple[str, ...] = ()
 
 
 OWN_SPANS_MOST = 4000
+
+
+def header_spans(turns: Sequence[RoleTurn]) -> list[OwnSpan]:
+    """The spans of a row that keeps its own arrays and no origins, from the role headers in it."""
+    parts = {"assistant": "reply", "prompt": "prompt"}
+    return [OwnSpan(t.start, t.stop, parts.get(t.role, "message"), roles=(t.role,)) for t in turns]
 
 
 def own_spans(origin: NDArray[np.uint8]) -> list[OwnSpan]:
@@ -177,7 +188,7 @@ def make_turns(
             Turn(
                 number,
                 span.part,
-                role_label(span.part, roles.get(step, ())),
+                role_label(span.part, span.roles if isinstance(span, OwnSpan) else roles.get(step, ())),
                 span.step_index,
                 span.start,
                 span.stop,

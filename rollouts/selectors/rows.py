@@ -42,6 +42,8 @@ class Window:
     """NaN where a token was not sampled or the source is short; None = the source has none."""
     step_index: np.ndarray
     """int32; -1 where no step is known."""
+    origin_known: bool = True
+    """False where nobody wrote down who wrote what: ``origin`` is then guessed from the mask, for colours alone."""
 
 
 def get_row(trajectory: models.Trajectory, row: int | models.Row) -> models.Row:
@@ -152,8 +154,9 @@ def _own_window(record: models.Row, start: int, stop: int) -> Window:
         origin[max(first - start, 0) :] = Origin.OBSERVATION
         origin[mask] = Origin.SAMPLED
     return Window(
-        start, stop, record.n_tokens, tokens.ids[start:stop], origin, mask, logprobs, np.full(n, -1, dtype=np.int32)
-    )
+        start, stop, record.n_tokens, tokens.ids[start:stop], origin, mask, logprobs, np.full(n, -1, dtype=np.int32),
+        tokens.origin is not None,
+    )  # fmt: skip
 
 
 def row_columns(record: models.Row, start: int, stop: int) -> dict[str, Floats]:

@@ -13,6 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from rollouts import models, services
+from rollouts.tito.trajectory import Row, Trajectory
 from tests.web.trajectory_samples import HOSTILE, Maker, own_row
 
 pytestmark = pytest.mark.django_db
@@ -372,6 +373,38 @@ def test_the_mask_is_explained_and_oddities_are_said(make, reader):
     nothing = only(make.run([unlearned]))
     said = reader.get(url(nothing, page="trajectory-mask") + ".json").json()["oddities"]
     assert said == ["No token is under the gradient: this row teaches nothing."]
+
+
+CHAT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
+
+
+def headed(make, trained: str, shift: int = 0) -> Trajectory:
+    """A row without steps and origins that trains where CHAT says ``trained``, and ``shift`` tokens more."""
+    ids = make.ids(CHAT)
+    ends = np.cumsum([len(piece) for piece in make.table.token_bytes(ids)])
+    start = CHAT.index(trained)
+    mask = (ends > start) & (ends <= start + len(trained))
+    mask[: len(mask)] |= np.roll(mask, shift)
+    return Trajectory("row", rows=(Row(ids, mask, None),))
+
+
+def test_the_mask_of_a_row_without_steps_is_told_by_its_role_headers(make, reader):
+    def report(trajectory: Trajectory) -> dict:
+        stored = only(make.run([trajectory]))
+        assert "Nobody recorded who wrote these tokens" in page_text(reader.get(url(stored, "?lens=origin")))
+        return reader.get(url(stored, page="trajectory-mask") + ".json").json()
+
+    good = report(headed(make, "yes<|im_end|>"))
+    assert [(turn["role"], turn["stop_token"]) for turn in good["turns"]] == [("user", ""), ("assistant", "trained")]
+    assert good["oddities"] == [] and good["turns"][1]["why"].endswith("through its stop token")
+    assert good["verdicts"]["Are tokens of others' turns trained?"].startswith("no: 0 of")
+    cut = report(headed(make, "yes"))
+    assert "its stop token is not" in " ".join(cut["oddities"])
+    overrun = report(headed(make, "yes<|im_end|>", shift=1))
+    assert overrun["turns"][1]["why"].endswith("through its stop token and 1 more that the template wrote")
+    read = report(headed(make, "hi"))
+    assert "The policy did not write that turn." in read["oddities"][0]
+    assert read["verdicts"]["Are tokens of others' turns trained?"].startswith("YES: ")
 
 
 # --- cost, caching, access --------------------------------------------------------------------------------------------
