@@ -59,6 +59,7 @@ def run_facts(run: Run) -> dict[str, Any]:
         "tokens": run.n_tokens,
         "sampled": run.n_sampled,
         "rejected": run.n_rejected,
+        "diagnosis_version": run.diagnosis_version,
         "findings": {kind: count for kind, count in sorted(run.finding_counts.items()) if count},
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from rollouts import chat_templates, models, selectors, services, tokenizers
@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 BATCH = 20
 """Trajectories that are held at once while a run is judged."""
+BATCH_TOKENS = 300_000
+"""And the tokens that they hold together, so that progress is written every few seconds."""
 
 
 def codec_of(run: models.Run) -> Codec | None:
@@ -77,26 +79,38 @@ def _byte_table(run: models.Run) -> tokenizers.ByteTable | None:
     return None
 
 
-def diagnose_and_save(run: models.Run, trajectories: Iterable[models.Trajectory] | None = None) -> int:
+def judge_run(run: models.Run, after: int = -1) -> Iterator[list[models.Trajectory]]:
+    """Judge the finished trajectories behind an index anew, in the order of the run; each pile is given once stored."""
+    finished = run.trajectories.filter(status=models.Trajectory.Status.DONE).order_by("index")
+    while pile := _bounded(list(finished.filter(index__gt=after)[:BATCH])):
+        _judge(run, pile)
+        after = pile[-1].index
+        yield pile
+
+
+def _bounded(records: list[models.Trajectory]) -> list[models.Trajectory]:
+    """The first of them, as many as do not hold too many tokens together; at least one."""
+    held = 0
+    for n, record in enumerate(records):
+        held += record.n_tokens
+        if n and held > BATCH_TOKENS:
+            return records[:n]
+    return records
+
+
+def diagnose_and_save(run: models.Run, trajectories: Sequence[models.Trajectory] | None = None) -> int:
     """Judge finished trajectories anew (default: all of the run), in place of the old findings; gives how many."""
     if trajectories is None:
-        trajectories = run.trajectories.filter(status=models.Trajectory.Status.DONE).order_by("index").iterator(BATCH)
-    n = 0
-    pile: list[models.Trajectory] = []
-    for trajectory in trajectories:
-        pile.append(trajectory)
-        if len(pile) == BATCH:
-            n += _judge(run, pile)
-            pile = []
-    return n + _judge(run, pile)
+        n = sum(len(pile) for pile in judge_run(run))
+        services.note_judged(run)
+        return n
+    _judge(run, trajectories)
+    return len(trajectories)
 
 
-def _judge(run: models.Run, pile: Sequence[models.Trajectory]) -> int:
-    if not pile:
-        return 0
+def _judge(run: models.Run, pile: Sequence[models.Trajectory]) -> None:
     values = list(selectors.load_trajectories(pile))
     if (table := _byte_table(run)) is not None:
         services.fill_origins(pile, values, table)
     found = [findings_for(value, run) for value in values]
     services.replace_findings(run, list(zip(pile, found, strict=True)))
-    return len(pile)

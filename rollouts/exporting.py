@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import IO
+from dataclasses import dataclass, fields, replace
+from typing import IO, Any
 
 from django.db.models import QuerySet
 
 from rollouts import models, replays, selectors
 from rollouts.diagnosis import codec_of
 from rollouts.formats import FORMATS, exports
-from rollouts.formats.exports import EXPORTS, Export, ExportRefused
+from rollouts.formats.exports import EXPORTS, Export, ExportRefused, padded
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
@@ -32,53 +32,81 @@ def suffix_of(name: str) -> str:
     return EXPORTS[name].suffix if name in EXPORTS else FORMATS[name].suffix
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """How a run is to be written. Raises ``ValueError`` with a sentence where the parts do not go together."""
+
+    format: str = "own_jsonl"
+    strategy: str = ""
+    """Whose rows are written; empty = those that are stored."""
+    force: bool = False
+    """Rows that break the target's invariants are written too, and what the strategy refuses is left out."""
+    pad_to: int | None = None
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        if self.format not in WRITERS:
+            raise ValueError(f"There is no format {self.format[:40]!r}. Known: {', '.join(WRITERS)}.")
+        if self.strategy and self.strategy not in STRATEGIES:
+            raise ValueError(f"There is no strategy {self.strategy[:40]!r}. Known: {', '.join(STRATEGIES)}.")
+        if self.pad_to is not None and (self.format != "sft" or self.pad_to < 1):
+            raise ValueError("Padding takes a number of tokens from 1 on, and goes with the format sft alone.")
+
+    def as_options(self) -> dict[str, Any]:
+        """As a job keeps it: what is not the default."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+
+    @property
+    def target(self) -> Export | None:
+        """The row format; None for whole trajectories."""
+        if self.pad_to is not None:
+            return padded(EXPORTS["sft"], self.pad_to, self.pad_id)
+        return EXPORTS.get(self.format)
+
+
 def write_run(
     run: models.Run,
-    wanted: QuerySet[models.Trajectory],
-    name: str,
+    records: QuerySet[models.Trajectory],
+    wanted: Wanted,
     file: IO[bytes],
     *,
-    force: bool = False,
-    strategy: str = "",
-    target: Export | None = None,
     tell: Callable[[str], object] = lambda _: None,
+    tick: Callable[[], object] = lambda: None,
 ) -> int:
-    """Write the finished ones of ``wanted``; gives how many rows or trajectories.
+    """Write the finished ones of ``records``; gives how many rows or trajectories.
 
-    ``strategy`` replaces the rows by those that it would have made; ``target`` stands in for the format's own (rows
-    that are padded). Raises :class:`ExportRefused` with a sentence. With ``force``, a trajectory that the strategy
-    cannot be replayed over is left out, and ``tell`` is called with a sentence about it.
+    ``tick`` is called for each trajectory that has been read. Raises :class:`ExportRefused` with a sentence. With
+    ``force``, what the strategy cannot be replayed over is left out, and ``tell`` is called with a sentence about it.
     """
-    records = wanted.filter(status=models.Trajectory.Status.DONE).order_by("index").iterator(BATCH)
+    finished = records.filter(status=models.Trajectory.Status.DONE).order_by("index").iterator(BATCH)
     # A refusal leaves in the middle, and the cursor must not outlive its connection.
-    with closing(loaded(records)) as values:
-        del records
-        return _write(run, values, name, file, force, strategy, target, tell)
+    with closing(loaded(finished)) as values:
+        del finished
+        return _write(run, _ticking(values, tick), wanted, file, tell)
+
+
+def _ticking(values: Iterator[Trajectory], tick: Callable[[], object]) -> Iterator[Trajectory]:
+    for value in values:
+        yield value
+        tick()
 
 
 def _write(
-    run: models.Run,
-    values: Iterator[Trajectory],
-    name: str,
-    file: IO[bytes],
-    force: bool,
-    strategy: str,
-    target: Export | None,
-    tell: Callable[[str], object],
+    run: models.Run, values: Iterator[Trajectory], wanted: Wanted, file: IO[bytes], tell: Callable[[str], object]
 ) -> int:
-    if strategy:
-        values = _under(strategy, run, values, force, tell)
-    if not is_rows(name):
-        write = FORMATS[name].write
+    if wanted.strategy:
+        values = _under(wanted.strategy, run, values, wanted.force, tell)
+    if (target := wanted.target) is None:
+        write = FORMATS[wanted.format].write
         assert write is not None
         return write(values, file)
     codec = codec_of(run)
     return exports.write(
-        target or EXPORTS[name],
+        target,
         values,
         file,
-        force,
-        rows=_own_rows if strategy else None,
+        wanted.force,
+        rows=_own_rows if wanted.strategy else None,
         decode=None if codec is None else codec.decode,
         cause=lambda value: cause_of(run, value),
     )

@@ -109,6 +109,9 @@ class Run(models.Model):
     n_sampled = models.PositiveBigIntegerField(default=0)
     n_rejected = models.PositiveIntegerField(default=0)
     finding_counts = models.JSONField(default=dict, help_text="kind -> number of findings.")
+    diagnosis_version = models.PositiveIntegerField(
+        null=True, help_text="The oldest version of the diagnosis that judged a trajectory of it; null = none has."
+    )
     bytes_done = models.PositiveBigIntegerField(default=0, help_text="Of an import: how far the reader is.")
     bytes_total = models.PositiveBigIntegerField(default=0)
 
@@ -365,6 +368,52 @@ class ReplayRows(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["replay", "strategy"], name="strategy_in_replay")]
+
+
+class Job(models.Model):
+    """Work on a run that has ended, done by a worker: its judgement anew, or a file of it. The row is the result."""
+
+    class Kind(models.TextChoices):
+        DIAGNOSE = "diagnose"
+        """Every finished trajectory is judged anew."""
+        EXPORT = "export"
+        """The run is written to a file, ``options`` says how."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        RUNNING = "running"
+        DONE = "done"
+        FAILED = "failed"
+        """``error`` says why."""
+        CANCELLED = "cancelled"
+
+    code = models.CharField(max_length=16, unique=True, default=new_code)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="jobs")
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
+    error = models.TextField(blank=True)
+    options = models.JSONField(default=dict)
+    attempt = models.PositiveIntegerField(default=0, help_text="Goes up with each worker that takes it.")
+    n_done = models.PositiveIntegerField(default=0)
+    n_total = models.PositiveIntegerField(default=0, help_text="Trajectories it has to go through.")
+    reached = models.BigIntegerField(default=-1, help_text="Index of the last trajectory that is done for good.")
+    n_written = models.PositiveIntegerField(default=0, help_text="Of an export: rows or trajectories in the file.")
+    bytes_written = models.PositiveBigIntegerField(default=0)
+    notes = models.JSONField(default=list, help_text="Sentences about what was left out.")
+    cancel_requested = models.BooleanField(default=False)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
+    created_at = models.DateTimeField(auto_now_add=True)
+    heartbeat_at = models.DateTimeField(default=timezone.now, help_text="Last sign of life of the work.")
+    finished_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True, help_text="When its file goes.")
+
+    class Meta:
+        constraints = [
+            # One of a kind at a time: a second press finds the first.
+            models.UniqueConstraint(
+                fields=["run", "kind"], condition=Q(status__in=("queued", "running")), name="job_at_a_time"
+            )
+        ]
 
 
 class ShareLink(models.Model):

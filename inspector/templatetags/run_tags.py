@@ -5,24 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from django import template
-from django.db.models import Min
 
 from rollouts.exporting import WRITERS
 from rollouts.models import Run, Tokenizer
 from rollouts.tito.diagnose import VERSION
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.about import ABOUT
 
 register = template.Library()
 
 
 @register.inclusion_tag("runs/_work.html", takes_context=True)
 def run_work(context: Any, run: Run, writer: bool) -> dict[str, Any]:
-    """The export form, and for a writer the form that judges the run anew."""
-    oldest = run.findings.aggregate(oldest=Min("version"))["oldest"]
+    """The export form, for a writer the form that judges the run anew, and the work that was asked for."""
+    can_replay = writer and run.n_steps and run.tokenizer_id is not None
     return {
         "run": run,
         "writer": writer,
         "writers": WRITERS,
-        "outdated": oldest is not None and oldest < VERSION,
+        "strategies": {slug: ABOUT.get(slug, "") for slug in STRATEGIES} if can_replay else {},
+        "version": VERSION,
+        "outdated": run.diagnosis_version is not None and run.diagnosis_version < VERSION,
         "tokenizers": list(Tokenizer.objects.order_by("name").values_list("name", flat=True)[:500]) if writer else [],
         "csrf_token": context.get("csrf_token"),
+        "request": context.get("request"),
+        "jobs": context.get("jobs"),
+        "jobs_live": context.get("jobs_live"),
     }

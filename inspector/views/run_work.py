@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
+from collections.abc import Mapping
 from typing import IO, Any
+from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from inspector.access import reads_run
 from inspector.api import error_page, json_page, wants_json
 from inspector.run_data import is_active
-from rollouts import exporting
+from inspector.run_jobs import for_page, is_offered, job_facts
+from rollouts import exporting, services
+from rollouts.exporting import Wanted
 from rollouts.formats.exports import ExportRefused
-from rollouts.models import Run, Tokenizer
-from rollouts.tasks import diagnose_run
+from rollouts.models import Job, Run, Tokenizer
+from rollouts.tasks import jobs
 
-log = logging.getLogger(__name__)
-
-LARGEST = 20_000_000
-"""Tokens of a run that a request writes; a larger one is written on the command line."""
+LARGEST = 1_000_000
+"""Tokens of a run that a request writes; a larger one is written by a worker."""
+MOST_TRAJECTORIES = 2_000
 IN_MEMORY = 8 << 20
 
 
@@ -36,54 +39,128 @@ def diagnose(request: HttpRequest, code: str) -> HttpResponse:
         return _told(request, run, "This run still works. It is judged as it goes; wait, or cancel it first.", 409)
     if named and tokenizer is None:
         return _told(request, run, f"There is no tokenizer “{named[:80]}”. Register it first.", 422)
+    job, send = services.ask_job(
+        run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer is not None else {}, request.user
+    )
+    if not send:
+        return _told(request, run, f"This run is being judged already: {_so_far(job)}. Nothing was begun.", 200, job)
     if tokenizer is not None and tokenizer.pk != run.tokenizer_id:
         run.tokenizer = tokenizer
         run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
         run.save(update_fields=["tokenizer", "chat_template"])
-    try:
-        diagnose_run.delay(run.pk)
-    except Exception as error:  # kombu's OperationalError, and what redis raises below it
-        log.warning("run %s cannot be judged again: %s", run.code, error)
-        return _told(request, run, "Redis does not answer, so no worker can be sent. Start it, then try again.", 503)
-    return _told(
-        request, run, "A worker judges this run anew; its findings change as it goes. Load the page again to see.", 202
-    )
+    if sentence := jobs.send(job):
+        return _told(request, run, sentence, 503)
+    return _told(request, run, "A worker judges this run anew; how far it is stands below.", 202, job)
 
 
-def _told(request: HttpRequest, run: Run, sentence: str, status: int) -> HttpResponse:
+def _so_far(job: Job) -> str:
+    return f"{job.n_done:,} of {job.n_total:,} trajectories are done" if job.n_total else "it waits for a worker"
+
+
+def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
     if wants_json(request):
-        return json_page({"run": run.code, "message" if status < 400 else "error": sentence}, status)
+        body = {"run": run.code, "message" if status < 400 else "error": sentence}
+        return json_page(body | ({"job": job_facts(job, run)} if job is not None else {}), status)
     if status < 400:
         messages.success(request, sentence)
     else:
         messages.error(request, sentence, extra_tags="error")
-    return redirect("run", run.code)
+    return redirect(f"{reverse('run', args=[run.code])}#work")
+
+
+def wanted_of(params: Mapping[str, str]) -> Wanted:
+    """What a form or an address asks for. Raises ``ValueError`` with a sentence."""
+    numbers = {}
+    for name in ("pad_to", "pad_id"):
+        given = params.get(name, "").strip()
+        if given and not (given.isascii() and given.isdigit() and len(given) < 10):
+            raise ValueError(f"“{given[:40]}” is no whole number; {name} takes one, such as 4096.")
+        numbers[name] = int(given) if given else None
+    return Wanted(
+        params.get("format", "") or "own_jsonl",
+        params.get("strategy", ""),
+        bool(params.get("force")),
+        numbers["pad_to"],
+        numbers["pad_id"] or 0,
+    )
+
+
+def fits_a_request(run: Run, wanted: Wanted) -> bool:
+    """Whether it is written while the browser waits. Rows of another strategy are replayed, which takes longer."""
+    return not wanted.strategy and run.n_tokens <= LARGEST and run.n_trajectories <= MOST_TRAJECTORIES
+
+
+@reads_run
+def export(request: HttpRequest, run: Run) -> Any:
+    """The finished trajectories as a file; a row that the target cannot take is refused with the finding."""
+    try:
+        wanted = wanted_of(request.GET)
+    except ValueError as error:
+        return error_page(request, 422, "This cannot be written", str(error))
+    if not fits_a_request(run, wanted):
+        return error_page(
+            request, 413, "Too large for a page",
+            "This export takes longer than a request may. Log in and press Export on the page of the run, and a worker "
+            f"writes it. On the server: manage.py export_rollouts {run.code} --format {wanted.format} --output FILE",
+        )  # fmt: skip
+    # Whole or not at all: a refusal must come before the first byte is sent.
+    file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
+    try:
+        exporting.write_run(run, run.trajectories.all(), wanted, file)
+    except ExportRefused as refusal:
+        file.close()
+        return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)))
+    file.seek(0)
+    return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
+
+
+def file_name(run: Run, wanted: Wanted) -> str:
+    strategy = f"_{wanted.strategy}" if wanted.strategy else ""
+    return f"run_{run.code}_{wanted.format}{strategy}{exporting.suffix_of(wanted.format)}"
+
+
+@require_POST
+def begin_export(request: HttpRequest, code: str) -> HttpResponse:
+    """What a request may write is downloaded at once; a worker writes the rest to a file that the page then offers."""
+    run = get_object_or_404(Run, code=code)
+    try:
+        wanted = wanted_of(request.POST)
+    except ValueError as error:
+        return error_page(request, 422, "This cannot be written", str(error))
+    if is_active(run):
+        return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
+    if fits_a_request(run, wanted) and not wants_json(request):
+        return redirect(f"{reverse('run-export', args=[run.code])}?{urlencode(wanted.as_options())}")
+    job, send = services.ask_job(run, Job.Kind.EXPORT, wanted.as_options(), request.user)
+    if not send:
+        sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."
+        return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
+    if sentence := jobs.send(job):
+        return _told(request, run, sentence, 503)
+    return _told(request, run, "A worker writes the file; how far it is, and then the file, stand below.", 202, job)
+
+
+@require_POST
+def cancel_job(request: HttpRequest, code: str, job: str) -> HttpResponse:
+    """Ask a job to stop; one that has ended stays as it is."""
+    held = get_object_or_404(Job.objects.select_related("run"), run__code=code, code=job)
+    services.cancel_job(held)
+    if wants_json(request):
+        return json_page(job_facts(held, held.run))
+    return redirect(f"{reverse('run', args=[code])}#work")
 
 
 @require_safe
 @reads_run
-def export(request: HttpRequest, run: Run) -> Any:
-    """The finished trajectories as a file; a row that the target cannot take is refused with the finding."""
-    name = request.GET.get("format", "own_jsonl")
-    if name not in exporting.WRITERS:
-        known = ", ".join(exporting.WRITERS)
-        return error_page(request, 422, "No such format", f"There is no format “{name[:40]}”. Known: {known}.")
-    if run.n_tokens > LARGEST:
+def job_file(request: HttpRequest, run: Run, job: str) -> Any:
+    """The file of an export, until it expires."""
+    held = run.jobs.filter(code=job, kind=Job.Kind.EXPORT).first()
+    if held is None:
+        raise Http404(f"This run has no export with the code {job}.")
+    path = jobs.file_of(held)
+    if not is_offered(held) or not path.is_file():
         return error_page(
-            request, 413, "Too large for a page",
-            f"This run holds {run.n_tokens:,} tokens; a page writes up to {LARGEST:,}. On the server, run: "
-            f"manage.py export_rollouts {run.code} --format {name} --output FILE",
+            request, 410, "This file is not offered",
+            "The export has expired, or was never finished. Go to the page of the run and export it again.",
         )  # fmt: skip
-    # Whole or not at all: a refusal must come before the first byte is sent.
-    file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
-    left_out: list[str] = []
-    try:
-        exporting.write_run(
-            run, run.trajectories.all(), name, file, force=bool(request.GET.get("force")), tell=left_out.append
-        )
-    except ExportRefused as refusal:
-        file.close()
-        sentence = str(refusal).replace("with --force", "by ticking “write faulty rows too”")
-        return error_page(request, 422, "This run cannot be written in that format", sentence)
-    file.seek(0)
-    return FileResponse(file, as_attachment=True, filename=f"run_{run.code}_{name}{exporting.suffix_of(name)}")
+    return FileResponse(path.open("rb"), as_attachment=True, filename=file_name(run, Wanted(**held.options)))

@@ -30,6 +30,8 @@ from inspector.run_data import (
     stop_choices,
     trajectory_facts,
 )
+from inspector.run_jobs import has_just_judged, job_facts, latest_jobs
+from inspector.run_jobs import is_active as is_active_job
 from rollouts import launch, selectors, services
 from rollouts.models import Run, Trajectory
 from rollouts.tito.strategies import STRATEGIES
@@ -130,6 +132,16 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
     if is_fragment(request, "run-live") and not is_active(run):
         # It has just ended: load the whole page anew, once, with what only an ended run shows.
         return HttpResponse(headers={"HX-Refresh": "true"})
+    found_jobs = latest_jobs(run)
+    jobs = {
+        "jobs": [job_facts(job, run) for job in found_jobs],
+        "jobs_live": any(is_active_job(job) for job in found_jobs),
+    }
+    if is_fragment(request, "run-jobs"):
+        if not jobs["jobs_live"] and any(has_just_judged(job) for job in found_jobs):
+            # The findings all over the page are others now.
+            return HttpResponse(headers={"HX-Refresh": "true"})
+        return render(request, "runs/_jobs.html", {**shell, **jobs})
     summary = selectors.run_summary(run)
     state["running"] = summary.by_status.get(Trajectory.Status.RUNNING, 0)
     shell |= {
@@ -146,6 +158,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
         "progress": state,
         "summary": summary,
         "rejections": rejection_facts(rejections),
+        **jobs,
         "filter": {**dict(wanted.pairs()), "sort": wanted.sort},
         **_listing(run, wanted),
     }

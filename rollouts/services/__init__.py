@@ -1,8 +1,9 @@
 """Everything that writes to the database. Each function is one short transaction unless it says otherwise."""
 
 from rollouts.services.contents import store_content
-from rollouts.services.findings import replace_findings
+from rollouts.services.findings import note_judged, replace_findings
 from rollouts.services.imports import import_files
+from rollouts.services.jobs import ask_job, cancel_job
 from rollouts.services.launched import (
     End,
     NewTrajectory,
@@ -42,8 +43,10 @@ __all__ = [
     "End",
     "NewTrajectory",
     "add_queued_trajectories",
+    "ask_job",
     "beat",
     "byte_tables_folder",
+    "cancel_job",
     "cancel_remaining",
     "cancel_run",
     "create_run",
@@ -58,6 +61,7 @@ __all__ = [
     "finish_trajectory",
     "import_files",
     "lease_trajectories",
+    "note_judged",
     "recount",
     "register_chat_template",
     "register_tokenizer",

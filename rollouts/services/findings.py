@@ -28,8 +28,14 @@ def _version() -> int:
     return int(getattr(diagnose, "VERSION", 0))
 
 
+def note_judged(run: models.Run) -> None:
+    """Every trajectory of the run has been judged by the diagnosis of today."""
+    run.diagnosis_version = _version()
+    run.save(update_fields=["diagnosis_version"])
+
+
 def add_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Sequence[Finding]]]) -> Counter[str]:
-    """Insert findings; gives how many of each kind. The caller keeps the totals."""
+    """Insert findings; gives how many of each kind. The caller keeps the totals. Whoever is given here was judged."""
     version = _version()
     records = [
         models.Finding(
@@ -60,6 +66,9 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Seque
         for finding in findings
     ]
     models.Finding.objects.bulk_create(records)
+    if run.diagnosis_version is None:
+        models.Run.objects.filter(pk=run.pk, diagnosis_version=None).update(diagnosis_version=version)
+        run.diagnosis_version = version
     return Counter(record.kind for record in records)
 
 

@@ -1,4 +1,4 @@
-"""Imports and diagnoses in the background."""
+"""Imports in the background."""
 
 from __future__ import annotations
 
@@ -47,13 +47,3 @@ def import_files(self: Any, run_id: int) -> None:
         )
     except Exception:
         log.exception("import broke off run=%s", run.code)  # the run says so itself
-
-
-@shared_task(name="rollouts.diagnose_run")
-def diagnose_run(run_id: int) -> None:
-    """Judge every finished trajectory of a run anew."""
-    from rollouts.diagnosis import diagnose_and_save
-
-    run = Run.objects.select_related("tokenizer", "chat_template").filter(pk=run_id).first()
-    if run is not None:
-        diagnose_and_save(run)

@@ -108,7 +108,7 @@ def test_a_tokenizer_is_registered_and_a_run_judged_by_it(file: Path, tiny_token
 
 def test_the_import_task_reads_what_the_run_names_and_only_once(tmp_path: Path) -> None:
     from rollouts import services
-    from rollouts.tasks.imports import diagnose_run, import_files
+    from rollouts.tasks.imports import import_files
 
     path = tmp_path / "gym.jsonl"
     path.write_bytes(jsonl(GYM))
@@ -118,4 +118,3 @@ def test_the_import_task_reads_what_the_run_names_and_only_once(tmp_path: Path) 
     import_files.apply((10**9,), throw=True)
     run.refresh_from_db()
     assert (run.status, run.n_trajectories) == ("done", 1)
-    diagnose_run.apply((run.pk,), throw=True)

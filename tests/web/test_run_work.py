@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from inspector.views import run_work
 from rollouts import services
-from rollouts.models import Finding
+from rollouts.models import Finding, Job, Run
+from rollouts.tasks.jobs import do_job, drop_files, file_of
+from rollouts.tito.diagnose import VERSION
 from rollouts.tito.diagnose.finding import Axis, Cost, Severity
 from rollouts.tito.diagnose.finding import Finding as Value
 from tests.web.samples import finding, stored_run
@@ -72,42 +76,132 @@ def test_a_run_is_exported_whole_or_refused_with_the_reason(web: Client) -> None
     assert web.get(f"/runs/{run.code}/export", {"format": "pickle"}).status_code == 422
 
 
-def test_a_large_run_is_sent_to_the_command_line(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_run_is_written_by_a_worker(web: Client, monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
     run = stored_run(2)
     monkeypatch.setattr(run_work, "LARGEST", 3)
     answer = web.get(f"/runs/{run.code}/export")
     assert answer.status_code == 413 and "manage.py export_rollouts" in answer.content.decode()
+    answer = web.post(f"/runs/{run.code}/exports", {"format": "sft", "pad_to": "40", "pad_id": "7"}, follow=True)
+    (job,) = run.jobs.all()
+    assert sent == [job.pk] and job.options == {"format": "sft", "pad_to": 40, "pad_id": 7}
+    assert "padded to 40 with id 7" in answer.content.decode() and "It waits for a worker." in answer.content.decode()
+    do_job(job.pk)
+    page = web.get(f"/runs/{run.code}")
+    address = f"/runs/{run.code}/jobs/{job.code}/file"
+    assert f'href="{address}"' in page.content.decode()
+    lines = b"".join(web.get(address).streaming_content).decode().splitlines()
+    assert [len(json.loads(line)["input_ids"]) for line in lines] == [40, 40]
+    Job.objects.update(expires_at=timezone.now())
+    assert web.get(address).status_code == 410
+    assert "Its file has expired" in web.get(f"/runs/{run.code}").content.decode()
+    drop_files()
+    assert not file_of(job).exists()
+    assert web.get(f"/runs/{run.code}/jobs/2345/file").status_code == 404
 
 
-def test_a_run_is_judged_again_by_a_worker(web: Client, visitor: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_export_is_downloaded_at_once(web: Client, sent: list[int]) -> None:
     run = stored_run(2)
-    sent: list[int] = []
-    monkeypatch.setattr(run_work.diagnose_run, "delay", sent.append)
+    answer = web.post(f"/runs/{run.code}/exports", {"format": "sft", "force": "1", "strategy": "", "pad_to": ""})
+    assert answer.url == f"/runs/{run.code}/export?format=sft&force=True" and not sent and not run.jobs.exists()
+    assert web.get(answer.url).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"format": "pickle"}, "There is no format"),
+        ({"format": "sft", "strategy": "wish"}, "There is no strategy"),
+        ({"format": "verl", "pad_to": "9"}, "goes with the format sft alone"),
+        ({"format": "sft", "pad_to": "٣"}, "is no whole number"),
+    ],
+)
+def test_an_export_that_makes_no_sense_is_refused(web: Client, asked: dict[str, str], sentence: str) -> None:
+    run = stored_run(1)
+    for answer in (web.post(f"/runs/{run.code}/exports", asked), web.get(f"/runs/{run.code}/export", asked)):
+        assert answer.status_code == 422 and sentence in answer.content.decode()
+    assert not run.jobs.exists()
+
+
+def test_a_refused_row_ends_the_job_with_the_finding(web: Client, sent: list[int]) -> None:
+    run = stored_run(2)
+    job = web.post(f"/runs/{run.code}/exports.json", {"format": "verl"}).json()["job"]
+    do_job(Job.objects.get(code=job["code"]).pk)
+    (line,) = web.get(f"/runs/{run.code}.json").json()["jobs"]
+    assert line["status"] == "failed" and "cannot be exported as verl" in line["sentence"] and line["file"] is None
+    assert "ticking" in line["sentence"]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Keys of the jobs that a worker was sent for."""
+    keys: list[int] = []
+    monkeypatch.setattr(do_job, "delay", keys.append)
+    return keys
+
+
+def test_a_run_is_judged_again_by_a_worker(web: Client, visitor: Client, sent: list[int]) -> None:
+    run = stored_run(2)
     assert visitor.post(f"/runs/{run.code}/diagnose").status_code in (302, 403) and not sent
     assert web.get(f"/runs/{run.code}/diagnose").status_code == 405
     web.post(f"/runs/{run.code}/diagnose", {"tokenizer": "unheard of"})
     assert not sent
     web.post(f"/runs/{run.code}/diagnose")
-    assert sent == [run.pk]
+    (job,) = run.jobs.all()
+    assert sent == [job.pk]
+    again = web.post(f"/runs/{run.code}/diagnose.json")
+    assert again.status_code == 200 and "being judged already" in again.json()["message"] and len(sent) == 1
+    live = web.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-jobs"})
+    assert 'hx-trigger="every 1s"' in live.content.decode() and "Cancel" in live.content.decode()
+    do_job(job.pk)
+    ended = web.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-jobs"})
+    assert ended.headers["HX-Refresh"] == "true"
+    assert "2 trajectories judged." in web.get(f"/runs/{run.code}").content.decode()
     services.start_run(run)
     web.post(f"/runs/{run.code}/diagnose")
-    assert sent == [run.pk]
+    assert len(sent) == 1
+
+
+def test_work_is_cancelled_from_the_page(web: Client, visitor: Client, sent: list[int]) -> None:
+    run = stored_run(2)
+    web.post(f"/runs/{run.code}/diagnose")
+    (job,) = run.jobs.all()
+    address = f"/runs/{run.code}/jobs/{job.code}/cancel"
+    assert visitor.post(address).status_code in (302, 403) and web.get(address).status_code == 405
+    web.post(address)
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "Cancelled after 0 of 0" in page and address not in page
+    do_job(job.pk)
+    job.refresh_from_db()
+    assert job.status == "cancelled" and job.attempt == 0
+
+
+def test_a_lost_worker_is_told_and_the_next_press_goes_on(web: Client, sent: list[int]) -> None:
+    run = stored_run(2)
+    web.post(f"/runs/{run.code}/diagnose")
+    long_ago = timezone.now() - timedelta(minutes=5)
+    Job.objects.update(status="running", attempt=1, n_done=1, n_total=2, reached=0, heartbeat_at=long_ago)
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "It stopped after 1 of 2 trajectories" in page and "Press the button again" in page
+    web.post(f"/runs/{run.code}/diagnose")
+    (job,) = run.jobs.all()
+    assert sent == [job.pk, job.pk]
 
 
 def test_without_redis_the_page_says_so(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(pk: int) -> None:
         raise ConnectionError("no Redis")
 
-    monkeypatch.setattr(run_work.diagnose_run, "delay", away)
+    monkeypatch.setattr(do_job, "delay", away)
     page = web.post(f"/runs/{stored_run(1).code}/diagnose", follow=True)
-    assert "Redis does not answer" in page.content.decode()
+    assert "Redis does not answer" in page.content.decode() and Job.objects.get().status == "failed"
 
 
 def test_the_run_page_offers_all_of_it_and_tells_old_findings(web: Client) -> None:
     run = stored_run(2)
     page = web.get(f"/runs/{run.code}").content.decode()
     assert f"/runs/{run.code}/cost" in page and f"/runs/{run.code}/export" in page and "older version" not in page
-    Finding.objects.filter(run=run).update(version=0)
+    assert web.get(f"/runs/{run.code}.json").json()["run"]["diagnosis_version"] == VERSION
+    Run.objects.filter(pk=run.pk).update(diagnosis_version=0)
     assert "older version" in web.get(f"/runs/{run.code}").content.decode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,22 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import services
-from rollouts.diagnosis import diagnose_and_save
-from rollouts.models import Run
+from rollouts.models import Job, Run
+from rollouts.services.jobs import end_job, take_job
+from rollouts.tasks.jobs import send, work_on
 
 
 class Command(BaseCommand):
-    help = "Judge every finished trajectory of a run again, by another tokenizer or chat template where one is named."
+    help = (
+        "Judge every finished trajectory of a run again, by another tokenizer or chat template where one is named. The "
+        "run's page shows how far it is, and cancels it."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN")
         parser.add_argument("--tokenizer", default="", metavar="NAME_OR_DIR")
         parser.add_argument("--chat-template", default="", metavar="FILE")
+        parser.add_argument("--background", action="store_true", help="send a worker instead, and do not wait for it")
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -38,12 +44,41 @@ class Command(BaseCommand):
                 run.chat_template = services.register_chat_template(path.read_text(encoding="utf-8"), path.stem)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
+        asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
+        job, ours = services.ask_job(run, Job.Kind.DIAGNOSE, asked)
+        if not ours:
+            raise CommandError(
+                f"Run {run.code} is being judged already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
+                "Wait for it, or cancel it on the run's page."
+            )
         run.save(update_fields=["tokenizer", "chat_template"])
-        n = diagnose_and_save(run)
+        if options["background"]:
+            if sentence := send(job):
+                raise CommandError(sentence)
+            self.stdout.write(f"A worker judges run {run.code}; its page shows how far it is.")
+            return
+        self._work(job)
         run.refresh_from_db()
         if options["json"]:
-            self.stdout.write(json.dumps({"run": run.code, "trajectories": n, "findings": run.finding_counts}))
+            self.stdout.write(json.dumps({"run": run.code, "trajectories": job.n_done, "findings": run.finding_counts}))
             return
-        self.stdout.write(f"{n:,} trajectories judged.")
+        self.stdout.write(f"{job.n_done:,} trajectories judged.")
         for kind, count in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
             self.stdout.write(f"  {count:>6,}  {kind}")
+
+    def _work(self, job: Job) -> None:
+        """Do the job here. Raises :class:`CommandError` with a sentence when it does not come to its end."""
+        taken = take_job(job.pk)
+        if taken is not None:
+            try:
+                work_on(taken, self._tell if sys.stderr.isatty() else lambda _: None)
+            except KeyboardInterrupt:
+                end_job(taken, Job.Status.CANCELLED)
+        job.refresh_from_db()
+        if job.status != Job.Status.DONE:
+            what = job.error or f"It was {job.status}."
+            raise CommandError(f"{what} {job.n_done:,} of {job.n_total:,} trajectories have new findings.")
+
+    def _tell(self, job: Job) -> None:
+        end = "\n" if job.n_done == job.n_total else ""
+        self.stderr.write(f"\r{job.n_done:,} of {job.n_total:,} trajectories", ending=end)

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts.exporting import WRITERS, is_rows, write_run
-from rollouts.formats.exports import EXPORTS, ExportRefused, padded
+from rollouts.exporting import WRITERS, Wanted, is_rows, write_run
+from rollouts.formats.exports import ExportRefused
 from rollouts.models import Run, Trajectory
 from rollouts.tito.strategies import STRATEGIES
 
@@ -35,19 +35,21 @@ class Command(BaseCommand):
         parser.add_argument("--output", required=True, metavar="FILE", help="- writes to the standard output")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        if options["pad_to"] is not None and (options["format"] != "sft" or options["pad_to"] < 1):
-            raise CommandError("--pad-to takes a number of tokens from 1 on, and goes with --format sft.")
+        try:
+            wanted = Wanted(*(options[name] for name in ("format", "strategy", "force", "pad_to", "pad_id")))
+        except ValueError as error:
+            raise CommandError(f"--pad-to: {error}") from error
         target = Path(options["output"])
         if options["output"] == "-":
             try:
-                self._write(sys.stdout.buffer, options)
+                self._write(sys.stdout.buffer, options["run"], wanted)
             except ExportRefused as refusal:
                 raise CommandError(str(refusal)) from refusal
             return
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with draft.open("wb") as file:
-                n = self._write(file, options)
+                n = self._write(file, options["run"], wanted)
             os.replace(draft, target)
         except ExportRefused as refusal:
             raise CommandError(str(refusal)) from refusal
@@ -58,15 +60,9 @@ class Command(BaseCommand):
         what = "rows" if is_rows(options["format"]) else "trajectories"
         self.stdout.write(f"{n:,} {what} written to {target}.")
 
-    def _write(self, file: IO[bytes], options: dict[str, Any]) -> int:
-        run, wanted = _find(options["run"])
-        target = None
-        if options["pad_to"] is not None:
-            target = padded(EXPORTS["sft"], options["pad_to"], options["pad_id"])
-        return write_run(
-            run, wanted, options["format"], file,
-            force=options["force"], strategy=options["strategy"], target=target, tell=self.stderr.write,
-        )  # fmt: skip
+    def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> int:
+        run, records = _find(code)
+        return write_run(run, records, wanted, file, tell=self.stderr.write)
 
 
 def _find(code: str) -> tuple[Run, Any]:

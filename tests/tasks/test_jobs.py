@@ -1,0 +1,173 @@
+"""Jobs: a run judged anew or written to a file, by a worker that may die, be cancelled, or be sent twice."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from rollouts import diagnosis, models, services
+from rollouts.formats import Source, read
+from rollouts.models import Job, Run
+from rollouts.services.jobs import JobLost, adopt_jobs, beat_job, end_job, take_job
+from rollouts.tasks import jobs
+from rollouts.tito.diagnose import VERSION
+from tests.storage.build import chain
+from tests.web.samples import finding, stored_run
+
+pytestmark = pytest.mark.django_db
+
+LONG_AGO = timedelta(minutes=10)
+
+
+def asked(run: Run, kind: str = Job.Kind.DIAGNOSE, **options: object) -> Job:
+    job, send = services.ask_job(run, kind, options)
+    assert send
+    return job
+
+
+def test_a_job_is_done_once_and_leaves_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(5, findings=[[finding()]] * 5)
+    Run.objects.update(diagnosis_version=0)
+    models.Finding.objects.update(version=0)
+    monkeypatch.setattr(diagnosis, "BATCH", 2)
+    job = asked(run)
+    seen: list[int] = []
+    taken = take_job(job.pk)
+    assert taken is not None and take_job(job.pk) is None  # a second delivery
+    jobs.work_on(taken, lambda held: seen.append(held.n_done))
+    job.refresh_from_db()
+    run.refresh_from_db()
+    assert seen == [0, 2, 4, 5] and (job.status, job.n_done, job.n_total) == ("done", 5, 5)
+    assert run.diagnosis_version == VERSION
+    assert {found.version for found in run.findings.all()} <= {VERSION} and "boundary_merge" not in run.finding_counts
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert job.attempt == 1
+
+
+def test_one_of_a_kind_works_at_a_time() -> None:
+    run = stored_run(1)
+    job = asked(run)
+    assert services.ask_job(run, Job.Kind.DIAGNOSE, {"tokenizer": "t"}) == (job, False)
+    assert asked(run, Job.Kind.EXPORT, format="own_jsonl").kind == "export"
+    jobs.do_job(job.pk)
+    assert asked(run).pk != job.pk
+
+
+def test_the_next_worker_goes_on_where_the_lost_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(6, findings=[[finding()]] * 6)
+    monkeypatch.setattr(diagnosis, "BATCH", 2)
+    lost = take_job(asked(run).pk)
+    assert lost is not None
+    for pile in diagnosis.judge_run(run):
+        beat_job(lost, n_done=len(pile), reached=pile[-1].index)
+        break  # it is killed here
+    assert adopt_jobs() == [] and take_job(lost.pk) is None
+    Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
+    assert [one.pk for one in adopt_jobs()] == [lost.pk] and adopt_jobs() == []
+    judged: list[int] = []
+    monkeypatch.setattr(diagnosis, "_judge", lambda run, pile: judged.extend(record.index for record in pile))
+    jobs.do_job(lost.pk)
+    assert judged == [2, 3, 4, 5]
+    with pytest.raises(JobLost):  # it was not dead after all: it stops, and changes nothing
+        beat_job(lost, n_done=1)
+    assert not end_job(lost, Job.Status.FAILED)
+    assert Job.objects.get().status == "done" and Job.objects.get().n_done == 6
+
+
+def test_a_lost_job_that_is_asked_otherwise_begins_anew() -> None:
+    run = stored_run(1)
+    first = asked(run)
+    Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
+    assert services.ask_job(run, first.kind, {}) == (first, True)
+    Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
+    second = asked(run, tokenizer="t")
+    first.refresh_from_db()
+    assert second != first and first.status == "failed" and "lost" in first.error
+
+
+def test_cancel_stops_at_the_next_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(6)
+    monkeypatch.setattr(diagnosis, "BATCH", 2)
+    job = take_job(asked(run).pk)
+    assert job is not None
+
+    def cancel_at_four(held: Job) -> None:
+        if held.n_done == 4:
+            services.cancel_job(Job.objects.get(pk=held.pk))
+
+    jobs.work_on(job, cancel_at_four)
+    job.refresh_from_db()
+    assert (job.status, job.n_done) == ("cancelled", 4)
+
+
+def test_a_job_ends_with_its_run(tmp_path: Path) -> None:
+    run = stored_run(4)
+    job = take_job(asked(run, Job.Kind.EXPORT).pk)
+    assert job is not None
+    services.delete_run(run)
+    with pytest.raises(JobLost):
+        beat_job(job)
+    jobs.do_job(job.pk)
+
+
+def test_an_export_writes_a_file_that_goes_when_it_expires() -> None:
+    run = stored_run(4)
+    job = asked(run, Job.Kind.EXPORT, format="own_jsonl")
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    path = jobs.file_of(job)
+    assert (job.status, job.n_written, job.bytes_written) == ("done", 4, path.stat().st_size)
+    assert len(list(read(Source.of_path(path))[1])) == 4
+    jobs.drop_files()
+    assert path.exists()
+    Job.objects.update(expires_at=timezone.now())
+    jobs.drop_files()
+    assert not path.exists()
+
+
+def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(2)
+    job = asked(run, Job.Kind.EXPORT, format="verl")
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert job.status == "failed" and "cannot be exported as verl" in job.error
+    job = asked(run, Job.Kind.EXPORT, format="own_jsonl")
+    monkeypatch.setattr(jobs, "BEAT_SECONDS", -1)
+    taken = take_job(job.pk)
+    assert taken is not None
+    jobs.work_on(taken, lambda held: services.cancel_job(Job.objects.get(pk=held.pk)))
+    job.refresh_from_db()
+    assert job.status == "cancelled" and not [p for p in jobs.exports_folder().iterdir() if job.code in p.name]
+
+
+def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Path) -> None:
+    tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
+    run = services.create_run("import", "r", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
+    services.save_trajectories(run, [chain("a", hostile="")], [[]])
+    models.Step.objects.update(messages_new=None, messages_shared=0)
+    job = asked(run, Job.Kind.EXPORT, format="sft", strategy="tool_delta", force=True)
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert job.status == "done" and job.n_written == 0 and "Left out: Trajectory 'a'" in job.notes[0]
+
+
+def test_the_command_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(3)
+    out = io.StringIO()
+    call_command("diagnose", run.code, "--json", stdout=out)
+    assert json.loads(out.getvalue())["trajectories"] == 3 and run.jobs.get().status == "done"
+    job = asked(run)
+    with pytest.raises(CommandError, match="is being judged already"):
+        call_command("diagnose", run.code)
+    services.cancel_job(job)
+    sent: list[int] = []
+    monkeypatch.setattr(jobs.do_job, "delay", sent.append)
+    call_command("diagnose", run.code, "--background", stdout=out)
+    assert len(sent) == 1 and run.jobs.get(pk=sent[0]).status == "queued"
