@@ -15,18 +15,30 @@ TITLES = {
     "tools": "For tool results: the smallest change",
     "users": "For user messages: the smallest change",
     "all": "For tool results and user messages",
+    "generation": "For the generation prompt: the smallest change",
+    "every": "For every prefix probe",
 }
-APPENDING = ("TITO with tool results", "multi-turn with users")
+PREFIX = ("TITO with tool results", "multi-turn with users", "generation prompt")
+WHICH = ("repair", "wider", "widest")
+"""The repairs of one report, from the smallest on, as addresses name them."""
+
+
+def named(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The repairs of a report by their names in addresses, the smallest first."""
+    found: dict[str, Mapping[str, Any]] = {}
+    repair: Mapping[str, Any] | None = report.get("repair")
+    for which in WHICH:
+        if repair:
+            found[which] = repair
+            repair = repair.get("wider")
+    return found
 
 
 def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The verified repair of a report, and the wider one behind it."""
-    chosen: Mapping[str, Any] | None = report.get("repair")
+    """The verified repair of a report, and the wider ones behind it."""
     found = []
     titles = {check["name"]: check["title"] for check in report.get("checks", ())}
-    for which, repair in (("repair", chosen), ("wider", chosen.get("wider") if chosen else None)):
-        if not repair:
-            continue
+    for which, repair in named(report).items():
         changed = repair["changed"]
         found.append(
             {
@@ -54,7 +66,7 @@ def search(check: TemplateCheck) -> dict[str, Any]:
     broken = [
         {"name": one["name"], "title": one["title"], "detail": one["detail"]}
         for one in report["checks"]
-        if one["status"] == "broken" and one["decisive"] and one["purpose"] in APPENDING
+        if one["status"] == "broken" and one["decisive"] and one["purpose"] in PREFIX
     ]
     if template_checks.wants_repair(check):
         return {"state": "unasked" if broken else "none"}

@@ -16,6 +16,7 @@ from inspector.access import reads_check
 from inspector.api import is_fragment, page
 from inspector.check_forms import TemplateCheckForm
 from inspector.check_page import check_page, drawn, drawn_repair, summary
+from inspector.check_repair import named
 from inspector.uploaded_tokenizer import keep_upload
 from rollouts import services, template_checks
 from rollouts.models import Run, TemplateCheck, Tokenizer
@@ -132,10 +133,8 @@ def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
 
 @reads_check
 def repair_file(request: HttpRequest, check: TemplateCheck, kind: str) -> HttpResponse:
-    """The repaired template, or its diff, as a file; ``?which=wider`` for the larger change."""
-    repair = (check.report or {}).get("repair")
-    if repair and request.GET.get("which") == "wider":
-        repair = repair.get("wider")
+    """The repaired template, or its diff, as a file; ``?which=wider`` for a larger change."""
+    repair = named(check.report or {}).get(request.GET.get("which", "repair"))
     if not repair:
         raise Http404("This check has no such repair.")
     response = HttpResponse(repair["template" if kind == "jinja" else "diff"], content_type="text/plain; charset=utf-8")

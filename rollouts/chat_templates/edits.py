@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rollouts.chat_templates.tags import Tag, scan
+from rollouts.chat_templates.tags import FAR, Tag, scan
 
 POSITION = re.compile(
     r"loop\.(last|first|index0?|revindex0?|length|nextitem|previtem)|last_\w*index|last_\w*(?:user|query|assistant)\w*"
@@ -14,6 +14,8 @@ POSITION = re.compile(
 )
 """Words of a test on where a message stands."""
 REASONING = re.compile(r"reason|think", re.IGNORECASE)
+_TEST = re.compile(r"loop\.(?:last|first)\b|[=!<>]=|[<>]|\b(?:not|is|in)\b")
+"""In the value of a ``set``: it is a yes or a no."""
 _WORD = re.compile(r"\b(and|or|if|else)\b")
 
 
@@ -93,6 +95,8 @@ def _conditions(template: str, tag: Tag) -> Iterator[tuple[int, int]]:
         if equals < 0:
             return
         base, body = tag.body_start + equals + 1, body[equals + 1 :]
+        if _TEST.search(body) and POSITION.search(body) and not any(word[2] == "if" for word in _top_level(body)):
+            yield base + len(body) - len(body.lstrip()), base + len(body.rstrip())
     else:
         base = tag.body_start
     yield from _inline(body, base)
@@ -128,28 +132,29 @@ def _brackets(text: str) -> Iterator[tuple[int, int]]:
                 yield opened, position
 
 
-def edits(template: str, hints: frozenset[int]) -> list[Edit]:
-    """Changes of one condition each; ``hints`` are lines that a failed probe points at."""
+def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
+    """Changes of one condition each, the likeliest first; ``near`` is line -> distance (``tags.suspects``)."""
     found: dict[tuple[int, int, str], Edit] = {}
 
     def add(start: int, stop: int, text: str, line: int, kind: int, order: int) -> None:
         if template[start:stop].strip() != text and (start, stop, text) not in found:
-            near = min((abs(line - hint) for hint in hints), default=99)
-            found[start, stop, text] = Edit(start, stop, text, line, (kind, 0 if near == 0 else 1, order, near))
+            found[start, stop, text] = Edit(start, stop, text, line, (near.get(line, FAR), kind, order))
 
     for tag in scan(template):
         for start, stop in _conditions(template, tag):
             text = template[start:stop]
             line = template.count("\n", 0, start) + 1
-            kind = 0 if POSITION.search(text) else 1 if REASONING.search(text) else 2
-            if tag.line in hints and kind:
-                kind = 1
+            kind = _kind(text)
             add(start, stop, "true", line, kind, 0)
             add(start, stop, "false", line, kind, 1)
             for a, b, wide_a, wide_b, _ in operands(text, start):
-                part = template[a:b]
-                small = 0 if POSITION.search(part) else 1 if REASONING.search(part) else 3
+                small = _kind(template[a:b])
                 add(wide_a, wide_b, "", line, max(kind, small), 2)
                 add(a, b, "true", line, max(kind, small), 3)
                 add(a, b, "false", line, max(kind, small), 4)
     return sorted(found.values(), key=lambda edit: edit.rank)
+
+
+def _kind(condition: str) -> int:
+    """How likely a condition breaks prefixes: it asks for a position, for reasoning, for something else."""
+    return 0 if POSITION.search(condition) else 1 if REASONING.search(condition) else 2

@@ -9,24 +9,28 @@ from __future__ import annotations
 import difflib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rollouts.chat_templates.bench import Bench
 from rollouts.chat_templates.checks import all_probes, check, make_bench, tito_post_probe
-from rollouts.chat_templates.edits import Edit, edits
+from rollouts.chat_templates.compare import common_length
+from rollouts.chat_templates.edits import edits
 from rollouts.chat_templates.forms import Form
 from rollouts.chat_templates.probes import Probe
-from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer, provenance
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
-from rollouts.chat_templates.tags import deciding_condition
+from rollouts.chat_templates.tags import FAR, suspects
 from rollouts.tito.codec import RenderFailed
 
-SECONDS = 18.0
+SECONDS = 15.0
+"""For the search alone: with the renders before it and the proof after it a repair takes less than 20 s."""
 DEPTH = 3
 """At most this many changed conditions."""
 BEAM = 4
+CANARIES = 12
+"""Conversations that must not change and are rendered first, before the rest of them."""
 Progress = Callable[[str], None]
 
 
@@ -59,12 +63,13 @@ class Repair:
     fixes: tuple[str, ...]
     """Names of the probes that failed before and pass now."""
     still_broken: tuple[str, ...]
-    """Names of the decisive append probes that fail before and after."""
+    """Names of the decisive prefix probes that fail before and after."""
     changed: tuple[Changed, ...]
     scope: str
-    """``tools`` = the probes of tool results, ``users`` = those of user messages, ``all`` = both."""
+    """What is mended: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation`` prompt alone, or
+    ``every`` = that and what comes before it."""
     wider: Repair | None = None
-    """A larger change that mends user messages too, where one was found."""
+    """A larger change that mends more, where one was found."""
 
     def to_dict(self) -> dict[str, Any]:
         """The repair as JSON."""
@@ -103,50 +108,86 @@ class _World:
                         self._add(
                             replace(conversation, messages=conversation.messages[:k], add_generation_prompt=prompt)
                         )
-        self.original = self.render(bench.template)
+        self._texts: dict[str, dict[str, str | None]] = {}
+        self.original = self.texts(bench.template)
         self.kept = [key for key, conversation in self.conversations.items() if self._preserved(conversation)]
         """Keys of the conversations that must not change."""
 
     def _add(self, conversation: Conversation) -> None:
         self.conversations.setdefault(_key(conversation), conversation)
 
-    def render(self, template: str) -> dict[str, str | None]:
-        """The text of every conversation, None where the template raises."""
-        renderer = TemplateRenderer(self.bench.renderer.tokenizer, template)
-        outcomes = renderer.render_many(list(self.conversations.values()))
-        return {
-            key: outcome.text if outcome.ok else None for key, outcome in zip(self.conversations, outcomes, strict=True)
-        }
+    def texts(self, template: str, keys: Iterable[str] | None = None) -> dict[str, str | None]:
+        """The text of conversations, all unless named; None where the template raises. Each is rendered once."""
+        known = self._texts.setdefault(template, {})
+        missing = [key for key in (self.conversations if keys is None else keys) if key not in known]
+        if missing:
+            renderer = TemplateRenderer(self.bench.renderer.tokenizer, template)
+            outcomes = renderer.render_many([self.conversations[key] for key in missing])
+            known.update((key, one.text if one.ok else None) for key, one in zip(missing, outcomes, strict=True))
+        return known
 
     def _preserved(self, conversation: Conversation) -> bool:
-        """Was the conversation's own history preserved: does each shorter render begin the longer?"""
+        """Was the conversation's own history preserved: does each render that ended in an answer begin this one?"""
         messages = conversation.messages
-        whole = self.original[_key(replace(conversation, add_generation_prompt=False))]
-        if whole is None or self.original[_key(conversation)] is None:
-            return False
-        for k in range(1, len(messages)):
-            if messages[k - 1]["role"] != "assistant":
-                continue
-            shorter = self.original[_key(replace(conversation, messages=messages[:k], add_generation_prompt=False))]
-            if shorter is None or not whole.startswith(shorter):
-                return False
-        return True
+        whole = self.original[_key(conversation)]
+        longest = len(messages) + conversation.add_generation_prompt
+        shorter = [
+            self.original[_key(replace(conversation, messages=messages[:k], add_generation_prompt=False))]
+            for k in range(1, longest)
+            if messages[k - 1]["role"] == "assistant"
+        ]
+        return whole is not None and all(text is not None and whole.startswith(text) for text in shorter)
 
-    def failing(self, texts: Mapping[str, str | None], probes: Sequence[Probe]) -> list[Probe]:
+    def failing(self, template: str, probes: Sequence[Probe]) -> list[Probe]:
         """Probes whose shorter render does not begin the longer."""
+        pairs = [[_key(conversation) for conversation in probe.conversations()] for probe in probes]
+        texts = self.texts(template, dict.fromkeys(key for pair in pairs for key in pair))
         failed = []
-        for probe in probes:
-            before, after = (texts[_key(conversation)] for conversation in probe.conversations())
+        for probe, (one, other) in zip(probes, pairs, strict=True):
+            before, after = texts[one], texts[other]
             if before is None or after is None or not after.startswith(before):
                 failed.append(probe)
         return failed
 
-    def keeps(self, texts: Mapping[str, str | None]) -> bool:
-        """Does everything that was preserved render as before?"""
-        return all(texts[key] == self.original[key] for key in self.kept)
+    def is_hopeless(self, probe: Probe) -> bool:
+        """Must both renders of a failed probe stay as they are?"""
+        return all(_key(conversation) in self.kept for conversation in probe.conversations())
 
-    def changed(self, texts: Mapping[str, str | None]) -> tuple[Changed, ...]:
+    def moves(self, template: str, base: str, probes: Sequence[Probe]) -> bool:
+        """Do the two templates render a conversation of these probes differently?"""
+        keys = dict.fromkeys(_key(conversation) for probe in probes for conversation in probe.conversations())
+        one, other = self.texts(template, keys), self.texts(base, keys)
+        return any(one[key] != other[key] for key in keys)
+
+    def keeps(self, template: str) -> bool:
+        """Does everything that was preserved render as before? What gave earlier candidates away is asked first."""
+        for start, stop in ((0, CANARIES), (CANARIES, len(self.kept))):
+            keys = self.kept[start:stop]
+            texts = self.texts(template, keys)
+            for key in keys:
+                if texts[key] != self.original[key]:
+                    self.kept.remove(key)
+                    self.kept.insert(0, key)
+                    return False
+        return True
+
+    def places(self, template: str, probes: Sequence[Probe]) -> list[tuple[int | None, int | None]]:
+        """For each probe the template lines that wrote the two sides of its first difference."""
+        pairs = [probe.conversations() for probe in probes]
+        renderer = TemplateRenderer(self.bench.renderer.tokenizer, template)
+        outcomes = renderer.render_many([one for pair in pairs for one in pair], lines=True)
+        found = []
+        for before, after in zip(outcomes[::2], outcomes[1::2], strict=True):
+            if before.ok and after.ok:
+                char = common_length(before.text, after.text)
+                found.append((provenance(before).line_at(char), provenance(after).line_at(char)))
+            else:
+                found.append((before.line, after.line))
+        return found
+
+    def changed(self, template: str) -> tuple[Changed, ...]:
         """The conversations that render differently, each once."""
+        texts = self.texts(template)
         found = []
         for key, conversation in self.conversations.items():
             before, after = self.original[key], texts[key]
@@ -162,53 +203,56 @@ def _key(conversation: Conversation) -> str:
     )
 
 
-def _hints(bench: Bench, checks: Sequence[Check]) -> frozenset[int]:
-    """Lines that failed checks point at: where the difference was written, and the condition that decides it."""
-    lines: set[int] = set()
-    for one in checks:
-        if one.comparison is None or one.status is not Status.BROKEN:
-            continue
-        pair = one.comparison.lines
-        lines.update(line for line in pair if line)
-        condition = deciding_condition(bench.template, *pair)
-        if condition is not None:
-            lines.add(condition.line)
-    return frozenset(lines)
+@dataclass(frozen=True)
+class _Found:
+    """Where a search ended."""
+
+    template: str | None
+    """The first template on which every probe of the goal passes; else the one on which most of them do."""
+    is_whole: bool = False
 
 
-def _search(
-    world: _World, start: str, goal: Sequence[Probe], hints: frozenset[int], until: float, progress: Progress
-) -> str | None:
-    """The first template, by number of changed conditions and then by likelihood, on which every goal probe passes."""
-    others = [probe for probe in world.probes if probe not in world.failing(world.original, world.probes)]
-    level: list[tuple[int, str]] = [(len(goal), start)]
+def _search(world: _World, start: str, goal: Sequence[Probe], until: float, progress: Progress) -> _Found:
+    """Change conditions, fewest first and the likeliest first, until every goal probe passes."""
+    failed = world.failing(world.bench.template, world.probes)
+    others = [probe for probe in world.probes if probe not in failed]
+    fewest, best = len(world.failing(start, goal)), None
+    level: list[tuple[int, str]] = [(fewest, start)]
     seen = {start}
     for depth in range(DEPTH):
         following: list[tuple[int, str]] = []
-        for n_before, template in level[:BEAM]:
-            tried: Sequence[Edit] = edits(template, hints)
+        for _, template in level[:BEAM]:
+            near = suspects(template, world.places(template, world.failing(template, goal)))
+            # Further changes are made where the difference comes from; the first one may be anywhere.
+            tried = [edit for edit in edits(template, near) if depth == 0 or edit.rank[0] < FAR]
             for n, edit in enumerate(tried):
                 if time.monotonic() > until:
-                    return None
+                    return _Found(best)
                 candidate = edit.apply(template)
                 if candidate in seen:
                     continue
                 seen.add(candidate)
                 if n % 10 == 0:
-                    progress(f"{depth + 1} changed conditions: {n} of {len(tried)} candidates tried")
-                texts = world.render(candidate)
-                if not world.keeps(texts) or world.failing(texts, others):
+                    conditions = "1 condition changed" if depth == 0 else f"{depth + 1} conditions changed"
+                    progress(f"{conditions}: {n} of {len(tried)} candidates tried")
+                # In this order: most candidates change nothing that counts, most others change too much.
+                if (
+                    not world.moves(candidate, template, goal)
+                    or not world.keeps(candidate)
+                    or world.failing(candidate, others)
+                ):
                     continue
-                left = len(world.failing(texts, goal))
+                left = len(world.failing(candidate, goal))
                 if left == 0:
-                    return candidate
-                # A change that moves nothing by itself can still open the way for the next one.
-                if left < n_before or texts != world.original:
-                    following.append((left, candidate))
+                    return _Found(candidate, is_whole=True)
+                if left < fewest:
+                    fewest, best = left, candidate
+                # A change that mends nothing by itself can still open the way for the next one.
+                following.append((left, candidate))
         level = sorted(following, key=lambda item: item[0])
         if not level:
-            return None
-    return None
+            break
+    return _Found(best)
 
 
 def find_repair(
@@ -217,55 +261,86 @@ def find_repair(
     progress: Progress = lambda _: None,
     seconds: float = SECONDS,
 ) -> tuple[Repair | None, str]:
-    """A verified repair of the append probes that failed, or None; and what it leaves broken, or why there is none."""
+    """A verified repair of the prefix probes that failed, or None; and what it leaves broken, or why there is none.
+
+    First the tool results alone, then user messages too, then the generation prompt too: each wider repair is the
+    ``wider`` of the one before it.
+    """
     began = time.monotonic()
     broken = [
         one for one in report.checks if one.status is Status.BROKEN and one.decisive and one.comparison is not None
     ]
     void = any(one.name == "tool_append" and one.void for one in report.checks)
-    tools = [] if void else [one for one in broken if one.purpose is Purpose.TOOLS]
-    users = [one for one in broken if one.purpose is Purpose.USERS]
-    if not tools and not users:
+    wanted = [purpose for purpose in SCOPES if not (void and purpose is Purpose.TOOLS)]
+    goals = {purpose: [one for one in broken if one.purpose is purpose] for purpose in wanted}
+    everything = [one for checks in goals.values() for one in checks]
+    if not everything:
         return None, "There is nothing to repair: appending messages keeps what was rendered before."
-    if all(one.comparison is not None and one.comparison.text_passed for one in (*tools, *users)):
+    if all(one.comparison is not None and one.comparison.text_passed for one in everything):
         return None, "The text is kept; only the tokens differ, which no change of the template can mend."
     renderer = TemplateRenderer(tokenizer, report.chat_template)
     bench, _ = make_bench(renderer, report.tools, report.kwargs)
     world = _World(bench)
-    template = report.chat_template
-    found: dict[str, Repair] = {}
-    for scope, goals in (("tools", tools), ("users", users) if not tools else ("all", [*tools, *users])):
-        if not goals or (scope == "all" and not users):
+    failing = {probe.name: probe for probe in world.failing(report.chat_template, world.probes)}
+    hopeless = {name for name, probe in failing.items() if world.is_hopeless(probe)}
+    found: list[Repair] = []
+    goal: list[Probe] = []
+    stages = [purpose for purpose, checks in goals.items() if any(one.name in failing for one in checks)]
+    for n, purpose in enumerate(stages):
+        added = [failing[one.name] for one in goals[purpose] if one.name in failing and one.name not in hopeless]
+        goal += added
+        if not added:
             continue
-        goal = [probe for probe in world.probes if probe.name in {one.name for one in goals}]
-        goal = [probe for probe in goal if probe in world.failing(world.original, world.probes)]
-        previous = found.get("tools")
-        until = began + seconds * (0.6 if scope == "tools" and users else 1.0)
-        start = previous.template if previous is not None else template
-        candidate = _search(world, start, goal, _hints(bench, goals), until, progress)
-        if candidate is not None:
-            repair = _verified(tokenizer, report, world, candidate, goals, scope)
-            if repair is not None:
-                found[scope] = repair
+        until = began + seconds * (n + 1) / len(stages)
+        start = found[-1].template if found else report.chat_template
+        searched = _search(world, start, goal, until, progress)
+        if searched.template is not None and searched.template != start:
+            scope = SCOPES[purpose] if len(goal) > len(added) else purpose.name.lower()
+            must = {probe.name for probe in goal} if searched.is_whole else set()
+            repair = _verified(tokenizer, report, world, searched.template, must, scope)
+            if repair is not None and len(repair.fixes) > max((len(one.fixes) for one in found), default=0):
+                found.append(repair)
     if not found:
-        names = ", ".join(one.title.lower() for one in (*tools, *users))
-        reason = (
-            "in the time given" if time.monotonic() - began >= seconds else "by changing conditions of the template"
-        )
-        return None, f"No repair was found {reason}. Still broken: {names}."
-    chosen = found.get("tools") or found.get("users") or found["all"]
-    wider = found.get("all") if chosen.scope == "tools" else None
-    if wider is not None:
-        chosen = replace(chosen, wider=wider)
-    return chosen, _left(report, chosen)
+        return None, _none(everything, hopeless, time.monotonic() - began >= seconds)
+    chosen = found.pop()
+    while found:
+        chosen = replace(found.pop(), wider=chosen)
+    return chosen, _left(report, chosen, hopeless)
 
 
-def _left(report: CheckReport, repair: Repair) -> str:
+SCOPES = {Purpose.TOOLS: "tools", Purpose.USERS: "all", Purpose.GENERATION: "every"}
+"""The purposes that a repair serves, in this order, and the scope of one that serves the earlier ones too."""
+FIXED = "both renders belong to conversations whose history is kept today, so neither may change"
+
+
+def _none(broken: Sequence[Check], hopeless: Collection[str], is_late: bool) -> str:
+    """Why there is no repair."""
+    stuck = [one.title.lower() for one in broken if one.name in hopeless]
+    others = [one.title.lower() for one in broken if one.name not in hopeless]
+    sentences = []
+    if others:
+        reason = "in the time given" if is_late else "by changing conditions of the template"
+        sentences.append(f"No repair was found {reason}. Still broken: {', '.join(others)}.")
+    else:
+        sentences.append("No repair was found.")
+    if stuck:
+        sentences.append(f"No change of the template can mend {', '.join(stuck)}: {FIXED}.")
+    return " ".join(sentences)
+
+
+def _left(report: CheckReport, repair: Repair, hopeless: Collection[str]) -> str:
+    """What the repair leaves broken."""
     if not repair.still_broken:
-        return "Every append probe passes on the repaired template."
+        return "Every prefix probe passes on the repaired template."
     titles = [report.check(name).title.lower() for name in repair.still_broken]
-    more = " A wider repair that mends these too is offered beside it." if repair.wider is not None else ""
-    return f"Still broken after the repair: {', '.join(titles)}.{more}"
+    sentences = [f"Still broken after the repair: {', '.join(titles)}."]
+    if repair.wider is not None:
+        what = "these too" if not repair.wider.still_broken else "more of these"
+        sentences.append(f"A wider repair that mends {what} is offered beside it.")
+    stuck = [report.check(name).title.lower() for name in repair.still_broken if name in hopeless]
+    if stuck:
+        sentences.append(f"No change of the template can mend {', '.join(stuck)}: {FIXED}.")
+    return " ".join(sentences)
 
 
 def _verified(
@@ -273,7 +348,7 @@ def _verified(
     report: CheckReport,
     world: _World,
     candidate: str,
-    goals: Sequence[Check],
+    goals: Collection[str],
     scope: str,
 ) -> Repair | None:
     """Check the candidate from scratch, tokens included; None when anything that passed fails or a goal is missed."""
@@ -288,10 +363,7 @@ def _verified(
             return None
     # A probe can turn from broken to void: what it asks about was never rendered, only its place was.
     passed = {one.name for one in now.checks if one.status is Status.OK or (one.void and one.passed)}
-    if not {goal.name for goal in goals} <= passed:
-        return None
-    texts = world.render(candidate)
-    if not world.keeps(texts):
+    if not passed.issuperset(goals) or not world.keeps(candidate):
         return None
     append = [one for one in report.checks if one.comparison is not None and one.status is Status.BROKEN]
     return Repair(
@@ -299,11 +371,9 @@ def _verified(
         diff=unified_diff(report.chat_template, candidate),
         fixes=tuple(one.name for one in append if one.name in passed),
         still_broken=tuple(
-            one.name
-            for one in append
-            if one.name not in passed and one.decisive and one.purpose in (Purpose.TOOLS, Purpose.USERS)
+            one.name for one in append if one.name not in passed and one.decisive and one.purpose in SCOPES
         ),
-        changed=world.changed(texts),
+        changed=world.changed(candidate),
         scope=scope,
     )
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _OPENING = re.compile(r"\{%|\{\{|\{#")
 _TAG = re.compile(r"\{%[-+]?\s*(\w+)")
-_PAIRS = {"if", "for", "macro", "call", "filter", "generation", "raw", "block", "autoescape", "with"}
+_NAME = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?")
+_COMMON = frozenset(
+    {"and", "or", "not", "is", "in", "if", "else", "true", "false", "none", "defined", "loop", "string"}
+)
+FAR = 9
+"""The distance of a line that has nothing to do with a difference, as far as the text of the template tells."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ def branches(template: str) -> Iterator[Branch]:
     for tag in scan(template):
         if tag.kind == "if":
             stack.append((tag, tag))
-        elif tag.kind in ("elif", "else") and stack and stack[-1][1].kind in ("if", "for"):
+        elif tag.kind in ("elif", "else") and stack:
             opened_by, condition = stack.pop()
             yield Branch(condition, opened_by, condition.line, tag.line)
             stack.append((opened_by, tag))
@@ -120,6 +125,50 @@ def deciding_condition(template: str, one: int | None, other: int | None) -> Tag
             innermost = min(guarding, key=lambda branch: branch.last_line - branch.first_line)
             return innermost.opened_by if innermost.condition.kind == "else" else innermost.condition
     return None
+
+
+def suspects(template: str, pairs: Iterable[tuple[int | None, int | None]]) -> dict[int, int]:
+    """Lines that can have caused differences between what two lines wrote: 1-based line -> distance from the cause.
+
+    0: the two lines themselves, and each condition that guards one of them and not the other. 1 and more: the lines
+    that set a name which those conditions read, and what guards these, step by step.
+    """
+    tags, known = scan(template), list(branches(template))
+    chains: dict[Tag, set[int]] = {}
+    for branch in known:
+        chains.setdefault(branch.opened_by, set()).add(branch.condition.line)
+    found: dict[int, int] = {}
+    near: set[int] = set()
+    for one, other in pairs:
+        for line, against in ((one, other), (other, one)):
+            if line is None:
+                continue
+            near.add(line)
+            for branch in known:
+                if _holds(branch, line) and not _holds(branch, against):
+                    near |= chains[branch.opened_by]
+    for distance in range(4):
+        for line in near:
+            found.setdefault(line, distance)
+        names = {
+            name
+            for tag in tags
+            if tag.line in near and tag.kind in ("if", "elif", "set", "{{", "for")
+            for name in _NAME.findall(tag.body(template))
+            if name not in _COMMON
+        }
+        sets = [tag for tag in tags if tag.kind == "set" and tag.body(template).partition("=")[0].strip() in names]
+        near = {tag.line for tag in sets}
+        for tag in sets:
+            for branch in known:
+                if _holds(branch, tag.line):
+                    near |= chains[branch.opened_by]
+        near -= found.keys()
+    return found
+
+
+def _holds(branch: Branch, line: int | None) -> bool:
+    return line is not None and branch.first_line <= line <= branch.last_line
 
 
 def line_text(template: str, line: int | None) -> str:

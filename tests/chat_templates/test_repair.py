@@ -7,6 +7,7 @@ import pytest
 from rollouts.chat_templates import check, find_repair, is_prefix_preserving, renderer, with_repair
 from rollouts.chat_templates.edits import edits, operands
 from rollouts.chat_templates.repair import unified_diff
+from rollouts.chat_templates.tags import suspects
 from rollouts.tokenizers import load
 from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
 
@@ -90,13 +91,58 @@ def test_a_repair_that_would_change_what_was_preserved_is_not_given(tiny_tokeniz
 def test_edits_are_ordered_by_likelihood_and_apply_cleanly() -> None:
     template = "{% if a and (b or loop.last) %}x{% endif %}{{ 'y' if m.reasoning else 'z' }}"
     template += "{% if m.role == 'user' and a %}{% endif %}"
-    found = edits(template, frozenset())
+    found = edits(template, {1: 0})
     assert found[0].apply(template).startswith("{% if true %}x")
     results = {edit.apply(template) for edit in found}
     assert any("{% if a and (b) %}" in result for result in results)
     assert any("{% if a and (b or false) %}" in result for result in results)
     assert any("{{ 'y' if true else 'z' }}" in result for result in results)
     assert found[-1].rank > found[0].rank
+
+
+def test_a_changed_set_can_be_the_repair(tiny_tokenizer: Path) -> None:
+    broken = (
+        "{% for m in messages %}{% set here = not loop.last %}\n"
+        "{% if m.role == 'assistant' and here %}~{% endif %}" + TURN + "{% endfor %}" + PROMPT
+    )
+    found = [edit.apply(broken) for edit in edits(broken, {1: 0})]
+    assert found[0].startswith("{% for m in messages %}{% set here = true %}")
+    tokenizer = load(tiny_tokenizer)
+    repair, detail = find_repair(tokenizer, check(tokenizer, broken))
+    assert repair is not None and not repair.still_broken, detail
+
+
+def test_every_break_of_the_corpus_that_appending_makes_is_repaired(corpus: Path) -> None:
+    """The templates whose tool or user probes fail, each with the probes that its repairs leave."""
+    left = {}
+    for name in ("glm-4.5", "gpt-oss", "qwen3.5-think", "qwq-32b", "skyrl--qwen3_without_thinking"):
+        tokenizer = load(corpus / "tokenizers" / ("gpt-oss" if name == "gpt-oss" else "qwen3"))
+        repair, detail = find_repair(tokenizer, check(tokenizer, (corpus / "templates" / f"{name}.jinja").read_text()))
+        assert repair is not None, (name, detail)
+        widest = repair
+        while widest.wider is not None:
+            widest = widest.wider
+        left[name] = [probe for probe in widest.still_broken if not probe.startswith("generation_")]
+    assert not any(left.values()), left
+
+
+def test_what_no_change_can_mend_is_said(tiny_tokenizer: Path) -> None:
+    # The prompt opens a think block that the history lacks; both are renders that must stay.
+    opened = PLAIN.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    tokenizer = load(tiny_tokenizer)
+    repair, detail = find_repair(tokenizer, check(tokenizer, opened))
+    assert repair is None
+    assert detail.startswith("No repair was found. No change of the template can mend before an answer")
+
+
+def test_suspects_follow_names_to_where_they_are_set() -> None:
+    template = (
+        "{% set ns = namespace(x=false) %}\n{% for m in messages %}\n{% if loop.last %}\n{% set ns.x = true %}\n"
+        "{% endif %}\n{% endfor %}\n{% if ns.x %}\na\n{% elif y %}\nb\n{% elif z %}\nc\n{% endif %}\nd"
+    )
+    near = suspects(template, [(8, 12)])
+    assert {line: near[line] for line in (8, 12, 7, 11)} == {8: 0, 12: 0, 7: 0, 11: 0}
+    assert near[4] == near[3] == 1 and 14 not in near
 
 
 def test_operands() -> None:
