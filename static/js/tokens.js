@@ -304,6 +304,12 @@ document.addEventListener("pointerup", (event) => {
 });
 
 // --- arrival ----------------------------------------------------------------------------------------------------------------
+/** One token of the pane takes the Tab key; arrows go on from there. */
+function beReachable(token) {
+  const first = token || pane().querySelector(".toks i");
+  if (first) first.tabIndex = 0;
+}
+
 function arrive() {
   if (!pane()) return;
   turnAt = null;
@@ -317,22 +323,30 @@ function arrive() {
     (isTokenView() ? elementAt(start) : runAt(start) && pane().querySelector(".k"))?.scrollIntoView({ block: "center" });
   }
   if (isTokenView()) {
-    const first = (asked && elementAt(Number(asked[1]))) || pane().querySelector(".toks i");
-    if (first) first.tabIndex = 0;
+    beReachable(asked && elementAt(Number(asked[1])));
     prepareCard();
   }
   const current = findings().findIndex((link) => link.getAttribute("aria-current") === "true");
   if (current >= 0) say(`finding ${current + 1} of ${findings().length}`);
 }
 
-// A live page is not exchanged under a reader's hand.
-document.addEventListener("htmx:beforeRequest", (event) => {
-  if (event.target.id === "live" && (cardIsPinned() || selected() || !getSelection().isCollapsed)) event.preventDefault();
-});
+// A live page is not exchanged under a reader's hand: it does not ask, and an answer that comes too late is dropped.
+for (const name of ["htmx:beforeRequest", "htmx:beforeSwap"]) {
+  document.addEventListener(name, (event) => {
+    if (event.target.id === "live" && (cardIsPinned() || selected() || !getSelection().isCollapsed)) event.preventDefault();
+  });
+}
 document.addEventListener("htmx:afterSettle", (event) => {
   const id = event.detail.target?.id ?? event.target.id;
   if (id === "reader") arrive();
   // The next part of the run view, or a live page that grew: the reader stays where they are.
-  else if (pane()) { reindex(); if (id === "live") { resetCard(); prepareCard(); } }
+  else if (pane()) {
+    reindex();
+    if (id === "live") {
+      resetCard();
+      if (isTokenView()) beReachable();
+      prepareCard();
+    }
+  }
 });
 arrive();

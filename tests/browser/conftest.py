@@ -12,11 +12,15 @@ from django.contrib.sessions.backends.db import SessionStore
 
 from tests.web.trajectory_samples import Maker
 
+PATIENCE_MS = 30_000
+"""How long a page may take to show what a test waits for: a slow machine under load must pass too."""
+
 
 @pytest.fixture(scope="session")
 def browser(chromium: str) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield started
@@ -47,7 +51,7 @@ def open_page(browser: Any, live_server: Any, django_user_model: Any, settings: 
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.goto(live_server.url + path)
         return page
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from rollouts import services
 from rollouts.models import Run, ShareLink
@@ -97,8 +98,9 @@ def test_a_link_is_made_copied_and_opened_by_somebody_else(open_page: Open, brow
     page.fill("input[name=note]", "look here")
     page.click("text=Make the link")
     page.wait_for_selector(".made")
+    page.wait_for_load_state()
     page.click("button:has-text('Copy')")
-    page.wait_for_selector("text=Copied")
+    expect(page.locator("#announcer")).to_have_text("Copied")
     link = page.evaluate("navigator.clipboard.readText()")
     assert link == page.input_value(".made input")
     stranger = browser.new_context()

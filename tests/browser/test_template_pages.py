@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from rollouts import services, template_checks
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
@@ -43,12 +44,12 @@ def test_the_repair_is_copied_as_it_is(open_page: Open) -> None:
     check = checked(BROKEN)
     assert check.report is not None
     page = open_page(f"/templates/checks/{check.code}")
+    holds = "async (text) => await navigator.clipboard.readText() === text"
     page.click("text=Copy the diff")
-    page.wait_for_selector("[data-copy^='diff-']:text-is('Copied')")
-    assert page.evaluate("navigator.clipboard.readText()") == check.report["repair"]["diff"]
+    expect(page.locator("#announcer")).to_have_text("Copied")
+    page.wait_for_function(holds, arg=check.report["repair"]["diff"])
     page.click("text=Copy the template")
-    page.wait_for_selector("[data-copy^='template-']:text-is('Copied')")
-    assert page.evaluate("navigator.clipboard.readText()") == check.report["repair"]["template"]
+    page.wait_for_function(holds, arg=check.report["repair"]["template"])
 
 
 def test_a_link_opens_the_probe_and_the_probe_leads_to_its_line(open_page: Open) -> None:
@@ -56,12 +57,12 @@ def test_a_link_opens_the_probe_and_the_probe_leads_to_its_line(open_page: Open)
     page = open_page(f"/templates/checks/{check.code}#probe-tool_append")
     assert page.is_visible("#probe-tool_append") and not page.is_visible("#probe-user_append")
     page.click("#probe-tool_append a[href^='#L']")
-    assert page.is_visible("tr:target .line-probes")
+    page.locator("tr:target .line-probes").wait_for()
     way = page.locator("tr:target .line-probes a").last
     probe = way.get_attribute("href")
     assert probe != "#probe-tool_append" and not page.is_visible(probe)
     way.click()
-    assert page.is_visible(probe)
+    page.locator(probe).wait_for()
 
 
 def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Open) -> None:
@@ -86,7 +87,7 @@ def test_the_matrix_fills_while_it_is_watched(open_page: Open, tiny_tokenizer: P
     assert page.get_attribute("#matrix", "hx-get") is None
     page.select_option("#m-show", "failing")
     page.click("text=Apply")
-    assert "show=failing" in page.url
+    page.wait_for_url("**show=failing**")
 
 
 def test_the_form_works_without_javascript(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,4 +95,4 @@ def test_the_form_works_without_javascript(open_page: Open, monkeypatch: pytest.
     page = open_page("/templates", javascript=False)
     page.fill("#id_chat_template", SAFE)
     page.click("button:has-text('Check')")
-    assert "Prefix-preserving for tool messages." in page.content()
+    page.wait_for_selector("text=Prefix-preserving for tool messages.")

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from rollouts import models
 from tests.web.trajectory_samples import HOSTILE, Maker
@@ -26,8 +27,12 @@ def path(trajectory: models.Trajectory, query: str = "") -> str:
     return f"/trajectories/{trajectory.code}{query}"
 
 
-def status(page: Any) -> str:
-    return page.locator("#pane-status").inner_text()
+def says(page: Any, words: str | re.Pattern[str]) -> None:
+    expect(page.locator("#pane-status")).to_have_text(words)
+
+
+def at(page: Any, end: str) -> None:
+    expect(page).to_have_url(re.compile(f"{re.escape(end)}$"))
 
 
 def test_a_token_shows_its_card_and_a_click_pins_it(open_page, stored, make):
@@ -46,8 +51,8 @@ def test_a_token_shows_its_card_and_a_click_pins_it(open_page, stored, make):
     page.mouse.move(5, 400)
     card.wait_for(state="hidden")
     page.click("#pane i.o1 >> nth=3")
-    page.mouse.move(5, 400)
-    page.wait_for_timeout(150)
+    card.wait_for()
+    page.mouse.move(5, 400)  # the page has seen it when this returns
     assert card.is_visible()
     page.keyboard.press("Escape")
     card.wait_for(state="hidden")
@@ -59,13 +64,11 @@ def test_tokens_are_reached_by_keyboard(open_page, stored):
     page.locator("#pane i[tabindex='0']").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    card = page.locator("#token-card")
-    card.wait_for()
-    assert "token 3" in card.inner_text()
+    expect(page.locator("#token-card .card-title")).to_have_text("token 3")
     page.keyboard.press("Enter")
-    assert page.url.endswith("t=3-4")
+    at(page, "t=3-4")
     page.keyboard.press("Shift+ArrowRight")
-    assert page.url.endswith("t=3-5")
+    at(page, "t=3-5")
     assert page.locator("#pane i[tabindex='0']").count() == 1
 
 
@@ -75,6 +78,7 @@ def test_y_copies_the_link_to_the_selection(open_page, stored):
     page.click("#pane i.o1 >> nth=6", modifiers=["Shift"])
     assert page.locator(MARKED).count() == 5
     page.keyboard.press("y")
+    says(page, re.compile("link to tokens .* copied"))
     copied = page.evaluate("navigator.clipboard.readText()")
     assert re.search(r"view=tokens&lens=origin&t=\d+-\d+$", copied)
     a, b = map(int, copied.rsplit("=", 1)[1].split("-"))
@@ -106,24 +110,25 @@ def test_keys_walk_turns_findings_siblings_and_lenses(open_page, stored):
     page = open_page(path(stored))
     page.keyboard.press("j")
     page.keyboard.press("j")
-    assert status(page) == "turn 2"
+    says(page, "turn 2")
     page.keyboard.press("k")
-    assert status(page) == "turn 1"
+    says(page, "turn 1")
     page.keyboard.press("m")
     assert page.locator("#pane").get_attribute("data-lens") == "origin"
-    assert "lens=origin" in page.url
+    page.wait_for_url("**lens=origin**")
     page.keyboard.press("n")
-    assert status(page) == "no findings"
+    says(page, "no findings")
     page.keyboard.press("v")
     page.wait_for_selector("#pane[data-view=tokens]")
-    assert "lens=origin" in page.url
+    page.wait_for_url("**lens=origin**")
     page.keyboard.press("l")
     page.wait_for_selector("h1:has-text('b')")
+    page.wait_for_load_state()  # the keys' script runs once the page is parsed
     assert page.locator("#pane").get_attribute("data-view") == "tokens"
     page.keyboard.press("n")
     page.wait_for_url("**row=1**")
     page.wait_for_selector("#pane .k")
-    assert status(page) == "finding 1 of 1"
+    says(page, "finding 1 of 1")
     page.keyboard.press("h")
     page.wait_for_selector("h1:has-text('a')")
 
@@ -146,18 +151,17 @@ def test_t_goes_to_a_token(open_page, stored):
     page.keyboard.press("t")
     page.keyboard.type("40-44")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#pane .k")
-    assert page.locator("#pane .k").count() == 4
-    assert "view=tokens" in page.url
+    expect(page.locator("#pane .k")).to_have_count(4)
+    page.wait_for_url("**view=tokens**")
 
 
 def test_a_lens_is_chosen_without_a_request(open_page, stored):
     page = open_page(path(stored, "?view=tokens"))
+    # The cards' data, which the page fetches when it is idle, is there when a card says what it says.
+    page.hover("#pane i.o1 >> nth=3")
+    expect(page.locator("#token-card")).to_contain_text("under the gradient")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
-    page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(300)
-    requests.clear()
     before = page.evaluate(
         "getComputedStyle(document.querySelector('#pane i.q6, #pane i.q5, #pane i.q4')).backgroundColor"
     )
@@ -176,12 +180,11 @@ def test_the_next_window_is_swapped_in_and_has_cards(open_page, make):
     page = open_page(path(stored, "?view=tokens"))
     page.evaluate("window.kept = true")
     page.keyboard.press("]")
-    page.wait_for_selector("#pane[data-a='4096']")
+    page.wait_for_selector("#pane[data-a='4096'] i[tabindex='0']")  # swapped in, and read by the page's script
     assert page.evaluate("window.kept") is True
-    assert "w=4096" in page.url
+    page.wait_for_url("**w=4096**")
     page.hover("#pane i >> nth=0")
-    page.wait_for_selector("#token-card:not([hidden])")
-    assert "token 4,096" in page.locator("#token-card").inner_text()
+    expect(page.locator("#token-card .card-title")).to_have_text("token 4,096")
     page.keyboard.press("[")
     page.wait_for_selector("#pane[data-a='0']")
 
@@ -192,30 +195,54 @@ def test_the_run_view_fetches_what_did_not_fit(open_page, make, monkeypatch):
     page = open_page(path(stored))
     text = make.tokenizer.decode(make.conversation("long", turns=8, size=3000).steps[-1].stream)
     # One look and one act in the page itself: the marker may be replaced between two calls from here.
-    reach = "() => { const more = document.querySelector('#pane .more'); more?.scrollIntoView(); return !!more; }"
-    for _ in range(200):
-        if not page.evaluate(reach):
-            break
-        page.wait_for_timeout(100)
+    reach = "() => { const more = document.querySelector('#pane .more'); more?.scrollIntoView(); return !more; }"
+    page.wait_for_function(reach, polling=50, timeout=120_000)
     drawn = page.evaluate("[...document.querySelectorAll('#pane .toks')].map((box) => box.textContent).join('')")
     assert drawn == text
+
+
+# How often the page's turn to ask came and it did not, because it is being read.
+COUNT_HELD = """() => {
+  window.held = 0;
+  document.addEventListener("htmx:beforeRequest", (event) => { window.held += event.defaultPrevented; });
+}"""
 
 
 def test_a_live_page_grows_and_keeps_a_pinned_card(open_page, stored):
     models.Trajectory.objects.filter(pk=stored.pk).update(status="running")
     page = open_page(path(stored, "?view=tokens"))
     assert "running" in page.locator(".facts").inner_text()
+    page.evaluate(COUNT_HELD)
     page.click("#pane i.o1 >> nth=3")
     models.Trajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered", n_tokens=1)
-    page.wait_for_timeout(2600)
-    assert page.locator("#token-card").is_visible()
+    page.wait_for_function("() => window.held > 1")
+    assert page.locator("#token-card").is_visible() and "running" in page.locator(".facts").inner_text()
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     page.locator(".facts:has-text('answered')").wait_for()
     assert page.locator("#live[hx-trigger]").count() == 0
+    page.locator("#pane i[tabindex='0']").wait_for()  # the new tokens have been read by the page's script
     page.mouse.move(5, 400)
     page.hover("#pane i.o1 >> nth=3")
     page.locator("#token-card:not([hidden])").wait_for()
+
+
+def test_an_answer_that_comes_while_a_card_is_pinned_changes_nothing(open_page, stored):
+    models.Trajectory.objects.filter(pk=stored.pk).update(status="running")
+    page = open_page(path(stored, "?view=tokens"))
+    page.evaluate(
+        """() => {
+          const pin = () => { document.querySelectorAll("#pane i.o1")[3].click(); };
+          document.addEventListener("htmx:beforeOnLoad", pin, { once: true });
+        }"""
+    )
+    page.evaluate(COUNT_HELD)
+    models.Trajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered")
+    page.wait_for_function("() => window.held > 0")
+    assert page.locator("#token-card").is_visible() and page.locator("#pane .sel").count() == 1
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.locator(".facts:has-text('answered')").wait_for()
 
 
 def test_everything_reads_without_scripts(open_page, stored):
@@ -235,7 +262,7 @@ def test_the_first_difference_is_in_view_and_keys_jump(open_page, stored):
     box = site.bounding_box()
     assert 0 <= box["y"] < 500
     page.keyboard.press("n")
-    assert status(page) == "difference 1 of 1"
+    says(page, "difference 1 of 1")
 
 
 @pytest.mark.parametrize("page_name", ["", "/compare", "/deltas", "/mask"])
