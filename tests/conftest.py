@@ -86,7 +86,7 @@ def _answers(url: str) -> bool:
     import redis
 
     try:
-        connection = redis.Redis.from_url(url, socket_connect_timeout=0.5, socket_timeout=0.5)
+        connection = redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5)
         try:
             return bool(connection.ping())
         finally:
@@ -118,11 +118,11 @@ def redis_url() -> Iterator[str]:
     process = subprocess.Popen(redis_command(socket, folder), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     url = f"unix://{socket}?db=0"
     try:
-        wait_until(lambda: _answers(url), 10, "the embedded Redis answers")
+        wait_until(lambda: _answers(url), 60, "the embedded Redis answers")
         yield url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -189,7 +189,7 @@ def celery_worker_process(
     }
 
     def start(queue: str, *, threads: int = 4, pool: str = "threads", env: dict[str, str] | None = None,
-              timeout: float = 90) -> subprocess.Popen[bytes]:  # fmt: skip
+              timeout: float = 240) -> subprocess.Popen[bytes]:  # fmt: skip
         cache.delete(heartbeat_key(queue))
         log = tmp_path / f"worker-{len(started)}.log"
         command = [sys.executable, "-m", "celery", "-A", "inspector", "worker", "-P", pool, "-c", str(threads),
@@ -216,13 +216,13 @@ def celery_worker_process(
             process.send_signal(signal.SIGTERM)
     for process in started:
         try:
-            process.wait(15)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             pass
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(5)
+            process.wait(60)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

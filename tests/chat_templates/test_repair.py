@@ -69,7 +69,7 @@ def test_nothing_is_offered_where_nothing_can_be(tiny_tokenizer: Path) -> None:
         None, "There is nothing to repair: appending messages keeps what was rendered before.",
     )  # fmt: skip
     hopeless = "{{ messages | length }}" + PLAIN
-    repair, detail = find_repair(tokenizer, check(tokenizer, hopeless), seconds=10)
+    repair, detail = find_repair(tokenizer, check(tokenizer, hopeless), seconds=60)
     assert repair is None and detail.startswith("No repair was found") and "tool result" in detail
 
 
@@ -82,7 +82,7 @@ def test_a_repair_that_would_change_what_was_preserved_is_not_given(tiny_tokeniz
         + PROMPT
     )
     tokenizer = load(tiny_tokenizer)
-    repair, _ = find_repair(tokenizer, check(tokenizer, marked), seconds=15)
+    repair, _ = find_repair(tokenizer, check(tokenizer, marked), seconds=60)
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     if repair is not None:
         assert renderer(tokenizer, repair.template).render_text(messages).endswith("~")

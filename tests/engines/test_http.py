@@ -1,24 +1,22 @@
-"""The engines that ask a server: against servers that answer well, badly, late or not at all, and a real vLLM."""
+"""The engines that ask a server: against servers that answer well, badly, late or not at all.
+
+Real ones: tests/recorder/test_real_vllm.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine, http
 from rollouts.tito.trajectory import ids_array
-from tests.conftest import missing
 
 PROMPT = ids_array([5, 6, 7])
 Answer = Callable[[str, Any], tuple[int, Any]]
@@ -88,7 +86,7 @@ def with_change(base: Answer, at: str, change: Callable[[Any], tuple[int, Any]])
     return lambda path, body: change(body) if path == at else base(path, body)
 
 
-def complete(engine: Any, seconds: float = 20, **sampling: Any) -> Generation:
+def complete(engine: Any, seconds: float = 60, **sampling: Any) -> Generation:
     engine.add(GenerationRequest("r", PROMPT, Sampling(**{"max_tokens": 4} | sampling)))
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -178,8 +176,10 @@ def test_nonsense_is_an_engine_error(engine: Any, reply: Any) -> None:
 
 
 def test_an_aborted_request_returns_nothing(engine: Any) -> None:
+    ended = threading.Event()
+
     def slow(body: Any) -> tuple[int, Any]:
-        time.sleep(5)
+        ended.wait()
         return 500, {}
 
     built = engine("vllm_server", with_change(vllm_like, "/v1/completions", slow))
@@ -187,6 +187,7 @@ def test_an_aborted_request_returns_nothing(engine: Any) -> None:
     assert built.step() == []
     built.abort("r")
     assert not built.has_unfinished() and built.step() == []
+    ended.set()
 
 
 @pytest.mark.parametrize(
@@ -219,44 +220,3 @@ def test_a_server_that_is_not_there() -> None:
 def test_a_model_that_the_server_does_not_list(engine: Any) -> None:
     with pytest.raises(EngineError, match="does not list the model 'other'"):
         engine("vllm_server", vllm_like, model="other")
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
-def test_a_real_vllm_server(vllm_available: None, tiny_tokenizer: Path, tmp_path: Path, scale_out: bool) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_tokenizer),
-               "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-               "--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(64 << 20),
-               "--block-size", "32", "--logprobs-mode", "processed_logprobs"]  # fmt: skip
-    command += ["--enable-scale-out"] if scale_out else []
-    log = tmp_path / "server.log"
-    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with log.open("wb") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-    try:
-        built: Any = None
-        deadline = time.monotonic() + 120
-        while built is None:
-            try:
-                built = build_engine("vllm_server", f"http://127.0.0.1:{port}", vocab_size=500, model="demo")
-            except EngineError:
-                if server.poll() is not None or time.monotonic() > deadline:
-                    missing(f"the vLLM server did not start:\n{log.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.5)
-        assert built._path == ("/inference/v1/generate" if scale_out else "/v1/completions")
-        first, again = (complete(built, seed=3, max_tokens=16) for _ in range(2))
-        assert first.completion_ids.tolist() == again.completion_ids.tolist() and first.completion_ids.size == 16
-        assert first.logprobs.size == 16 and (first.logprobs <= 0).all() and first.finish_reason == "length"
-        stop = int(first.completion_ids[3])
-        stopped = complete(built, seed=3, max_tokens=16, stop_token_ids=(stop,))
-        assert stopped.completion_ids[-1] == stop and stopped.stop_reason == str(stop)
-        built.close()
-    finally:
-        server.terminate()
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()

@@ -27,7 +27,7 @@ class Gated(ScriptedEngine):
         self.batches: list[int] = []
 
     def step(self) -> list[Generation]:
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         self.batches.append(len(self._live))
         return super().step()
 
@@ -37,7 +37,7 @@ def test_requests_of_many_threads_share_one_batch() -> None:
     owner = EngineThread(lambda: engine)
     futures = [owner.submit(request(str(n))) for n in range(8)]
     engine.gate.set()
-    assert len(wait_for(futures, timeout=10).done) == 8
+    assert len(wait_for(futures, timeout=60).done) == 8
     assert max(engine.batches) >= 7  # the first may have started alone
     assert owner.tokens == 40
     owner.close()
@@ -50,8 +50,8 @@ def test_an_abort_cancels_the_future_and_leaves_the_others() -> None:
     owner.abort(["gone", "nobody"])
     engine.gate.set()
     with pytest.raises(CancelledError):
-        gone.result(10)
-    assert len(stays.result(10).completion_ids) == 5
+        gone.result(60)
+    assert len(stays.result(60).completion_ids) == 5
     owner.close()
 
 
@@ -59,8 +59,8 @@ def test_a_refused_request_fails_alone() -> None:
     owner = EngineThread(ScriptedEngine)
     bad, good = owner.submit(request("bad", ids=(-4,))), owner.submit(request("good"))
     with pytest.raises(RequestRefused, match="-4"):
-        bad.result(10)
-    assert len(good.result(10).completion_ids) == 5
+        bad.result(60)
+    assert len(good.result(60).completion_ids) == 5
     owner.close()
 
 
@@ -87,8 +87,8 @@ def test_a_dead_engine_fails_its_futures_with_the_reason_and_is_built_anew() -> 
         futures = [owner.submit(request(str(n))) for n in range(3)]
     for future in futures:
         with pytest.raises(EngineError, match="The engine died: MemoryError: no block is free"):
-            future.result(10)
-    assert len(owner.submit(request("later")).result(10).completion_ids) == 5
+            future.result(60)
+    assert len(owner.submit(request("later")).result(60).completion_ids) == 5
     assert len(built) == 2 and built[0].closed
     owner.close()
 
@@ -103,7 +103,7 @@ def test_nonsense_from_the_engine_is_its_death() -> None:
 
     owner = EngineThread(Lying)
     with pytest.raises(EngineError, match="id 999999"):
-        owner.submit(request("x")).result(10)
+        owner.submit(request("x")).result(60)
     owner.close()
 
 
@@ -113,9 +113,9 @@ def test_an_engine_that_cannot_be_built_says_why_to_everybody_who_waits() -> Non
 
     owner = EngineThread(build)
     with pytest.raises(EngineError, match="holds no model"):
-        owner.facts(10)
+        owner.facts(60)
     with pytest.raises(EngineError, match="holds no model"):
-        owner.submit(request("x")).result(10)
+        owner.submit(request("x")).result(60)
     owner.close()
 
 
@@ -127,8 +127,8 @@ def test_facts_build_the_engine_once() -> None:
         return ScriptedEngine(vocab_size=99)
 
     owner = EngineThread(build)
-    assert owner.facts(10).vocab_size == 99 and owner.facts(10).name == "scripted"
-    owner.submit(request("x")).result(10)
+    assert owner.facts(60).vocab_size == 99 and owner.facts(60).name == "scripted"
+    owner.submit(request("x")).result(60)
     assert built == [1]
     owner.close()
 
@@ -140,8 +140,8 @@ def test_closing_fails_what_is_under_way_and_refuses_what_comes() -> None:
     closing = threading.Thread(target=owner.close)
     closing.start()
     engine.gate.set()
-    closing.join(10)
+    closing.join(60)
     with pytest.raises(EngineClosed):
-        future.result(10)
+        future.result(60)
     with pytest.raises(EngineClosed):
         owner.submit(request("y"))

@@ -19,7 +19,7 @@ def gpu_proof(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "manage.py", "gpu_proof", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.vllm

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollouts import loop
 from rollouts.engines import EngineError, Generation, build_engine
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
@@ -18,6 +19,7 @@ from rollouts.environments import Outcome, Task
 from rollouts.loop import Job, step_seed
 from rollouts.tito.strategies import STRATEGIES, StrategyRefused
 from rollouts.tito.trajectory import Ids, Origin
+from tests.conftest import wait_until
 from tests.loop.harness import Harness
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call><|im_end|>'
@@ -112,13 +114,23 @@ def test_a_call_that_is_no_json_is_answered_not_fatal(harness: Harness) -> None:
     assert harness.done["a"].error == "" and len(harness.steps["a"]) == 2
 
 
+class Clock:
+    """The loop's clock, which a test can put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
 class Slow:
     """An environment that hangs for one task and answers the others."""
 
     name = description = "slow"
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self) -> None:
+        self.end = threading.Event()
 
     def tasks(self, n: int, seed: int) -> list[Task]:
         return []
@@ -129,7 +141,7 @@ class Slow:
         class Episode:
             def step(self, message: Any) -> Outcome:
                 if task.index == 1:
-                    time.sleep(outer.seconds)
+                    outer.end.wait()
                 if task.index == 2:
                     raise KeyError("lost")
                 return Outcome([], True, 1.0, {}, "answered")
@@ -140,13 +152,23 @@ class Slow:
         return Episode()
 
 
-def test_an_environment_that_hangs_or_raises_fails_its_own_trajectory(harness: Harness) -> None:
+def test_an_environment_that_hangs_or_raises_fails_its_own_trajectory(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = harness.tasks(1)[0]
     jobs = [Job(n, replace(task, index=n)) for n in range(4)]
-    harness.run(
-        harness.scripted(lambda *_: "Hi<|im_end|>"), jobs, harness.limits(environment_seconds=0.3), Slow(seconds=5)
-    )
-    assert "did not answer within 0.3 seconds" in harness.done[1].error
+    clock, slow = Clock(), Slow()
+    monkeypatch.setattr(loop, "time", clock)
+
+    def pass_time_once_the_others_are_done() -> bool:
+        clock.ahead = 400.0 if len(harness.done) == 3 else clock.ahead
+        return False
+
+    engine = harness.scripted(lambda *_: "Hi<|im_end|>")
+    limits = harness.limits(environment_seconds=300)
+    harness.run(engine, jobs, limits, slow, pass_time_once_the_others_are_done)
+    slow.end.set()
+    assert "did not answer within 300 seconds" in harness.done[1].error
     assert "KeyError" in harness.done[2].error
     assert [harness.done[n].reward for n in (0, 3)] == [1.0, 1.0]
 
@@ -170,10 +192,8 @@ def test_a_stop_aborts_what_is_under_way(harness: Harness) -> None:
     jobs = [job(harness, n) for n in range(5)]
     end = harness.run(engine, jobs, should_stop=built.started.is_set)
     assert {one.key for one in end.stopped} == set(range(5)) and not harness.done
-    deadline = time.monotonic() + 5
-    while built.has_unfinished() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(built.aborted) == 5 and not built.has_unfinished()
+    wait_until(lambda: len(built.aborted) == 5, 60, "the engine was told to drop all five")
+    assert not built.has_unfinished()
     engine.close()
 
 

@@ -70,19 +70,21 @@ def serving(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
             start_new_session=True,
         )
     try:
-        wait_until(lambda: bool(LINK.search(said.read_text())) or process.poll() is not None, 60, "the server is ready")
+        wait_until(
+            lambda: bool(LINK.search(said.read_text())) or process.poll() is not None, 180, "the server is ready"
+        )
         assert process.poll() is None, said.read_text()
         yield process, said
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
-        wait_until(lambda: not processes_of(data), 15, "no process is left behind")
+        process.wait(60)
+        wait_until(lambda: not processes_of(data), 60, "no process is left behind")
 
 
 def get(url: str, cookie: str = "") -> http.client.HTTPResponse:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     connection.request("GET", f"{parts.path}?{parts.query}", headers={"Cookie": cookie} if cookie else {})
     return connection.getresponse()
 
@@ -102,7 +104,7 @@ def test_it_serves_heals_and_leaves_nothing_on_sigterm(data: Path) -> None:
             answer = get(found[1])
             assert (answer.status, answer.headers["Location"]) == (302, "/")
             assert get(found[1]).status == 403  # another browser: the link has been used
-            wait_until(lambda: get(f"{url}/health").status == 200, 60, "both workers are well")
+            wait_until(lambda: get(f"{url}/health").status == 200, 180, "both workers are well")
 
             # A second server on the same data is refused, with the address of the first.
             second = subprocess.run(
@@ -128,19 +130,19 @@ def test_it_serves_heals_and_leaves_nothing_on_sigterm(data: Path) -> None:
             # The worker that is killed is started again, and that is said.
             victims = [pid for pid in processes_of(data) if b"engine.demo" in Path(f"/proc/{pid}/cmdline").read_bytes()]
             os.kill(victims[0], signal.SIGKILL)
-            wait_until(lambda: "The engine worker ended unexpectedly" in said.read_text(), 10, "the death is noticed")
+            wait_until(lambda: "The engine worker ended unexpectedly" in said.read_text(), 60, "the death is noticed")
             wait_until(
                 lambda: any(
                     pid not in victims and b"engine.demo" in Path(f"/proc/{pid}/cmdline").read_bytes()
                     for pid in processes_of(data)
                 ),
-                20,
+                60,
                 "the worker is back",
             )
             assert get(f"{url}/health").status in (200, 503)
 
             process.send_signal(signal.SIGTERM)
-            assert process.wait(25) == 0
+            assert process.wait(90) == 0
         assert not (data / "run" / "redis.sock").exists()
         logs = "".join(path.read_text(errors="replace") for path in (data / "logs").iterdir())
         assert found[1].rpartition("=")[2] not in logs
@@ -148,12 +150,13 @@ def test_it_serves_heals_and_leaves_nothing_on_sigterm(data: Path) -> None:
 
 @pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGINT, signal.SIGINT], [signal.SIGHUP]])
 def test_it_leaves_nothing_however_it_ends(data: Path, signals: list[signal.Signals]) -> None:
-    with serving(data, "--port", str(free_port())) as (process, _):
+    with serving(data, "--port", str(free_port())) as (process, said):
         assert len(processes_of(data)) >= 4
-        for signum in signals:
+        process.send_signal(signals[0])
+        for signum in signals[1:]:
+            wait_until(lambda: "Stopping" in said.read_text(), 60, "the first signal is heard")
             process.send_signal(signum)
-            time.sleep(0.3)
-        process.wait(25)
+        process.wait(90)
 
 
 def test_a_killed_make_takes_its_server_along(data: Path) -> None:
@@ -172,10 +175,10 @@ def test_a_killed_make_takes_its_server_along(data: Path) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    wait_until(lambda: bool(LINK.search(said.read_text())), 60, "the server is ready")
+    wait_until(lambda: bool(LINK.search(said.read_text())), 180, "the server is ready")
     parent.kill()
-    parent.wait(5)
-    wait_until(lambda: not processes_of(data), 15, "no process is left behind")
+    parent.wait(60)
+    wait_until(lambda: not processes_of(data), 60, "no process is left behind")
 
 
 @pytest.mark.parametrize("port", ["0", "70000"])
@@ -211,13 +214,14 @@ def test_a_child_that_keeps_dying_is_started_ever_more_slowly(tmp_path: Path) ->
     pauses = []
     for _ in range(3):
         assert child.process
-        child.process.wait(10)
+        child.process.wait(60)
+        before = time.monotonic()
         supervisor.watch_once()
         assert child.start_at is not None
-        pauses.append(round(child.start_at - time.monotonic()))
+        pauses.append((child.start_at - time.monotonic(), child.start_at - before))
         child.start()
     supervisor.stop()
-    assert pauses == [1, 2, 4]
+    assert all(least <= pause <= most for pause, (least, most) in zip((1, 2, 4), pauses, strict=True))
     assert "The witness ended unexpectedly (exit status 3)" in said[0]
 
 
@@ -230,11 +234,11 @@ def test_a_child_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path
     supervisor = Supervisor(print)
     child = Child("The stubborn", [sys.executable, "-c", code], tmp_path / "log", grace_s=0.2)
     supervisor.start(child)
-    wait_until(lambda: (tmp_path / "log").read_text().endswith("\n"), 10, "it has started its own child")
+    wait_until(lambda: (tmp_path / "log").read_text().endswith("\n"), 60, "it has started its own child")
     grandchild = int((tmp_path / "log").read_text())
     supervisor.stop()
     assert not child.is_alive
     assert not Path(f"/proc/{grandchild}").exists()
     assert bystander.poll() is None
     bystander.kill()
-    bystander.wait(5)
+    bystander.wait(60)

@@ -66,7 +66,7 @@ class TestAgainstTheServer:
         # -S: no site-packages; -E: no environment of ours.
         ran = subprocess.run(
             [sys.executable, "-S", "-E", "-c", program], input=json.dumps(episodes(2)), capture_output=True, text=True,
-            cwd=tmp_path, timeout=60,
+            cwd=tmp_path, timeout=180,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr
         assert json.loads(ran.stdout)["trajectories"] == 2

@@ -142,7 +142,7 @@ class TestTheWork:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 16, 0)
         assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
@@ -188,7 +188,7 @@ class TestTheWork:
         thread.start()
         _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
         services.cancel_run(Run.objects.get(pk=run.pk))
-        thread.join(30)
+        thread.join(120)
         run.refresh_from_db()
         statuses = set(run.trajectories.values_list("status", flat=True))
         assert run.status == "cancelled" and statuses == {"done", "cancelled"}
@@ -201,7 +201,7 @@ class TestTheWork:
         try:
             _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
             work._shutting_down.set()
-            thread.join(30)
+            thread.join(120)
         finally:
             work._shutting_down.clear()
         run.refresh_from_db()
@@ -288,7 +288,7 @@ def _work_and_close(run_id: int) -> None:
         connection.close()
 
 
-def _until(condition: Any, seconds: float = 30) -> None:
+def _until(condition: Any, seconds: float = 120) -> None:
     import time
 
     deadline = time.monotonic() + seconds
@@ -314,7 +314,7 @@ def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(mo
 
     def build(*_: Any, **__: Any) -> Any:
         loading.set()
-        assert loaded.wait(60)
+        assert loaded.wait(300)
         return ScriptedEngine(vocab_size=1200)
 
     monkeypatch.setattr(work, "build_engine", build)
@@ -322,16 +322,16 @@ def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(mo
     thread = threading.Thread(target=_work_and_close, args=(run.pk,))
     thread.start()
     try:
-        assert loading.wait(30)
+        assert loading.wait(120)
         services.cancel_run(run)
-        thread.join(15)
+        thread.join(120)
         assert not thread.is_alive()
         run.refresh_from_db()
         assert run.status == "cancelled" and set(run.trajectories.values_list("status", flat=True)) == {"cancelled"}
         assert not loaded.is_set()
     finally:
         loaded.set()
-        thread.join(30)
+        thread.join(120)
 
 
 class TestResume:
@@ -358,7 +358,7 @@ class TestResume:
         thread.start()
         _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
         services.cancel_run(run)
-        thread.join(30)
+        thread.join(120)
         kept = {
             record.pk: [step.stream.tolist() for step in selectors.load_trajectory(record).steps]
             for record in run.trajectories.filter(n_steps__gt=0)

@@ -11,6 +11,7 @@ from django.test import Client
 from inspector import workers
 from inspector.login import local_user
 from rollouts.models import Run
+from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -67,7 +68,6 @@ def test_without_redis_the_page_says_so(client: Client, settings: Any) -> None:
 
 def test_a_real_worker_announces_itself(client: Client, celery_worker_process: Any) -> None:
     celery_worker_process("default", threads=2)
-    deadline = time.monotonic() + 20
-    while not (found := workers.list_workers(workers.connect())) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: bool(workers.list_workers(workers.connect())), 60, "the worker is listed")
+    found = workers.list_workers(workers.connect())
     assert [(worker.queues, worker.slots, worker.is_alive) for worker in found] == [(["default"], 2, True)]
