@@ -21,9 +21,13 @@ class ArrayField(models.BinaryField):  # type: ignore[type-arg]
     def from_db_value(self, value: bytes | memoryview | None, *_: object) -> NDArray[Any] | None:
         return None if value is None else np.frombuffer(bytes(value), dtype=self.dtype)
 
+    def to_bytes(self, value: Any) -> bytes:
+        """What the column holds for an array."""
+        return np.asarray(value, dtype=self.dtype).tobytes()
+
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         if value is not None and not isinstance(value, bytes | memoryview):
-            value = np.ascontiguousarray(value, dtype=self.dtype).tobytes()
+            value = self.to_bytes(value)
         return super().get_db_prep_value(value, connection, prepared)
 
 
@@ -58,8 +62,12 @@ class MaskField(models.BinaryField):  # type: ignore[type-arg]
         (count,) = struct.unpack_from("<I", raw)
         return np.unpackbits(np.frombuffer(raw, dtype=np.uint8, offset=4), count=count).astype(np.bool_)
 
+    def to_bytes(self, value: Any) -> bytes:
+        """What the column holds for an array."""
+        mask = np.asarray(value, dtype=np.bool_)
+        return struct.pack("<I", mask.size) + np.packbits(mask).tobytes()
+
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         if value is not None and not isinstance(value, bytes | memoryview):
-            mask = np.asarray(value, dtype=np.bool_)
-            value = struct.pack("<I", mask.size) + np.packbits(mask).tobytes()
+            value = self.to_bytes(value)
         return super().get_db_prep_value(value, connection, prepared)

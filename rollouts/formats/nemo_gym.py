@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollouts.formats import shapes
+from rollouts.formats import prompts, shapes
 from rollouts.formats.registry import Format, Rejected, each_line, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.formats.source import Source
@@ -21,7 +21,14 @@ _KNOWN = ("response", "reward", "_ng_task_index", "_ng_rollout_index", "reward_p
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return each_line(source, _trajectory)
+    return each_line(source, _trajectory, decode=lambda data: prompts.decode(data, _calls))
+
+
+def _calls(value: Any) -> Iterator[dict[str, Any]]:
+    """The items that hold a prompt."""
+    for item in value["response"]["output"]:
+        if not _is_observed(item):
+            yield item
 
 
 def _trajectory(value: Any, number: int) -> Trajectory:

@@ -40,7 +40,10 @@ class Format:
 
 
 def each_line(
-    source: Source, read_line: Callable[[Any, int], Trajectory | None], id_unique: bool = True
+    source: Source,
+    read_line: Callable[[Any, int], Trajectory | None],
+    id_unique: bool = True,
+    decode: Callable[[bytes | None], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
     seen: set[str] = set()

@@ -77,7 +77,9 @@ def sequence(value: Any, where: str) -> list[Any]:
 
 
 def ids(value: Any, where: str) -> Ids:
-    """Token ids: integers from 0 to 2147483647."""
+    """Token ids: integers from 0 to 2147483647. An array was looked over before (``rollouts.formats.prompts``)."""
+    if isinstance(value, np.ndarray):
+        return value
     items = sequence(value, where)
     if not items:
         return NO_IDS

@@ -7,6 +7,7 @@ from typing import Any
 
 from rollouts.formats.json_text import canonical_json
 from rollouts.models import Content
+from rollouts.services.keys import bare, insert_whole
 
 
 class Contents:
@@ -31,8 +32,9 @@ class Contents:
     def save(self) -> None:
         """Insert what is not there yet. In the order of the keys: two writers never wait for each other in a ring."""
         if self._bodies:
-            Content.objects.bulk_create(
-                [Content(sha256=key, body=self._bodies[key]) for key in sorted(self._bodies)], ignore_conflicts=True
+            insert_whole(
+                [bare(Content, sha256=key, body=self._bodies[key]) for key in sorted(self._bodies)],
+                ignore_conflicts=True,
             )
             self._bodies = {}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from django.db import transaction
 
 from rollouts import models
+from rollouts.services.keys import bare, insert_whole, reserve_keys
 from rollouts.tito.diagnose.finding import Finding
 
 
@@ -35,12 +36,18 @@ def note_judged(run: models.Run) -> None:
 
 
 def add_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Sequence[Finding]]]) -> Counter[str]:
-    """Insert findings; gives how many of each kind. The caller keeps the totals. Whoever is given here was judged."""
+    """Insert findings, inside a transaction; gives how many of each kind. The caller keeps the totals.
+
+    Whoever is given here was judged.
+    """
     version = _version()
+    keys = reserve_keys(models.Finding, sum(len(findings) for _, findings in found))
     records = [
-        models.Finding(
-            trajectory=trajectory,
-            run=run,
+        bare(
+            models.Finding,
+            id=next(keys),
+            trajectory_id=trajectory.pk,
+            run_id=run.pk,
             step_index=finding.step,
             row_index=finding.row,
             axis=finding.axis,
@@ -65,7 +72,7 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Seque
         for trajectory, findings in found
         for finding in findings
     ]
-    models.Finding.objects.bulk_create(records)
+    insert_whole(records)
     if run.diagnosis_version is None:
         models.Run.objects.filter(pk=run.pk, diagnosis_version=None).update(diagnosis_version=version)
         run.diagnosis_version = version

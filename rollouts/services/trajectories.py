@@ -16,7 +16,7 @@ from rollouts import models
 from rollouts.formats.json_text import canonical_json
 from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, worst_severity
-from rollouts.services.keys import insert_whole, reserve_keys
+from rollouts.services.keys import bare, insert_whole, reserve_keys
 from rollouts.tito import segments
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.prefix import Link, MergedRow, delta_of, link_steps, merge_steps
@@ -29,7 +29,7 @@ class TokenTable(Protocol):
     vocab_size: int
     special: Any
 
-    def token_bytes(self, ids: Ids) -> list[bytes]: ...
+    def joined(self, ids: Ids) -> tuple[bytes, Any]: ...
 
 
 @dataclass
@@ -74,10 +74,12 @@ def save_trajectories(
             models.Row, sum(len(trajectory.rows) or len(merged[n]) for n, trajectory in enumerate(trajectories))
         )
         built = []
+        now = timezone.now()
         for n, trajectory in enumerate(trajectories):
-            record = models.Trajectory(
-                pk=next(trajectory_keys),
-                run=run,
+            record = bare(
+                models.Trajectory,
+                id=next(trajectory_keys),
+                run_id=run.pk,
                 index=base_index + n,
                 external_id=trajectory.external_id,
                 group=trajectory.group,
@@ -86,12 +88,13 @@ def save_trajectories(
                 reward_parts=dict(trajectory.reward_parts),
                 tokenizer_name=trajectory.tokenizer,
                 extra_id=contents.add_unless_empty(trajectory.extra),
-                finished_at=timezone.now(),
+                created_at=now,
+                finished_at=now,
             )
             built.append(_build(record, trajectory, links[n], merged[n], contents, step_keys, row_keys, token_table))
         _set_finding_totals([one.trajectory for one in built], findings)
         contents.save()
-        models.Trajectory.objects.bulk_create([one.trajectory for one in built])
+        insert_whole([one.trajectory for one in built])
         insert_whole([step for one in built for step in one.steps])
         insert_whole([tokens for one in built for tokens in one.step_tokens])
         insert_rows(built)
@@ -221,8 +224,9 @@ def make_step(
 ) -> models.Step:
     """The columns of a step."""
     request = step.request
-    return models.Step(
-        pk=key,
+    return bare(
+        models.Step,
+        id=key,
         trajectory_id=record.pk,
         index=index,
         parent_id=parent_key,
@@ -254,7 +258,8 @@ def make_step_tokens(
 ) -> models.StepTokens:
     """The arrays of a step: what it adds to its parent's stream."""
     delta = delta_of(step, link)
-    return models.StepTokens(
+    return bare(
+        models.StepTokens,
         step_id=stored.pk,
         delta_ids=delta,
         delta_origin=_delta_origin(step, link, delta, messages_shared, token_table),
@@ -281,15 +286,17 @@ def derive_origin(delta: Ids, new_messages: Sequence[Message], token_table: Toke
     known = (delta >= 0) & (delta < token_table.vocab_size)
     special[known] = np.asarray(token_table.special)[delta[known]]
     others = [message for message in new_messages if message.get("role") != "assistant"]
-    return segments.delta_origins(token_table.token_bytes(delta), special, others)
+    whole, ends = token_table.joined(delta)
+    return segments.origins_of_text(whole, np.concatenate([[0], ends]), special, others)
 
 
 def _merged_row(
     steps: Sequence[models.Step], record: models.Trajectory, index: int, step_indices: tuple[int, ...], key: int
 ) -> models.Row:
     last = steps[step_indices[-1]]
-    return models.Row(
-        pk=key,
+    return bare(
+        models.Row,
+        id=key,
         trajectory_id=record.pk,
         index=index,
         last_step_id=last.pk,
@@ -300,8 +307,9 @@ def _merged_row(
 
 
 def _add_own_row(built: Rows, index: int, row: Row, contents: Contents, key: int) -> None:
-    stored = models.Row(
-        pk=key,
+    stored = bare(
+        models.Row,
+        id=key,
         trajectory_id=built.trajectory.pk,
         index=index,
         n_tokens=len(row.ids),
@@ -311,8 +319,13 @@ def _add_own_row(built: Rows, index: int, row: Row, contents: Contents, key: int
     )
     built.rows.append(stored)
     built.row_tokens.append(
-        models.RowTokens(
-            row_id=stored.pk, ids=row.ids, loss_mask=row.loss_mask, logprobs=row.logprobs, origin=row.origin
+        bare(
+            models.RowTokens,
+            row_id=stored.pk,
+            ids=row.ids,
+            loss_mask=row.loss_mask,
+            logprobs=row.logprobs,
+            origin=row.origin,
         )
     )
     built.columns.extend(

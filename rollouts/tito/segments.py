@@ -24,25 +24,30 @@ def delta_origins(
     Without messages, or where a text cannot be found (a template may rewrite it), control tokens and the role header
     behind them are template and everything else is observation.
     """
-    n = len(delta_bytes)
+    return origins_of_text(b"".join(delta_bytes), byte_offsets(delta_bytes), special, new_messages)
+
+
+def origins_of_text(
+    whole: bytes, offsets: Ids, special: Mask | Sequence[bool], new_messages: Sequence[Message] = ()
+) -> Origins:
+    """:func:`delta_origins` of a delta whose bytes are joined; ``offsets`` ``[D + 1]`` as of :func:`byte_offsets`."""
+    n = len(offsets) - 1
     origins: Origins = np.full(n, Origin.TEMPLATE, dtype=np.uint8)
     if not n:
         return origins
     flags: Mask = np.asarray(special, dtype=np.bool_)
-    offsets = byte_offsets(delta_bytes)
-    whole = b"".join(delta_bytes)
     headers = _headers(whole, flags, offsets)
     spans, complete = _find_messages(whole, headers, new_messages)
     for start, stop in spans:
-        first = int(np.searchsorted(offsets, start, side="right")) - 1
-        last = int(np.searchsorted(offsets, stop, side="left"))
+        first = int(offsets.searchsorted(start, side="right")) - 1
+        last = int(offsets.searchsorted(stop, side="left"))
         origins[first:last] = Origin.OBSERVATION
     if not spans or not complete:
         scaffold = flags.copy()
         for start, stop in headers:
             # A token that reaches beyond the header holds text of somebody else.
-            first = int(np.searchsorted(offsets, start, side="left"))
-            last = int(np.searchsorted(offsets, stop, side="right")) - 1
+            first = int(offsets.searchsorted(start, side="left"))
+            last = int(offsets.searchsorted(stop, side="right")) - 1
             scaffold[first:last] = True
         origins[~scaffold] = Origin.OBSERVATION
     return origins

@@ -244,7 +244,8 @@ def _write(place: Path, definition: Definition) -> None:
 
 def open_table(place: Path) -> ByteTable:
     """A table that was written before; only numpy and the standard library."""
-    offsets = np.load(place / "offsets.npy", mmap_mode="r")
+    # A plain view of the mapping: memmap's own class is slow to index.
+    offsets = np.load(place / "offsets.npy", mmap_mode="r").view(np.ndarray)
     special = np.load(place / "special.npy")
     kind = json.loads((place / "meta.json").read_text())["kind"]
     with (place / "bytes.bin").open("rb") as file:

@@ -13,7 +13,7 @@ from rollouts.tito.codec import Codec, Renderer, RenderFailed
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.prefix import Link, MergedRow, link_steps, merge_steps, shared_with_stream, stream_length
 from rollouts.tito.segments import byte_offsets
-from rollouts.tito.trajectory import Ids, Mask, Message, Step, Trajectory, ids_array
+from rollouts.tito.trajectory import Ids, Mask, Message, Step, Trajectory
 
 RendererFor = Callable[[str], "Renderer | None"]
 # A differing stretch is stored up to this many ids a side.
@@ -41,16 +41,19 @@ class Case:
     # -- tokens
 
     @cached_property
-    def special(self) -> Ids:
-        """The control tokens, sorted."""
-        return ids_array(sorted(self.codec.special_ids)) if self.codec else ids_array([])
+    def _special(self) -> Mask:
+        """``[vocab_size + 2]``: whether id - 1 is a control token; the ends stand for ids outside the vocabulary."""
+        table: Mask = np.zeros((self.codec.vocab_size if self.codec else 0) + 2, dtype=np.bool_)
+        if self.codec:
+            table[1 + np.fromiter(self.codec.special_ids, np.int64)] = True
+        return table
 
     def is_special(self, ids: Ids) -> Mask:
-        return np.isin(ids, self.special)
+        return self._special.take(np.asarray(ids, dtype=np.int64) + 1, mode="clip")
 
     def bytes_of(self, ids: Ids) -> bytes:
         assert self.codec is not None
-        return b"".join(self.codec.token_bytes(ids))
+        return self.codec.joined_bytes(ids)[0]
 
     def text(self, ids: Ids) -> str:
         """Byte-true text, control tokens kept; empty without a tokenizer."""

@@ -109,6 +109,8 @@ def for_render(messages: Sequence[Message]) -> list[Message]:
 
 def has_trace(content: Any, data: bytes) -> bool:
     """Whether a content's text stands in the bytes: as it is, as JSON, or at least most of its words."""
+    if isinstance(content, str) and content.strip().encode("utf-8", "replace") in data:
+        return True  # what is found as it stands need not be spelt in other ways
     texts = list(content_forms(content))
     if not texts:
         return True

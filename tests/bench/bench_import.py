@@ -1,0 +1,215 @@
+"""Importing a NeMo Gym file, all checks and storing included. Ratios in one run, printed, never timed tests."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from django.db.models import F
+
+from rollouts import services
+from rollouts.diagnosis import findings_for
+from rollouts.models import Run, Step, Trajectory
+from rollouts.tokenizers import load
+from rollouts.tokenizers.loaded import LoadedTokenizer
+from tests.bench.gym_file import rollout, write_gym_file
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
+
+MB = 1_000_000
+SIZE = int(os.environ.get("BENCH_IMPORT_MB", "100")) * MB
+
+
+def tokenizer_folders(corpus: Path, tiny_tokenizer: Path) -> list[Path]:
+    return [tiny_tokenizer, corpus / "tokenizers" / "qwen2.5"]
+
+
+# -- the loop of source 5: json, validate_token_continuity, and a round trip of what was sampled
+
+
+def turns_of(rollout: dict[str, Any]) -> list[dict[str, Any]]:
+    return [item for item in rollout["response"]["output"] if "generation_token_ids" in item]
+
+
+def is_continuous(turns: Sequence[dict[str, Any]]) -> bool:
+    seen: list[int] = []
+    for turn in turns:
+        if seen and turn["prompt_token_ids"][: len(seen)] != seen:
+            return False
+        seen = turn["prompt_token_ids"] + turn["generation_token_ids"]
+    return True
+
+
+Verdicts = list[tuple[bool, bool]]
+
+
+def loop(path: Path, tokenizer: Any, whole: bool) -> Verdicts:
+    """For each rollout: is it continuous, is what was sampled canonical.
+
+    ``whole``: each turn's prompt and completion go through the tokenizer; else its completion alone.
+    """
+    verdicts = []
+    with path.open() as file:
+        for line in file:
+            turns = turns_of(json.loads(line))
+            canonical = True
+            for turn in turns:
+                ids = turn["generation_token_ids"]
+                start = 0
+                if whole:
+                    start, ids = len(turn["prompt_token_ids"]), turn["prompt_token_ids"] + ids
+                again = tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False)
+                canonical &= again[start:] == ids[start:]
+            verdicts.append((is_continuous(turns), canonical))
+    return verdicts
+
+
+def floor(path: Path, codec: LoadedTokenizer, whole: bool) -> tuple[float, int]:
+    """Seconds of msgspec's decoding and the native encoder's work on the same data, and how many tokens that is.
+
+    The texts are made beforehand: nothing but the two is timed.
+    """
+    decoder = msgspec.json.Decoder()
+    took, n = 0.0, 0
+    with path.open("rb") as file:
+        for line in file:
+            began = time.perf_counter()
+            value = decoder.decode(line)
+            took += time.perf_counter() - began
+            texts = [
+                codec.decode(turn["prompt_token_ids"] * whole + turn["generation_token_ids"])
+                for turn in turns_of(value)
+            ]
+            began = time.perf_counter()
+            encoded = codec._fast.raw.encode_batch(texts)
+            took += time.perf_counter() - began
+            n += sum(len(one.ids) for one in encoded)
+    return took, n
+
+
+def our_verdicts(run: Run) -> Verdicts:
+    broken = set(
+        Step.objects.filter(trajectory__run=run, shared_length__lt=F("parent_length")).values_list(
+            "trajectory_id", flat=True
+        )
+    )
+    drifting = {"noncanonical_sampling", "boundary_merge", "invalid_utf8"}
+    drifts = set(run.findings.filter(kind__in=drifting).values_list("trajectory_id", flat=True))
+    keys = run.trajectories.order_by("index").values_list("pk", flat=True)
+    return [(key not in broken, key not in drifts) for key in keys]
+
+
+def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    result = call()
+    return time.perf_counter() - began, result
+
+
+def import_file(path: Path, folder: Path) -> Run:
+    run = services.create_run(Run.Kind.IMPORT, path.name, tokenizer=services.find_tokenizer(str(folder)))
+    services.import_files(run, [path], judge=findings_for)
+    assert run.status == Run.Status.DONE and not run.n_rejected, run.error
+    return run
+
+
+def test_import_with_all_checks(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    for folder in tokenizer_folders(corpus, tiny_tokenizer):
+        codec = load(services.find_tokenizer(str(folder)).path)
+        path = tmp_path / f"{folder.name}.jsonl"
+        n = write_gym_file(path, codec, SIZE)
+        ours = []
+        for k in range(3):
+            took, run = seconds(lambda: import_file(path, folder))  # noqa: B023
+            ours.append(took)
+            if k < 2:
+                services.delete_run(run)
+        completions, verdicts = seconds(lambda: loop(path, codec.hf, whole=False))  # noqa: B023
+        whole, _ = seconds(lambda: loop(path, codec.hf, whole=True))  # noqa: B023
+        assert our_verdicts(run) == verdicts
+        new, n_new = floor(path, codec, whole=False)
+        every, n_every = floor(path, codec, whole=True)
+        best = min(ours)
+        print(
+            f"\n{folder.name}, {codec.encoder}: {path.stat().st_size / MB:.0f} MB, {n:,} rollouts, "
+            f"{run.n_steps:,} calls"
+            f"\n  import with all checks and storing   {best:6.2f} s  (of {', '.join(f'{s:.2f}' for s in ours)})"
+            f"\n  loop, round trip of completions      {completions:6.2f} s  {completions / best:5.1f}x ours"
+            f"\n  loop, round trip of whole streams    {whole:6.2f} s  {whole / best:5.1f}x ours"
+            f"\n  msgspec + {codec.encoder}, completions  {new:6.2f} s  ours is {best / new:4.2f}x  ({n_new:,} tokens)"
+            f"\n  msgspec + {codec.encoder}, everything   {every:6.2f} s  ours is {best / every:4.2f}x"
+            f"  ({n_every:,} tokens)"
+        )
+        services.delete_run(run)
+        path.unlink()
+
+
+def test_memory_does_not_grow_with_the_file(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    codec = load(tiny_tokenizer)
+    print("\n  MB  peak memory of the importing process, MB")
+    for size in (25, 50, 100, 200):
+        path = tmp_path / f"{size}.jsonl"
+        write_gym_file(path, codec, size * MB)
+        data = tmp_path / f"data-{size}"
+        environment = {**os.environ, "INSPECTOR_DATA": str(data), "DJANGO_SETTINGS_MODULE": "inspector.settings"}
+        code = (
+            "import django; django.setup(); from django.core.management import call_command\n"
+            "call_command('migrate', verbosity=0)\n"
+            f"call_command('import_rollouts', {str(path)!r}, tokenizer={str(tiny_tokenizer)!r})\n"
+            "print([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        print(f"{size:4d}  {int(done.stdout.split()[-1]) / 1000:.0f}")
+        path.unlink()
+
+
+def test_a_rollout_costs_its_new_tokens(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """Files of about as many new tokens, in rollouts of 1 to 64 calls: what a new token costs."""
+    codec = load(services.find_tokenizer(str(tiny_tokenizer)).path)
+    import_file(_curve_file(tmp_path, codec, 2, 20), tiny_tokenizer)
+    print("\ncalls  file MB  new tokens  us a new token  us a token of the file")
+    for calls in (1, 2, 4, 8, 16, 32, 64):
+        path = _curve_file(tmp_path, codec, calls, 2048 // calls)
+        took, run = min((seconds(lambda: import_file(path, tiny_tokenizer)) for _ in range(2)), key=lambda r: r[0])  # noqa: B023
+        every = sum(run.trajectories.values_list("steps__prompt_length", flat=True)) + run.n_sampled
+        print(
+            f"{calls:5d}  {path.stat().st_size / MB:7.1f}  {run.n_tokens:10,}  {took / run.n_tokens * 1e6:14.2f}"
+            f"  {took / every * 1e6:22.3f}"
+        )
+
+
+def _curve_file(folder: Path, codec: LoadedTokenizer, calls: int, rollouts: int) -> Path:
+    path = folder / f"{calls}.jsonl"
+    rng, noise = random.Random(3), np.random.default_rng(3)
+    lines = [json.dumps(rollout(n, rng, noise, codec, calls)) for n in range(rollouts)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_many_tiny_trajectories(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """What a trajectory costs besides its tokens."""
+    n = 20_000
+    path = tmp_path / "tiny.jsonl"
+    item = {
+        "type": "message",
+        "content": "a",
+        "prompt_token_ids": [5, 6],
+        "generation_token_ids": [7],
+        "generation_log_probs": [-0.1],
+    }
+    with path.open("w") as file:
+        for k in range(n):
+            file.write(json.dumps({"id": f"t{k}", "response": {"output": [item]}, "reward": 1.0}) + "\n")
+    took, run = seconds(lambda: import_file(path, tiny_tokenizer))
+    assert Trajectory.objects.filter(run=run).count() == n
+    print(f"\n{n:,} trajectories of one call: {took:.1f} s, {took / n * 1e6:.0f} us each")

@@ -1,0 +1,110 @@
+"""Cutting prompts out of a line gives what decoding the whole line gives, whatever the line looks like."""
+
+import json
+import random
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rollouts.formats import prompts, shapes
+from rollouts.formats.shapes import BadLine
+
+
+def holders(value: Any) -> Any:
+    yield from value["calls"]
+
+
+def listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: listed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [listed(item) for item in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def both(data: bytes) -> tuple[Any, Any]:
+    results: list[Any] = []
+    for decode in (lambda: prompts.decode(data, holders), lambda: shapes.decode(data)):
+        try:
+            results.append(listed(decode()))
+        except BadLine as error:
+            results.append(str(error))
+    return results[0], results[1]
+
+
+def line(*ids: list[Any], separators: tuple[str, str] = (", ", ": ")) -> bytes:
+    calls = [{"n": n, "prompt_token_ids": one} for n, one in enumerate(ids)]
+    return json.dumps({"calls": calls}, separators=separators).encode()
+
+
+def test_prompts_become_arrays_and_share_what_repeats() -> None:
+    value = prompts.decode(line([1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5], [7]), holders)
+    found = [call["prompt_token_ids"] for call in value["calls"]]
+    assert [one.tolist() for one in found] == [[1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5], [7]]
+    assert {one.dtype for one in found} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        line([], [], [1]),
+        line([1, 2], [1, 23, 4]),  # the same bytes, another number
+        line([1, 2], [1, 2]),
+        line([1, 2], [1]),
+        line([1], [1, 2], separators=(",", ":")),
+        line([1, 2], [1, 2, -3]),
+        line([1, 2], [1, 2, 2**31]),
+        line([1, 2], [1, 2, 10**30]),
+        line([1, 2], [1, 2, 3.0]),
+        line([1, 2], [1, 2, None]),
+        line([1, 2], [1, 2, True]),
+        line([1, 2], [1, 2, "3"]),
+        line([1, 2], [1, 2, [3]]),
+        b'{"calls": [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 2,]}]}',
+        b'{"calls": [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 2, , 3]}]}',
+        b'{"calls": [{"prompt_token_ids": [ 1 , 2 ]}, {"prompt_token_ids" : [ 1 , 2 , 3\t]}]}',
+        b'{"calls": [{"prompt_token_ids": [1, 2',
+        b'{"calls": [{"prompt_token_ids": null}, {"prompt_token_ids": [1]}]}',
+        b'{"calls": [{"prompt_token_ids": 0}, {"prompt_token_ids": [1]}]}',
+        b'{"calls": [{"prompt_token_ids": [3], "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"prompt\\u005ftoken_ids": 0}, {"prompt_token_ids": [4]}]}',
+        b'{"calls": [{"prompt\\u005ftoken_ids": 0, "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"text": "\\"prompt_token_ids\\": [1]", "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"text": "\\\\", "prompt_token_ids": [4]}], "prompt_token_ids": [5]}',
+        b'{"calls": [[{"prompt_token_ids": [4]}]]}',
+        b'{"calls": 3, "prompt_token_ids": [4]}',
+        b'["prompt_token_ids", [1]]',
+        b'"prompt_token_ids"',
+    ],
+)  # fmt: skip
+def test_odd_lines_are_read_as_they_always_are(data: bytes) -> None:
+    left, right = both(data)
+    assert left == right
+
+
+def test_changed_lines_are_read_as_they_always_are() -> None:
+    rng = random.Random(5)
+    for _ in range(3000):
+        ids: list[int] = []
+        calls = []
+        for _ in range(rng.randint(1, 4)):
+            ids = ids[: rng.choice([len(ids), len(ids), rng.randint(0, 3)])]
+            ids += [rng.choice([1, 12, 123, 2**31 - 1]) for _ in range(rng.randint(0, 3))]
+            calls.append(list(ids))
+        data = bytearray(line(*calls, separators=rng.choice([(",", ":"), (", ", ": "), (" ,", " :\t")])))
+        for _ in range(rng.randint(0, 2)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.randint(0, 2)] = rng.choice([b"", b"1", b",", b"]", b"[", b" ", b'"', b"\\", b"-", b"."])
+        left, right = both(bytes(data))
+        assert left == right, bytes(data)
+
+
+def test_the_same_numbers_in_another_spelling_are_read_anew() -> None:
+    """Bytes that differ are no prefix, although the numbers are the same."""
+    data = re.sub(rb", 2", b",  2", line([1, 2, 3], [1, 2, 3, 4]), count=1)
+    value = prompts.decode(data, holders)
+    assert value["calls"][1]["prompt_token_ids"].tolist() == [1, 2, 3, 4]
+    assert msgspec.json.decode(data)["calls"][1]["prompt_token_ids"] == [1, 2, 3, 4]
