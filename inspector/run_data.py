@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from django.core.cache import cache
-from django.db.models import Avg
 from django.urls import reverse
 from django.utils import timezone
 
@@ -59,6 +58,7 @@ def run_facts(run: Run) -> dict[str, Any]:
         "tokens": run.n_tokens,
         "sampled": run.n_sampled,
         "rejected": run.n_rejected,
+        "reward_mean": run.reward_sum / run.n_rewards if run.n_rewards else None,
         "diagnosis_version": run.diagnosis_version,
         "findings": {kind: count for kind, count in sorted(run.finding_counts.items()) if count},
     }
@@ -72,17 +72,6 @@ def run_origin(run: Run) -> dict[str, Any]:
         "created_by": run.created_by.get_username() if run.created_by else None,
         "settings": {key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
     }
-
-
-def mean_rewards(runs: Iterable[Run]) -> dict[int, float]:
-    """Run pk -> mean reward of its scored trajectories. One query for a whole page."""
-    rows = (
-        Trajectory.objects.filter(run__in=[run.pk for run in runs], reward__isnull=False)
-        .order_by()
-        .values("run")
-        .annotate(mean=Avg("reward"))
-    )
-    return {row["run"]: row["mean"] for row in rows}
 
 
 def _queue_of(run: Run) -> str:

@@ -109,6 +109,8 @@ class Run(models.Model):
     n_tokens = models.PositiveBigIntegerField(default=0, help_text="New tokens stored: deltas and completions.")
     n_sampled = models.PositiveBigIntegerField(default=0)
     n_rejected = models.PositiveIntegerField(default=0)
+    n_rewards = models.PositiveIntegerField(default=0, help_text="Trajectories that have a reward.")
+    reward_sum = models.FloatField(default=0.0)
     finding_counts = models.JSONField(default=dict, help_text="kind -> number of findings.")
     diagnosis_version = models.PositiveIntegerField(
         null=True, help_text="The oldest version of the diagnosis that judged a trajectory of it; null = none has."
@@ -122,6 +124,14 @@ class Run(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code})"
+
+
+class RunFigures(models.Model):
+    """What the pages of a large run count, counted once by the worker that ended it."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="figures")
+    state = models.CharField(max_length=64, help_text="Hash of the totals it was counted at; others make it stale.")
+    body = models.JSONField(help_text="``rollouts.selectors.figures.count``.")
 
 
 class Rejection(models.Model):
@@ -310,8 +320,8 @@ class Finding(models.Model):
         indexes = [
             # The findings of one trajectory, in reading order.
             models.Index(fields=["trajectory", "step_index", "start"], name="finding_in_trajectory"),
-            # Trajectories of a run that have a finding of a kind.
-            models.Index(fields=["run", "kind", "trajectory"], name="finding_by_kind"),
+            # Trajectories of a run that have a finding of a kind, at a step; and how many, by kind and by step.
+            models.Index(fields=["run", "kind", "step_index", "trajectory"], name="finding_by_kind"),
         ]
 
 

@@ -21,7 +21,6 @@ from inspector.run_data import (
     histogram,
     is_active,
     is_flat,
-    mean_rewards,
     progress,
     rejection_facts,
     run_facts,
@@ -30,6 +29,7 @@ from inspector.run_data import (
     stop_choices,
     trajectory_facts,
 )
+from inspector.run_figures import summary_of
 from inspector.run_jobs import has_just_judged, job_facts, latest_jobs
 from inspector.run_jobs import is_active as is_active_job
 from rollouts import launch, selectors, services
@@ -60,8 +60,9 @@ def index(request: HttpRequest) -> HttpResponse:
             runs = runs.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
     found = list(runs[: RUNS_PER_PAGE + 1])
     shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
-    rewards = mean_rewards(shown)
-    rows = [{**run_facts(run), "reward_mean": rewards.get(run.pk)} for run in shown]
+    rows = [
+        {**run_facts(run), "reward_mean": run.reward_sum / run.n_rewards if run.n_rewards else None} for run in shown
+    ]
     data = {"runs": rows, "next": shown[-1].code if more else None}
     filtered = any(asked[name] for name in ("text", "status", "kind"))
     live = any(is_active(run) for run in shown)
@@ -142,7 +143,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
             # The findings all over the page are others now.
             return HttpResponse(headers={"HX-Refresh": "true"})
         return render(request, "runs/_jobs.html", {**shell, **jobs})
-    summary = selectors.run_summary(run)
+    summary = summary_of(run)
     state["running"] = summary.by_status.get(Trajectory.Status.RUNNING, 0)
     shell |= {
         "summary": summary,

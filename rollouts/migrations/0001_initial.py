@@ -8,7 +8,6 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
@@ -17,316 +16,549 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name='ChatTemplate',
+            name="ChatTemplate",
             fields=[
-                ('sha256', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('label', models.CharField(blank=True, max_length=200)),
-                ('text', models.TextField()),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ("sha256", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("label", models.CharField(blank=True, max_length=200)),
+                ("text", models.TextField()),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
         ),
         migrations.CreateModel(
-            name='Content',
+            name="Content",
             fields=[
-                ('sha256', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('body', models.TextField()),
+                ("sha256", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("body", models.TextField()),
             ],
         ),
         migrations.CreateModel(
-            name='Row',
+            name="Row",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('index', models.PositiveIntegerField()),
-                ('n_tokens', models.PositiveIntegerField()),
-                ('n_trained', models.PositiveIntegerField()),
-                ('step_indices', models.JSONField(default=list, help_text='Steps whose completions it trains.')),
-                ('extra', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("index", models.PositiveIntegerField()),
+                ("n_tokens", models.PositiveIntegerField()),
+                ("n_trained", models.PositiveIntegerField()),
+                ("step_indices", models.JSONField(default=list, help_text="Steps whose completions it trains.")),
+                (
+                    "extra",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="rollouts.content"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Step',
+            name="Step",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('index', models.PositiveIntegerField()),
-                ('shared_length', models.PositiveIntegerField(default=0, help_text="Leading prompt ids shared with the parent's stream.")),
-                ('parent_length', models.PositiveIntegerField(default=0, help_text="Length of the parent's stream.")),
-                ('prompt_length', models.PositiveIntegerField()),
-                ('completion_length', models.PositiveIntegerField()),
-                ('row_index', models.PositiveIntegerField(default=0, help_text='The row that trains this step.')),
-                ('finish_reason', models.CharField(blank=True, max_length=30)),
-                ('stop_reason', models.CharField(blank=True, max_length=100)),
-                ('logprobs_mode', models.CharField(blank=True, max_length=20)),
-                ('temperature', models.FloatField(null=True)),
-                ('top_p', models.FloatField(null=True)),
-                ('top_k', models.IntegerField(null=True)),
-                ('engine', models.CharField(blank=True, max_length=60)),
-                ('policy_version', models.CharField(blank=True, max_length=100)),
-                ('chat_template_sha256', models.CharField(blank=True, help_text="Empty = the run's own.", max_length=64)),
-                ('messages_shared', models.PositiveIntegerField(default=0)),
-                ('extra', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
-                ('messages_new', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
-                ('parent', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='children', to='rollouts.step')),
-                ('reply', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
-                ('template_kwargs', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
-                ('text', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
-                ('tools', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("index", models.PositiveIntegerField()),
+                (
+                    "shared_length",
+                    models.PositiveIntegerField(
+                        default=0, help_text="Leading prompt ids shared with the parent's stream."
+                    ),
+                ),
+                ("parent_length", models.PositiveIntegerField(default=0, help_text="Length of the parent's stream.")),
+                ("prompt_length", models.PositiveIntegerField()),
+                ("completion_length", models.PositiveIntegerField()),
+                ("row_index", models.PositiveIntegerField(default=0, help_text="The row that trains this step.")),
+                ("finish_reason", models.CharField(blank=True, max_length=30)),
+                ("stop_reason", models.CharField(blank=True, max_length=100)),
+                ("logprobs_mode", models.CharField(blank=True, max_length=20)),
+                ("temperature", models.FloatField(null=True)),
+                ("top_p", models.FloatField(null=True)),
+                ("top_k", models.IntegerField(null=True)),
+                ("engine", models.CharField(blank=True, max_length=60)),
+                ("policy_version", models.CharField(blank=True, max_length=100)),
+                (
+                    "chat_template_sha256",
+                    models.CharField(blank=True, help_text="Empty = the run's own.", max_length=64),
+                ),
+                ("messages_shared", models.PositiveIntegerField(default=0)),
+                (
+                    "extra",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="rollouts.content"
+                    ),
+                ),
+                (
+                    "messages_new",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="rollouts.content"
+                    ),
+                ),
+                (
+                    "parent",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="children",
+                        to="rollouts.step",
+                    ),
+                ),
+                (
+                    "reply",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="rollouts.content"
+                    ),
+                ),
+                (
+                    "template_kwargs",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="rollouts.content"
+                    ),
+                ),
+                (
+                    "text",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="rollouts.content"
+                    ),
+                ),
+                (
+                    "tools",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="rollouts.content"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='RowTokens',
+            name="RowTokens",
             fields=[
-                ('row', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='tokens', serialize=False, to='rollouts.row')),
-                ('ids', rollouts.fields.IdsField()),
-                ('loss_mask', rollouts.fields.MaskField()),
-                ('logprobs', rollouts.fields.FloatsField(null=True)),
-                ('origin', rollouts.fields.OriginsField(null=True)),
+                (
+                    "row",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="tokens",
+                        serialize=False,
+                        to="rollouts.row",
+                    ),
+                ),
+                ("ids", rollouts.fields.IdsField()),
+                ("loss_mask", rollouts.fields.MaskField()),
+                ("logprobs", rollouts.fields.FloatsField(null=True)),
+                ("origin", rollouts.fields.OriginsField(null=True)),
             ],
         ),
         migrations.CreateModel(
-            name='Run',
+            name="Run",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(default=rollouts.models.new_code, max_length=16, unique=True)),
-                ('name', models.CharField(max_length=200)),
-                ('kind', models.CharField(choices=[('launch', 'Launch'), ('import', 'Import')], max_length=10)),
-                ('status', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='queued', max_length=10)),
-                ('error', models.TextField(blank=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('started_at', models.DateTimeField(blank=True, null=True)),
-                ('finished_at', models.DateTimeField(blank=True, null=True)),
-                ('heartbeat_at', models.DateTimeField(blank=True, help_text='Last sign of life of the work.', null=True)),
-                ('cancel_requested', models.BooleanField(default=False)),
-                ('model', models.CharField(blank=True, max_length=200)),
-                ('engine', models.CharField(blank=True, max_length=60)),
-                ('environment', models.CharField(blank=True, max_length=60)),
-                ('strategy', models.CharField(blank=True, max_length=40)),
-                ('format', models.CharField(blank=True, help_text='Of an import: the formats that were recognised.', max_length=200)),
-                ('settings', models.JSONField(default=dict, help_text='What the form asked for: prompts, group, sampling, seed, limits.')),
-                ('n_expected', models.PositiveIntegerField(default=0, help_text='Trajectories a launch will make.')),
-                ('n_trajectories', models.PositiveIntegerField(default=0)),
-                ('n_finished', models.PositiveIntegerField(default=0)),
-                ('n_failed', models.PositiveIntegerField(default=0)),
-                ('n_steps', models.PositiveIntegerField(default=0)),
-                ('n_rows', models.PositiveIntegerField(default=0)),
-                ('n_tokens', models.PositiveBigIntegerField(default=0, help_text='New tokens stored: deltas and completions.')),
-                ('n_sampled', models.PositiveBigIntegerField(default=0)),
-                ('n_rejected', models.PositiveIntegerField(default=0)),
-                ('finding_counts', models.JSONField(default=dict, help_text='kind -> number of findings.')),
-                ('bytes_done', models.PositiveBigIntegerField(default=0, help_text='Of an import: how far the reader is.')),
-                ('bytes_total', models.PositiveBigIntegerField(default=0)),
-                ('chat_template', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to='rollouts.chattemplate')),
-                ('created_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("code", models.CharField(default=rollouts.models.new_code, max_length=16, unique=True)),
+                ("name", models.CharField(max_length=200)),
+                ("kind", models.CharField(choices=[("launch", "Launch"), ("import", "Import")], max_length=10)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("queued", "Queued"),
+                            ("running", "Running"),
+                            ("done", "Done"),
+                            ("failed", "Failed"),
+                            ("cancelled", "Cancelled"),
+                        ],
+                        default="queued",
+                        max_length=10,
+                    ),
+                ),
+                ("error", models.TextField(blank=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("started_at", models.DateTimeField(blank=True, null=True)),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "heartbeat_at",
+                    models.DateTimeField(blank=True, help_text="Last sign of life of the work.", null=True),
+                ),
+                ("cancel_requested", models.BooleanField(default=False)),
+                ("model", models.CharField(blank=True, max_length=200)),
+                ("engine", models.CharField(blank=True, max_length=60)),
+                ("environment", models.CharField(blank=True, max_length=60)),
+                ("strategy", models.CharField(blank=True, max_length=40)),
+                (
+                    "format",
+                    models.CharField(
+                        blank=True, help_text="Of an import: the formats that were recognised.", max_length=200
+                    ),
+                ),
+                (
+                    "settings",
+                    models.JSONField(
+                        default=dict, help_text="What the form asked for: prompts, group, sampling, seed, limits."
+                    ),
+                ),
+                ("n_expected", models.PositiveIntegerField(default=0, help_text="Trajectories a launch will make.")),
+                ("n_trajectories", models.PositiveIntegerField(default=0)),
+                ("n_finished", models.PositiveIntegerField(default=0)),
+                ("n_failed", models.PositiveIntegerField(default=0)),
+                ("n_steps", models.PositiveIntegerField(default=0)),
+                ("n_rows", models.PositiveIntegerField(default=0)),
+                (
+                    "n_tokens",
+                    models.PositiveBigIntegerField(default=0, help_text="New tokens stored: deltas and completions."),
+                ),
+                ("n_sampled", models.PositiveBigIntegerField(default=0)),
+                ("n_rejected", models.PositiveIntegerField(default=0)),
+                ("finding_counts", models.JSONField(default=dict, help_text="kind -> number of findings.")),
+                (
+                    "bytes_done",
+                    models.PositiveBigIntegerField(default=0, help_text="Of an import: how far the reader is."),
+                ),
+                ("bytes_total", models.PositiveBigIntegerField(default=0)),
+                (
+                    "chat_template",
+                    models.ForeignKey(
+                        blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to="rollouts.chattemplate"
+                    ),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Rejection',
+            name="Rejection",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('file', models.CharField(max_length=500)),
-                ('line', models.PositiveIntegerField(null=True)),
-                ('reason', models.TextField()),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rejections', to='rollouts.run')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("file", models.CharField(max_length=500)),
+                ("line", models.PositiveIntegerField(null=True)),
+                ("reason", models.TextField()),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="rejections", to="rollouts.run"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='StepTokens',
+            name="StepTokens",
             fields=[
-                ('step', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='tokens', serialize=False, to='rollouts.step')),
-                ('delta_ids', rollouts.fields.IdsField(help_text='prompt_ids[shared_length:]')),
-                ('delta_origin', rollouts.fields.OriginsField(null=True)),
-                ('completion_ids', rollouts.fields.IdsField()),
-                ('logprobs', rollouts.fields.FloatsField(null=True)),
+                (
+                    "step",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="tokens",
+                        serialize=False,
+                        to="rollouts.step",
+                    ),
+                ),
+                ("delta_ids", rollouts.fields.IdsField(help_text="prompt_ids[shared_length:]")),
+                ("delta_origin", rollouts.fields.OriginsField(null=True)),
+                ("completion_ids", rollouts.fields.IdsField()),
+                ("logprobs", rollouts.fields.FloatsField(null=True)),
             ],
         ),
         migrations.AddField(
-            model_name='row',
-            name='last_step',
-            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='rollouts.step'),
+            model_name="row",
+            name="last_step",
+            field=models.ForeignKey(
+                null=True, on_delete=django.db.models.deletion.CASCADE, related_name="+", to="rollouts.step"
+            ),
         ),
         migrations.CreateModel(
-            name='Tokenizer',
+            name="Tokenizer",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=200, unique=True)),
-                ('sha256', models.CharField(db_index=True, help_text='Of tokenizer.json.', max_length=64)),
-                ('path', models.CharField(help_text='Folder with tokenizer.json.', max_length=1000)),
-                ('source', models.CharField(help_text='Where it came from: folder, upload, or hub id.', max_length=500)),
-                ('revision', models.CharField(blank=True, help_text='Of a hub id.', max_length=100)),
-                ('vocab_size', models.PositiveIntegerField()),
-                ('encoder', models.CharField(help_text='fastokens or tokenizers: which encoder was found exact.', max_length=20)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('chat_template', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to='rollouts.chattemplate')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=200, unique=True)),
+                ("sha256", models.CharField(db_index=True, help_text="Of tokenizer.json.", max_length=64)),
+                ("path", models.CharField(help_text="Folder with tokenizer.json.", max_length=1000)),
+                (
+                    "source",
+                    models.CharField(help_text="Where it came from: folder, upload, or hub id.", max_length=500),
+                ),
+                ("revision", models.CharField(blank=True, help_text="Of a hub id.", max_length=100)),
+                ("vocab_size", models.PositiveIntegerField()),
+                (
+                    "encoder",
+                    models.CharField(
+                        help_text="fastokens or tokenizers: which encoder was found exact.", max_length=20
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "chat_template",
+                    models.ForeignKey(
+                        blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to="rollouts.chattemplate"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='TemplateCheck',
+            name="TemplateCheck",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(help_text='From the hash of the question.', max_length=16, unique=True)),
-                ('question', models.JSONField(default=dict, help_text='tools, kwargs, own conversation.')),
-                ('status', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed')], default='queued', max_length=10)),
-                ('error', models.TextField(blank=True)),
-                ('report', models.JSONField(help_text="rollouts.chat_templates' report.", null=True)),
-                ('version', models.PositiveIntegerField(default=0)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('chat_template', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='rollouts.chattemplate')),
-                ('created_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
-                ('tokenizer', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, to='rollouts.tokenizer')),
-            ],
-        ),
-        migrations.AddField(
-            model_name='run',
-            name='tokenizer',
-            field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to='rollouts.tokenizer'),
-        ),
-        migrations.CreateModel(
-            name='Trajectory',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(default=rollouts.models.new_code, max_length=16, unique=True)),
-                ('external_id', models.CharField(max_length=200)),
-                ('index', models.PositiveIntegerField(help_text='Position in its run.')),
-                ('group', models.CharField(blank=True, help_text='Trajectories of one prompt share it.', max_length=200)),
-                ('status', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='done', max_length=10)),
-                ('error', models.TextField(blank=True)),
-                ('stop_reason', models.CharField(blank=True, max_length=60)),
-                ('reward', models.FloatField(null=True)),
-                ('reward_parts', models.JSONField(default=dict)),
-                ('seed', models.BigIntegerField(null=True)),
-                ('tokenizer_name', models.CharField(blank=True, help_text='As the source gives it.', max_length=200)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('finished_at', models.DateTimeField(null=True)),
-                ('attempt', models.PositiveIntegerField(default=0)),
-                ('lease_until', models.DateTimeField(null=True)),
-                ('n_steps', models.PositiveIntegerField(default=0)),
-                ('n_rows', models.PositiveIntegerField(default=0)),
-                ('n_tokens', models.PositiveIntegerField(default=0, help_text='New tokens: deltas and completions.')),
-                ('n_sampled', models.PositiveIntegerField(default=0)),
-                ('n_trained', models.PositiveIntegerField(default=0)),
-                ('n_findings', models.PositiveIntegerField(default=0)),
-                ('worst_severity', models.CharField(blank=True, max_length=10)),
-                ('extra', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='trajectories', to='rollouts.run')),
-                ('task', models.ForeignKey(help_text='Of a launch.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='rollouts.content')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("code", models.CharField(help_text="From the hash of the question.", max_length=16, unique=True)),
+                ("question", models.JSONField(default=dict, help_text="tools, kwargs, own conversation.")),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[("queued", "Queued"), ("running", "Running"), ("done", "Done"), ("failed", "Failed")],
+                        default="queued",
+                        max_length=10,
+                    ),
+                ),
+                ("error", models.TextField(blank=True)),
+                ("report", models.JSONField(help_text="rollouts.chat_templates' report.", null=True)),
+                ("version", models.PositiveIntegerField(default=0)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "chat_template",
+                    models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to="rollouts.chattemplate"),
+                ),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL
+                    ),
+                ),
+                (
+                    "tokenizer",
+                    models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, to="rollouts.tokenizer"),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='step',
-            name='trajectory',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='steps', to='rollouts.trajectory'),
+            model_name="run",
+            name="tokenizer",
+            field=models.ForeignKey(
+                blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to="rollouts.tokenizer"
+            ),
         ),
         migrations.CreateModel(
-            name='ShareLink',
+            name="Trajectory",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('token_sha256', models.CharField(help_text='The token itself is shown once and not kept.', max_length=64, unique=True)),
-                ('hint', models.CharField(help_text='First characters of the token, to tell links apart.', max_length=8)),
-                ('query', models.CharField(blank=True, help_text='The view that the link opens, e.g. t=1204-1260.', max_length=500)),
-                ('note', models.CharField(blank=True, max_length=500)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('expires_at', models.DateTimeField()),
-                ('revoked_at', models.DateTimeField(null=True)),
-                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to=settings.AUTH_USER_MODEL)),
-                ('run', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, to='rollouts.run')),
-                ('check_result', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, to='rollouts.templatecheck')),
-                ('trajectory', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, to='rollouts.trajectory')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("code", models.CharField(default=rollouts.models.new_code, max_length=16, unique=True)),
+                ("external_id", models.CharField(max_length=200)),
+                ("index", models.PositiveIntegerField(help_text="Position in its run.")),
+                (
+                    "group",
+                    models.CharField(blank=True, help_text="Trajectories of one prompt share it.", max_length=200),
+                ),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("queued", "Queued"),
+                            ("running", "Running"),
+                            ("done", "Done"),
+                            ("failed", "Failed"),
+                            ("cancelled", "Cancelled"),
+                        ],
+                        default="done",
+                        max_length=10,
+                    ),
+                ),
+                ("error", models.TextField(blank=True)),
+                ("stop_reason", models.CharField(blank=True, max_length=60)),
+                ("reward", models.FloatField(null=True)),
+                ("reward_parts", models.JSONField(default=dict)),
+                ("seed", models.BigIntegerField(null=True)),
+                ("tokenizer_name", models.CharField(blank=True, help_text="As the source gives it.", max_length=200)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                ("attempt", models.PositiveIntegerField(default=0)),
+                ("lease_until", models.DateTimeField(null=True)),
+                ("n_steps", models.PositiveIntegerField(default=0)),
+                ("n_rows", models.PositiveIntegerField(default=0)),
+                ("n_tokens", models.PositiveIntegerField(default=0, help_text="New tokens: deltas and completions.")),
+                ("n_sampled", models.PositiveIntegerField(default=0)),
+                ("n_trained", models.PositiveIntegerField(default=0)),
+                ("n_findings", models.PositiveIntegerField(default=0)),
+                ("worst_severity", models.CharField(blank=True, max_length=10)),
+                (
+                    "extra",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="rollouts.content"
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="trajectories", to="rollouts.run"
+                    ),
+                ),
+                (
+                    "task",
+                    models.ForeignKey(
+                        help_text="Of a launch.",
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="rollouts.content",
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='row',
-            name='trajectory',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rows', to='rollouts.trajectory'),
+            model_name="step",
+            name="trajectory",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="steps", to="rollouts.trajectory"
+            ),
         ),
         migrations.CreateModel(
-            name='Finding',
+            name="ShareLink",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('step_index', models.PositiveIntegerField(null=True)),
-                ('row_index', models.PositiveIntegerField(null=True)),
-                ('axis', models.CharField(max_length=10)),
-                ('kind', models.CharField(max_length=40)),
-                ('severity', models.CharField(max_length=10)),
-                ('start', models.PositiveIntegerField()),
-                ('stop', models.PositiveIntegerField()),
-                ('expected_ids', rollouts.fields.IdsField()),
-                ('actual_ids', rollouts.fields.IdsField()),
-                ('expected_text', models.TextField(blank=True)),
-                ('actual_text', models.TextField(blank=True)),
-                ('message_index', models.PositiveIntegerField(null=True)),
-                ('evidence', models.TextField()),
-                ('remedy', models.TextField(blank=True)),
-                ('missing', models.CharField(blank=True, max_length=200)),
-                ('trained_tokens_lost', models.PositiveIntegerField(default=0)),
-                ('trained_tokens_wrong', models.PositiveIntegerField(default=0)),
-                ('rows', models.PositiveIntegerField(default=1)),
-                ('prompt_tokens_repaid', models.PositiveIntegerField(default=0)),
-                ('version', models.PositiveIntegerField(help_text='Of the diagnosis that made it.')),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='findings', to='rollouts.run')),
-                ('trajectory', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='findings', to='rollouts.trajectory')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "token_sha256",
+                    models.CharField(
+                        help_text="The token itself is shown once and not kept.", max_length=64, unique=True
+                    ),
+                ),
+                (
+                    "hint",
+                    models.CharField(help_text="First characters of the token, to tell links apart.", max_length=8),
+                ),
+                (
+                    "query",
+                    models.CharField(
+                        blank=True, help_text="The view that the link opens, e.g. t=1204-1260.", max_length=500
+                    ),
+                ),
+                ("note", models.CharField(blank=True, max_length=500)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField()),
+                ("revoked_at", models.DateTimeField(null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to=settings.AUTH_USER_MODEL),
+                ),
+                ("run", models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, to="rollouts.run")),
+                (
+                    "check_result",
+                    models.ForeignKey(
+                        null=True, on_delete=django.db.models.deletion.CASCADE, to="rollouts.templatecheck"
+                    ),
+                ),
+                (
+                    "trajectory",
+                    models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, to="rollouts.trajectory"),
+                ),
+            ],
+        ),
+        migrations.AddField(
+            model_name="row",
+            name="trajectory",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="rows", to="rollouts.trajectory"
+            ),
+        ),
+        migrations.CreateModel(
+            name="Finding",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("step_index", models.PositiveIntegerField(null=True)),
+                ("row_index", models.PositiveIntegerField(null=True)),
+                ("axis", models.CharField(max_length=10)),
+                ("kind", models.CharField(max_length=40)),
+                ("severity", models.CharField(max_length=10)),
+                ("start", models.PositiveIntegerField()),
+                ("stop", models.PositiveIntegerField()),
+                ("expected_ids", rollouts.fields.IdsField()),
+                ("actual_ids", rollouts.fields.IdsField()),
+                ("expected_text", models.TextField(blank=True)),
+                ("actual_text", models.TextField(blank=True)),
+                ("message_index", models.PositiveIntegerField(null=True)),
+                ("evidence", models.TextField()),
+                ("remedy", models.TextField(blank=True)),
+                ("missing", models.CharField(blank=True, max_length=200)),
+                ("trained_tokens_lost", models.PositiveIntegerField(default=0)),
+                ("trained_tokens_wrong", models.PositiveIntegerField(default=0)),
+                ("rows", models.PositiveIntegerField(default=1)),
+                ("prompt_tokens_repaid", models.PositiveIntegerField(default=0)),
+                ("version", models.PositiveIntegerField(help_text="Of the diagnosis that made it.")),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="findings", to="rollouts.run"
+                    ),
+                ),
+                (
+                    "trajectory",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="findings", to="rollouts.trajectory"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='RowColumn',
+            name="RowColumn",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=60)),
-                ('values', rollouts.fields.FloatsField()),
-                ('row', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='columns', to='rollouts.row')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=60)),
+                ("values", rollouts.fields.FloatsField()),
+                (
+                    "row",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="columns", to="rollouts.row"
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('row', 'name'), name='column_name_in_row')],
+                "constraints": [models.UniqueConstraint(fields=("row", "name"), name="column_name_in_row")],
             },
         ),
         migrations.AddIndex(
-            model_name='run',
-            index=models.Index(fields=['-created_at', '-id'], name='run_newest'),
+            model_name="run",
+            index=models.Index(fields=["-created_at", "-id"], name="run_newest"),
         ),
         migrations.AddIndex(
-            model_name='trajectory',
-            index=models.Index(fields=['run', 'reward', 'index'], name='trajectory_by_reward'),
+            model_name="trajectory",
+            index=models.Index(fields=["run", "reward", "index"], name="trajectory_by_reward"),
         ),
         migrations.AddIndex(
-            model_name='trajectory',
-            index=models.Index(fields=['run', 'n_tokens', 'index'], name='trajectory_by_tokens'),
+            model_name="trajectory",
+            index=models.Index(fields=["run", "n_tokens", "index"], name="trajectory_by_tokens"),
         ),
         migrations.AddIndex(
-            model_name='trajectory',
-            index=models.Index(fields=['run', 'n_findings', 'index'], name='trajectory_by_findings'),
+            model_name="trajectory",
+            index=models.Index(fields=["run", "n_findings", "index"], name="trajectory_by_findings"),
         ),
         migrations.AddIndex(
-            model_name='trajectory',
-            index=models.Index(fields=['run', 'group', 'index'], name='trajectory_by_group'),
+            model_name="trajectory",
+            index=models.Index(fields=["run", "group", "index"], name="trajectory_by_group"),
         ),
         migrations.AddIndex(
-            model_name='trajectory',
-            index=models.Index(fields=['run', 'status', 'index'], name='trajectory_by_status'),
+            model_name="trajectory",
+            index=models.Index(fields=["run", "status", "index"], name="trajectory_by_status"),
         ),
         migrations.AddConstraint(
-            model_name='trajectory',
-            constraint=models.UniqueConstraint(fields=('run', 'index'), name='trajectory_index_in_run'),
+            model_name="trajectory",
+            constraint=models.UniqueConstraint(fields=("run", "index"), name="trajectory_index_in_run"),
         ),
         migrations.AddConstraint(
-            model_name='trajectory',
-            constraint=models.UniqueConstraint(fields=('run', 'external_id'), name='trajectory_external_id_in_run'),
+            model_name="trajectory",
+            constraint=models.UniqueConstraint(fields=("run", "external_id"), name="trajectory_external_id_in_run"),
         ),
         migrations.AddIndex(
-            model_name='step',
-            index=models.Index(condition=models.Q(('shared_length__lt', models.F('parent_length'))), fields=['trajectory', 'index'], name='step_broken'),
+            model_name="step",
+            index=models.Index(
+                condition=models.Q(("shared_length__lt", models.F("parent_length"))),
+                fields=["trajectory", "index"],
+                name="step_broken",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='step',
-            constraint=models.UniqueConstraint(fields=('trajectory', 'index'), name='step_index_in_trajectory'),
+            model_name="step",
+            constraint=models.UniqueConstraint(fields=("trajectory", "index"), name="step_index_in_trajectory"),
         ),
         migrations.AddConstraint(
-            model_name='row',
-            constraint=models.UniqueConstraint(fields=('trajectory', 'index'), name='row_index_in_trajectory'),
+            model_name="row",
+            constraint=models.UniqueConstraint(fields=("trajectory", "index"), name="row_index_in_trajectory"),
         ),
         migrations.AddIndex(
-            model_name='finding',
-            index=models.Index(fields=['trajectory', 'step_index', 'start'], name='finding_in_trajectory'),
+            model_name="finding",
+            index=models.Index(fields=["trajectory", "step_index", "start"], name="finding_in_trajectory"),
         ),
         migrations.AddIndex(
-            model_name='finding',
-            index=models.Index(fields=['run', 'kind', 'trajectory'], name='finding_by_kind'),
+            model_name="finding",
+            index=models.Index(fields=["run", "kind", "trajectory"], name="finding_by_kind"),
         ),
     ]

@@ -6,24 +6,34 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('rollouts', '0001_initial'),
+        ("rollouts", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='ApiToken',
+            name="ApiToken",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('token_sha256', models.CharField(help_text='The token itself is shown once and not kept.', max_length=64, unique=True)),
-                ('hint', models.CharField(help_text='First characters of the token, to tell tokens apart.', max_length=12)),
-                ('name', models.CharField(help_text='What uses it.', max_length=200)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('last_used_at', models.DateTimeField(help_text='To the minute.', null=True)),
-                ('revoked_at', models.DateTimeField(null=True)),
-                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to=settings.AUTH_USER_MODEL)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "token_sha256",
+                    models.CharField(
+                        help_text="The token itself is shown once and not kept.", max_length=64, unique=True
+                    ),
+                ),
+                (
+                    "hint",
+                    models.CharField(help_text="First characters of the token, to tell tokens apart.", max_length=12),
+                ),
+                ("name", models.CharField(help_text="What uses it.", max_length=200)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("last_used_at", models.DateTimeField(help_text="To the minute.", null=True)),
+                ("revoked_at", models.DateTimeField(null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to=settings.AUTH_USER_MODEL),
+                ),
             ],
         ),
     ]

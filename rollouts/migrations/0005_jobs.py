@@ -15,44 +15,87 @@ def note_versions(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('rollouts', '0004_replay'),
+        ("rollouts", "0004_replay"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='run',
-            name='diagnosis_version',
-            field=models.PositiveIntegerField(help_text='The oldest version of the diagnosis that judged a trajectory of it; null = none has.', null=True),
+            model_name="run",
+            name="diagnosis_version",
+            field=models.PositiveIntegerField(
+                help_text="The oldest version of the diagnosis that judged a trajectory of it; null = none has.",
+                null=True,
+            ),
         ),
         migrations.CreateModel(
-            name='Job',
+            name="Job",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(default=rollouts.models.new_code, max_length=16, unique=True)),
-                ('kind', models.CharField(choices=[('diagnose', 'Diagnose'), ('export', 'Export')], max_length=10)),
-                ('status', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='queued', max_length=10)),
-                ('error', models.TextField(blank=True)),
-                ('options', models.JSONField(default=dict)),
-                ('attempt', models.PositiveIntegerField(default=0, help_text='Goes up with each worker that takes it.')),
-                ('n_done', models.PositiveIntegerField(default=0)),
-                ('n_total', models.PositiveIntegerField(default=0, help_text='Trajectories it has to go through.')),
-                ('reached', models.BigIntegerField(default=-1, help_text='Index of the last trajectory that is done for good.')),
-                ('n_written', models.PositiveIntegerField(default=0, help_text='Of an export: rows or trajectories in the file.')),
-                ('bytes_written', models.PositiveBigIntegerField(default=0)),
-                ('notes', models.JSONField(default=list, help_text='Sentences about what was left out.')),
-                ('cancel_requested', models.BooleanField(default=False)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('heartbeat_at', models.DateTimeField(default=django.utils.timezone.now, help_text='Last sign of life of the work.')),
-                ('finished_at', models.DateTimeField(blank=True, null=True)),
-                ('expires_at', models.DateTimeField(blank=True, help_text='When its file goes.', null=True)),
-                ('created_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='jobs', to='rollouts.run')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("code", models.CharField(default=rollouts.models.new_code, max_length=16, unique=True)),
+                ("kind", models.CharField(choices=[("diagnose", "Diagnose"), ("export", "Export")], max_length=10)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("queued", "Queued"),
+                            ("running", "Running"),
+                            ("done", "Done"),
+                            ("failed", "Failed"),
+                            ("cancelled", "Cancelled"),
+                        ],
+                        default="queued",
+                        max_length=10,
+                    ),
+                ),
+                ("error", models.TextField(blank=True)),
+                ("options", models.JSONField(default=dict)),
+                (
+                    "attempt",
+                    models.PositiveIntegerField(default=0, help_text="Goes up with each worker that takes it."),
+                ),
+                ("n_done", models.PositiveIntegerField(default=0)),
+                ("n_total", models.PositiveIntegerField(default=0, help_text="Trajectories it has to go through.")),
+                (
+                    "reached",
+                    models.BigIntegerField(default=-1, help_text="Index of the last trajectory that is done for good."),
+                ),
+                (
+                    "n_written",
+                    models.PositiveIntegerField(default=0, help_text="Of an export: rows or trajectories in the file."),
+                ),
+                ("bytes_written", models.PositiveBigIntegerField(default=0)),
+                ("notes", models.JSONField(default=list, help_text="Sentences about what was left out.")),
+                ("cancel_requested", models.BooleanField(default=False)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "heartbeat_at",
+                    models.DateTimeField(default=django.utils.timezone.now, help_text="Last sign of life of the work."),
+                ),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("expires_at", models.DateTimeField(blank=True, help_text="When its file goes.", null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL
+                    ),
+                ),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="jobs", to="rollouts.run"
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(condition=models.Q(('status__in', ('queued', 'running'))), fields=('run', 'kind'), name='job_at_a_time')],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("status__in", ("queued", "running"))),
+                        fields=("run", "kind"),
+                        name="job_at_a_time",
+                    )
+                ],
             },
         ),
         migrations.RunPython(note_versions, migrations.RunPython.noop, elidable=True),

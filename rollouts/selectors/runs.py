@@ -200,6 +200,11 @@ def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
         return None
 
 
+def summary_from(values: dict[str, Any]) -> RunSummary:
+    """The summary that ``dataclasses.asdict`` gave."""
+    return RunSummary(**{**values, "reward_bins": [RewardBin(**one) for one in values["reward_bins"]]})
+
+
 def run_summary(run: models.Run) -> RunSummary:
     """Counts, reward histogram, findings by kind, stop reasons. Six queries."""
     found = models.Trajectory.objects.filter(run=run)

@@ -1,6 +1,7 @@
 """Everything that writes to the database. Each function is one short transaction unless it says otherwise."""
 
 from rollouts.services.contents import store_content
+from rollouts.services.figures import take_figures
 from rollouts.services.findings import note_judged, replace_findings
 from rollouts.services.imports import import_files
 from rollouts.services.jobs import ask_job, cancel_job
@@ -75,6 +76,7 @@ __all__ = [
     "save_trajectories",
     "start_run",
     "store_content",
+    "take_figures",
     "token_hash",
     "tokenizers_folder",
 ]

@@ -24,6 +24,7 @@ from rollouts.services.trajectories import (
     make_step,
     make_step_tokens,
     message_texts,
+    reward_totals,
     set_totals,
 )
 from rollouts.tito.diagnose.finding import Finding
@@ -255,6 +256,7 @@ def finish_trajectories(ends: Sequence[End]) -> set[int]:
             totals = added.setdefault(record.run_id, Counter())
             totals["n_finished"] += 1
             totals["n_rows"] += record.n_rows
+            totals.update(reward_totals([end.reward]))
             for name, old in zip(("n_steps", "n_tokens", "n_sampled"), before, strict=True):
                 totals[name] += getattr(record, name) - old
             counts.setdefault(record.run_id, []).append((record, end.findings))

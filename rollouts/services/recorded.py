@@ -25,6 +25,7 @@ from rollouts.services.trajectories import (
     make_step,
     make_step_tokens,
     message_texts,
+    reward_totals,
     set_totals,
 )
 from rollouts.tito.diagnose.finding import Finding
@@ -138,9 +139,11 @@ def settle_trajectory(
             return
         finished = record.status != Status.DONE
         record.status, record.finished_at = Status.DONE, timezone.now()
+        before = reward_totals([record.reward])
         record.reward = record.reward if reward is None else reward
         record.stop_reason = stop_reason[:60] or record.stop_reason
         record.save(update_fields=["status", "finished_at", "reward", "stop_reason"])
         if findings is not None:
             replace_findings(run, [(record, findings)])
-        bump_run(run, {}, n_finished=int(finished))
+        after = reward_totals([record.reward])
+        bump_run(run, {}, n_finished=int(finished), **{name: after[name] - before[name] for name in after})

@@ -9,6 +9,7 @@ from django.db.models import Count, Exists, OuterRef, Q, Sum
 from django.utils import timezone
 
 from rollouts import models
+from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
 
 MOST_REJECTIONS = 1000
@@ -32,6 +33,7 @@ def end_run(run: models.Run, status: str, error: str = "") -> None:
     """The work is over, one way or another."""
     run.status, run.error, run.finished_at = status, error, timezone.now()
     run.save(update_fields=["status", "error", "finished_at"])
+    take_figures(run)
 
 
 def beat(run: models.Run, **fields: Any) -> bool:
@@ -97,6 +99,8 @@ def recount(run: models.Run) -> None:
         n_rows=Sum("n_rows"),
         n_tokens=Sum("n_tokens"),
         n_sampled=Sum("n_sampled"),
+        n_rewards=Count("reward"),
+        reward_sum=Sum("reward"),
     )
     values = {name: value or 0 for name, value in totals.items()}
     counts = models.Finding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")

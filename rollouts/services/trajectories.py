@@ -113,6 +113,7 @@ def save_trajectories(
             n_rows=sum(record.n_rows for record in records),
             n_tokens=sum(record.n_tokens for record in records),
             n_sampled=sum(record.n_sampled for record in records),
+            **reward_totals(record.reward for record in records),
         )
     return records
 
@@ -132,7 +133,13 @@ def _set_finding_totals(records: Sequence[models.Trajectory], findings: Sequence
         record.worst_severity = worst_severity(finding.severity for finding in found)
 
 
-def bump_run(run: models.Run, counts: Mapping[str, int], **added: int) -> None:
+def reward_totals(rewards: Iterable[float | None]) -> dict[str, float]:
+    """What scored trajectories add to the totals of their run."""
+    known = [reward for reward in rewards if reward is not None]
+    return {"n_rewards": len(known), "reward_sum": sum(known)}
+
+
+def bump_run(run: models.Run, counts: Mapping[str, int], **added: float) -> None:
     """Add to the run's totals. The row is locked, because the counts of findings are read and written back."""
     held = models.Run.objects.select_for_update().get(pk=run.pk)
     kinds = Counter(held.finding_counts)

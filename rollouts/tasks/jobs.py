@@ -60,6 +60,7 @@ def _diagnose(job: Job, run: Run, tell: Callable[[Job], object]) -> None:
         beat_job(job, n_done=n_done, reached=pile[-1].index)
         tell(job)
     services.note_judged(run)
+    services.take_figures(run)
     end_job(job, Job.Status.DONE)
 
 

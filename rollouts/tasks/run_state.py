@@ -66,7 +66,8 @@ def fail(run: Run, error: str) -> None:
 
 def _end(run: Run, status: str, error: str) -> None:
     open_run = Run.objects.filter(pk=run.pk, status__in=(Run.Status.QUEUED, Run.Status.RUNNING))
-    open_run.update(status=status, error=error, finished_at=timezone.now())
+    if open_run.update(status=status, error=error, finished_at=timezone.now()):
+        services.take_figures(run)
 
 
 def hand_back(run_id: int, leased: Sequence[Trajectory]) -> None:

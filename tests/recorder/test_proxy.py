@@ -124,6 +124,7 @@ class TestWhatIsStored:
         assert record(scenario) == [200, 400, 400, 400, 400]
         stored = run.trajectories.get()
         assert (stored.reward, stored.stop_reason, stored.status) == (0.5, "answered", "done")
+        assert (stored.run.n_rewards, stored.run.reward_sum) == (1, 0.5)
 
     def test_a_settled_trajectory_goes_on(self, run: Run, record: Any) -> None:
         async def scenario(bench: Bench) -> None:

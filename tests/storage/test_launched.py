@@ -65,6 +65,7 @@ def test_steps_saved_one_by_one_are_what_a_whole_import_stores(run: models.Run, 
     (imported,) = services.save_trajectories(other, [value])
     record.refresh_from_db()
     assert (record.status, record.reward, record.stop_reason) == (Status.DONE, 0.5, "answered")
+    assert set(models.Run.objects.values_list("n_rewards", "reward_sum")) == {(1, 0.5)}
     for name in ("n_steps", "n_rows", "n_tokens", "n_sampled", "n_trained"):
         assert getattr(record, name) == getattr(imported, name), name
     columns = (

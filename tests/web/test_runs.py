@@ -57,11 +57,11 @@ def test_the_list_is_paged_by_key(web: Client, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_list_asks_as_many_queries_for_one_run_as_for_twenty(web: Client, django_assert_num_queries: Any) -> None:
     stored_run(2)
-    with django_assert_num_queries(4):  # session, user, runs, mean rewards
+    with django_assert_num_queries(3):  # session, user, runs
         web.get("/")
     for number in range(20):
         stored_run(2, f"run {number}")
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(3):
         web.get("/")
 
 

@@ -1,0 +1,140 @@
+"""What the pages of a run count: its summary, and what its findings cost. Of a large run it is stored when it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.db.models import Count, F, IntegerField, QuerySet, Sum, Value
+from django.db.models.functions import Cast, Floor
+
+from rollouts.models import Finding, Run, RunFigures
+from rollouts.selectors.runs import RunSummary, run_summary, summary_from
+
+VERSION = 1
+"""Goes up when other figures are counted."""
+LARGE = 5_000
+"""Trajectories from which on counting would keep a page waiting."""
+SLICES = 20
+"""Equal stretches of a run."""
+MOST_STEPS = 40
+
+
+@dataclass(frozen=True)
+class KindCost:
+    """The findings of one kind, added up over a run."""
+
+    kind: str
+    findings: int
+    trajectories: int
+    trained_tokens_lost: int
+    trained_tokens_wrong: int
+    rows_more: int
+    prompt_tokens_repaid: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where the findings lie: of one kind, or of all."""
+
+    by_step: list[tuple[int, int]]
+    """(step, trajectories with a finding there), the first steps."""
+    steps_beyond: int
+    """Later steps with findings that are left out."""
+    along: list[int]
+    """Trajectories with a finding in each of :data:`SLICES` equal stretches of the run."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What the findings of a run cost."""
+
+    kinds: list[KindCost]
+    spread: Spread
+
+
+def is_large(run: Run) -> bool:
+    return run.n_trajectories > LARGE
+
+
+def state_of(run: Run) -> str:
+    """Of all totals of a run: what is counted at other totals is stale."""
+    totals = (
+        VERSION, run.status, run.n_trajectories, run.n_finished, run.n_failed, run.n_steps, run.n_tokens, run.n_rewards,
+        run.reward_sum, sorted(run.finding_counts.items()), run.diagnosis_version,
+    )  # fmt: skip
+    return hashlib.sha256(repr(totals).encode()).hexdigest()
+
+
+def count(run: Run) -> dict[str, Any]:
+    """All figures, as JSON holds them."""
+    kinds = run_kinds(run)
+    spreads = {kind: asdict(run_spread(run, kind)) for kind in ("", *(one.kind for one in kinds))}
+    body = {"summary": asdict(run_summary(run)), "kinds": [asdict(one) for one in kinds], "spreads": spreads}
+    return dict(json.loads(json.dumps(body)))
+
+
+def stored_figures(run: Run) -> dict[str, Any] | None:
+    """What the worker that ended a large run counted; None when there is none, or the run has changed since."""
+    held = RunFigures.objects.filter(run=run).first() if is_large(run) else None
+    return held.body if held is not None and held.state == state_of(run) else None
+
+
+def summary_in(body: dict[str, Any]) -> RunSummary:
+    return summary_from(body["summary"])
+
+
+def cost_in(body: dict[str, Any], kind: str) -> RunCost:
+    held = body["spreads"].get(kind) or {"by_step": [], "steps_beyond": 0, "along": [0] * SLICES}
+    spread = Spread([(step, n) for step, n in held["by_step"]], held["steps_beyond"], held["along"])
+    return RunCost([KindCost(**one) for one in body["kinds"]], spread)
+
+
+def run_cost(run: Run, kind: str = "") -> RunCost:
+    """The cost of all kinds, and where the findings of one (empty = of all) lie. Three queries."""
+    return RunCost(run_kinds(run), run_spread(run, kind))
+
+
+def run_kinds(run: Run) -> list[KindCost]:
+    """The kinds that a run has, the most frequent first."""
+    rows = (
+        Finding.objects.filter(run=run)
+        .values("kind")
+        .annotate(
+            findings=Count("pk"),
+            trajectories=Count("trajectory", distinct=True),
+            trained_tokens_lost=Sum("trained_tokens_lost"),
+            trained_tokens_wrong=Sum("trained_tokens_wrong"),
+            rows_more=Sum(F("rows") - Value(1)),
+            prompt_tokens_repaid=Sum("prompt_tokens_repaid"),
+        )
+        .order_by("-trajectories", "kind")
+    )
+    return [KindCost(**{**row, "rows_more": max(row["rows_more"], 0)}) for row in rows]
+
+
+def run_spread(run: Run, kind: str = "") -> Spread:
+    """Where the findings of a kind (empty = of all) lie. Two queries."""
+    found = Finding.objects.filter(run=run)
+    if kind:
+        found = found.filter(kind=kind)
+    rows = list(
+        found.filter(step_index__isnull=False)
+        .values_list("step_index")
+        .annotate(n=Count("trajectory", distinct=True))
+        .order_by("step_index")
+    )
+    return Spread(rows[:MOST_STEPS], max(len(rows) - MOST_STEPS, 0), _along(found, run.n_trajectories))
+
+
+def slice_size(total: int) -> int:
+    """Trajectories in each of the equal stretches."""
+    return max(-(-total // SLICES), 1)
+
+
+def _along(found: QuerySet[Finding], total: int) -> list[int]:
+    place = Cast(Floor(F("trajectory__index") / Value(float(slice_size(total)))), IntegerField())
+    counts = dict(found.values_list(place).annotate(n=Count("trajectory", distinct=True)))
+    return [counts.get(number, 0) for number in range(SLICES)]

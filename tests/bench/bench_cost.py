@@ -1,0 +1,129 @@
+"""What the lists and counts of a large run cost to draw: `pytest tests/bench/bench_cost.py -s`.
+
+The run holds 100,000 trajectories (INSPECTOR_BENCH_TRAJECTORIES) with rewards and 150,000 findings. Printed is
+the median of the whole request, and the time in the database. DATABASE_URL chooses PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from rollouts import models, services
+from rollouts.tito.diagnose import KINDS, VERSION
+from rollouts.tito.trajectory import ids_array
+
+pytestmark = pytest.mark.django_db
+
+N = int(os.environ.get("INSPECTOR_BENCH_TRAJECTORIES", "100000"))
+PILE = 5_000
+TIMES = 9
+
+
+def large_run(n: int = N) -> models.Run:
+    """A finished run with as many trajectories, and 1.5 findings each on average; rows of the tables alone."""
+    rng = np.random.default_rng(0)
+    run = services.create_run("import", "large")
+    kinds = sorted(KINDS)[:24]
+    ids, text = ids_array(range(40)), "The prompt of step 3 leaves the stream of step 2. " * 4
+    for start in range(0, n, PILE):
+        size = min(PILE, n - start)
+        # Half of the runs in use score 0 or 1, the others anything: the harder case.
+        rewards, counts, steps = rng.random(size), rng.poisson(1.5, size), rng.integers(1, 30, size)
+        trajectories = models.Trajectory.objects.bulk_create(
+            models.Trajectory(
+                run=run, external_id=f"t{start + i:06}", index=start + i, group=f"g{(start + i) // 8}",
+                stop_reason=("answered", "max_turns", "length")[i % 3], reward=float(rewards[i]),
+                n_steps=int(steps[i]), n_rows=1, n_tokens=4000, n_sampled=900, n_trained=900,
+                n_findings=int(counts[i]), worst_severity="error" if counts[i] else "",
+            )
+            for i in range(size)
+        )  # fmt: skip
+        models.Finding.objects.bulk_create(
+            models.Finding(
+                trajectory=record, run=run, step_index=int(rng.integers(0, steps[i])), row_index=0, axis="stream",
+                kind=kinds[int(rng.zipf(1.6)) % len(kinds)], severity="error", start=10, stop=20, expected_ids=ids,
+                actual_ids=ids, expected_text=text, actual_text=text, evidence=text, remedy=text,
+                trained_tokens_lost=50, rows=2, prompt_tokens_repaid=300, version=VERSION,
+            )
+            for i, record in enumerate(trajectories)
+            for _ in range(counts[i])
+        )  # fmt: skip
+    services.recount(run)
+    services.end_run(run, models.Run.Status.DONE)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+        if connection.vendor == "postgresql":
+            cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
+    return run
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Without a line in the log for each request."""
+    logging.disable(logging.INFO)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def medians(web: Client, address: str) -> tuple[float, float, int, Any]:
+    """(ms of a request, ms in the database, queries, the last answer)."""
+    whole, inside = [], []
+    for _ in range(TIMES):
+        with CaptureQueriesContext(connection) as asked:
+            start = time.perf_counter()
+            answer = web.get(address)
+            whole.append(time.perf_counter() - start)
+        inside.append(sum(float(query["time"]) for query in asked.captured_queries))
+    return statistics.median(whole) * 1e3, statistics.median(inside) * 1e3, len(asked), answer
+
+
+def addresses(run: models.Run) -> dict[str, str]:
+    """What is asked: page -> address."""
+    here, counts = f"/runs/{run.code}", run.finding_counts
+    common, rare = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    code = run.trajectories.get(index=run.n_trajectories // 2).code
+    return {
+        "list of runs": "/",
+        "run": here,
+        "run, as JSON": f"{here}.json",
+        "cost": f"{here}/cost",
+        "cost of one kind": f"{here}/cost?finding={common}",
+        "list, by a rare kind": f"{here}?finding={rare}",
+        "list, by a common kind": f"{here}?finding={common}",
+        "list, by kind and step": f"{here}?finding={common}&at=20",
+        "list, by step": f"{here}?at=25",
+        "list, by severity": f"{here}?severity=error",
+        "list, a slice with findings": f"{here}?from=50000&to=54999&flawed=1",
+        "list, a slice with a kind": f"{here}?from=50000&to=54999&finding={common}",
+        "list, by reward": f"{here}?min=0.999&sort=-reward",
+        "list, most findings first": f"{here}?sort=-n_findings",
+        "list, by stop reason": f"{here}?stop=length",
+        "list, by part of an id": f"{here}?text=t0999",
+        "list, by an id that is not there": f"{here}?text=nowhere",
+        "a trajectory among its siblings": f"/trajectories/{code}?finding={common}",
+    }
+
+
+def test_pages_of_a_large_run() -> None:
+    start = time.perf_counter()
+    run = large_run()
+    print(f"\n{connection.vendor}: {N:,} trajectories, {run.findings.count():,} findings, stored in "
+          f"{time.perf_counter() - start:.0f} s")  # fmt: skip
+    web = Client()
+    web.force_login(get_user_model().objects.create_user("bench"))
+    for name, address in addresses(run).items():
+        whole, inside, queries, answer = medians(web, address)
+        assert answer.status_code == 200
+        print(f"  {name:34} {whole:7.1f} ms, of which {inside:6.1f} ms in {queries} queries")

@@ -1,0 +1,107 @@
+"""The figures of a large run: counted by the worker that ended it, the same as counted now, never stale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.test import Client
+
+from inspector import run_figures
+from rollouts import selectors, services
+from rollouts.models import Run, RunFigures, Trajectory
+from rollouts.selectors import figures
+from rollouts.tasks.jobs import do_job
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from tests.web.samples import finding, stored_run
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def large_from_three_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "LARGE", 2)
+    cache.clear()
+
+
+def findings_of(n: int) -> list[list[Finding]]:
+    side = Finding(Axis.STREAM, "branch", Severity.INFO, step=0, evidence="A side call.")
+    return [[finding(), side, side][: i % 4] for i in range(n)]
+
+
+def test_stored_figures_are_those_that_are_counted() -> None:
+    run = stored_run(45, findings=findings_of(45))
+    body = figures.stored_figures(run)
+    assert body is not None
+    assert figures.summary_in(body) == selectors.run_summary(run)
+    for kind in ("", "branch", "boundary_merge", "nothing"):
+        assert figures.cost_in(body, kind) == figures.run_cost(run, kind), kind
+    assert figures.cost_in(body, "branch").kinds[0].findings == 33
+
+
+def test_a_run_that_changed_has_none(web: Client) -> None:
+    run = stored_run(4, findings=findings_of(4))
+    assert figures.stored_figures(run) is not None
+    services.replace_findings(run, [(run.trajectories.get(index=1), [])])
+    run.refresh_from_db()
+    assert figures.stored_figures(run) is None
+    # A page counts anew, and shows the change.
+    assert web.get(f"/runs/{run.code}.json").json()["summary"]["finding_counts"] == {"boundary_merge": 2, "branch": 3}
+    job, _ = services.ask_job(run, "diagnose", {})
+    do_job(job.pk)
+    run.refresh_from_db()
+    stored = figures.stored_figures(run)
+    assert stored is not None and figures.summary_in(stored).finding_counts == run.finding_counts
+
+
+def test_a_small_run_is_counted_when_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "LARGE", 5)
+    run = stored_run(4)
+    assert not RunFigures.objects.exists() and figures.stored_figures(run) is None
+    assert run_figures.summary_of(run).by_status == {"done": 4}
+
+
+def test_a_live_large_run_is_not_counted_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(4)
+    services.start_run(run)
+    counted: list[Run] = []
+    count = selectors.run_summary
+    monkeypatch.setattr(run_figures, "run_summary", lambda one: counted.append(one) or count(one))
+    first = run_figures.summary_of(run)
+    assert run_figures.summary_of(run) == first and len(counted) == 1
+
+
+def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(4)
+    services.start_run(run)
+
+    def away(*_: object) -> None:
+        raise ConnectionError("no Redis")
+
+    monkeypatch.setattr(cache, "get", away)
+    monkeypatch.setattr(cache, "set", away)
+    assert run_figures.summary_of(run).by_status == {"done": 4}
+
+
+@pytest.mark.parametrize(
+    ("address", "most"),
+    # session, user, run, figures, jobs, trajectories, group stats, tokenizers
+    [("", 8), (".json", 7), ("/cost", 4), ("/cost?finding=branch", 4), ("?finding=branch&at=0", 8), ("?flawed=1", 8)],
+)
+def test_a_large_run_asks_a_handful(web: Client, address: str, most: int, django_assert_num_queries: Any) -> None:
+    for n in (4, 60):
+        run = stored_run(n, findings=findings_of(n))
+        with django_assert_num_queries(most):
+            assert web.get(f"/runs/{run.code}{address}").status_code == 200
+
+
+def test_the_mean_reward_of_the_list_is_kept_with_the_run(web: Client) -> None:
+    run = stored_run(4)  # rewards 0, 1, 0, 1
+    assert web.get("/runs.json").json()["runs"][0]["reward_mean"] == 0.5
+    Trajectory.objects.filter(index=0).update(reward=None)
+    services.recount(run)
+    assert web.get("/runs.json").json()["runs"][0]["reward_mean"] == pytest.approx(2 / 3)
+    Trajectory.objects.update(reward=None)
+    services.recount(run)
+    assert web.get("/runs.json").json()["runs"][0]["reward_mean"] is None
