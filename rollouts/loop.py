@@ -20,7 +20,7 @@ import numpy as np
 from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, reason
 from rollouts.engines.worker import EngineClosed, EngineFacts, EngineThread
 from rollouts.environments import Environment, Episode, Outcome, Task
-from rollouts.parsing import Parse
+from rollouts.parsing import Parse, answering, with_call_ids
 from rollouts.tito.codec import RenderFailed
 from rollouts.tito.strategies import Strategy, StrategyRefused
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Row, Step
@@ -97,6 +97,7 @@ class _Live:
     messages: list[Message]
     prompt_ids: Ids
     n_steps: int = 0
+    n_calls: int = 0
     request_id: str = ""
     deadline: float = 0.0
     """When the environment must have answered; 0 = it is not being asked."""
@@ -118,8 +119,12 @@ def run_batch(
     callbacks: Callbacks,
     template_kwargs: Mapping[str, Any] | None = None,
     policy_version: str = "",
+    call_ids: bool = False,
 ) -> BatchEnd:
-    """Run jobs until there are no more. A trajectory's own trouble ends that trajectory; only callbacks may raise."""
+    """Run jobs until there are no more. A trajectory's own trouble ends that trajectory; only callbacks may raise.
+
+    ``call_ids``: give every parsed call an id and its answer the same one, for templates that want them.
+    """
     try:
         facts = _facts(engine, callbacks.should_stop)
     except EngineClosed:
@@ -131,6 +136,7 @@ def run_batch(
     batch = _Batch(engine, facts, environment, new_strategy, parse, limits, callbacks)
     batch.template_kwargs = dict(template_kwargs or {})
     batch.policy_version = policy_version
+    batch.call_ids = call_ids
     return batch.run()
 
 
@@ -149,6 +155,7 @@ def _facts(engine: EngineThread, should_stop: Callable[[], bool]) -> EngineFacts
 class _Batch:
     template_kwargs: dict[str, Any]
     policy_version: str
+    call_ids: bool
 
     def __init__(
         self,
@@ -286,7 +293,11 @@ class _Batch:
 
     def _reply(self, live: _Live, ids: Ids) -> Message:
         """A completion as a message. Where the prompt ends inside that same message, its earlier calls do not count."""
-        return self._parse(NO_IDS if live.strategy.continues_message else live.prompt_ids, ids)
+        reply = self._parse(NO_IDS if live.strategy.continues_message else live.prompt_ids, ids)
+        if not self.call_ids:
+            return reply
+        # By the seed, where there is one: a run that is made again renders the same ids.
+        return with_call_ids(reply, live.job.key if live.job.seed is None else live.job.seed, live.n_calls)
 
     def _step(self, live: _Live, generation: Generation, reply: Message) -> Step:
         sampling, facts, task = self._limits.sampling, self._facts, live.job.task
@@ -317,6 +328,8 @@ class _Batch:
             reply = self._reply(live, ids)
         live.messages.append(reply)
         live.n_steps += 1
+        calls = reply.get("tool_calls")
+        live.n_calls += len(calls) if isinstance(calls, list) else 0
         try:
             live.strategy.sampled(ids, logprobs, reply)
         except (StrategyRefused, RenderFailed) as error:
@@ -342,12 +355,13 @@ class _Batch:
         elif live.n_steps >= self._limits.max_turns:
             self._truncate(live, "max_turns")
         else:
+            messages = answering(live.messages[-1], outcome.messages) if self.call_ids else outcome.messages
             try:
-                live.prompt_ids = np.array(live.strategy.observe(outcome.messages))
+                live.prompt_ids = np.array(live.strategy.observe(messages))
             except (StrategyRefused, RenderFailed) as error:
                 self._end(live, error=str(error))
                 return
-            live.messages.extend(outcome.messages)
+            live.messages.extend(messages)
             self._next_turn(live)
 
     def _truncate(self, live: _Live, why: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+import string
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollouts.tito.trajectory import Ids
+from rollouts.tito.trajectory import Ids, Message
 
 Parse = Callable[[Ids, Ids], dict[str, Any]]
 """``(prompt_ids, completion_ids) -> assistant message``; never raises for what a model wrote."""
@@ -16,6 +18,11 @@ _TAIL = 64
 """Prompt ids that the parser sees: enough for the generation prompt and what a template pre-writes of the turn."""
 
 _CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>\s*", re.DOTALL)
+_CALL_ID_LETTERS = string.ascii_letters + string.digits
+_CALL_ID_LENGTH = 9
+"""Mistral's templates take ids of exactly so many letters and digits; every other template takes these too."""
+_COMMENT = re.compile(r"{#.*?#}", re.DOTALL)
+_READS_ID = re.compile(r"\b(?:tool_call_)?id\b")
 _THINK = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -65,3 +72,44 @@ def _function(body: str) -> Any:
 
 def _unstopped(ids: Ids, stop_ids: frozenset[int]) -> Ids:
     return ids[:-1] if len(ids) and int(ids[-1]) in stop_ids else ids
+
+
+def wants_call_ids(chat_template: str) -> bool:
+    """Whether a chat template reads the ids of calls, so that a call without one may be refused."""
+    return _READS_ID.search(_COMMENT.sub("", chat_template)) is not None
+
+
+def call_id(trajectory: object, number: int) -> str:
+    """The id of a trajectory's ``number``-th call: the same each time, and in a form that every template takes."""
+    value = int.from_bytes(hashlib.sha256(f"{trajectory} {number}".encode()).digest()[:8], "big")
+    letters = []
+    for _ in range(_CALL_ID_LENGTH):
+        value, digit = divmod(value, len(_CALL_ID_LETTERS))
+        letters.append(_CALL_ID_LETTERS[digit])
+    return "".join(letters)
+
+
+def with_call_ids(reply: Mapping[str, Any], trajectory: object, first: int) -> dict[str, Any]:
+    """A parsed reply with an id for each call that came without; ``first``: calls that the trajectory made before."""
+    calls = reply.get("tool_calls")
+    if not isinstance(calls, list):
+        return dict(reply)
+    return {
+        **reply,
+        "tool_calls": [
+            {**call, "id": call_id(trajectory, first + n)} if isinstance(call, Mapping) and not call.get("id") else call
+            for n, call in enumerate(calls)
+        ],
+    }
+
+
+def answering(reply: Message, messages: Sequence[Message]) -> list[Message]:
+    """Tool messages with the ids of the calls that they answer, in the calls' order; other messages as they are."""
+    calls = reply.get("tool_calls")
+    ids = iter([call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else [])
+    answered: list[Message] = []
+    for message in messages:
+        if message.get("role") == "tool" and (found := next(ids, None)) and not message.get("tool_call_id"):
+            message = {**message, "tool_call_id": found}
+        answered.append(message)
+    return answered

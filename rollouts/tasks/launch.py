@@ -73,7 +73,7 @@ class _Work:
     def do(self) -> BatchEnd:
         from rollouts import tokenizers
         from rollouts.chat_templates import renderer
-        from rollouts.parsing import parser
+        from rollouts.parsing import parser, wants_call_ids
         from rollouts.tito.strategies import STRATEGIES, Context
 
         run, form = self.run, self.form
@@ -110,6 +110,7 @@ class _Work:
                     Callbacks(ahead.more, recorder.steps, recorder.done, should_stop),
                     form.template_kwargs,
                     policy_version=run.model,
+                    call_ids=wants_call_ids(run.chat_template.text),
                 )
                 recorder.close()
                 if recorder.error is not None:

@@ -11,7 +11,7 @@ from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Environment, Task
 from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
-from rollouts.parsing import parser
+from rollouts.parsing import Parse, parser, wants_call_ids
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.trajectory import Ids, Step
 
@@ -25,6 +25,8 @@ class Harness:
     steps: dict[Any, list[Step]] = field(default_factory=dict)
     done: dict[Any, Finished] = field(default_factory=dict)
     polls: int = 0
+    parse: Parse | None = None
+    """None = the tokenizer's own, which takes transformers to load it."""
 
     def calculator(self) -> Environment:
         return ENVIRONMENTS["calculator"]()
@@ -80,7 +82,8 @@ class Harness:
             engine,
             environment or self.calculator(),
             lambda: STRATEGIES[strategy](self.context),
-            parser(self.tokenizer.hf, self.context.stop_ids),
+            self.parse or parser(self.tokenizer.hf, self.context.stop_ids),
             limits or self.limits(),
             Callbacks(more, on_steps, on_done, stop),
+            call_ids=wants_call_ids(self.context.renderer.chat_template),  # type: ignore[attr-defined]
         )
