@@ -111,7 +111,9 @@ def _reads(find: Callable[[], QuerySet[T]], noun: str) -> Callable[[View], View]
     return decorate
 
 
-reads_run = _reads(lambda: Run.objects.select_related("tokenizer", "chat_template", "created_by"), "run")
+reads_run = _reads(
+    lambda: Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template", "created_by"), "run"
+)
 """`view(request, run)`: for a login, or a link to the run."""
 
 reads_trajectory = _reads(

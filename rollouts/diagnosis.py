@@ -57,7 +57,9 @@ def findings_for(trajectory: Trajectory, run: models.Run) -> list[Finding]:
     try:
         from rollouts.tito.diagnose import diagnose
 
-        return list(diagnose(trajectory, codec_of(run), renderer_for(run)))
+        codec, find = codec_of(run), renderer_for(run)
+        findings = list(diagnose(trajectory, codec, find, run.rows_chat_template_id or ""))
+        return [*findings, *_at_the_end(trajectory, run, codec, find(""), findings)]
     except Exception as error:
         log.exception("diagnosis failed run=%s trajectory=%s", run.code, trajectory.external_id)
         return [
@@ -70,6 +72,19 @@ def findings_for(trajectory: Trajectory, run: models.Run) -> list[Finding]:
                 missing="a diagnosis that works",
             )
         ]
+
+
+def _at_the_end(
+    trajectory: Trajectory, run: models.Run, codec: Codec | None, renderer: Renderer | None, known: Sequence[Finding]
+) -> list[Finding]:
+    """The stream of a launched trajectory against a full render, in the mode that its launch asked for."""
+    from rollouts.tito.diagnose.ending import compare_with_render
+
+    # Under single_message everything stands in one message, which no template renders for a conversation.
+    if run.kind != models.Run.Kind.LAUNCH or run.strategy == "single_message" or codec is None or renderer is None:
+        return []
+    found = compare_with_render(trajectory, codec, renderer, run.settings.get("compare", "off"), known)
+    return [] if found is None else [found]
 
 
 def _byte_table(run: models.Run) -> tokenizers.ByteTable | None:

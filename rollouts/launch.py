@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -12,13 +13,17 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from rollouts import services, tokenizers
+from rollouts import chat_templates, services, tokenizers
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
-from rollouts.models import Run, Tokenizer
+from rollouts.models import ChatTemplate, Run, Tokenizer
+from rollouts.tito.codec import RenderFailed
+from rollouts.tito.diagnose.ending import COMPARE
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tokenizers import TokenizerUnusable
 
 MAX_TRAJECTORIES = 100_000
+MAX_STOPS, MAX_STOP_LENGTH = 16, 200
+MAX_KWARGS_LENGTH = 20_000
 TASKS_PER_INSERT = 500
 
 
@@ -65,11 +70,19 @@ class LaunchForm:
     min_p: float = 0.0
     max_tokens: int = 96
     """Per turn."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end a completion, beside the model's own stop tokens."""
     max_turns: int = 6
     seed: int | None = None
     """None = one is drawn and stored."""
     environment_seconds: float = 30.0
+    chat_template: str = ""
+    """Hash of a registered chat template; empty = the model's own."""
+    rows_chat_template: str = ""
+    """Of the one that the training rows are made with; empty = the same."""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    compare: str = "ignore_whitespace"
+    """How a finished trajectory is compared with a full render of its conversation: one of ``COMPARE``."""
 
     def problems(self) -> dict[str, str]:
         """What is wrong, by field, each a sentence; empty when it can be launched."""
@@ -104,6 +117,12 @@ class LaunchForm:
             found["seed"] = "Choose a seed from 0 to 2147483647, or leave it empty to have one drawn."
         if not 0 < self.environment_seconds <= 3600:
             found["environment_seconds"] = "Choose a time limit above 0 and of at most 3600 seconds."
+        if self.compare not in COMPARE:
+            found["compare"] = f"There is no comparison named {self.compare!r}; choose one of {', '.join(COMPARE)}."
+        if len(self.stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
+            found["stop"] = f"Name at most {MAX_STOPS} texts, each of 1 to {MAX_STOP_LENGTH} characters."
+        if len(json.dumps(self.template_kwargs)) > MAX_KWARGS_LENGTH:
+            found["template_kwargs"] = f"Write at most {MAX_KWARGS_LENGTH:,} characters."
         return found
 
 
@@ -141,13 +160,22 @@ def launch(
     except TokenizerUnusable as error:
         sentence = f"The tokenizer of {model.name} in {model.path} cannot be used: {error}"
         raise LaunchRefused({"model": sentence}) from error
-    if tokenizer.chat_template is None:
-        raise LaunchRefused({"model": f"The folder {model.path} holds no chat template, so no prompt can be rendered."})
+    template, rows_template = _chosen_template(form.chat_template, "chat_template"), None
+    if template is None:
+        template = tokenizer.chat_template
+    if template is None:
+        sentence = f"The folder {model.path} holds no chat template, so no prompt can be rendered; choose one."
+        raise LaunchRefused({"chat_template": sentence})
+    if form.rows_chat_template != template.sha256:
+        rows_template = _chosen_template(form.rows_chat_template, "rows_chat_template")
     seed = secrets.randbelow(2**31) if form.seed is None else form.seed
     try:
         tasks = environment(form.environment, prompts).tasks(form.prompts, seed)
     except EnvironmentUnavailable as error:
         raise LaunchRefused({"environment": str(error)}) from error
+    for name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
+        if chosen is not None and chosen.sha256 != tokenizer.chat_template_id:
+            _try_template(name, tokenizer, chosen, tasks[0], form.template_kwargs)
     with transaction.atomic():
         run = services.create_run(
             Run.Kind.LAUNCH,
@@ -158,13 +186,34 @@ def launch(
             environment=form.environment,
             strategy=form.strategy,
             tokenizer=tokenizer,
-            chat_template=tokenizer.chat_template,
+            chat_template=template,
+            rows_chat_template=rows_template,
             settings=asdict(form) | {"seed": seed},
         )
         _queue_trajectories(run, tasks, form.group, seed)
     if enqueue:
         send(run)
     return run
+
+
+def _chosen_template(sha256: str, field: str) -> ChatTemplate | None:
+    """The registered template with a hash; None for none. Raises :class:`LaunchRefused`."""
+    if not sha256:
+        return None
+    found = ChatTemplate.objects.filter(pk=sha256[:64].replace("\0", "")).first()
+    if found is None:
+        sentence = f"No chat template with the hash {sha256[:12]}… is registered here. Choose another one, or paste it."
+        raise LaunchRefused({field: sentence})
+    return found
+
+
+def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task: Task, kwargs: dict[str, Any]) -> None:
+    """Render the first prompt once, so that a template that cannot is refused here and not once a trajectory."""
+    try:
+        renderer = chat_templates.renderer(tokenizers.load(tokenizer.path), template.text)
+        renderer.render_text(task.messages, task.tools, kwargs, True)
+    except RenderFailed as error:
+        raise LaunchRefused({field: f"This template cannot render the first prompt: {error}"}) from error
 
 
 def can_resume(run: Run) -> bool:

@@ -22,7 +22,7 @@ from rollouts.engines.worker import EngineClosed, EngineFacts, EngineThread
 from rollouts.environments import Environment, Episode, Outcome, Task
 from rollouts.parsing import Parse, answering, with_call_ids
 from rollouts.tito.codec import RenderFailed
-from rollouts.tito.strategies import Strategy, StrategyRefused
+from rollouts.tito.strategies import Strategy, StrategyRefused, TemplateRewrites
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Row, Step
 
 POLL_SECONDS = 0.05
@@ -64,6 +64,13 @@ class Finished:
     rows: tuple[Row, ...] | None = None
     """None = the rows follow from the steps."""
     error: str = ""
+    rewrites: TemplateRewrites | None = None
+    """Set when the strategy refused the chat template because it is not prefix-preserving."""
+
+    @classmethod
+    def refused(cls, job: Job, n_steps: int, error: Exception) -> Finished:
+        """The end of a trajectory that its strategy cannot go on with."""
+        return cls(job, n_steps, error=str(error), rewrites=error if isinstance(error, TemplateRewrites) else None)
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,7 @@ class _Batch:
         try:
             prompt = strategy.begin(job.task.messages, job.task.tools, self.template_kwargs)
         except (StrategyRefused, RenderFailed) as error:
-            self._done.append(Finished(job, 0, error=str(error)))
+            self._done.append(Finished.refused(job, 0, error))
             return
         try:
             episode = self._environment.start(job.task)
@@ -333,7 +340,7 @@ class _Batch:
         try:
             live.strategy.sampled(ids, logprobs, reply)
         except (StrategyRefused, RenderFailed) as error:
-            self._end(live, error=str(error))
+            self._refuse(live, error)
             return
         if finish_reason == "length":
             self._truncate(live, "length")
@@ -359,7 +366,7 @@ class _Batch:
             try:
                 live.prompt_ids = np.array(live.strategy.observe(messages))
             except (StrategyRefused, RenderFailed) as error:
-                self._end(live, error=str(error))
+                self._refuse(live, error)
                 return
             live.messages.extend(messages)
             self._next_turn(live)
@@ -380,6 +387,10 @@ class _Batch:
                 live, error=f"The environment did not answer within {self._limits.environment_seconds:g} seconds."
             )
 
+    def _refuse(self, live: _Live, error: Exception) -> None:
+        self._live.discard(live)
+        self._done.append(Finished.refused(live.job, live.n_steps, error))
+
     def _end(self, live: _Live, outcome: Outcome | None = None, error: str = "") -> None:
         self._live.discard(live)
         if outcome is None:
@@ -388,7 +399,7 @@ class _Batch:
         try:
             rows = None if live.strategy.rows_follow_from_steps else tuple(live.strategy.rows())
         except (StrategyRefused, RenderFailed) as refusal:
-            self._done.append(Finished(live.job, live.n_steps, error=str(refusal)))
+            self._refuse(live, refusal)
             return
         self._done.append(
             Finished(live.job, live.n_steps, outcome.stop_reason, outcome.reward, dict(outcome.reward_parts), rows)

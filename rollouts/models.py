@@ -94,6 +94,14 @@ class Run(models.Model):
     strategy = models.CharField(max_length=40, blank=True)
     tokenizer = models.ForeignKey(Tokenizer, null=True, blank=True, on_delete=models.SET_NULL)
     chat_template = models.ForeignKey(ChatTemplate, null=True, blank=True, on_delete=models.SET_NULL)
+    rows_chat_template = models.ForeignKey(
+        ChatTemplate,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="Of a launch whose rows are made with another template than its prompts; empty = the same.",
+    )
     format = models.CharField(max_length=200, blank=True, help_text="Of an import: the formats that were recognised.")
     settings = models.JSONField(
         default=dict, help_text="What the form asked for: prompts, group, sampling, seed, limits."

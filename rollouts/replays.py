@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -78,6 +79,7 @@ def key_of(trajectory: Trajectory) -> str:
     parts = (
         VERSION, sorted(STRATEGIES), trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
+        *filter(None, [run.rows_chat_template_id]),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -103,9 +105,9 @@ def ask(trajectory: Trajectory, again: bool = False) -> tuple[Replay, bool]:
 def answer(made: Replay) -> None:
     """Replay every strategy and store figures and rows; what stands in the way becomes a sentence in ``error``."""
     Replay.objects.filter(pk=made.pk).update(status=Replay.Status.RUNNING)
-    record = Trajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template").get(
-        pk=made.trajectory_id
-    )
+    record = Trajectory.objects.select_related(
+        "run__tokenizer__chat_template", "run__chat_template", "run__rows_chat_template"
+    ).get(pk=made.trajectory_id)
     key = key_of(record)
     try:
         results = _replayed(record)
@@ -155,10 +157,14 @@ def context_of(
         loaded = tokenizers.load(path)
     except (ValueError, OSError) as error:
         raise CannotReplay(f"The tokenizer {path} cannot be used: {error}") from error
+    rows = run.rows_chat_template if chat_template is None else None
     text = chat_template or (run.chat_template.text if run.chat_template is not None else loaded.chat_template)
     if text is None:
         raise CannotReplay("The run has no chat template, and strategies render: name one with --chat-template FILE.")
-    return Context(loaded, chat_templates.renderer(loaded, text), loaded.stop_ids), loaded
+    context = Context(loaded, chat_templates.renderer(loaded, text), loaded.stop_ids)
+    if rows is not None:
+        context = replace(context, rows=Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids))
+    return context, loaded
 
 
 def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer) -> Value:

@@ -6,24 +6,31 @@ import json
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import shared_task, signals
 from django.db import connection
 
-from rollouts import selectors, services
+from rollouts import selectors, services, template_checks
 from rollouts.engines import Sampling, build_engine, reason
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
 from rollouts.launch import LaunchForm, ServedModel, form_from, send, served_models
 from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
-from rollouts.models import Run, Trajectory
+from rollouts.models import ChatTemplate, Run, Trajectory
+from rollouts.tasks.checks import order, order_repair
 from rollouts.tasks.leasing import Ahead
 from rollouts.tasks.pulse import Pulse
 from rollouts.tasks.recorder import Recorder, Saved
 from rollouts.tasks.run_state import adopt_orphans, begin, fail, hand_back, settle
 from rollouts.tasks.scribe import Desk, Ended, Pile, close_idle
+
+if TYPE_CHECKING:
+    from rollouts.tito.diagnose.finding import Finding
+    from rollouts.tito.strategies import Context
+    from rollouts.tokenizers import LoadedTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +47,27 @@ _shutting_down = threading.Event()
 @shared_task(name="rollouts.run_rollouts")
 def run_rollouts(run_id: int) -> None:
     """Do what is left of a run. Delivered twice, or to two workers, it shares the trajectories out by their leases."""
-    work_on(run_id)
+    if work_on(run_id):
+        ask_for_repair(run_id)
 
 
-def work_on(run_id: int) -> None:
-    """The task's body; also the in-process launch."""
-    run = Run.objects.select_related("tokenizer", "chat_template").filter(pk=run_id).first()
+def ask_for_repair(run_id: int) -> None:
+    """Send a worker for the check of each template of a refused run, so that its page can offer the repair."""
+    run = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
+    for template in _templates(run):
+        check, to_do = template_checks.ask(run.tokenizer, template, kwargs=run.settings.get("template_kwargs"))
+        if to_do:
+            order(check)
+        else:
+            order_repair(check)
+
+
+def work_on(run_id: int) -> bool:
+    """The task's body; also the in-process launch. True = a chat template was refused, so a repair is wanted."""
+    runs = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
+    run = runs.filter(pk=run_id).first()
     if run is None or run.status not in (Run.Status.QUEUED, Run.Status.RUNNING):
-        return
+        return False
     begin(run_id)
     work = _Work(run)
     try:
@@ -55,11 +75,12 @@ def work_on(run_id: int) -> None:
     except Exception as error:
         log.exception("run failed run=%s", run.code)
         fail(run, f"The run stopped on an error of the program: {reason(error)}")
-        return
+        return False
     if _shutting_down.is_set():
         hand_back(run_id, list(work.leased.values()))
     else:
         settle(run_id, end.error)
+    return work.refused
 
 
 class _Work:
@@ -67,14 +88,14 @@ class _Work:
         self.run = run
         self.form: LaunchForm = form_from(run.settings)
         self.leased: dict[int, Trajectory] = {}  # by primary key, those under way here
+        self.refused = False  # the chat template, for not being prefix-preserving
         self._desk = Desk()
         self._lock = threading.Lock()
 
     def do(self) -> BatchEnd:
         from rollouts import tokenizers
-        from rollouts.chat_templates import renderer
         from rollouts.parsing import parser, wants_call_ids
-        from rollouts.tito.strategies import STRATEGIES, Context
+        from rollouts.tito.strategies import STRATEGIES, start
 
         run, form = self.run, self.form
         model = served_models().get(run.model)
@@ -82,7 +103,7 @@ class _Work:
             return BatchEnd(error=f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS).")
         assert run.tokenizer is not None and run.chat_template is not None
         tokenizer = tokenizers.load(run.tokenizer.path)
-        context = Context(tokenizer, renderer(tokenizer, run.chat_template.text), tokenizer.stop_ids)
+        context = self.context = _context(run, tokenizer)
         sampling = Sampling(
             temperature=form.temperature,
             top_p=form.top_p,
@@ -104,13 +125,13 @@ class _Work:
                 end = run_batch(
                     engine_thread(model, run.engine),
                     ENVIRONMENTS[run.environment](),
-                    lambda: STRATEGIES[run.strategy](context),
+                    lambda: start(STRATEGIES[run.strategy], context),
                     parser(tokenizer.hf, tokenizer.stop_ids),
                     limits,
                     Callbacks(ahead.more, recorder.steps, recorder.done, should_stop),
                     form.template_kwargs,
                     policy_version=run.model,
-                    call_ids=wants_call_ids(run.chat_template.text),
+                    call_ids=any(wants_call_ids(template.text) for template in _templates(run)),
                 )
                 recorder.close()
                 if recorder.error is not None:
@@ -140,7 +161,7 @@ class _Work:
             ended = [
                 Ended(
                     one.job.key, self.leased[one.job.key].attempt, one.error, one.stop_reason, one.reward,
-                    dict(one.reward_parts), one.rows,
+                    dict(one.reward_parts), one.rows, self._refusal(one),
                 )
                 for one in finished
             ]  # fmt: skip
@@ -149,11 +170,34 @@ class _Work:
             for end in ended:
                 del self.leased[end.key]
 
+    def _refusal(self, one: Finished) -> tuple[Finding, ...]:
+        if one.rewrites is None:
+            return ()
+        from rollouts.tito.diagnose.refused import finding_of_refusal
+
+        self.refused = True
+        return (finding_of_refusal(self.context.codec, one.rewrites),)
+
     def _renew(self) -> None:
         with self._lock:
             leased = list(self.leased.values())
         if leased:
             services.renew_lease(leased, LEASE_SECONDS)
+
+
+def _templates(run: Run) -> list[ChatTemplate]:
+    """The chat template of the prompts, and that of the rows where it is another one."""
+    return [template for template in (run.chat_template, run.rows_chat_template) if template is not None]
+
+
+def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
+    from rollouts.chat_templates import renderer
+    from rollouts.tito.strategies import Context
+
+    prompts, *rows = (
+        Context(tokenizer, renderer(tokenizer, template.text), tokenizer.stop_ids) for template in _templates(run)
+    )
+    return replace(prompts, rows=rows[0]) if rows else prompts
 
 
 def _task(trajectory: Trajectory) -> Task:

@@ -19,6 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.trajectory import Row, Step
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class Ended:
     reward: float | None = None
     reward_parts: Any = None
     rows: tuple[Row, ...] | None = None
+    findings: tuple[Finding, ...] = ()
+    """What is known already; the rest is found where it is stored."""
 
 
 @dataclass(frozen=True, eq=False)

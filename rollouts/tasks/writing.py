@@ -17,7 +17,7 @@ class Writing:
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
-        self._run = Run.objects.select_related("tokenizer", "chat_template").get(pk=run_id)
+        self._run = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
         self._steps: dict[int, list[Step]] = {}
 
     def write(self, pile: Pile) -> None:
@@ -30,7 +30,7 @@ class Writing:
         done = [one for one in pile.ended if not one.error]
         for one in pile.ended:
             if one.error:
-                services.fail_trajectory(one.key, one.attempt, one.error)
+                services.fail_trajectory(one.key, one.attempt, one.error, one.findings)
         services.finish_trajectories(self._ends(done))
         for one in pile.ended:
             self._steps.pop(one.key, None)

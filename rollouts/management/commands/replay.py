@@ -52,7 +52,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(result))
 
     def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.Trajectory, Any]]]:
-        runs = models.Run.objects.select_related("tokenizer", "chat_template")
+        runs = models.Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
         run = runs.filter(code=code).first()
         if run is not None:
             return run, _loaded(run.trajectories.order_by("index"))

@@ -48,13 +48,16 @@ BREAK_RULES: tuple[Rule, ...] = (
 )
 
 
-def diagnose(trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None = None) -> list[Finding]:
+def diagnose(
+    trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None = None, rows_template: str = ""
+) -> list[Finding]:
     """The findings of a trajectory, in reading order.
 
-    ``renderer_for`` gives the chat template with a sha256 (empty = the run's own), or None. Without a codec only what
+    ``renderer_for`` gives the chat template with a sha256 (empty = the run's own), or None; ``rows_template`` is the
+    hash of the one that the rows were made with, where it is another. Without a codec only what
     ids and messages tell is found, and a ``not_decidable`` says so. Deterministic; O(new tokens) where steps extend.
     """
-    case = Case(trajectory, codec, renderer_for)
+    case = Case(trajectory, codec, renderer_for, rows_template)
     findings: list[Finding] = []
     kept: list[int] = []
     for index in range(len(case.steps)):

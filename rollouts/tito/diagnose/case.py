@@ -24,8 +24,12 @@ _WIDEN = 512
 class Case:
     """One trajectory under diagnosis."""
 
-    def __init__(self, trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None) -> None:
+    def __init__(
+        self, trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None, rows_template: str = ""
+    ) -> None:
         self.trajectory = trajectory
+        self.rows_template = rows_template
+        """Hash of the chat template that the rows were made with; empty = the run's own."""
         self.steps: Sequence[Step] = trajectory.steps
         self.codec = codec
         self._renderer_for = renderer_for
@@ -101,7 +105,7 @@ class Case:
         if key is not None and memo in self._renders:
             return self._renders[memo]
         result: Ids | None = None
-        for form in (msg.for_render(messages), list(messages)):
+        for form in (msg.for_render(messages), list(messages), msg.with_json_arguments(messages)):
             try:
                 tools = request.tools if with_tools else None
                 result = renderer.render_ids(form, tools, request.chat_template_kwargs, generation_prompt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollouts.tito.segments import content_forms
@@ -91,6 +91,15 @@ def first_difference(a: Sequence[Message], b: Sequence[Message]) -> int:
 
 def for_render(messages: Sequence[Message]) -> list[Message]:
     """Messages as engines hand them to a template: arguments that are JSON text become values."""
+    return _with_arguments(messages, str, parsed)
+
+
+def with_json_arguments(messages: Sequence[Message]) -> list[Message]:
+    """The same for a template that puts arguments together as text: objects become JSON."""
+    return _with_arguments(messages, Mapping, lambda value: json.dumps(value, ensure_ascii=False))
+
+
+def _with_arguments(messages: Sequence[Message], of: type, change: Callable[[Any], Any]) -> list[Message]:
     result: list[Message] = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -100,8 +109,8 @@ def for_render(messages: Sequence[Message]) -> list[Message]:
         mended = []
         for call in calls:
             function = call.get("function") if isinstance(call, Mapping) else None
-            if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-                call = {**call, "function": {**function, "arguments": parsed(function["arguments"])}}
+            if isinstance(function, Mapping) and isinstance(function.get("arguments"), of):
+                call = {**call, "function": {**function, "arguments": change(function["arguments"])}}
             mended.append(call)
         result.append({**message, "tool_calls": mended})
     return result

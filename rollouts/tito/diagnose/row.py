@@ -132,7 +132,7 @@ class _TemplateFacts:
             return
         eos = () if codec.eos_id is None else (codec.eos_id,)
         self.stop_ids = frozenset((*eos, *getattr(codec, "stop_ids", ())))
-        renderer = case.renderer_of("")
+        renderer = case.renderer_of(case.rows_template)
         if renderer is None:
             return
         question: list[Message] = [{"role": "user", "content": "Question one"}]

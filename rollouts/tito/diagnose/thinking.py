@@ -35,7 +35,7 @@ def empty_think_toggled(b: Break) -> Verdict | None:
         return None
     sides = _sides(b)
     for removed, (one, other) in ((True, sides), (False, sides[::-1])):
-        if (body := _lone_block(one, other)) is not None and not body.strip():
+        if (body := lone_block(one, other)) is not None and not body.strip():
             what = "is gone from" if removed else "has appeared in"
             return Verdict(
                 "empty_think_toggled",
@@ -50,7 +50,7 @@ def thinking_stripped(b: Break) -> Verdict | None:
     if b.case.codec is None:
         return None
     expected, actual = _sides(b)
-    body = _lone_block(expected, actual)
+    body = lone_block(expected, actual)
     if body is None or not body.strip():
         reasoning = msg.reasoning_of(b.sent_back or {}).strip()
         if not reasoning or reasoning not in expected or reasoning in actual or foreign(b.case, b.index):
@@ -108,7 +108,7 @@ def _sides(b: Break) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=64)
-def _lone_block(one: str, other: str) -> str | None:
+def lone_block(one: str, other: str) -> str | None:
     """The body of a think block at the first difference that only ``one`` has: without it, the two go on alike."""
     shared = _common(one, other)
     for pattern in _BLOCKS:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollouts.tito.strategies.appending import FixedBase, SingleMessage, ToolDelta
-from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused
+from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, TemplateRewrites
 from rollouts.tito.strategies.rendering import EosSplice, MessageDelta, PerMessage, Reconcile, Retokenize
 from rollouts.tito.strategies.step_wise import StepWise, StepWiseMerged
+from rollouts.tito.strategies.two_templates import start
 
 STRATEGIES: dict[str, Callable[[Context], Strategy]] = {
     "tool_delta": ToolDelta,
@@ -22,4 +23,4 @@ STRATEGIES: dict[str, Callable[[Context], Strategy]] = {
     "reconcile": Reconcile,
 }
 
-__all__ = ["STRATEGIES", "Context", "Strategy", "StrategyRefused"]
+__all__ = ["STRATEGIES", "Context", "Strategy", "StrategyRefused", "TemplateRewrites", "start"]

@@ -11,7 +11,7 @@ import numpy as np
 from rollouts.tito.buffer import Buffer
 from rollouts.tito.codec import RenderFailed
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.strategies.protocol import Context, StrategyRefused, Tools, changed_past
+from rollouts.tito.strategies.protocol import Context, Tools, changed_past
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Origins, Row, ids_array
 
 
@@ -70,7 +70,7 @@ class Appending(ABC):
         longer = self._context.renderer.render_ids([*before, *messages], tools, self._kwargs, True)
         shared = common_prefix(shorter, longer)
         if shared < len(shorter):
-            raise StrategyRefused(changed_past(self.slug, self._context, messages, shorter, longer, shared))
+            raise changed_past(self.slug, self._context, messages, shorter, longer, shared)
         return longer[len(shorter) :]
 
 

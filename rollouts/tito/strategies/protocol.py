@@ -19,6 +19,20 @@ MOST_REMEMBERED = 2048
 class StrategyRefused(Exception):
     """The strategy cannot work with this chat template or conversation; the message says why and what would help."""
 
+    of_rows = False
+    """It speaks of the chat template that only the rows are made with."""
+
+    def __str__(self) -> str:
+        return f"The chat template of the rows: {super().__str__()}" if self.of_rows else super().__str__()
+
+
+class TemplateRewrites(StrategyRefused):
+    """The chat template is not prefix-preserving: a render with more messages does not start with the one before."""
+
+    def __init__(self, sentence: str, shorter: Ids, longer: Ids, shared: int, role: str) -> None:
+        super().__init__(sentence)
+        self.shorter, self.longer, self.shared, self.role = shorter, longer, shared, role
+
 
 @dataclass(frozen=True)
 class Context:
@@ -30,6 +44,8 @@ class Context:
     """The ids that end a completion: EOS and what else the model stops at."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """Renders that many trajectories need alike."""
+    rows: Context | None = None
+    """The same with another chat template, when the rows are made with one and this one gives the prompts alone."""
 
     def remember(self, key: Any, make: Callable[[], Ids]) -> Ids:
         """The ids under a key, made when they are not there. What is kept is bounded: keys may hold a call's own id."""
@@ -56,15 +72,16 @@ class Context:
 
 def changed_past(
     slug: str, context: Context, messages: Sequence[Message], shorter: Ids, longer: Ids, shared: int
-) -> str:
-    """The sentence about a template that rewrites what stood before the new messages."""
+) -> TemplateRewrites:
+    """The refusal of a template that rewrites what stood before the new messages."""
     before, after = (repr(context.codec.decode(ids[shared : shared + 8])) for ids in (shorter, longer))
-    role = messages[0].get("role", "tool") if messages else "tool"
-    return (
+    role = str(messages[0].get("role", "tool")) if messages else "tool"
+    sentence = (
         f"The chat template is not prefix-preserving: appending a {role} message changes what was rendered before it, "
         f"from token {shared} of the probe on ({before} becomes {after}). {slug} cannot use it; repair the template "
         "(manage.py check_template --repair) or choose another strategy."
     )
+    return TemplateRewrites(sentence, shorter, longer, shared, role)
 
 
 @runtime_checkable

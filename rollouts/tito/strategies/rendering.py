@@ -85,7 +85,8 @@ class Retokenize(Rendering):
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         template = getattr(self._context.renderer, "chat_template", "generation")
-        if "generation" not in template.replace("add_generation_prompt", ""):
+        # Where another template gives the rows, this one needs no tags.
+        if self._context.rows is None and "generation" not in template.replace("add_generation_prompt", ""):
             raise StrategyRefused(
                 "retokenize takes its loss mask from {% generation %} tags, and the chat template has none. Put them "
                 "around what the assistant writes, or choose another strategy."

@@ -11,6 +11,7 @@ import numpy as np
 from rollouts.tito.codec import RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, TakesRecorded
+from rollouts.tito.strategies.two_templates import start
 from rollouts.tito.trajectory import Ids, Message, Origin, Row, Step, Trajectory
 
 
@@ -44,7 +45,7 @@ class Replay:
 
 def replay(trajectory: Trajectory, strategy: Callable[[Context], Strategy], context: Context) -> Replay:
     """Feed the recorded completions and messages to a strategy. Never raises for what the trajectory holds."""
-    one = strategy(context)
+    one = start(strategy, context)
     try:
         return _replay(trajectory, one)
     except (StrategyRefused, RenderFailed) as error:

@@ -1,0 +1,185 @@
+"""The end of a launched trajectory: is its stream what a full render of its conversation gives (source 4)?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollouts.tito.codec import Codec, Renderer
+from rollouts.tito.diagnose import text, thinking
+from rollouts.tito.diagnose.case import Break, Case
+from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
+from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.diagnose.template import template_not_append_only
+from rollouts.tito.diagnose.verdict import bound_note, bounded
+from rollouts.tito.prefix import Link, stream_length
+from rollouts.tito.trajectory import NO_IDS, Ids, Request, Step, Trajectory
+
+COMPARE = {
+    "strict": "every token",
+    "ignore_whitespace": "the text, white space aside",
+    "off": "not at all",
+}
+"""How a finished stream is compared with a full render."""
+
+_CAUSES = (
+    thinking.empty_think_toggled,
+    thinking.thinking_stripped,
+    text.special_tokens_dropped,
+    text.invalid_utf8,
+    text.tool_call_reserialized,
+    text.whitespace_changed,
+    text.boundary_merge,
+    text.noncanonical_sampling,
+    template_not_append_only,
+)
+_KEEP = (
+    "Nothing, if the trainer takes these tokens: they are the ones that the model read and sampled. A trainer that "
+    "renders the conversation again would train others."
+)
+
+
+def compare_with_render(
+    trajectory: Trajectory, codec: Codec, renderer: Renderer, mode: str, known: Collection[Finding] = ()
+) -> Finding | None:
+    """The first difference between the last step's stream and a full render of the final conversation, or None.
+
+    ``mode`` is one of ``COMPARE``; ``known``: findings that are not said again. What the template writes behind the
+    last stop token is no difference, nor is the close of a completion that was cut. Only sampled tokens that a render
+    changes are worth an ``info``; scaffold that the template would have written otherwise is a ``warning``.
+    """
+    if mode == "off" or not trajectory.steps:
+        return None
+    last = len(trajectory.steps) - 1
+    step = trajectory.steps[last]
+    if step.request is None or step.reply is None:
+        return None
+    conversation = replace(step.request, messages=(*step.request.messages, step.reply))
+    asked = replace(step, prompt_ids=NO_IDS, completion_ids=NO_IDS, logprobs=None, request=conversation, reply=None)
+    case = Case(Trajectory("", (asked,)), codec, lambda _: renderer)
+    full = case.render(asked, conversation.messages, False)
+    if full is None:
+        return _not_rendered(last)
+    places = _Difference(codec, step, full, mode == "strict")
+    if places.start is None:
+        return _other_tokens(trajectory, codec, renderer, conversation, full, known) if mode == "strict" else None
+    start, other = places.start
+    return _finding(_broken(trajectory, codec, renderer, conversation, start, full[other:]))
+
+
+class _Difference:
+    """Where two streams part in their text: ``start`` is the token of either side, None when they do not."""
+
+    def __init__(self, codec: Codec, step: Step, full: Ids, with_space: bool) -> None:
+        self.start: tuple[int, int] | None = None
+        (a, a_ends), (b, b_ends) = (_kept(codec, ids, with_space) for ids in (step.stream, full))
+        n = min(len(a), len(b))
+        differs = np.flatnonzero(a[:n] != b[:n])
+        if differs.size:
+            first = int(differs[0])
+        elif len(b) < len(a):
+            first = len(b)
+        elif step.finish_reason == "length" or not bytes(b[len(a) :]).strip():
+            return
+        else:
+            first = len(a)
+        # Both sides have a cut there, behind which the tokens can be put side by side.
+        a_cuts, b_cuts = np.concatenate([[0], a_ends]), np.concatenate([[0], b_ends])
+        shared = np.intersect1d(a_cuts, b_cuts)
+        cut = shared[shared <= first][-1]
+        self.start = tuple(int(np.flatnonzero(cuts == cut)[-1]) for cuts in (a_cuts, b_cuts))  # type: ignore[assignment]
+
+
+def _kept(codec: Codec, ids: Ids, with_space: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes that count, and how many of them there are up to each token's end ``[n]``."""
+    data, ends = codec.joined_bytes(ids)
+    values = np.frombuffer(data, dtype=np.uint8)
+    keep = np.full(len(values), True) if with_space else ~np.isin(values, np.frombuffer(b" \t\r\n\v\f", dtype=np.uint8))
+    counts = np.concatenate([[0], np.cumsum(keep)])
+    return values[keep], counts[np.asarray(ends, dtype=np.int64)]
+
+
+def _broken(
+    trajectory: Trajectory, codec: Codec, renderer: Renderer, conversation: Request, start: int, rest: Ids
+) -> Break:
+    """The render as a further step of the trajectory, which goes on otherwise from ``start`` of its stream on."""
+    last = len(trajectory.steps) - 1
+    rendered = Step(
+        prompt_ids=np.concatenate([trajectory.steps[last].stream[:start], rest]),
+        completion_ids=NO_IDS,
+        request=conversation,
+    )
+    case = Case(replace(trajectory, steps=(*trajectory.steps, rendered), rows=()), codec, lambda _: renderer)
+    return Break(case, last + 1, Link(last, start, stream_length(trajectory.steps[last])))
+
+
+def _other_tokens(
+    trajectory: Trajectory,
+    codec: Codec,
+    renderer: Renderer,
+    conversation: Request,
+    full: Ids,
+    known: Collection[Finding],
+) -> Finding | None:
+    """The first place at which the same text is spelt by other tokens, in a completion of which that is not known."""
+    stream = trajectory.steps[-1].stream
+    told = {finding.step for finding in known if finding.kind == "noncanonical_sampling"}
+    n = min(len(stream), len(full))
+    differs = np.flatnonzero(stream[:n] != full[:n])
+    if not differs.size:
+        return None
+    b = _broken(trajectory, codec, renderer, conversation, int(differs[0]), full[int(differs[0]) :])
+    for group in b.groups:
+        place = b.start + group.left_start
+        if group.equal or place >= len(stream):
+            continue
+        step = next((i for i in b.case.chain(b.parent_index) if len(b.case.steps[i].prompt_ids) <= place), None)
+        if step in told and place < stream_length(b.case.steps[step or 0]):
+            continue
+        rest = full[b.start + group.right_start :]
+        return _finding(_broken(trajectory, codec, renderer, conversation, place, rest))
+    return None
+
+
+def _finding(b: Break) -> Finding:
+    sampled = b.sampled_at(b.start, b.start + 1)
+    kind = next((verdict.kind for rule in _CAUSES if (verdict := rule(b)) is not None), None)
+    kind = kind or ("unclassified" if sampled else "delta_differs")
+    where = "the model sampled" if sampled else "the strategy put"
+    return Finding(
+        axis=Axis.STREAM if sampled else Axis.DELTA,
+        kind=kind,
+        severity=Severity.INFO if sampled else Severity.WARNING,
+        step=b.parent_index,
+        start=b.start,
+        stop=b.expected_stop,
+        expected_ids=bounded(b.actual_stretch),
+        actual_ids=bounded(b.expected_stretch),
+        expected_text=b.b_window,
+        actual_text=b.a_window,
+        evidence=(
+            f"At its end the stream is not what the chat template renders for the whole conversation: {where} "
+            f"{_quoted(b.a)}, a render writes {_quoted(b.b)}.{bound_note(b.expected_stretch, b.actual_stretch)}"
+        ),
+        remedy=_KEEP if sampled else KINDS[kind].remedy,
+        cost=Cost(rows=len(b.case.merged)),
+    )
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:59] + "…") if text else "nothing"
+
+
+def _not_rendered(step: int) -> Finding:
+    return Finding(
+        Axis.DELTA,
+        "not_decidable",
+        Severity.INFO,
+        step=step,
+        evidence="The stream could not be compared with a full render: the chat template refuses it.",
+        remedy="Look at the last messages: a call that is no JSON, or roles that the template does not take.",
+        missing="a render of the final conversation",
+    )

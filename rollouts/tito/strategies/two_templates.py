@@ -1,0 +1,62 @@
+"""One chat template for what the engine reads, another one for what the trainer gets (verl, source 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollouts.tito.codec import RenderFailed
+from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, Tools
+from rollouts.tito.trajectory import Floats, Ids, Message, Origins, Row
+
+
+class TwoTemplates:
+    """A strategy twice, fed alike: the prompts are those of the one, the rows those of the other."""
+
+    rows_follow_from_steps = False
+
+    def __init__(self, prompts: Strategy, rows: Strategy) -> None:
+        self._prompts, self._rows = prompts, rows
+        self.slug, self.continues_message = prompts.slug, prompts.continues_message
+        self.delta_origin: Origins | None = None
+
+    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        prompt = self._prompts.begin(messages, tools, kwargs)
+        with _OfTheRows():
+            self._rows.begin(messages, tools, kwargs)
+        return prompt
+
+    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
+        self._prompts.sampled(ids, logprobs, reply)
+        with _OfTheRows():
+            self._rows.sampled(ids, logprobs, reply)
+
+    def observe(self, messages: Sequence[Message]) -> Ids:
+        prompt = self._prompts.observe(messages)
+        self.delta_origin = self._prompts.delta_origin
+        with _OfTheRows():
+            self._rows.observe(messages)
+        return prompt
+
+    def rows(self) -> list[Row]:
+        with _OfTheRows():
+            return self._rows.rows()
+
+
+class _OfTheRows:
+    """A refusal that passes through says which of the two templates it speaks of."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RenderFailed):
+            refused = StrategyRefused(str(error))
+            refused.of_rows = True
+            raise refused from error
+        if isinstance(error, StrategyRefused):
+            error.of_rows = True
+
+
+def start(make: Callable[[Context], Strategy], context: Context) -> Strategy:
+    """One trajectory under a strategy, with the template of the rows where the context has one."""
+    return make(context) if context.rows is None else TwoTemplates(make(context), make(context.rows))
