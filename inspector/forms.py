@@ -1,8 +1,7 @@
-"""The forms of launching, importing, registering and sharing; and the filter of a run's trajectories."""
+"""The forms of importing, registering and sharing."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,10 @@ from django.conf import settings
 from django.core.exceptions import NON_FIELD_ERRORS
 from django.core.files.uploadedfile import UploadedFile
 
-from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
 from rollouts.formats import FORMATS, FileRefused, Source
-from rollouts.launch import LaunchForm, served_models
 from rollouts.models import Tokenizer
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.about import ABOUT
 
 MAX_TEMPLATE_BYTES = 2_000_000
-MOST_PROBLEMS = 10
 HEAD_BYTES = 4096
 
 
@@ -58,87 +52,6 @@ class PlainForm(forms.Form):
             "form" if name == NON_FIELD_ERRORS else name: [str(error) for error in errors]
             for name, errors in self.errors.items()
         }
-
-
-def _choices(names: Any) -> list[tuple[str, str]]:
-    return [(name, name.replace("_", " ")) for name in names]
-
-
-def _families(names: Any) -> list[Any]:
-    """Choices, those named `family:name` under their family."""
-    plain = [(name, name) for name in names if ":" not in name]
-    families: dict[str, list[tuple[str, str]]] = {}
-    for name in names:
-        family, colon, rest = name.partition(":")
-        if colon:
-            families.setdefault(family.replace("_", " "), []).append((name, rest.replace("_", " ")))
-    return [*plain, *families.items()]
-
-
-class NewRunForm(PlainForm):
-    """What a launch asks for; sent unchanged it makes a run that works."""
-
-    name = forms.CharField(max_length=200, required=False, help_text="Optional. Left empty, the model names it.")
-    model = forms.ChoiceField(help_text="Served by a worker of its own.")
-    strategy = forms.ChoiceField(help_text="How observations become the next prompt.")
-    environment = forms.ChoiceField(help_text="Makes the tasks, answers tool calls, scores.")
-    prompts_file = forms.FileField(
-        required=False,
-        label="File of prompts",
-        help_text="Optional JSON Lines with “messages”, for the environment “prompts”.",
-    )
-    prompts = forms.IntegerField(label="Prompts", min_value=1, max_value=20_000, help_text="Different tasks.")
-    group = forms.IntegerField(label="Group size", min_value=1, max_value=1024, help_text="Trajectories a prompt.")
-    max_turns = forms.IntegerField(label="Turns, at most", min_value=1, max_value=200, help_text="Engine calls.")
-    max_tokens = forms.IntegerField(
-        label="Tokens a turn, at most",
-        min_value=1,
-        max_value=131_072,
-        help_text="A cut completion is kept as it is.",
-    )
-    temperature = forms.FloatField(min_value=0, max_value=10, help_text="0 always takes the likeliest token.")
-    top_p = forms.FloatField(label="top_p", min_value=0, max_value=1, help_text="1 keeps every token.")
-    seed = forms.IntegerField(
-        required=False, min_value=0, max_value=2**31 - 1, help_text="Optional. Left empty, one is drawn and kept."
-    )
-
-    def __init__(self, data: Any = None, files: Any = None) -> None:
-        defaults = asdict(LaunchForm())
-        super().__init__(data, files, initial=defaults)
-        for name, choices in (
-            ("model", [(one, one) for one in served_models()]),
-            ("strategy", _choices(STRATEGIES)),
-            ("environment", _families(ENVIRONMENTS)),
-        ):
-            field = self.fields[name]
-            assert isinstance(field, forms.ChoiceField)
-            field.choices = choices
-        for name in ("temperature", "top_p"):
-            self.fields[name].widget.attrs["step"] = "any"
-
-    @staticmethod
-    def strategies_explained() -> list[tuple[str, str]]:
-        """Each strategy by name, in one sentence."""
-        return [(words, ABOUT.get(slug, "")) for slug, words in _choices(STRATEGIES)]
-
-    def clean_prompts_file(self) -> list[Prompt]:
-        upload = self.cleaned_data.get("prompts_file")
-        if not upload:
-            return []
-        try:
-            return read_prompts(upload.file)
-        except PromptsRejected as refusal:
-            raise forms.ValidationError([str(problem) for problem in refusal.problems[:MOST_PROBLEMS]]) from refusal
-
-    def launch_form(self) -> LaunchForm:
-        """The launch that a valid form asks for."""
-        known = {field.name for field in fields(LaunchForm)}
-        return LaunchForm(**{name: value for name, value in self.cleaned_data.items() if name in known})
-
-    def add_problems(self, problems: dict[str, str]) -> None:
-        """Put the launch's own objections beside their fields."""
-        for name, sentence in problems.items():
-            self.add_error(name if name in self.fields else None, sentence)
 
 
 class ManyFilesInput(forms.ClearableFileInput):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from django.utils import timezone
 
 from inspector.filters import TrajectoryFilter
 from inspector.health import heartbeat_key
+from rollouts.launch import SEEDS
 from rollouts.models import Rejection, Run, Trajectory
 from rollouts.selectors import GroupStats, RunSummary
 
@@ -69,6 +71,8 @@ def run_origin(run: Run) -> dict[str, Any]:
     return {
         "tokenizer": run.tokenizer.name if run.tokenizer else None,
         "chat_template": run.chat_template.sha256 if run.chat_template else None,
+        "rows_chat_template": run.rows_chat_template.sha256 if run.rows_chat_template else None,
+        "seed_note": SEEDS.get(run.engine, "") if run.kind == Run.Kind.LAUNCH else "",
         "created_by": run.created_by.get_username() if run.created_by else None,
         "settings": {key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
     }
@@ -279,10 +283,11 @@ def rejection_facts(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
 
 
 def settings_words(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The settings of a launch as pairs for a list: names in words, nested ones left to the JSON twin."""
+    """The settings of a launch as pairs for a list: names in words, nested ones as JSON."""
     return [
-        (key.replace("_", " "), value)
+        (key.replace("_", " "), value if isinstance(value, str | int | float | bool) else json.dumps(value))
         for key, value in settings.items()
-        # The engine is the run's own column: what the settings hold is a wish, which may be empty.
-        if key not in (*BOOKKEEPING, "engine") and isinstance(value, str | int | float | bool) and value != ""
+        # Engine and templates are the run's own columns: what the settings hold is a wish, which may be empty.
+        if key not in (*BOOKKEEPING, "engine", "chat_template", "rows_chat_template")
+        and value not in ("", [], {}, None)
     ]

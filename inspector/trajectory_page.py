@@ -220,6 +220,8 @@ def _finding_entries(
     for item in findings[:FINDINGS_MOST]:
         mark = (item.start, max(item.stop, item.start + 1))
         where = f"step {item.step}" if item.step is not None else f"row {item.row}"
+        if item.step is None and item.row is None:
+            where = "the template’s probe"  # refused before anything was sampled
         stop = f"-{item.stop:,}" if item.stop > item.start + 1 else ""
         sides = {"step": item.step, "side": "prompt"} if item.has_sides and item.breaks else {"step": item.step}
         entries.append(

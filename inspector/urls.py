@@ -10,6 +10,7 @@ from inspector.views import (
     api_tokens,
     chat_templates,
     imports,
+    new_run,
     pages,
     push,
     run_work,
@@ -44,7 +45,7 @@ handler500 = pages.server_error
 
 urlpatterns = [
     *twins("", runs.index, name="runs"),
-    *twins("runs/new", runs.new, name="run-new"),
+    *twins("runs/new", new_run.new, name="run-new"),
     *twins("runs/<code:code>", runs.detail, name="run"),
     path("runs/<code:code>/cancel", runs.cancel, name="run-cancel"),
     path("runs/<code:code>/resume", runs.resume, name="run-resume"),

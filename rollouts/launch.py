@@ -15,6 +15,7 @@ from django.db import transaction
 
 from rollouts import chat_templates, services, tokenizers
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
+from rollouts.formats.json_text import json_problem
 from rollouts.models import ChatTemplate, Run, Tokenizer
 from rollouts.tito.codec import RenderFailed
 from rollouts.tito.diagnose.ending import COMPARE
@@ -22,6 +23,22 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tokenizers import TokenizerUnusable
 
 MAX_TRAJECTORIES = 100_000
+SEEDS = {
+    "transformers": "The same seed gives the same tokens again.",
+    "vllm": (
+        "vLLM draws by the seed, but its sums depend on what else is in the batch: two runs with one seed are nearly "
+        "alike, not surely the same."
+    ),
+    "vllm_server": (
+        "The server draws by the seed, but its sums depend on what else is in its batch, other people's requests "
+        "included: a seed does not make the run repeatable."
+    ),
+    "sglang_server": (
+        "SGLang honours a seed only where it was started with --enable-deterministic-inference: else a seed does not "
+        "make the run repeatable."
+    ),
+}
+"""What a seed is worth, by engine."""
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
 MAX_KWARGS_LENGTH = 20_000
 TASKS_PER_INSERT = 500
@@ -119,9 +136,12 @@ class LaunchForm:
             found["environment_seconds"] = "Choose a time limit above 0 and of at most 3600 seconds."
         if self.compare not in COMPARE:
             found["compare"] = f"There is no comparison named {self.compare!r}; choose one of {', '.join(COMPARE)}."
-        if len(self.stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
+        stops = [text for text in self.stop if 0 < len(text) <= MAX_STOP_LENGTH and not json_problem(text)]
+        if len(self.stop) > MAX_STOPS or len(stops) < len(self.stop):
             found["stop"] = f"Name at most {MAX_STOPS} texts, each of 1 to {MAX_STOP_LENGTH} characters."
-        if len(json.dumps(self.template_kwargs)) > MAX_KWARGS_LENGTH:
+        if problem := json_problem(self.template_kwargs):
+            found["template_kwargs"] = f"This {problem}."
+        elif len(json.dumps(self.template_kwargs)) > MAX_KWARGS_LENGTH:
             found["template_kwargs"] = f"Write at most {MAX_KWARGS_LENGTH:,} characters."
         return found
 

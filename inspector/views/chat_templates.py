@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from inspector.check_page import check_page, drawn, drawn_repair, summary
 from inspector.check_repair import named
 from inspector.uploaded_tokenizer import keep_upload
 from rollouts import services, template_checks
-from rollouts.models import Run, TemplateCheck, Tokenizer
+from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer
 from rollouts.tasks.checks import order, order_repair
 
 RECENT = 20
@@ -37,12 +38,13 @@ def index(request: HttpRequest) -> HttpResponse:
             return answer
     else:
         run = _run(request.GET.get("run", ""))
-        if run is not None and run.chat_template is not None:
-            known = _of_run(run)
+        template = _template(request, run)
+        if run is not None and template is not None:
+            known = _of_run(run, template)
             if known is not None:
                 return redirect(_address(known, request.GET.get("probe", "")))
             subject = run.name
-        form = TemplateCheckForm(initial=_initial(request, run))
+        form = TemplateCheckForm(initial=_initial(request, run, template))
     recent = TemplateCheck.objects.select_related("tokenizer", "chat_template").defer("chat_template__text", "report")
     data = {"checks": [summary(check) for check in recent.order_by("-created_at", "-pk")[:RECENT]]}
     status = 400 if form.errors else 200
@@ -50,24 +52,33 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 def _run(code: str) -> Run | None:
-    known = Run.objects.select_related("tokenizer", "chat_template")
+    known = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
     return known.filter(code=code[:64].replace("\0", "")).first() if code else None
 
 
-def _initial(request: HttpRequest, run: Run | None) -> dict[str, Any]:
-    if run is None or run.chat_template is None:
+def _template(request: HttpRequest, run: Run | None) -> ChatTemplate | None:
+    """The chat template of a run; with ``?rows=1`` that of its rows."""
+    if run is None:
+        return None
+    return run.rows_chat_template if request.GET.get("rows") else run.chat_template
+
+
+def _initial(request: HttpRequest, run: Run | None, template: ChatTemplate | None) -> dict[str, Any]:
+    if run is None or template is None:
         return {"tokenizer": request.GET.get("tokenizer", "")}
-    own = run.tokenizer is not None and run.tokenizer.chat_template_id == run.chat_template_id
+    own = run.tokenizer is not None and run.tokenizer.chat_template_id == template.sha256
+    kwargs = run.settings.get("template_kwargs")
     return {
         "tokenizer": run.tokenizer.name if run.tokenizer else "",
-        "chat_template": "" if own else run.chat_template.text,
+        "chat_template": "" if own else template.text,
+        "kwargs": json.dumps(kwargs) if kwargs else "",
     }
 
 
-def _of_run(run: Run) -> TemplateCheck | None:
-    """The check of a run's own template with its tokenizer, if somebody has asked for it."""
-    assert run.chat_template is not None
-    code = template_checks.code_of(run.tokenizer, run.chat_template, {})
+def _of_run(run: Run, template: ChatTemplate) -> TemplateCheck | None:
+    """The check of a run's template with its tokenizer and template arguments, if somebody has asked for it."""
+    question = template_checks.question_of(kwargs=run.settings.get("template_kwargs"))
+    code = template_checks.code_of(run.tokenizer, template, question)
     return TemplateCheck.objects.filter(code=code).only("code", "status").first()
 
 

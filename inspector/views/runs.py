@@ -1,4 +1,4 @@
-"""`/`, `/runs/new`, `/runs/<code>` and what can be done to a run."""
+"""`/`, `/runs/<code>` and what can be done to a run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from typing import Any
 
 from django.contrib import messages
 from django.db.models import Q
-from django.forms import ChoiceField
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_POST, require_safe
 
 from inspector.access import reads_run
 from inspector.api import is_fragment, json_page, page, wants_json
 from inspector.filters import SORTS, STATUSES, TrajectoryFilter
-from inspector.forms import NewRunForm
+from inspector.refusal import refusal
 from inspector.run_data import (
     finding_choices,
     histogram,
@@ -34,8 +33,6 @@ from inspector.run_jobs import has_just_judged, job_facts, latest_jobs
 from inspector.run_jobs import is_active as is_active_job
 from rollouts import launch, selectors, services
 from rollouts.models import Run, Trajectory
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.about import ABOUT
 
 RUNS_PER_PAGE = 25
 TRAJECTORIES_PER_PAGE = 50
@@ -70,55 +67,6 @@ def index(request: HttpRequest) -> HttpResponse:
     return page(request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live)
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@never_cache
-def new(request: HttpRequest) -> HttpResponse:
-    """The launch form. A POST that is right goes on to the run's page."""
-    form = NewRunForm(request.POST, request.FILES) if request.method == "POST" else NewRunForm()
-    status = 200
-    if request.method == "POST":
-        run = _launch(form, request)
-        if run is not None:
-            return json_page(run_facts(run), 201) if wants_json(request) else redirect("run", run.code)
-        status = 422
-    data: dict[str, Any] = {"fields": _describe(form)}
-    if status == 422:
-        data["errors"] = form.sentences()
-    return page(request, "runs/new.html", data, status, form=form, strategies=form.strategies_explained())
-
-
-def _launch(form: NewRunForm, request: HttpRequest) -> Run | None:
-    """The run that a form launches; None with the form's errors filled in when it cannot be."""
-    if not form.is_valid():
-        return None
-    try:
-        given = form.cleaned_data
-        return launch.launch(
-            form.launch_form(), name=given["name"].strip(), user=request.user, prompts=given["prompts_file"]
-        )
-    except launch.LaunchRefused as refusal:
-        form.add_problems(refusal.problems)
-        return None
-
-
-def _describe(form: NewRunForm) -> dict[str, Any]:
-    """Each field with its default and its choices, so that a script can fill the form in."""
-    return {
-        name: {
-            "default": form.get_initial_for_field(field, name),
-            "help": str(field.help_text),
-            **({"choices": _keys(field.choices)} if isinstance(field, ChoiceField) else {}),
-            **({"choices_help": {slug: ABOUT.get(slug, "") for slug in STRATEGIES}} if name == "strategy" else {}),
-        }
-        for name, field in form.fields.items()
-    }
-
-
-def _keys(choices: Any) -> list[str]:
-    """The keys of choices, families flattened."""
-    return [key for name, value in choices for key in (_keys(value) if isinstance(value, list) else [name])]
-
-
 @reads_run
 @never_cache
 def detail(request: HttpRequest, run: Run) -> HttpResponse:
@@ -127,6 +75,9 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
     facts, state = run_facts(run), progress(run)
     shell: dict[str, Any] = {"run": facts, "progress": state, "filter": wanted, "live": is_active(run)}
     shell["resumable"] = launch.can_resume(run)
+    shell["refusal"] = refusal(run)
+    if is_fragment(request, "refusal"):
+        return render(request, "runs/_refusal.html", shell)
     if is_fragment(request, "run-list"):
         context = {**shell, **_listing(run, wanted), "page_size": TRAJECTORIES_PER_PAGE}
         return render(request, "runs/_list.html", context)
@@ -157,6 +108,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
     data = {
         "run": {**facts, **run_origin(run)},
         "progress": state,
+        "refusal": shell["refusal"],
         "summary": summary,
         "rejections": rejection_facts(rejections),
         **jobs,

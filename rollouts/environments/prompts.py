@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from rollouts.environments.calculator import last_number
 from rollouts.environments.lookup import mentions
 from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
+from rollouts.formats.json_text import json_problem
 
 MAX_LINE = 4 << 20
 """Bytes of one line; what is longer is no prompt."""
@@ -89,6 +90,8 @@ def _prompt(line: bytes) -> Prompt:
         raise ValueError("its JSON is nested too deeply.") from None
     if not isinstance(record, dict):
         raise ValueError('it is not a JSON object with "messages".')
+    if problem := json_problem(record):
+        raise ValueError(f"it {problem}.")
     messages, answer, tools = record.get("messages"), record.get("answer"), record.get("tools")
     if not isinstance(messages, list) or not messages:
         raise ValueError('"messages" must be a list with at least one message.')

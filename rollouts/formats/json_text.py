@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,3 +37,33 @@ def _plain(value: Any) -> Any:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
+
+MOST_DEEP = 64
+"""Objects and lists in one another. What is nested deeper would end the recursion of those who copy it."""
+
+
+def json_problem(value: Any) -> str:
+    """Why a parsed JSON value cannot be kept, as the end of a sentence about it; empty when it can."""
+    level: list[Any] = [value]
+    for _ in range(MOST_DEEP):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, float) and not math.isfinite(item):
+                return "holds NaN or an infinite number, which JSON does not know"
+            if isinstance(item, str) and not _is_text(item):
+                return "holds U+0000 or half a character"
+            if isinstance(item, Mapping):
+                below += [*item.keys(), *item.values()]
+            elif isinstance(item, list | tuple):
+                below += item
+        if not below:
+            return ""
+        level = below
+    return f"is nested more than {MOST_DEEP} deep"
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False

@@ -12,9 +12,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import launch as launching
+from rollouts import services
 from rollouts.environments import Prompt, PromptsRejected, read_prompts
 from rollouts.launch import LaunchForm, LaunchRefused
 from rollouts.models import Run, Trajectory
+from rollouts.tito.diagnose.ending import COMPARE
 
 POLL_SECONDS = 0.25
 _DEFAULTS = LaunchForm()
@@ -42,13 +44,34 @@ class Command(BaseCommand):
         parser.add_argument("--min-p", type=float, default=_DEFAULTS.min_p)
         parser.add_argument("--max-tokens", type=int, default=_DEFAULTS.max_tokens, help="of one turn")
         parser.add_argument("--max-turns", type=int, default=_DEFAULTS.max_turns)
+        parser.add_argument(
+            "--stop", action="append", default=[], metavar="TEXT", help="also ends a completion; may be repeated"
+        )
         parser.add_argument("--seed", type=int, default=None, metavar="S", help="default: one is drawn and stored")
+        parser.add_argument(
+            "--environment-seconds", type=float, default=_DEFAULTS.environment_seconds, metavar="S",
+            help="that the environment may take for one answer",
+        )  # fmt: skip
+        parser.add_argument(
+            "--chat-template", type=Path, metavar="FILE", help="of the prompts; default: the model's own"
+        )
+        parser.add_argument(
+            "--rows-chat-template", type=Path, metavar="FILE", help="of the training rows; default: the prompts'"
+        )
+        parser.add_argument("--template-kwargs", default="", metavar="JSON", help='such as {"enable_thinking": false}')
+        parser.add_argument(
+            "--compare", default=_DEFAULTS.compare, choices=list(COMPARE),
+            help="each finished stream with a full render of its conversation",
+        )  # fmt: skip
         parser.add_argument("--name", default="", help="of the run")
         parser.add_argument("--wait", action="store_true", help="return when the run has ended")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
         names = set(LaunchForm.__dataclass_fields__)
+        for name in ("chat_template", "rows_chat_template"):
+            options[name] = _registered(options[name]) if options[name] else ""
+        options["template_kwargs"] = _template_kwargs(options["template_kwargs"])
         form = LaunchForm(**{name: value for name, value in options.items() if name in names})
         prompts = self._prompts(options["prompts_file"])
         here = options["wait"] and not os.environ.get("REDIS_URL")
@@ -122,6 +145,9 @@ class Command(BaseCommand):
             "findings": run.finding_counts,
             "seed": run.settings["seed"],
         }
+        for name in ("chat_template", "rows_chat_template"):
+            if sha256 := getattr(run, f"{name}_id"):
+                result[name] = sha256
         if run.error:
             result["error"] = run.error
         if as_json:
@@ -132,3 +158,23 @@ class Command(BaseCommand):
             f"Run {run.code} is {run.status}: {run.n_finished} of {run.n_expected} trajectories, "
             f"{run.n_failed} failed, {run.n_sampled} tokens sampled, {mean}."
         )
+
+
+def _registered(path: Path) -> str:
+    """The hash under which a file's chat template is registered."""
+    try:
+        return services.register_chat_template(path.read_text(encoding="utf-8"), path.stem).sha256
+    except OSError as error:
+        raise CommandError(f"The chat template {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # not UTF-8, or U+0000 in it
+        raise CommandError(f"{path} is no chat template: {error}") from error
+
+
+def _template_kwargs(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"--template-kwargs: This is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CommandError("--template-kwargs: This has to be a JSON object.")
+    return value

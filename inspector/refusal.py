@@ -1,0 +1,60 @@
+"""A launched run whose chat template was refused: the finding, the check of that template, and its repair."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.urls import reverse
+
+from rollouts import template_checks
+from rollouts.models import ChatTemplate, Finding, Run, TemplateCheck
+
+KINDS = ("empty_think_toggled", "template_not_append_only")
+
+
+def refusal(run: Run) -> dict[str, Any] | None:
+    """What the page of a refused run says; None for any other. At most two queries, none where nothing failed."""
+    finding = _finding(run)
+    if finding is None:
+        return None
+    of_rows = run.rows_chat_template is not None and finding.evidence.startswith("The chat template of the rows")
+    template = run.rows_chat_template if of_rows else run.chat_template
+    check = _check(run, template) if template is not None else None
+    repair = _state(check)
+    name = "rows_chat_template" if of_rows else "chat_template"
+    query = {"again": run.code, name: check.code if check else "", "repaired": "repair"}
+    return {
+        "kind": finding.kind,
+        "evidence": finding.evidence,
+        "of_rows": of_rows,
+        "check_url": reverse("check", args=[check.code]) if check else "",
+        "ask_url": f"{reverse('templates')}?run={run.code}" + "&rows=1" * of_rows,
+        "repair": repair,
+        "again_url": f"{reverse('run-new')}?{urlencode(query)}" if repair == "found" else "",
+    }
+
+
+def _finding(run: Run) -> Finding | None:
+    """The finding of a template that was refused before anything was sampled: it has neither step nor row."""
+    if run.kind != Run.Kind.LAUNCH or not run.n_failed or not any(run.finding_counts.get(kind) for kind in KINDS):
+        return None
+    found = run.findings.filter(kind__in=KINDS, step_index=None, row_index=None)
+    return found.only("kind", "evidence").order_by("pk").first()
+
+
+def _check(run: Run, template: ChatTemplate) -> TemplateCheck | None:
+    question = template_checks.question_of(kwargs=run.settings.get("template_kwargs"))
+    code = template_checks.code_of(run.tokenizer, template, question)
+    return TemplateCheck.objects.filter(code=code).first()
+
+
+def _state(check: TemplateCheck | None) -> str:
+    """`found`, `searching`, `none`, or empty when nobody looks for a repair."""
+    if check is None or check.status == TemplateCheck.Status.FAILED:
+        return ""
+    if check.status != TemplateCheck.Status.DONE or check.progress:
+        return "" if template_checks.is_stale(check) else "searching"
+    if template_checks.wants_repair(check):
+        return ""
+    return "found" if (check.report or {}).get("repair") else "none"
