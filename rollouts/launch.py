@@ -193,9 +193,9 @@ def launch(
         tasks = environment(form.environment, prompts).tasks(form.prompts, seed)
     except EnvironmentUnavailable as error:
         raise LaunchRefused({"environment": str(error)}) from error
-    for name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
+    for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
         if chosen is not None and chosen.sha256 != tokenizer.chat_template_id:
-            _try_template(name, tokenizer, chosen, tasks[0], form.template_kwargs)
+            _try_template(field_name, tokenizer, chosen, tasks[0], form.template_kwargs)
     with transaction.atomic():
         run = services.create_run(
             Run.Kind.LAUNCH,
