@@ -17,13 +17,15 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from rollouts import launch as launching
-from rollouts import selectors, services
+from rollouts import replays, selectors, services
+from rollouts.diagnosis import diagnose_and_save
 from rollouts.engines import EngineError, Generation
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.launch import LaunchForm, LaunchRefused, launch
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, TemplateCheck, Trajectory
 from rollouts.tasks import launch as work
 from rollouts.tasks import run_state
+from rollouts.tito.strategies import STRATEGIES
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -180,7 +182,83 @@ class TestTheWork:
         work.work_on(run.pk)
         run.refresh_from_db()
         assert run.status == "failed" and "not prefix-preserving" in run.error and "repair" in run.error
-        assert run.n_steps == 0
+        assert run.n_steps == 0 and run.finding_counts == {"template_not_append_only": 6}
+        finding = run.findings.order_by("pk")[0]
+        assert (finding.step_index, finding.row_index, finding.severity) == (None, None, "error")
+        assert finding.expected_text != finding.actual_text and "<think>" in finding.actual_text
+        assert "repaired template" in finding.remedy and finding.trajectory.worst_severity == "error"
+
+    def test_the_worker_asks_for_the_repair_of_a_refused_template(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[TemplateCheck] = []
+        monkeypatch.setattr(work, "order", asked.append)
+        run = launch(LaunchForm(**SMALL), enqueue=False)
+        assert run.chat_template is not None
+        broken = run.chat_template.text.replace("{%- for message in messages -%}", TOGGLES, 1)
+        run.chat_template = services.register_chat_template(broken, "toggles")
+        run.save()
+        work.run_rollouts(run.pk)
+        assert [(check.chat_template_id, check.tokenizer_id) for check in asked] == [
+            (run.chat_template_id, run.tokenizer_id)
+        ]
+        run.refresh_from_db()
+        assert run.finding_counts == {"empty_think_toggled": 6}
+        work.run_rollouts(launch(LaunchForm(**SMALL), enqueue=False).pk)
+        assert len(asked) == 1
+
+    def test_rows_of_another_template_hold_the_sampled_tokens_and_its_scaffold(self) -> None:
+        own = launch(LaunchForm(**SMALL), enqueue=False).chat_template
+        assert own is not None
+        other = services.register_chat_template(own.text.replace("<tool_response>", "<tool_said>"), "rows")
+        run = done_run(rows_chat_template=other.sha256, temperature=0.0)
+        assert (run.status, run.chat_template, run.rows_chat_template) == ("done", own, other)
+        assert "row_not_sampled" not in run.finding_counts
+        codec = launching.tokenizers.load(run.tokenizer.path)  # type: ignore[union-attr]
+        several = 0
+        for record in run.trajectories.all():
+            trajectory = selectors.load_trajectory(record)
+            (row,) = trajectory.rows
+            several += len(trajectory.steps) > 1
+            sampled = np.concatenate([step.completion_ids for step in trajectory.steps])
+            assert row.ids[row.loss_mask].tolist() == sampled.tolist()
+            assert row.logprobs is not None and np.isfinite(row.logprobs[row.loss_mask]).all()
+            written = codec.decode(row.ids)
+            assert ("<tool_said>" in written) is (len(trajectory.steps) > 1) and "<tool_response>" not in written
+            assert "<tool_said>" not in codec.decode(trajectory.steps[-1].stream)
+            made = replays.replay(trajectory, STRATEGIES["tool_delta"], replays.context_of(run)[0])
+            assert [one.ids.tolist() for one in made.rows] == [row.ids.tolist()]
+        assert several
+
+    def test_a_template_of_the_rows_that_rewrites_is_refused_by_name(self) -> None:
+        own = launch(LaunchForm(**SMALL), enqueue=False).chat_template
+        assert own is not None
+        broken = own.text.replace("{%- for message in messages -%}", BREAKS_ON_TOOL, 1)
+        run = done_run(rows_chat_template=services.register_chat_template(broken, "broken").sha256)
+        assert run.status == "failed" and "The chat template of the rows: " in run.error and run.n_steps == 0
+        assert run.finding_counts == {"template_not_append_only": 6}
+
+    def test_retokenize_asks_for_generation_tags_where_its_rows_come_from(self) -> None:
+        own = launch(LaunchForm(**SMALL), enqueue=False).chat_template
+        assert own is not None and "{%- generation -%}" in own.text
+        bare = own.text.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+        prompts = services.register_chat_template(bare, "no tags").sha256
+        assert "generation" in done_run(strategy="retokenize", chat_template=prompts).error
+        run = done_run(strategy="retokenize", chat_template=prompts, rows_chat_template=own.sha256)
+        assert (run.status, run.n_failed) == ("done", 0)
+
+    @pytest.mark.parametrize(("mode", "found"), [("strict", True), ("ignore_whitespace", False), ("off", False)])
+    def test_a_finished_stream_is_compared_in_the_mode_of_its_launch(self, mode: str, found: bool) -> None:
+        """A template that writes the reply with one space more: text that a render has and the stream has not."""
+        own = launch(LaunchForm(**SMALL), enqueue=False).chat_template
+        assert own is not None
+        spaced = own.text.replace("{{- said -}}", "{{- said ~ ' ' if said else '' -}}", 1)
+        assert spaced != own.text
+        chosen = services.register_chat_template(spaced, "spaced").sha256
+        run = done_run(chat_template=chosen, compare=mode, temperature=0.0)
+        told = run.findings.filter(evidence__startswith="At its end")
+        assert (run.status, told.exists()) == ("done", found)
+        if found:
+            assert set(told.values_list("severity", flat=True)) <= {"info", "warning"}
+            assert diagnose_and_save(run) == 6 and told.exists()
 
     def test_a_cancelled_run_stops_and_keeps_what_it_has(self) -> None:
         run = launch(LaunchForm(**(SMALL | {"prompts": 200, "group": 4})), enqueue=False)
@@ -262,6 +340,29 @@ class TestCommand:
         assert result["tokens"] > result["sampled"] > 0 and Run.objects.get(code=result["run"])
         assert "made in this process" in err
 
+    def test_templates_and_the_rest_of_the_sampling_are_options(
+        self, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
+        text = (tiny_tokenizer / "chat_template.jinja").read_text()
+        (tmp_path / "rows.jinja").write_text(text + "{# rows #}")
+        out, _ = self.call("--rows-chat-template", str(tmp_path / "rows.jinja"), "--stop", "</x>", "--stop", "</y>",
+                           "--compare", "strict", "--template-kwargs", '{"a": 1}', "--environment-seconds", "5",
+                           "--prompts", "1", "--group", "1", "--json")  # fmt: skip
+        run = Run.objects.select_related("rows_chat_template").get(code=json.loads(out)["run"])
+        assert run.rows_chat_template is not None and run.rows_chat_template.label == "rows"
+        kept = {name: run.settings[name] for name in ("stop", "compare", "template_kwargs", "environment_seconds")}
+        assert kept == {
+            "stop": ["</x>", "</y>"], "compare": "strict", "template_kwargs": {"a": 1}, "environment_seconds": 5.0,
+        }  # fmt: skip
+        assert json.loads(out)["rows_chat_template"] == run.rows_chat_template_id
+        (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+        for wrong, words in ((str(tmp_path / "none"), "cannot be read"), (str(tmp_path / "bytes"), "no chat template")):
+            with pytest.raises(CommandError, match=words):
+                self.call("--chat-template", wrong)
+        with pytest.raises(CommandError, match="not JSON"):
+            self.call("--template-kwargs", "{")
+
     def test_a_wrong_option_is_a_sentence(self) -> None:
         with pytest.raises(CommandError, match="--prompts: Choose a number from 1"):
             self.call("--prompts", "0", "--wait")
@@ -276,6 +377,10 @@ class TestCommand:
             self.call("--prompts", "1", "--group", "1", "--wait")
 
 
+TOGGLES = (
+    "{%- if messages[-1].role != 'tool' -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}"
+    "{%- for message in messages -%}"
+)
 BREAKS_ON_TOOL = "{%- if messages[-1].role == 'tool' -%}{{- '<think>' -}}{%- endif -%}{%- for message in messages -%}"
 
 
