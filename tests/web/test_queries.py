@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_the_forms_ask_for_the_visitor_and_what_can_be_chosen(web: Client, django_assert_num_queries: Any) -> None:
-    with django_assert_num_queries(2):  # session, user
+    with django_assert_num_queries(3):  # session, user, the registered chat templates
         web.get("/runs/new")
     with django_assert_num_queries(3):  # and the registered tokenizers
         web.get("/import")
