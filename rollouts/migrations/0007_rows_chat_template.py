@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("rollouts", "0005_jobs"),
+        ("rollouts", "0006_figures"),
     ]
 
     operations = [
