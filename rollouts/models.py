@@ -196,10 +196,13 @@ class Trajectory(models.Model):
             models.UniqueConstraint(fields=["run", "external_id"], name="trajectory_external_id_in_run"),
         ]
         indexes = [
-            # The list of a run sorted by reward, by length, by number of findings.
+            # The list of a run sorted by reward, by length, by number of findings. Equal ones stand by their place, so
+            # that no index can be read backwards for the other order.
             models.Index(fields=["run", "reward", "index"], name="trajectory_by_reward"),
+            models.Index(fields=["run", "-reward", "index"], name="trajectory_by_best"),
             models.Index(fields=["run", "n_tokens", "index"], name="trajectory_by_tokens"),
-            models.Index(fields=["run", "n_findings", "index"], name="trajectory_by_findings"),
+            models.Index(fields=["run", "-n_tokens", "index"], name="trajectory_by_longest"),
+            models.Index(fields=["run", "-n_findings", "index"], name="trajectory_by_findings"),
             # Siblings: trajectories of one prompt.
             models.Index(fields=["run", "group", "index"], name="trajectory_by_group"),
             # What a worker may take next.
@@ -330,6 +333,8 @@ class Finding(models.Model):
             models.Index(fields=["trajectory", "step_index", "start"], name="finding_in_trajectory"),
             # Trajectories of a run that have a finding of a kind, at a step; and how many, by kind and by step.
             models.Index(fields=["run", "kind", "step_index", "trajectory"], name="finding_by_kind"),
+            # Trajectories with a finding of any kind at a step.
+            models.Index(fields=["run", "step_index", "trajectory"], name="finding_by_step"),
         ]
 
 

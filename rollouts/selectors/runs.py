@@ -127,9 +127,9 @@ def list_trajectories(
     after: str = "",
     limit: int = 50,
 ) -> Page:
-    """A keyset page, one query. An unknown sort or a cursor that cannot be read starts at the beginning.
+    """A keyset page. An unknown sort or a cursor that cannot be read starts at the beginning.
 
-    Those without a reward come last either way.
+    Those without a reward come last either way. One query, two where they begin.
     """
     if sort not in SORTS:
         sort = "index"
@@ -139,13 +139,22 @@ def list_trajectories(
     if column == "index":
         if cursor is not None:
             found = found.filter(index__lt=cursor[1]) if descending else found.filter(index__gt=cursor[1])
-        found = found.order_by(sort)
+        items = list(found.order_by(sort)[: limit + 1])
+    elif column == "reward":
+        # Those without one are asked for by themselves: no index has them last in both databases.
+        items = []
+        if cursor is None or cursor[0] is not None:
+            known = found.filter(reward__isnull=False).order_by(sort, "index")
+            items = list((known if cursor is None else known.filter(_beyond(column, descending, *cursor)))[: limit + 1])
+        if len(items) <= limit:
+            none = found.filter(reward__isnull=True).order_by("index")
+            if cursor is not None and cursor[0] is None:
+                none = none.filter(index__gt=cursor[1])
+            items += none[: limit + 1 - len(items)]
     else:
-        order = F(column).desc(nulls_last=True) if descending else F(column).asc(nulls_last=True)
-        found = found.order_by(order, "index")
         if cursor is not None:
             found = found.filter(_beyond(column, descending, *cursor))
-    items = list(found[: limit + 1])
+        items = list(found.order_by(sort, "index")[: limit + 1])
     more = len(items) > limit
     items = items[:limit]
     return Page(items, _cursor(sort, getattr(items[-1], column), items[-1].index) if more else "")
@@ -154,7 +163,7 @@ def list_trajectories(
 def neighbours(
     trajectory: models.Trajectory, filters: TrajectoryFilters | None = None, sort: str = "index"
 ) -> tuple[models.Trajectory | None, models.Trajectory | None]:
-    """The trajectories before and after it, in the order of a list, among those that pass. Two queries."""
+    """The trajectories before and after it, in the order of a list, among those that pass. At most four queries."""
     found = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
     column, descending = sort.removeprefix("-"), sort.startswith("-")
     index = trajectory.index
@@ -163,26 +172,31 @@ def neighbours(
         higher = found.filter(index__gt=index).order_by("index").first()
         return (higher, lower) if descending else (lower, higher)
     value = getattr(trajectory, column)
-    order = F(column).desc(nulls_last=True) if descending else F(column).asc(nulls_last=True)
-    back = F(column).asc(nulls_first=True) if descending else F(column).desc(nulls_first=True)
-    after = found.filter(_beyond(column, descending, value, index)).order_by(order, "index").first()
+    after = found.filter(_beyond(column, descending, value, index)).order_by(sort, "index").first()
+    back = column if descending else f"-{column}"
     before = found.filter(_short_of(column, descending, value, index)).order_by(back, "-index").first()
+    if column == "reward":  # those without one stand last, by their place
+        none = found.filter(reward__isnull=True)
+        if value is None:
+            before = none.filter(index__lt=index).order_by("-index").first() or before
+        after = after or none.filter(index__gt=index if value is None else -1).order_by("index").first()
     return before, after
 
 
 def _beyond(column: str, descending: bool, value: float | None, index: int) -> Q:
+    """What stands behind a value in the list, of those that have one. The bound is said apart, for the index's sake."""
     if value is None:
-        return Q(**{f"{column}__isnull": True, "index__gt": index})
-    same = Q(**{column: value, "index__gt": index})
-    further = Q(**{f"{column}__{'lt' if descending else 'gt'}": value})
-    return same | further | Q(**{f"{column}__isnull": True})
+        return Q(pk__in=())
+    further = "lt" if descending else "gt"
+    return Q(**{f"{column}__{further}e": value}) & (Q(**{f"{column}__{further}": value}) | Q(index__gt=index))
 
 
 def _short_of(column: str, descending: bool, value: float | None, index: int) -> Q:
-    """What stands before a value in the list; those without one stand last."""
+    """What stands before a value in the list, of those that have one."""
     if value is None:
-        return Q(**{f"{column}__isnull": False}) | Q(**{f"{column}__isnull": True, "index__lt": index})
-    return Q(**{column: value, "index__lt": index}) | Q(**{f"{column}__{'gt' if descending else 'lt'}": value})
+        return Q(**{f"{column}__isnull": False})
+    nearer = "gt" if descending else "lt"
+    return Q(**{f"{column}__{nearer}e": value}) & (Q(**{f"{column}__{nearer}": value}) | Q(index__lt=index))
 
 
 def _cursor(sort: str, value: Any, index: int) -> str:

@@ -1,7 +1,8 @@
 """What the lists and counts of a large run cost to draw: `pytest tests/bench/bench_cost.py -s`.
 
-The run holds 100,000 trajectories (INSPECTOR_BENCH_TRAJECTORIES) with rewards and 150,000 findings. Printed is
-the median of the whole request, and the time in the database. DATABASE_URL chooses PostgreSQL.
+The run holds 100,000 trajectories (INSPECTOR_BENCH_TRAJECTORIES) with rewards and 150,000 findings. Printed is the
+median of the whole request, what of it the database takes, and the request's ratio to the same page of a run of 200
+trajectories, measured in turns. DATABASE_URL chooses PostgreSQL.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 
 from rollouts import models, services
 from rollouts.tito.diagnose import KINDS, VERSION
@@ -77,16 +77,37 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def medians(web: Client, address: str) -> tuple[float, float, int, Any]:
-    """(ms of a request, ms in the database, queries, the last answer)."""
-    whole, inside = [], []
+def medians(web: Client, pages: Sequence[str]) -> list[tuple[float, float, int]]:
+    """For each page (ms of a request, ms of it in the database, queries); asked in turns."""
+    whole: list[list[float]] = [[] for _ in pages]
+    inside: list[list[float]] = [[] for _ in pages]
+    queries = [0] * len(pages)
     for _ in range(TIMES):
-        with CaptureQueriesContext(connection) as asked:
+        for n, address in enumerate(pages):
+            clock = _Clock()
             start = time.perf_counter()
-            answer = web.get(address)
-            whole.append(time.perf_counter() - start)
-        inside.append(sum(float(query["time"]) for query in asked.captured_queries))
-    return statistics.median(whole) * 1e3, statistics.median(inside) * 1e3, len(asked), answer
+            with connection.execute_wrapper(clock):
+                answer = web.get(address)
+            whole[n].append((time.perf_counter() - start) * 1e3)
+            inside[n].append(clock.seconds * 1e3)
+            queries[n] = clock.queries
+            assert answer.status_code == 200
+    return [(statistics.median(a), statistics.median(b), n) for a, b, n in zip(whole, inside, queries, strict=True)]
+
+
+class _Clock:
+    """Adds up what the database takes."""
+
+    def __init__(self) -> None:
+        self.seconds, self.queries = 0.0, 0
+
+    def __call__(self, execute: Any, *given: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return execute(*given)
+        finally:
+            self.seconds += time.perf_counter() - start
+            self.queries += 1
 
 
 def addresses(run: models.Run) -> dict[str, str]:
@@ -116,14 +137,18 @@ def addresses(run: models.Run) -> dict[str, str]:
     }
 
 
+def compare(web: Client, large: models.Run, small: models.Run) -> None:
+    """Print what each page of the large run takes, beside the same page of the small one."""
+    for (name, address), other in zip(addresses(large).items(), addresses(small).values(), strict=True):
+        (whole, inside, queries), (small_whole, _, _) = medians(web, [address, other])
+        print(f"  {name:34} {whole:6.1f} ms, {inside:6.1f} in {queries:2} queries; {whole / small_whole:5.2f}x")
+
+
 def test_pages_of_a_large_run() -> None:
     start = time.perf_counter()
-    run = large_run()
-    print(f"\n{connection.vendor}: {N:,} trajectories, {run.findings.count():,} findings, stored in "
+    small, large = large_run(200), large_run()
+    print(f"\n{connection.vendor}: {N:,} trajectories, {large.findings.count():,} findings, stored in "
           f"{time.perf_counter() - start:.0f} s")  # fmt: skip
     web = Client()
     web.force_login(get_user_model().objects.create_user("bench"))
-    for name, address in addresses(run).items():
-        whole, inside, queries, answer = medians(web, address)
-        assert answer.status_code == 200
-        print(f"  {name:34} {whole:7.1f} ms, of which {inside:6.1f} ms in {queries} queries")
+    compare(web, large, small)

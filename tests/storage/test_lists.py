@@ -42,7 +42,7 @@ def test_pages_together_are_the_whole_list_in_order(run: models.Run, sort: str, 
     while True:
         with CaptureQueriesContext(connection) as context:
             page = selectors.list_trajectories(run, None, sort, after, limit)
-        assert len(context) == 1
+        assert len(context) <= 1 + sort.endswith("reward")
         found += page.items
         after = page.next_cursor
         if not after:
