@@ -7,16 +7,17 @@ from django.http import Http404, HttpRequest, HttpResponse
 from inspector.access import reads_trajectory
 from inspector.trajectory_data import kind_words
 from rollouts import models, selectors
-from rollouts.models import Trajectory
+from rollouts.models import Trajectory as Stored
 from rollouts.reproduce import CannotReproduce, script
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.trajectory import Trajectory
 
 READING_ORDER = ("step_index", "row_index", "start", "id")
 """As the trajectory page numbers its findings."""
 
 
 @reads_trajectory
-def finding_script(request: HttpRequest, trajectory: Trajectory, number: int) -> HttpResponse:
+def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> HttpResponse:
     """The script as text, so that the browser shows it and a copy button may fetch it."""
     found = trajectory.findings.order_by(*READING_ORDER)
     stored = found[number - 1 : number].first() if number else None
@@ -33,9 +34,7 @@ def finding_script(request: HttpRequest, trajectory: Trajectory, number: int) ->
             value,
             tokenizer="" if tokenizer is None else tokenizer.source if from_hub else tokenizer.path,
             revision=tokenizer.revision if tokenizer is not None else "",
-            chat_template=_template(run, value.steps[stored.step_index].chat_template_sha256)
-            if stored.step_index is not None and stored.step_index < len(value.steps)
-            else None,
+            chat_template=_template(run, value, stored),
             name=name,
             title=kind_words(stored.kind)[0],
         )
@@ -48,8 +47,10 @@ def finding_script(request: HttpRequest, trajectory: Trajectory, number: int) ->
     return response
 
 
-def _template(run: models.Run, sha256: str) -> str | None:
-    """The text of the step's own chat template, else of the run's; None = the tokenizer's."""
+def _template(run: models.Run, value: Trajectory, stored: models.Finding) -> str | None:
+    """The text of the step's own chat template, of the rows', else of the run's; None = the tokenizer's."""
+    on_step = stored.step_index is not None and stored.step_index < len(value.steps)
+    sha256 = value.steps[stored.step_index or 0].chat_template_sha256 if on_step else run.rows_chat_template_id
     if sha256 and sha256 != run.chat_template_id:
         other = models.ChatTemplate.objects.filter(pk=sha256).first()
         return other.text if other is not None else None

@@ -8,16 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.formats.exports import rows_of
+from rollouts.reproduce_rows import TURNS, Check, row_material
 from rollouts.tito.diagnose.finding import Axis, Finding
 from rollouts.tito.prefix import link_steps
-from rollouts.tito.trajectory import Row, Step, Trajectory
+from rollouts.tito.trajectory import Step, Trajectory
 
-TRAINED = {
-    "observation_trained", "generation_prompt_trained", "appended_eos_trained", "separator_trained",
-    "truncated_trained",
-}  # fmt: skip
-UNTRAINED = {"sampled_masked", "stop_token_untrained", "never_trained"}
 NEEDS_ENCODER = {"noncanonical_sampling"}
 
 _HEAD = '''\
@@ -47,7 +42,8 @@ def shown(ids):
     return f"{ids} = {tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)!r}"
 
 
-print("expected:", shown(EXPECTED))
+if EXPECTED:
+    print("expected:", shown(EXPECTED))
 print("actual:  ", shown(ACTUAL))
 '''
 
@@ -113,11 +109,12 @@ def script(
     ``tokenizer``: a hub id or a folder; empty = the script compares ids and leaves the text out.
     Raises :class:`CannotReproduce` when the stored data hold nothing that could be asserted.
     """
-    data, checks = _material(finding, trajectory)
+    data, checks, code = _material(finding, trajectory)
     step = trajectory.steps[finding.step or 0] if _has_step(finding, trajectory) else None
     # At a break the sampled ids stand in the step before, and the break itself is asserted.
     encoder = bool(tokenizer) and step is not None and finding.kind in NEEDS_ENCODER and "BEFORE" not in data
-    if not checks and not encoder:
+    needs_tokenizer = finding.kind == "stop_string_misaligned"
+    if (not checks and not encoder) or (needs_tokenizer and not tokenizer):
         raise CannotReproduce(
             f"This finding ({finding.kind}) says what the source lacks or what lies outside the stored ids; there is "
             "nothing that a script could assert."
@@ -131,12 +128,14 @@ def script(
     parts.append(_literal("EVIDENCE", finding.evidence))
     parts += [_literal(key, value) for key, value in data.items()]
     if tokenizer:
-        parts.append(_TOKENIZER)
-        if step is not None and step.request is not None:
+        parts.append(_literal("CHAT_TEMPLATE", chat_template) + _TOKENIZER)
+        if step is not None and step.request is not None and finding.axis != Axis.ROW:
             parts.append(_literal("MESSAGES", list(step.request.messages)))
             parts.append(_literal("TOOLS", list(step.request.tools) if step.request.tools is not None else None))
-            parts.append(_literal("TEMPLATE_KWARGS", dict(step.request.chat_template_kwargs)))
-            parts.append(_literal("CHAT_TEMPLATE", chat_template) + _RENDER)
+            parts.append(_literal("TEMPLATE_KWARGS", dict(step.request.chat_template_kwargs)) + _RENDER)
+    elif code == TURNS:
+        code = "HEADER = []\n"  # without a tokenizer nothing is rendered
+    parts.append(code)
     parts += [f"assert {expression}, {message!r}\n" for expression, message in checks]
     if encoder:
         parts.append(_CANONICAL)
@@ -144,40 +143,26 @@ def script(
     return "".join(parts)
 
 
-Check = tuple[str, str]
-
-
-def _material(finding: Finding, trajectory: Trajectory) -> tuple[dict[str, Any], list[Check]]:
-    """The variables of the script, and the assertions that hold of them."""
+def _material(finding: Finding, trajectory: Trajectory) -> tuple[dict[str, Any], list[Check], str]:
+    """The variables of the script, the assertions that hold of them, and the code that these need."""
     data: dict[str, Any] = {
         "START": finding.start, "STOP": finding.stop, "EXPECTED": finding.expected_ids, "ACTUAL": finding.actual_ids,
     }  # fmt: skip
-    checks: list[Check] = []
+    if finding.axis == Axis.ROW:
+        held, checks, code = row_material(finding, trajectory)
+        return data | held, checks, code
+    checks = []
     if _has_step(finding, trajectory):
         assert finding.step is not None
         step = trajectory.steps[finding.step]
         data |= {"PROMPT": step.prompt_ids, "COMPLETION": step.completion_ids}
         checks += _of_step(finding, step, data)
         checks += _of_break(finding, trajectory, data)
-    row = _row(finding, trajectory)
-    if row is not None and finding.axis == Axis.ROW:
-        data |= {"IDS": row.ids, "LOSS_MASK": row.loss_mask.astype(int), "LOGPROBS": row.logprobs}
-        data["COLUMNS"] = dict(row.columns)
-        checks += _of_row(finding, row)
-    return data, checks
+    return data, checks, ""
 
 
 def _has_step(finding: Finding, trajectory: Trajectory) -> bool:
     return finding.step is not None and finding.step < len(trajectory.steps)
-
-
-def _row(finding: Finding, trajectory: Trajectory) -> Row | None:
-    rows = rows_of(trajectory)
-    if finding.row is not None:
-        return rows[finding.row] if finding.row < len(rows) else None
-    if finding.step is None:
-        return rows[0] if len(rows) == 1 else None
-    return next((row for row in rows if finding.step in row.step_indices), None)
 
 
 def _of_step(finding: Finding, step: Step, data: dict[str, Any]) -> Iterator[Check]:
@@ -215,33 +200,6 @@ def _of_break(finding: Finding, trajectory: Trajectory, data: dict[str, Any]) ->
     elif np.array_equal(trajectory.steps[finding.step].prompt_ids, before.prompt_ids):
         data["BEFORE"] = before.prompt_ids
         yield "PROMPT == BEFORE", "the two calls have different prompts"
-
-
-def _of_row(finding: Finding, row: Row) -> Iterator[Check]:
-    part = row.loss_mask[finding.start : max(finding.stop, finding.start + 1)]
-    stop = "max(STOP, START + 1)"
-    lengths = {len(row.ids), len(row.loss_mask), *(len(values) for values in row.columns.values())}
-    if row.logprobs is not None:
-        lengths.add(len(row.logprobs))
-    if finding.kind == "length_mismatch" and len(lengths) > 1:
-        yield (
-            "len({len(x) for x in (IDS, LOSS_MASK, LOGPROBS, *COLUMNS.values()) if x is not None}) > 1",
-            "all columns of the row have one length",
-        )
-    if finding.kind in TRAINED and part.any():
-        yield f"any(LOSS_MASK[START:{stop}])", "none of these tokens is under the gradient"
-    if finding.kind in UNTRAINED and not part.all():
-        yield f"not all(LOSS_MASK[START:{stop}])", "all of these tokens are under the gradient"
-    if finding.kind == "mask_overrun" and (row.loss_mask.all() or not row.loss_mask.any()):
-        yield "all(LOSS_MASK) or not any(LOSS_MASK)", "the mask tells tokens apart"
-    if finding.kind == "logprob_invalid" and row.logprobs is not None:
-        trained = row.logprobs[: len(row.loss_mask)][row.loss_mask[: len(row.logprobs)]]
-        if len(trained) and (not np.isfinite(trained).all() or (trained > 0).any() or not trained.any()):
-            data_of = "[p for p, m in zip(LOGPROBS, LOSS_MASK) if m]"
-            yield f"not all(-inf < p <= 0 for p in {data_of}) or not any({data_of})", "every logprob is sound"
-    span = row.ids[finding.start : finding.stop]
-    if len(finding.actual_ids) and np.array_equal(span, finding.actual_ids):
-        yield "IDS[START:STOP] == ACTUAL", "the row holds other ids at this place"
 
 
 def _plain(text: str) -> str:

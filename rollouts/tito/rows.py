@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from rollouts.tito.trajectory import Floats, Mask, Row
 
 _LOGPROBS = ("logprob", "log_prob")
-_TRAINER = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
+TRAINER_LOGPROBS = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
+ROUTING = ("routed_experts", "rollout_expert_indices")
 # Rounding of float16 and bfloat16 sums may lift a certain token's logprob a little over 0.
 _ROUNDING = 1e-3
 _MAX_LAG = 2
@@ -181,7 +182,7 @@ def logprobs_other_distribution(row: Row) -> RowFault | None:
     """The trainer's logprobs are a multiple of the sampler's, or lie a constant off: another temperature or filter."""
     if row.logprobs is None:
         return None
-    name = next((name for name in _TRAINER if name in row.columns), None)
+    name = next((name for name in TRAINER_LOGPROBS if name in row.columns), None)
     if name is None or len(row.columns[name]) != len(row.logprobs):
         return None
     use = row.loss_mask & np.isfinite(row.logprobs) & np.isfinite(row.columns[name]) & (row.logprobs < 0)
@@ -221,8 +222,8 @@ def prompt_split_wrong(row: Row) -> RowFault | None:
 
 def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> RowFault | None:
     """Expert routing with another number of rows than ``n - 1`` (or ``n``, padded)."""
-    for name in ("routed_experts", "rollout_expert_indices"):
-        n = _routing_rows(extra.get(name))
+    for name in ROUTING:
+        n = routing_rows(extra.get(name))
         if n is not None and n not in (n_tokens - 1, n_tokens):
             return RowFault(
                 "routing_misaligned", min(n, n_tokens), n_tokens,
@@ -231,7 +232,8 @@ def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> RowFault | No
     return None
 
 
-def _routing_rows(value: Any) -> int | None:
+def routing_rows(value: Any) -> int | None:
+    """How many rows of expert routing a source recorded; None when it is no such record."""
     if isinstance(value, list):
         return len(value)
     if isinstance(value, str) and value.startswith("nrlre1:"):  # nrlre1:<dtype>:<rows>x<layers>x<experts>:<base64>

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import runpy
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from rollouts.reproduce import CannotReproduce, script
+from rollouts.reproduce import CannotReproduce, _literal, _material, script
 from rollouts.tito.diagnose import KINDS, Axis, Finding, Severity, diagnose
-from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
+from rollouts.tito.prefix import merged_rows
+from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
 from tests.tito.plant import planted
-from tests.tito.worlds import tokenizer_folder, world
+from tests.tito.test_rows import (
+    LINE,
+    N_HEAD,
+    N_ONE,
+    OPEN,
+    SHUT,
+    TOOL,
+    WITNESSES,
+    W,
+    hotter,
+    merged,
+    row,
+    steps,
+)  # fmt: skip
+from tests.tito.worlds import STABLE, tokenizer_folder, world
 
 FOLDERS = {
     "toggling": ("bytes", "<|shut|>"), "stable": ("bytes", "<|shut|>"), "bare": ("bytes", "<|end|>"),
@@ -77,28 +95,124 @@ def test_the_script_of_a_mended_trajectory_fails(tmp_path: Path) -> None:
         run(mended, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "mask", "logprobs"),
-    [
-        ("observation_trained", [0, 1, 1], [0, -1, -1]),
-        ("sampled_masked", [0, 0, 1], [0, -1, -1]),
-        ("mask_overrun", [1, 1, 1], [-1, -1, -1]),
-        ("length_mismatch", [0, 1, 1], [0, -1]),
-        ("logprob_invalid", [0, 1, 1], [0, float("nan"), -1]),
-    ],
-)
-def test_faults_of_rows_are_reproduced_and_fail_once_mended(
-    kind: str, mask: list[int], logprobs: list[float], tmp_path: Path
+GOOD = row()
+"""A sound row: what the witnesses of row faults were before the fault."""
+STEPS = steps()
+
+
+def with_steps(**changes: Any) -> Trajectory:
+    """A trajectory of two steps and their one row, and that row changed."""
+    return Trajectory("t", STEPS, (replace(merged(), **changes),))
+
+
+def longer() -> dict[str, Any]:
+    good = merged()
+    assert good.origin is not None and good.logprobs is not None
+    return {
+        "ids": np.append(good.ids, np.int32(SHUT[0])),
+        "loss_mask": np.append(good.loss_mask, True),
+        "logprobs": np.append(good.logprobs, np.float32(0)),
+        "origin": np.append(good.origin, np.uint8(Origin.INSERTED)),
+    }
+
+
+def flipped(start: int, stop: int) -> dict[str, Any]:
+    good = merged()
+    assert good.logprobs is not None
+    mask = good.loss_mask.copy()
+    mask[start:stop] ^= True
+    return {"loss_mask": mask, "logprobs": np.where(mask, np.nan_to_num(good.logprobs, nan=-0.5), np.nan)}
+
+
+def flagged(*flags: bool) -> Trajectory:
+    return Trajectory("t", (), tuple(replace(GOOD, extra={"is_last_step": flag}) for flag in flags))
+
+
+def mended(bad: Row) -> Row:
+    """The sound row with whatever else the bad one has beside the fault."""
+    repeated = len(bad.ids) != len(GOOD.ids)
+    good = replace(GOOD, extra={}) if not repeated else hotter(1.0)
+    trainer = {} if repeated or "trainer_logprobs" not in bad.columns else {"trainer_logprobs": GOOD.logprobs}
+    extra = {"prompt_length": N_HEAD, "routed_experts": [[0]] * (len(GOOD.ids) - 1)}
+    return replace(good, columns={**good.columns, **trainer}, extra={k: v for k, v in extra.items() if k in bad.extra})
+
+
+FIRST, SECOND = STEPS
+CUT = replace(FIRST, completion_ids=FIRST.completion_ids[:-1], logprobs=None, finish_reason="length")
+ONLY_FIRST = replace(merged_rows(STEPS[:1])[0], step_indices=(0,))
+AT = N_HEAD + N_ONE
+SOUND = with_steps()
+
+# kind -> trajectories that have it, each with a sound one.
+PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
+    *(
+        (kind, Trajectory("t", (), (bad,)), Trajectory("t", (), (mended(bad),)))
+        for kind, rows in WITNESSES.items()
+        for bad in rows
+    ),
+    ("row_not_sampled", with_steps(ids=merged().ids + (np.arange(len(merged().ids)) == N_HEAD)), SOUND),
+    ("appended_eos_trained", with_steps(**longer()), SOUND),
+    ("sampled_masked", with_steps(**flipped(N_HEAD, N_HEAD + 2)), SOUND),
+    ("separator_trained", with_steps(**flipped(AT, AT + 1)), SOUND),
+    ("observation_trained", with_steps(**flipped(AT + 3, AT + 12)), SOUND),
+    ("generation_prompt_trained", with_steps(**flipped(AT + len(LINE + TOOL), AT + len(LINE + TOOL + OPEN))), SOUND),
+    ("trained_twice", Trajectory("t", STEPS, (merged(), merged())), SOUND),
+    ("never_trained", Trajectory("t", STEPS, (ONLY_FIRST,)), SOUND),
+    ("step_order_invalid", flagged(False, True, True), flagged(False, False, True)),
+    (
+        "mixed_policy_versions",
+        Trajectory("t", (replace(FIRST, policy_version="7"), replace(SECOND, policy_version="8"))),
+        Trajectory("t", (replace(FIRST, policy_version="7"), replace(SECOND, policy_version="7"))),
+    ),
+    (
+        "stop_string_misaligned",
+        Trajectory("t", (replace(FIRST, text="I call", stop_reason=" the"),)),
+        Trajectory("t", (replace(FIRST, text=W.codec.decode(FIRST.completion_ids), stop_reason=" the"),)),
+    ),
+    (
+        "truncated_trained",
+        Trajectory("t", (CUT,), extra={"mask_truncated": True}),
+        Trajectory("t", (replace(CUT, finish_reason="stop"),), extra={"mask_truncated": True}),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "bad", "good"), PAIRS, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_script_of_a_row_fault_asserts_the_fault_itself(
+    kind: str, bad: Trajectory, good: Trajectory, tmp_path: Path
 ) -> None:
-    row = Row(ids_array([1, 2, 3]), np.array(mask, dtype=bool), np.array(logprobs, dtype=np.float32))
-    finding = Finding(Axis.ROW, kind, Severity.ERROR, row=0, start=1, stop=2, evidence="It is so.")
-    text = script(finding, Trajectory("t", rows=(row,)))
-    assert "Reproduced: It is so." in run(text, tmp_path)
-    sound = "0" if kind == "observation_trained" else "1"
-    mended = re.sub(r"LOSS_MASK = .*", f"LOSS_MASK = [0, {sound}, 1]", text)
-    mended = re.sub(r"LOGPROBS = .*", "LOGPROBS = [0.0, -1.0, -1.0]", mended)
+    finding = next(f for f in diagnose(bad, W.codec, lambda sha: W.renderer) if f.kind == kind)
+    text = script(finding, bad, tokenizer=str(tokenizer_folder(*FOLDERS["stable"])), chat_template=STABLE)
+    assert f"Reproduced: {finding.evidence}"[:40] in run(text, tmp_path)
     with pytest.raises(AssertionError):
-        run(mended, tmp_path)
+        run(with_data_of(text, finding, good), tmp_path)
+
+
+def test_a_script_needs_transformers_and_no_torch(tmp_path: Path) -> None:
+    bad = WITNESSES["observation_trained"][0]
+    (finding,) = diagnose(Trajectory("t", (), (bad,)), W.codec, lambda sha: W.renderer)
+    folder = str(tokenizer_folder(*FOLDERS["stable"]))
+    path = tmp_path / "finding.py"
+    path.write_text(script(finding, Trajectory("t", (), (bad,)), tokenizer=folder, chat_template=STABLE))
+    without = "import runpy, sys; sys.modules.update(torch=None, rollouts=None); runpy.run_path(sys.argv[1])"
+    ended = subprocess.run([sys.executable, "-c", without, path], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and "Reproduced: " in ended.stdout, ended.stderr
+
+
+def test_every_kind_of_row_fault_has_its_script() -> None:
+    assert {kind for kind, _, _ in PAIRS} == {slug for slug, kind in KINDS.items() if kind.axis == "row"}
+
+
+def with_data_of(text: str, finding: Finding, good: Trajectory) -> str:
+    """The same script with the variables of another trajectory."""
+    held, _, _ = _material(finding, good)
+    tree = ast.parse(text)
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in held:
+            name = node.targets[0].id
+            if name not in ("START", "STOP", "EXPECTED", "ACTUAL"):
+                node.value = ast.parse(_literal(name, held[name])).body[0].value  # type: ignore[attr-defined]
+    return ast.unparse(tree)
 
 
 def test_what_cannot_be_asserted_is_refused() -> None:

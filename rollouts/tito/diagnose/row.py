@@ -78,7 +78,7 @@ def _with_origin(case: Case, row: Row) -> Row:
     """Who wrote what, where the steps tell: a row that is the stream of its last step."""
     if row.origin is not None or not row.step_indices or row.step_indices[-1] >= len(case.steps):
         return row
-    sampled = _sampled_places(case, row)
+    sampled = sampled_places(case.steps, row)
     if sampled is None:
         return row
     origin = np.full(len(row.ids), Origin.TEMPLATE, dtype=np.uint8)
@@ -99,14 +99,14 @@ def _runs(mask: Mask) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def _sampled_places(case: Case, row: Row) -> list[tuple[int, int, int]] | None:
+def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]] | None:
     """Where each step's completion stands in the row ``(start, stop, step)``; None when one does not."""
     found = []
     cursor = 0
     for index in row.step_indices:
-        if index >= len(case.steps):
+        if index >= len(steps):
             return None
-        step: Step = case.steps[index]
+        step = steps[index]
         start, n = len(step.prompt_ids), len(step.completion_ids)
         if start < cursor or not np.array_equal(row.ids[start : start + n], step.completion_ids):
             place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes())
@@ -197,7 +197,7 @@ def _against_steps(case: Case) -> Iterator[Finding]:
         if not row.step_indices or len(row.loss_mask) != len(row.ids):
             complete = False
             continue
-        places = _sampled_places(case, row)
+        places = sampled_places(case.steps, row)
         if places is None:
             complete = False
             yield _finding(case, index, row, _not_sampled(case, row))
@@ -302,6 +302,6 @@ def _past_stop_string(case: Case, step: Step) -> int | None:
 
 def _is_trained(case: Case, index: int) -> bool:
     for row in case.trajectory.rows:
-        if index in row.step_indices and (places := _sampled_places(case, row)) is not None:
+        if index in row.step_indices and (places := sampled_places(case.steps, row)) is not None:
             return any(bool(row.loss_mask[start:stop].any()) for start, stop, step in places if step == index)
     return not case.trajectory.rows
