@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -14,8 +15,17 @@ MAX_TEMPLATE_BYTES = 1 << 20
 MAX_JSON_CHARACTERS = 200_000
 
 
+def numbered(text: str, line: int, around: int = 3) -> list[tuple[int, str, bool]]:
+    """The lines around one: number from 1 on, text, is it that line."""
+    lines = list(enumerate(text.splitlines(), start=1))
+    return [(n, one[:160], n == line) for n, one in lines[max(0, line - 1 - around) : line + around]]
+
+
 class JsonField(forms.CharField):
     """JSON typed by a person: an error names its line and column, and repeats the line."""
+
+    wrong: Sequence[tuple[int, str, bool]] = ()
+    """After an error: the lines around it."""
 
     def __init__(self, kind: type, example: str, **kwargs: Any) -> None:
         super().__init__(required=False, max_length=MAX_JSON_CHARACTERS, **kwargs)
@@ -33,6 +43,7 @@ class JsonField(forms.CharField):
                 wrong = error.doc.splitlines()[error.lineno - 1 : error.lineno]
                 shown = f": {wrong[0].strip()[:80]!r}" if wrong else ""
                 where = f"line {error.lineno}, column {error.colno}{shown}"
+                self.wrong = numbered(error.doc, error.lineno)
             raise forms.ValidationError(f"This is not JSON ({where}). For example: {self.example}") from error
         if not isinstance(parsed, self.kind):
             word = "list" if self.kind is list else "object"
@@ -52,6 +63,17 @@ class JsonField(forms.CharField):
 
 def _code(rows: int) -> forms.Textarea:
     return forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "class": "code"})
+
+
+EXAMPLE = """[
+  {"role": "user", "content": "What is 2+2? Use the tool."},
+  {"role": "assistant", "content": "", "tool_calls": [
+    {"type": "function", "function": {"name": "calc", "arguments": {"expr": "2+2"}}}]},
+  {"role": "tool", "name": "calc", "content": "4"},
+  {"role": "assistant", "content": "It is 4."},
+  {"role": "user", "content": "Thanks. And 3+3?"}
+]"""
+"""A conversation to start from."""
 
 
 class TemplateCheckForm(forms.Form):
@@ -164,3 +186,25 @@ class TemplateCheckForm(forms.Form):
             self.add_error("chat_template", f"{tokenizer.name} came without a chat template: paste one here.")
             return ""
         return tokenizer.chat_template.text
+
+
+class ConversationForm(TemplateCheckForm):
+    """The same question, asked for the sake of a conversation: that and a tokenizer have to be there."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        chosen, written = self.fields["tokenizer"], self.fields["conversation"]
+        assert isinstance(chosen, forms.ModelChoiceField)
+        chosen.empty_label = "Choose one"
+        chosen.help_text = "Strategies append tokens, so this needs one."
+        written.label = "The conversation"
+        written.help_text = "Messages as JSON, OpenAI style: at least one message, an assistant's, and one after it."
+        written.widget.attrs["rows"] = 16
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        if not any(cleaned.get(name) for name in ("tokenizer", "tokenizer_file", "hub_id")):
+            self.add_error("tokenizer", "Choose a tokenizer: strategies append tokens.")
+        if not cleaned.get("conversation") and "conversation" not in self.errors:
+            self.add_error("conversation", "Write the messages; there is nothing to replay yet.")
+        return cleaned

@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from inspector.check_repair import message_words, repairs, search
+from inspector.check_repair import marks, message_words, repairs, search
 from inspector.text_html import text_html
 from rollouts import template_checks
 from rollouts.models import TemplateCheck
@@ -64,7 +64,7 @@ def drawn(check: TemplateCheck) -> dict[str, Any]:
         "groups": _groups(checks),
         "counts": dict(Counter(_word(check) for check in checks).most_common()),
         "source": _source(report["chat_template"], checks),
-        "conversation": _strategies(check.question.get("conversation"), report.get("strategies")),
+        "has_conversation": bool(check.question.get("conversation")),
         **drawn_repair(check),
     }
 
@@ -72,7 +72,34 @@ def drawn(check: TemplateCheck) -> dict[str, Any]:
 def drawn_repair(check: TemplateCheck) -> dict[str, Any]:
     """What the card of the repair needs: the patches, or how far the search is, or why there is none."""
     report: Mapping[str, Any] = check.report or {}
-    return {"target": check, "code": check.code, "repairs": repairs(report), "search": search(check)}
+    return {
+        "target": check,
+        "code": check.code,
+        "repairs": repairs(report),
+        "search": search(check),
+        "marks": marks(report),
+    }
+
+
+def conversation_page(check: TemplateCheck) -> dict[str, Any]:
+    """The page of a check's own conversation, and its JSON twin; ``strategies`` is null until a worker has answered."""
+    under_way = check.status in (TemplateCheck.Status.QUEUED, TemplateCheck.Status.RUNNING)
+    return summary(check) | {
+        "question": check.question,
+        "under_way": under_way,
+        "lost": under_way and template_checks.is_stale(check),
+        "strategies": (check.report or {}).get("strategies"),
+    }
+
+
+def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:
+    """What only the HTML of that page needs."""
+    report = check.report or {}
+    return {
+        "target": check,
+        "has_conversation": True,
+        "conversation": _strategies(check.question.get("conversation"), report.get("strategies")),
+    }
 
 
 def headline(report: Mapping[str, Any]) -> dict[str, str]:

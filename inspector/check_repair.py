@@ -56,6 +56,14 @@ def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def marks(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The verified generation tags of a report, or why there are none; None while nobody has looked."""
+    found = report.get("marks")
+    if not found:
+        return {"detail": report["marks_detail"]} if report.get("marks_detail") else None
+    return {**found, "diff": diff_lines(found["diff"])}
+
+
 def search(check: TemplateCheck) -> dict[str, Any]:
     """How far the search is: its state, and when it ended without a repair the probes that stay broken."""
     report: Mapping[str, Any] = check.report or {}

@@ -150,13 +150,16 @@ def _repair(check: TemplateCheck, loaded: LoadedTokenizer | None, report: CheckR
             TemplateCheck.objects.filter(pk=check.pk).update(progress=progress[:200])
 
     try:
-        repaired = chat_templates.with_repair(loaded, report, tell)
-        repair, detail = repaired.repair, repaired.repair_detail
+        repair, detail = chat_templates.find_repair(loaded, report, tell)
+        marks, marks_detail = chat_templates.find_marks(loaded, report)
     except (RenderFailed, OSError, ValueError) as error:
-        repair, detail = None, f"The search for a repair ended early: {error}"
+        repair, marks, detail = None, None, f"The search for a repair ended early: {error}"
+        marks_detail = detail
     check.report = (check.report or {}) | {
         "repair": None if repair is None else repair.to_dict(),
         "repair_detail": detail,
+        "marks": None if marks is None else marks.to_dict(),
+        "marks_detail": marks_detail,
     }
     check.progress = ""
     check.save(update_fields=["report", "progress"])

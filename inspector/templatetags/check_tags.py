@@ -9,7 +9,7 @@ from django.template.context import Context
 from django.urls import reverse
 
 from inspector.access import may_write
-from rollouts.models import Run
+from rollouts.models import Run, Trajectory
 
 register = template.Library()
 
@@ -31,9 +31,9 @@ PROBES = {
 
 
 @register.simple_tag(takes_context=True)
-def template_probe(context: Context, kind: str, run: Run) -> str:
-    """The way to the check of the run's own template, at that probe; empty where no template can be the cause."""
+def template_probe(context: Context, kind: str, run: Run, trajectory: Trajectory, step: int | None) -> str:
+    """The way to the check of the step's own template, tools and kwargs, at that probe; empty where it has none."""
     request, probe = context.get("request"), PROBES.get(kind)
     if probe is None or run.chat_template_id is None or request is None or not may_write(request):
         return ""
-    return f"{reverse('templates')}?{urlencode({'run': run.code, 'probe': probe})}"
+    return f"{reverse('templates')}?{urlencode({'trajectory': trajectory.code, 'step': step or 0, 'probe': probe})}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from inspector.access import reads_check
 from inspector.api import is_fragment, page
-from inspector.check_forms import TemplateCheckForm
-from inspector.check_page import check_page, drawn, drawn_repair, summary
+from inspector.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
+from inspector.check_page import check_page, conversation_page, drawn, drawn_conversation, drawn_repair, summary
 from inspector.check_repair import named
+from inspector.check_subject import failing_probe, subject
 from inspector.uploaded_tokenizer import keep_upload
 from rollouts import services, template_checks
-from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer
+from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.tasks.checks import order, order_repair
 
 RECENT = 20
@@ -29,57 +31,61 @@ PROBE_NAME = 60
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def index(request: HttpRequest) -> HttpResponse:
-    """The form, and the checks asked last; ``?run=`` asks about a run's template, ``?tokenizer=`` about its own."""
-    subject: str = ""
+    """The form, and the checks asked last; a run or a finding (:func:`subject`) fills it in, or leads to its check."""
+    name = ""
     if request.method == "POST":
         form = TemplateCheckForm(request.POST, request.FILES)
-        answer = _ask(request, form) if form.is_valid() else None
-        if answer is not None:
-            return answer
+        check = _ask(request, form) if form.is_valid() else None
+        if check is not None:
+            return redirect(_address(check, request.POST.get("probe", "")))
     else:
-        run = _run(request.GET.get("run", ""))
-        template = _template(request, run)
-        if run is not None and template is not None:
-            known = _of_run(run, template)
-            if known is not None:
-                return redirect(_address(known, request.GET.get("probe", "")))
-            subject = run.name
-        form = TemplateCheckForm(initial=_initial(request, run, template))
+        asked = subject(request.GET)
+        known = asked.check() if asked else None
+        if known is not None:
+            return redirect(_address(known, failing_probe(known.cells, request.GET.get("probe", ""))))
+        name = asked.run.name if asked else ""
+        form = TemplateCheckForm(initial=asked.initial() if asked else {"tokenizer": request.GET.get("tokenizer", "")})
     recent = TemplateCheck.objects.select_related("tokenizer", "chat_template").defer("chat_template__text", "report")
     data = {"checks": [summary(check) for check in recent.order_by("-created_at", "-pk")[:RECENT]]}
     status = 400 if form.errors else 200
-    return page(request, "chat_templates/index.html", data, status=status, form=form, subject=subject)
+    return page(request, "chat_templates/index.html", data, status=status, form=form, subject=name)
 
 
-def _run(code: str) -> Run | None:
-    known = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
-    return known.filter(code=code[:64].replace("\0", "")).first() if code else None
+@require_http_methods(["GET", "HEAD", "POST"])
+def conversation(request: HttpRequest) -> HttpResponse:
+    """A conversation of the user's through every strategy: the form; ``?check=`` fills in what that check asked."""
+    if request.method == "POST":
+        form = ConversationForm(request.POST, request.FILES)
+        check = _ask(request, form, repair=False) if form.is_valid() else None
+        if check is not None:
+            return redirect("check-conversation", code=check.code)
+    else:
+        form = ConversationForm(initial=_asked_before(request.GET.get("check", "")))
+    data = {"errors": {name: [str(one) for one in errors] for name, errors in form.errors.items()}}
+    status = 400 if form.errors else 200
+    return page(request, "chat_templates/conversation.html", data, status=status, form=form)
 
 
-def _template(request: HttpRequest, run: Run | None) -> ChatTemplate | None:
-    """The chat template of a run; with ``?rows=1`` that of its rows."""
-    if run is None:
-        return None
-    return run.rows_chat_template if request.GET.get("rows") else run.chat_template
-
-
-def _initial(request: HttpRequest, run: Run | None, template: ChatTemplate | None) -> dict[str, Any]:
-    if run is None or template is None:
-        return {"tokenizer": request.GET.get("tokenizer", "")}
-    own = run.tokenizer is not None and run.tokenizer.chat_template_id == template.sha256
-    kwargs = run.settings.get("template_kwargs")
+def _asked_before(code: str) -> dict[str, Any]:
+    known = TemplateCheck.objects.select_related("tokenizer__chat_template", "chat_template").defer("report")
+    check = known.filter(code=code[:64].replace("\0", "")).first() if code else None
+    if check is None:
+        first = Tokenizer.objects.exclude(chat_template=None).order_by("name").first()
+        return {"tokenizer": first.name if first else "", "conversation": EXAMPLE}
+    own = check.tokenizer is not None and check.tokenizer.chat_template_id == check.chat_template_id
+    asked = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}
     return {
-        "tokenizer": run.tokenizer.name if run.tokenizer else "",
-        "chat_template": "" if own else template.text,
-        "kwargs": json.dumps(kwargs) if kwargs else "",
+        "tokenizer": check.tokenizer.name if check.tokenizer else "",
+        "chat_template": "" if own else check.chat_template.text,
+        "conversation": EXAMPLE,
+        **asked,
     }
 
 
-def _of_run(run: Run, template: ChatTemplate) -> TemplateCheck | None:
-    """The check of a run's template with its tokenizer and template arguments, if somebody has asked for it."""
-    question = template_checks.question_of(kwargs=run.settings.get("template_kwargs"))
-    code = template_checks.code_of(run.tokenizer, template, question)
-    return TemplateCheck.objects.filter(code=code).only("code", "status").first()
+@reads_check
+def check_conversation(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
+    """What every strategy puts between the completions of a check's own conversation."""
+    return page(request, "chat_templates/strategies.html", conversation_page(check), **drawn_conversation(check))
 
 
 def _address(check: TemplateCheck, probe: str = "") -> str:
@@ -89,8 +95,8 @@ def _address(check: TemplateCheck, probe: str = "") -> str:
     return f"{address}#probe-{named}" if named.replace("_", "").isalnum() else address
 
 
-def _ask(request: HttpRequest, form: TemplateCheckForm) -> HttpResponse | None:
-    """The way to the check that a valid form asks for; None with the form's errors filled in."""
+def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> TemplateCheck | None:
+    """The check that a valid form asks for, on its way to a worker; None with the form's errors filled in."""
     asked = form.cleaned_data
     tokenizer = _tokenizer(form)
     text = form.template_text(tokenizer) if not form.errors else ""
@@ -108,10 +114,10 @@ def _ask(request: HttpRequest, form: TemplateCheckForm) -> HttpResponse | None:
         tokenizer, chat_template, asked["tools"], asked["kwargs"], request.user, asked["conversation"]
     )
     if to_do:
-        order(check)
-    else:
+        order(check, repair=repair)
+    elif repair:
         order_repair(check)
-    return redirect(_address(check, request.POST.get("probe", "")))
+    return check
 
 
 def _tokenizer(form: TemplateCheckForm) -> Tokenizer | None:
@@ -148,7 +154,20 @@ def repair_file(request: HttpRequest, check: TemplateCheck, kind: str) -> HttpRe
     repair = named(check.report or {}).get(request.GET.get("which", "repair"))
     if not repair:
         raise Http404("This check has no such repair.")
-    response = HttpResponse(repair["template" if kind == "jinja" else "diff"], content_type="text/plain; charset=utf-8")
+    return _file(repair, kind)
+
+
+@reads_check
+def marks_file(request: HttpRequest, check: TemplateCheck, kind: str) -> HttpResponse:
+    """The template with generation tags, or the diff that places them, as a file."""
+    marks = (check.report or {}).get("marks")
+    if not marks:
+        raise Http404("This check has no verified generation tags.")
+    return _file(marks, kind)
+
+
+def _file(change: Mapping[str, Any], kind: str) -> HttpResponse:
+    response = HttpResponse(change["template" if kind == "jinja" else "diff"], content_type="text/plain; charset=utf-8")
     name = "chat_template.jinja" if kind == "jinja" else "chat_template.diff"
     response["Content-Disposition"] = f'attachment; filename="{name}"'
     return response

@@ -1,6 +1,7 @@
 """Chat templates: render in a sandbox, check, repair. Pure: knows neither storage nor the web."""
 
 from rollouts.chat_templates.checks import check, is_prefix_preserving
+from rollouts.chat_templates.marks import Marks, find_marks, with_marks
 from rollouts.chat_templates.render import Conversation, Provenance, TemplateRenderer, renderer
 from rollouts.chat_templates.repair import Repair, find_repair, with_repair
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
@@ -13,14 +14,17 @@ __all__ = [
     "Check",
     "CheckReport",
     "Conversation",
+    "Marks",
     "Provenance",
     "Purpose",
     "Repair",
     "Status",
     "TemplateRenderer",
     "check",
+    "find_marks",
     "find_repair",
     "is_prefix_preserving",
     "renderer",
+    "with_marks",
     "with_repair",
 ]

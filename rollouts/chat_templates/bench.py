@@ -67,7 +67,7 @@ class Bench:
 
     def sides(self, *conversations: Conversation) -> list[Side]:
         """The renders of conversations. Raises :class:`NotYet`, with all of them noted."""
-        keys = [_key(conversation) for conversation in conversations]
+        keys = [key_of(conversation) for conversation in conversations]
         missing = [n for n, key in enumerate(keys) if key not in self._sides]
         for n in missing:
             self._wanted[keys[n]] = conversations[n]
@@ -107,7 +107,8 @@ class Bench:
         return [answers[n] for n in range(len(judges))]
 
 
-def _key(conversation: Conversation) -> str:
+def key_of(conversation: Conversation) -> str:
+    """What tells conversations apart."""
     return json.dumps(
         [list(conversation.messages), conversation.tools, conversation.kwargs, conversation.add_generation_prompt],
         default=list,

@@ -10,7 +10,7 @@ from rollouts.chat_templates.bench import Bench
 from rollouts.chat_templates.compare import Side
 from rollouts.chat_templates.facts import raised, stop_text, unsupported
 from rollouts.chat_templates.forms import CALC, user
-from rollouts.chat_templates.masks import overrun
+from rollouts.chat_templates.masks import merged, overrun
 from rollouts.chat_templates.report import Check, Purpose, Status
 from rollouts.tito.trajectory import Message
 
@@ -76,7 +76,7 @@ def _assistants(messages: Sequence[Message]) -> list[int]:
 
 def _fault(whole: Side, prompts: Sequence[Side], histories: Sequence[Side], stop: str | None) -> tuple[str, int | None]:
     """The first span that does not fit, in a sentence, with the template line."""
-    text, spans = whole.text, list(whole.provenance.spans)
+    text, spans = whole.text, merged(whole.provenance.spans)
     if len(spans) != len(prompts):
         line = whole.provenance.line_at(spans[-1][0]) if spans else None
         return f"{len(prompts)} assistant messages have {len(spans)} marked spans.", line

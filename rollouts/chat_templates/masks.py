@@ -33,6 +33,17 @@ def transformers_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, 
     return mask
 
 
+def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in order, those that touch as one and empty ones left out."""
+    found: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if found and start == found[-1][1]:
+            found[-1] = (found[-1][0], stop)
+        elif stop > start:
+            found.append((start, stop))
+    return found
+
+
 def exact_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, int]]) -> Mask:
     """The mask ``[T]`` of the tokens that lie wholly inside a span."""
     ids, offsets = codec.encode_offsets(text)
@@ -42,12 +53,16 @@ def exact_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, int]]) 
     return mask
 
 
+def overlap_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, int]]) -> Mask:
+    """The mask ``[T]`` of the tokens that share a character with a span."""
+    _, offsets = codec.encode_offsets(text)
+    return np.array([any(a < stop and start < b for a, b in spans) for start, stop in offsets], dtype=np.bool_)
+
+
 def overrun(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, int]]) -> int:
     """How many tokens ``transformers`` puts under the gradient that lie in no span."""
     mask = transformers_mask(codec, text, spans)
-    _, offsets = codec.encode_offsets(text)
-    outside = [not any(a < stop and start < b for a, b in spans) for start, stop in offsets]
-    return int(np.sum(mask & np.array(outside, dtype=np.bool_)))
+    return int(np.sum(mask & ~overlap_mask(codec, text, spans)))
 
 
 def _token_of(offsets: Sequence[tuple[int, int]], char: int) -> int | None:

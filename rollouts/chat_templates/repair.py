@@ -7,21 +7,18 @@ renders byte for byte as before, with and without the generation prompt. A repai
 from __future__ import annotations
 
 import difflib
-import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollouts.chat_templates.bench import Bench
-from rollouts.chat_templates.checks import all_probes, check, make_bench, tito_post_probe
-from rollouts.chat_templates.compare import common_length
+from rollouts.chat_templates.checks import check, make_bench
 from rollouts.chat_templates.edits import edits
-from rollouts.chat_templates.forms import Form
 from rollouts.chat_templates.probes import Probe
-from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer, provenance
+from rollouts.chat_templates.render import TemplateRenderer, TemplateTokenizer
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
 from rollouts.chat_templates.tags import FAR, suspects
+from rollouts.chat_templates.world import Changed, World
 from rollouts.tito.codec import RenderFailed
 
 SECONDS = 15.0
@@ -29,28 +26,7 @@ SECONDS = 15.0
 DEPTH = 3
 """At most this many changed conditions."""
 BEAM = 4
-CANARIES = 12
-"""Conversations that must not change and are rendered first, before the rest of them."""
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A conversation whose render a repair changes."""
-
-    conversation: Conversation
-    before: str
-    after: str
-
-    def to_dict(self) -> dict[str, Any]:
-        conversation = self.conversation
-        return {
-            "messages": list(conversation.messages),
-            "tools": None if conversation.tools is None else list(conversation.tools),
-            "kwargs": dict(conversation.kwargs or {}),
-            "before": self.before,
-            "after": self.after,
-        }
 
 
 @dataclass(frozen=True)
@@ -94,115 +70,6 @@ def unified_diff(before: str, after: str) -> str:
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 
-class _World:
-    """All conversations that a candidate is judged on, and how the original renders them."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.probes = [tito_post_probe(Form(), bench), tito_post_probe(bench.form, bench), *all_probes(bench)]
-        self.conversations: dict[str, Conversation] = {}
-        for probe in self.probes:
-            for conversation in probe.conversations():
-                for k in range(1, len(conversation.messages) + 1):
-                    for prompt in (False, True):
-                        self._add(
-                            replace(conversation, messages=conversation.messages[:k], add_generation_prompt=prompt)
-                        )
-        self._texts: dict[str, dict[str, str | None]] = {}
-        self.original = self.texts(bench.template)
-        self.kept = [key for key, conversation in self.conversations.items() if self._preserved(conversation)]
-        """Keys of the conversations that must not change."""
-
-    def _add(self, conversation: Conversation) -> None:
-        self.conversations.setdefault(_key(conversation), conversation)
-
-    def texts(self, template: str, keys: Iterable[str] | None = None) -> dict[str, str | None]:
-        """The text of conversations, all unless named; None where the template raises. Each is rendered once."""
-        known = self._texts.setdefault(template, {})
-        missing = [key for key in (self.conversations if keys is None else keys) if key not in known]
-        if missing:
-            renderer = TemplateRenderer(self.bench.renderer.tokenizer, template)
-            outcomes = renderer.render_many([self.conversations[key] for key in missing])
-            known.update((key, one.text if one.ok else None) for key, one in zip(missing, outcomes, strict=True))
-        return known
-
-    def _preserved(self, conversation: Conversation) -> bool:
-        """Was the conversation's own history preserved: does each render that ended in an answer begin this one?"""
-        messages = conversation.messages
-        whole = self.original[_key(conversation)]
-        longest = len(messages) + conversation.add_generation_prompt
-        shorter = [
-            self.original[_key(replace(conversation, messages=messages[:k], add_generation_prompt=False))]
-            for k in range(1, longest)
-            if messages[k - 1]["role"] == "assistant"
-        ]
-        return whole is not None and all(text is not None and whole.startswith(text) for text in shorter)
-
-    def failing(self, template: str, probes: Sequence[Probe]) -> list[Probe]:
-        """Probes whose shorter render does not begin the longer."""
-        pairs = [[_key(conversation) for conversation in probe.conversations()] for probe in probes]
-        texts = self.texts(template, dict.fromkeys(key for pair in pairs for key in pair))
-        failed = []
-        for probe, (one, other) in zip(probes, pairs, strict=True):
-            before, after = texts[one], texts[other]
-            if before is None or after is None or not after.startswith(before):
-                failed.append(probe)
-        return failed
-
-    def is_hopeless(self, probe: Probe) -> bool:
-        """Must both renders of a failed probe stay as they are?"""
-        return all(_key(conversation) in self.kept for conversation in probe.conversations())
-
-    def moves(self, template: str, base: str, probes: Sequence[Probe]) -> bool:
-        """Do the two templates render a conversation of these probes differently?"""
-        keys = dict.fromkeys(_key(conversation) for probe in probes for conversation in probe.conversations())
-        one, other = self.texts(template, keys), self.texts(base, keys)
-        return any(one[key] != other[key] for key in keys)
-
-    def keeps(self, template: str) -> bool:
-        """Does everything that was preserved render as before? What gave earlier candidates away is asked first."""
-        for start, stop in ((0, CANARIES), (CANARIES, len(self.kept))):
-            keys = self.kept[start:stop]
-            texts = self.texts(template, keys)
-            for key in keys:
-                if texts[key] != self.original[key]:
-                    self.kept.remove(key)
-                    self.kept.insert(0, key)
-                    return False
-        return True
-
-    def places(self, template: str, probes: Sequence[Probe]) -> list[tuple[int | None, int | None]]:
-        """For each probe the template lines that wrote the two sides of its first difference."""
-        pairs = [probe.conversations() for probe in probes]
-        renderer = TemplateRenderer(self.bench.renderer.tokenizer, template)
-        outcomes = renderer.render_many([one for pair in pairs for one in pair], lines=True)
-        found = []
-        for before, after in zip(outcomes[::2], outcomes[1::2], strict=True):
-            if before.ok and after.ok:
-                char = common_length(before.text, after.text)
-                found.append((provenance(before).line_at(char), provenance(after).line_at(char)))
-            else:
-                found.append((before.line, after.line))
-        return found
-
-    def changed(self, template: str) -> tuple[Changed, ...]:
-        """The conversations that render differently, each once."""
-        texts = self.texts(template)
-        found = []
-        for key, conversation in self.conversations.items():
-            before, after = self.original[key], texts[key]
-            if not conversation.add_generation_prompt and before != after:
-                found.append(Changed(conversation, before or "", after or ""))
-        return tuple(found)
-
-
-def _key(conversation: Conversation) -> str:
-    return json.dumps(
-        [list(conversation.messages), conversation.tools, conversation.kwargs, conversation.add_generation_prompt],
-        default=list,
-    )
-
-
 @dataclass(frozen=True)
 class _Found:
     """Where a search ended."""
@@ -212,7 +79,7 @@ class _Found:
     is_whole: bool = False
 
 
-def _search(world: _World, start: str, goal: Sequence[Probe], until: float, progress: Progress) -> _Found:
+def _search(world: World, start: str, goal: Sequence[Probe], until: float, progress: Progress) -> _Found:
     """Change conditions, fewest first and the likeliest first, until every goal probe passes."""
     failed = world.failing(world.bench.template, world.probes)
     others = [probe for probe in world.probes if probe not in failed]
@@ -280,7 +147,7 @@ def find_repair(
         return None, "The text is kept; only the tokens differ, which no change of the template can mend."
     renderer = TemplateRenderer(tokenizer, report.chat_template)
     bench, _ = make_bench(renderer, report.tools, report.kwargs)
-    world = _World(bench)
+    world = World(bench)
     failing = {probe.name: probe for probe in world.failing(report.chat_template, world.probes)}
     hopeless = {name for name, probe in failing.items() if world.is_hopeless(probe)}
     found: list[Repair] = []
@@ -346,7 +213,7 @@ def _left(report: CheckReport, repair: Repair, hopeless: Collection[str]) -> str
 def _verified(
     tokenizer: TemplateTokenizer | None,
     report: CheckReport,
-    world: _World,
+    world: World,
     candidate: str,
     goals: Collection[str],
     scope: str,

@@ -179,6 +179,10 @@ class CheckReport:
     """A :class:`rollouts.chat_templates.repair.Repair`, once searched and found."""
     repair_detail: str = ""
     """Why there is no repair, or what it leaves broken."""
+    marks: Any = None
+    """:class:`rollouts.chat_templates.marks.Marks`, once looked for and found."""
+    marks_detail: str = ""
+    """Why there are none."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] | None = None
     """Function schemas that the check was asked with."""
@@ -205,6 +209,8 @@ class CheckReport:
             "checks": [check.to_dict(self.chat_template) for check in self.checks],
             "repair": None if self.repair is None else self.repair.to_dict(),
             "repair_detail": self.repair_detail,
+            "marks": None if self.marks is None else self.marks.to_dict(),
+            "marks_detail": self.marks_detail,
         }
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_OPENING = re.compile(r"\{%|\{\{|\{#")
+OPENING = re.compile(r"\{%|\{\{|\{#")
 _TAG = re.compile(r"\{%[-+]?\s*(\w+)")
 _NAME = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?")
 _COMMON = frozenset(
@@ -38,7 +38,7 @@ class Tag:
         return template[self.start : self.stop]
 
 
-def _end(template: str, start: int, closing: str) -> int:
+def tag_end(template: str, start: int, closing: str) -> int:
     """The offset after a tag's closing brace; quoted text inside may hold one that does not count."""
     position, quote = start, ""
     while position < len(template):
@@ -60,13 +60,13 @@ def scan(template: str) -> list[Tag]:
     """All tags and outputs in order; comments are left out, as is what a malformed end hides."""
     tags = []
     position = 0
-    while (opening := _OPENING.search(template, position)) is not None:
+    while (opening := OPENING.search(template, position)) is not None:
         start = opening.start()
         if opening.group() == "{#":
             end = template.find("#}", start)
             position = len(template) if end < 0 else end + 2
             continue
-        position = _end(template, start + 2, "%}" if opening.group() == "{%" else "}}")
+        position = tag_end(template, start + 2, "%}" if opening.group() == "{%" else "}}")
         named = _TAG.match(template, start)
         if opening.group() == "{%" and named is None:
             continue

@@ -9,15 +9,18 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
+from inspector.check_subject import failing_probe
 from inspector.templatetags.check_tags import PROBES
 from rollouts import chat_templates, services, template_checks
 from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks
+from rollouts.tito.trajectory import Request, Step, Trajectory
 
 pytestmark = pytest.mark.django_db
 
@@ -67,12 +70,23 @@ def test_a_repair_is_found_shown_and_handed_out(web: Client, answered: None) -> 
     assert f"The render of {repair['changed_conversations']} conversations changes" in page
 
 
+def test_generation_tags_are_offered_and_handed_out(web: Client, answered: None, tokenizer: Tokenizer) -> None:
+    address, page = ask(web, tokenizer="demo", chat_template=SAFE)
+    marks = TemplateCheck.objects.get().report["marks"]  # type: ignore[index]
+    assert marks["verified"] and 'id="template-marks"' in page and "{% generation %}" in marks["template"]
+    file = web.get(address + "/marks.jinja")
+    assert file.content.decode() == marks["template"] and "attachment" in file["Content-Disposition"]
+    assert web.get(address + "/marks.diff").content.decode() == marks["diff"]
+    other, page = ask(web, tokenizer="demo", chat_template=marks["template"])
+    assert "generation tags of its own" in page and web.get(other + "/marks.jinja").status_code == 404
+
+
 def test_the_repaired_template_is_checked_with_one_press(web: Client, answered: None) -> None:
     ask(web, chat_template=BROKEN)
     template = TemplateCheck.objects.get().report["repair"]["template"]  # type: ignore[index]
     _, page = ask(web, chat_template=template, label="mine, repaired")
     assert "<h1>mine, repaired</h1>" in page
-    assert "Prefix-preserving for tool messages." in page and "data-copy" not in page
+    assert "Prefix-preserving for tool messages." in page and "template-repair" not in page
 
 
 def test_without_a_repair_the_page_says_what_stays_broken(web: Client, answered: None) -> None:
@@ -112,9 +126,16 @@ def test_a_visitor_with_a_link_may_take_the_repair_and_start_nothing(
 def test_an_own_conversation_is_probed_and_goes_through_every_strategy(
     web: Client, answered: None, tokenizer: Tokenizer
 ) -> None:
-    address, page = ask(web, tokenizer="demo", conversation=json.dumps(TALK))
-    assert "Your conversation, strategy by strategy" in page and "fixed_base" in page
-    strategies = web.get(address + ".json").json()["report"]["strategies"]
+    assert "And 3+3?" in web.get("/templates/conversation").content.decode()
+    response = web.post("/templates/conversation", {"tokenizer": "demo", "conversation": json.dumps(TALK)}, follow=True)
+    way, page = response.redirect_chain[-1][0], response.content.decode()
+    address = way.removesuffix("/conversation")
+    assert way == address + "/conversation" and "Behind message 1" in page and "fixed_base" in page
+    assert f'href="{way}"' in web.get(address).content.decode()
+    strategies = web.get(way + ".json").json()["strategies"]
+    assert strategies == web.get(address + ".json").json()["report"]["strategies"]
+    again = web.get(f"/templates/conversation?check={TemplateCheck.objects.get().code}").content.decode()
+    assert "It is 4." in again and "And 3+3?" not in again
     told = {slug for turn in strategies["turns"] for delta in turn["deltas"] for slug in delta["strategies"]}
     assert told | set(strategies["refused"]) >= {"tool_delta", "fixed_base", "per_message", "reconcile"}
     appended = next(d for d in strategies["turns"][0]["deltas"] if "fixed_base" in d["strategies"])
@@ -133,9 +154,11 @@ def test_an_own_conversation_is_probed_and_goes_through_every_strategy(
     ],
 )
 def test_a_conversation_that_is_none_is_told_by_its_line(web: Client, conversation: str, sentence: str) -> None:
-    response = web.post("/templates", {"chat_template": SAFE, "conversation": conversation})
-    assert sentence in response.content.decode() or "This is not JSON" in response.content.decode()
-    assert response.status_code == 400 and not TemplateCheck.objects.exists()
+    for way in ("/templates", "/templates/conversation"):
+        response = web.post(way, {"chat_template": SAFE, "conversation": conversation})
+        page = response.content.decode()
+        assert sentence in page and response.status_code == 400 and not TemplateCheck.objects.exists()
+        assert ("2 ▶ " in page) == ("line 2" in sentence)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +198,38 @@ def test_a_run_leads_to_the_check_of_its_template(web: Client, answered: None, t
     address, _ = ask(web, tokenizer="demo")
     assert web.get(way + "&probe=seam").url == f"{address}#probe-seam"  # type: ignore[attr-defined]
     assert web.get(way + "&probe=%22%3E").url == address  # type: ignore[attr-defined]
+
+
+def test_a_finding_leads_to_the_check_with_the_tools_and_kwargs_of_its_step(
+    web: Client, answered: None, tokenizer: Tokenizer
+) -> None:
+    tools = [{"type": "function", "function": {"name": "calc", "parameters": {}}}]
+    plain = Step(np.arange(3, dtype=np.int32), np.arange(2, dtype=np.int32), request=Request(({"role": "user"},)))
+    tooled = Step(np.arange(5, dtype=np.int32), np.arange(2, dtype=np.int32), request=Request(
+        ({"role": "user"},), tools=tools, chat_template_kwargs={"enable_thinking": False}))  # fmt: skip
+    run = services.create_run(Run.Kind.IMPORT, "mine", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
+    trajectory = services.save_trajectories(run, [Trajectory("a", (plain, tooled))])[0]
+    way = f"/templates?trajectory={trajectory.code}&step=1&probe=tool_append"
+    page = web.get(way).content.decode()
+    assert "enable_thinking" in page and "calc" in page
+    address, _ = ask(web, tokenizer="demo", tools=json.dumps(tools), kwargs=json.dumps({"enable_thinking": False}))
+    assert web.get(way).url == f"{address}#probe-tool_append"  # type: ignore[attr-defined]
+    # The first step had neither, and asks another question.
+    assert web.get(f"/templates?run={run.code}").status_code == 200
+    for odd in ("trajectory=none&step=x", f"trajectory={trajectory.code}&step=99", "run=%00", "step=²"):
+        assert web.get(f"/templates?{odd}").status_code == 200
+
+
+def test_a_link_goes_to_a_probe_that_fails() -> None:
+    probes = {
+        "tool_append": {"purpose": "p", "status": "ok", "decisive": True},
+        "other": {"purpose": "q", "status": "broken", "decisive": True},
+        "tool_append_one_by_one": {"purpose": "p", "status": "broken", "decisive": False},
+        "tool_append_parallel": {"purpose": "p", "status": "broken", "decisive": True},
+    }  # fmt: skip
+    assert failing_probe({"probes": probes}, "tool_append") == "tool_append_parallel"
+    assert failing_probe({"probes": probes}, "other") == "other"
+    assert failing_probe(None, "seam") == "seam"
 
 
 def test_every_probe_that_a_finding_leads_to_exists(web: Client, answered: None, tokenizer: Tokenizer) -> None:

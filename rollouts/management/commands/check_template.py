@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--repair", action="store_true", help="search for the smallest verified change that mends it"
         )
+        parser.add_argument(
+            "--marks", action="store_true", help="place {% generation %} tags that mark exactly what is sampled"
+        )
         parser.add_argument("--all", action="store_true", help="check every registered tokenizer's own chat template")
         parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
 
@@ -69,8 +73,7 @@ class Command(BaseCommand):
             kwargs=_json_text(options["kwargs"]),
             conversation=_json_list(options["conversation"]),
         )
-        if options["repair"]:
-            report = chat_templates.with_repair(tokenizer, report)
+        report = _searched(tokenizer, report, options)
         if options["json"]:
             self.stdout.write(json.dumps(report.to_dict(), ensure_ascii=False))
         else:
@@ -88,8 +91,7 @@ class Command(BaseCommand):
                 if tokenizer.chat_template is None:
                     raise CannotCheck("The tokenizer has no chat template.")
                 report = chat_templates.check(tokenizer, tokenizer.chat_template)
-                if options["repair"]:
-                    report = chat_templates.with_repair(tokenizer, report)
+                report = _searched(tokenizer, report, options)
                 row |= report.to_dict()
                 if not report.prefix_preserving:
                     status = max(status, 1)
@@ -135,6 +137,18 @@ class Command(BaseCommand):
             write(report.repair.diff)
         if report.repair_detail:
             write(report.repair_detail)
+        if report.marks is not None:
+            write("")
+            write(report.marks.diff)
+        if report.marks_detail:
+            write(report.marks_detail)
+
+
+def _searched(tokenizer: LoadedTokenizer | None, report: CheckReport, options: Mapping[str, Any]) -> CheckReport:
+    """The report with what the options have searched for."""
+    if options["repair"]:
+        report = chat_templates.with_repair(tokenizer, report)
+    return chat_templates.with_marks(tokenizer, report) if options["marks"] or options["repair"] else report
 
 
 _LETTER = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "-"}
