@@ -6,6 +6,7 @@ A format is recognised by content. Readers stream; a line that cannot be read is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rollouts.formats import (
     nemo_gym,
@@ -80,8 +81,23 @@ def _look(source: Source) -> tuple[Format | None, str]:
         for one in FORMATS.values():
             if one.detect([value]):
                 return one, ""
-        problem = f"Line {line.number} is JSON, but of no format that is known here."
+        problem = f"Line {line.number} {_unknown(value)}"
     return None, problem
+
+
+def _unknown(value: Any) -> str:
+    """What a value is that was not recognised, and where in it the trajectories may be."""
+    if not isinstance(value, dict):
+        what = "a list" if isinstance(value, list) else "JSON, but no object"
+        return f"is {what}, of no format that is known here."
+    for key, items in value.items():
+        inside = next(
+            (one for one in FORMATS.values() if isinstance(items, list) and items and one.detect(items)), None
+        )
+        if inside is not None:
+            return f"holds a list under {key[:40]!r}: {inside.title}. Write that list alone to a file and import that."
+    shown = ", ".join(key[:40] for key in list(value)[:12]) + ", ..." * (len(value) > 12)
+    return f"is JSON, but of no format that is known here; its keys are: {shown or 'none'}."
 
 
 def read(source: Source, name: str = "auto") -> tuple[Format, Iterator[Trajectory | Rejected]]:

@@ -1,4 +1,4 @@
-"""A file that is one JSON array, cut into its elements without being held: each is then read as if it were a line."""
+"""A file that is one JSON array, or objects over several lines each, cut up without being held: each part is a line."""
 
 from __future__ import annotations
 
@@ -70,3 +70,38 @@ def elements(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
     rest = element()
     if rest or rest is None or (not ended and depth == 1 and found):
         yield rest
+
+
+def objects(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
+    """Each object that stands at the top, one behind the other, None for one longer than ``limit``.
+
+    What is no object comes with the object behind it, or at the end. ``pieces`` may be cut anywhere.
+    """
+    held = bytearray()
+    depth, in_string, skip, too_long = 0, False, False, False
+    for piece in filter(None, pieces):
+        at, kept = int(skip), 0
+        skip = False
+        while match := (_INSIDE if in_string else _DEEP).search(piece, at):
+            byte, at = piece[match.start()], match.end()
+            if byte == 0x22:
+                in_string = not in_string
+            elif byte == 0x5C:
+                at += 1
+                skip = at > len(piece)
+            elif byte in b"[{":
+                depth += 1
+            else:
+                depth = max(depth - 1, 0)
+                if not depth:
+                    held += piece[kept:at]
+                    kept = at
+                    yield None if too_long or len(held) > limit else bytes(held).strip()
+                    held.clear()
+                    too_long = False
+        held += piece[kept:]
+        if len(held) > limit:
+            too_long = True
+            held.clear()
+    if too_long or held.strip():
+        yield None if too_long else bytes(held).strip()

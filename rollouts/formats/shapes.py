@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -37,9 +38,28 @@ def decode(data: bytes | None) -> Any:
     except msgspec.ValidationError as error:
         raise BadLine(f"The line holds a value that cannot be kept: {error}.") from None
     except msgspec.DecodeError as error:
-        raise BadLine(f"The line is not valid JSON: {error}.") from None
+        value = _with_nan(data)
+        if value is None:
+            raise BadLine(f"The line is not valid JSON: {error}.") from None
     if is_deeper(value, MAX_DEPTH):
         raise BadLine(f"The JSON is nested more than {MAX_DEPTH} deep.")
+    return value
+
+
+def _with_nan(data: bytes) -> Any:
+    """The value of a line in which Python wrote NaN or Infinity, which count as null; None when that is not all."""
+    if b"NaN" not in data and b"Infinity" not in data:
+        return None
+    try:
+        return json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
     return value
 
 
@@ -77,14 +97,19 @@ def sequence(value: Any, where: str) -> list[Any]:
 
 
 def ids(value: Any, where: str) -> Ids:
-    """Token ids: integers from 0 to 2147483647. An array was looked over before (``rollouts.formats.prompts``)."""
+    """Token ids: whole numbers from 0 to 2147483647. ``5.0`` is one, because data frames write so.
+
+    An array was looked over before (``rollouts.formats.prompts``).
+    """
     if isinstance(value, np.ndarray):
         return value
     items = sequence(value, where)
     if not items:
         return NO_IDS
     if set(map(type, items)) != {int}:
-        place = next(n for n, item in enumerate(items) if type(item) is not int)
+        place = next((n for n, item in enumerate(items) if not _is_whole(item)), None)
+        if place is None:
+            return ids([int(item) for item in items], where)
         raise BadLine(f"{where} must hold token ids; element {place} is {_name(items[place])}.")
     try:
         array = np.array(items, dtype=np.int64)
@@ -95,6 +120,10 @@ def ids(value: Any, where: str) -> Ids:
         shown = items[place] if abs(items[place]) < 10**20 else "a huge number"
         raise BadLine(f"{where} must hold token ids from 0 to 2147483647; element {place} is {shown}.")
     return array.astype(np.int32)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def optional_ids(value: Any, where: str) -> Ids:
@@ -144,7 +173,8 @@ def text(value: Any, where: str, limit: int) -> str:
     """A short text without control characters that a database column can hold; null and missing count as empty."""
     if value is None:
         return ""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if _is_whole(value):
+        value = int(value)
         value = str(value) if abs(value) < 10**30 else "x" * (limit + 1)
     if not isinstance(value, str):
         raise BadLine(f"{where} must be a text, not {_name(value)}.")

@@ -12,7 +12,7 @@ from typing import IO, Any, BinaryIO, Literal
 
 import zstandard
 
-from rollouts.formats.json_array import ARRAY, elements
+from rollouts.formats.json_array import ARRAY, elements, objects
 
 MAX_LINE_BYTES = 128 << 20
 """A longer line is rejected without being held. A rollout of 200 turns that repeats a 100k-token prompt fits."""
@@ -38,7 +38,7 @@ class Line:
     """One line that is not blank."""
 
     number: int
-    """1-based. In a file that is one JSON array it counts the array's elements."""
+    """1-based. In a file that is one JSON array, or objects over several lines each, it counts these."""
     data: bytes | None
     """None = longer than ``MAX_LINE_BYTES``."""
 
@@ -53,7 +53,7 @@ class Source:
         self._opener = opener
         self._raw: BinaryIO | None = None
         self.is_document = False
-        """The file is one JSON value over many lines; it is given as line 1, and has the limit of a line."""
+        """The file is JSON objects over many lines; each is given as a line and has the limit of one."""
         self.on_line: Callable[[], None] = _nothing
         """Called before each line: whoever reads may look at the clock, or raise to stop."""
 
@@ -99,6 +99,8 @@ class Source:
         if head.startswith(b"PK\x03\x04"):
             what = "a PyTorch file (a pickle inside a zip)" if b".pkl" in head or b"/data" in head else "a zip archive"
             raise FileRefused(f"{self.name} is {what}. " + (CONVERT if "PyTorch" in what else "Unpack it first."))
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise FileRefused(f"{self.name} is UTF-16 text. Save it as UTF-8.")
         if head.startswith((b"\x93NUMPY", b"\x89HDF")) or b"\0" in head:
             raise FileRefused(f"{self.name} is a binary file of no format that can be read.")
         return "plain"
@@ -120,8 +122,9 @@ class Source:
             return
         with self.open() as stream:
             if self.is_document:
-                whole = self._read_whole(stream, limit + 1)
-                yield Line(1, whole if len(whole) <= limit else None)
+                first = self._readline(stream, 1 << 20).removeprefix(b"\xef\xbb\xbf")
+                found = objects(self._pieces(first, stream), limit)
+                yield from (Line(n, data) for n, data in enumerate(found, start=1))
                 return
             number = 0
             first = self._readline(stream, min(limit + 1, 1 << 20))
@@ -163,15 +166,6 @@ class Source:
             yield piece
             self.on_line()
             piece = self._readline(stream, 1 << 20)
-
-    def _read_whole(self, stream: IO[bytes], limit: int) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        while size < limit and (piece := self._readline(stream, 1 << 20)):
-            pieces.append(piece)
-            size += len(piece)
-            self.on_line()
-        return b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
 
     def _readline(self, stream: IO[bytes], limit: int) -> bytes:
         try:

@@ -184,7 +184,9 @@ def _sft(value: Any, number: int) -> Trajectory:
     kept = np.ones(len(ids), dtype=np.bool_) if attention is None else shapes.mask(attention, "attention_mask")
     if len(kept) != len(ids):
         raise BadLine(f"attention_mask has {len(kept)} elements for {len(ids)} input_ids.")
-    wrong = [n for n, label in enumerate(labels) if type(label) is not int or label not in (_IGNORED, int(ids[n]))]
+    wrong = [
+        n for n, label in enumerate(labels) if type(label) not in (int, float) or label not in (_IGNORED, int(ids[n]))
+    ]
     if wrong:
         raise BadLine(f"labels must be -100 or the token's own id; element {wrong[0]} is neither.")
     mask = np.array([label != _IGNORED for label in labels], dtype=np.bool_)

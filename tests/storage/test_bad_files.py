@@ -1,0 +1,84 @@
+"""Changed files of every format through a whole import: whole trajectories or a sentence, never anything else.
+
+``INSPECTOR_TEST_MUTATIONS=10000`` imports so many files of every format instead of a few.
+"""
+
+import gzip
+import json
+import logging
+import os
+import random
+from typing import Any
+
+import pytest
+import zstandard
+
+from rollouts import selectors, services
+from rollouts.diagnosis import findings_for
+from rollouts.formats import Source
+from rollouts.models import Finding, Row, RowTokens, Run, Step, StepTokens, Tokenizer, Trajectory
+from tests.formats.test_formats import jsonl
+from tests.formats.test_mutations import EXAMPLES, mutate_bytes, mutate_value, places
+
+pytestmark = pytest.mark.django_db
+
+FILES = int(os.environ.get("INSPECTOR_TEST_MUTATIONS", "24"))
+AT_ONCE = 50
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer: Any) -> Tokenizer:
+    return services.find_tokenizer(str(tiny_tokenizer))
+
+
+def changed_file(rng: random.Random, name: str, n: int) -> Source:
+    values = [json.loads(json.dumps(EXAMPLES[name])) for _ in range(rng.randint(1, 3))]
+    for _ in range(rng.randint(0, 3)):
+        target = rng.choice(values)
+        if places(target):
+            mutate_value(rng, target)
+    data = jsonl(*values)
+    if rng.random() < 0.3:
+        data = json.dumps(values, indent=rng.choice([None, 2])).encode()
+    if rng.random() < 0.4:
+        data = mutate_bytes(rng, data)
+    pack = rng.random()
+    if pack < 0.2:
+        data = gzip.compress(data) if pack < 0.1 else zstandard.compress(data)
+        if rng.random() < 0.5:
+            data = mutate_bytes(rng, data)
+    return Source.of_bytes(data, f"{n}.jsonl")
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_changed_files_leave_whole_trajectories_or_a_sentence(
+    name: str, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(f"files {name}")
+    caplog.set_level(logging.ERROR)
+    for done in range(0, FILES, AT_ONCE):
+        files = [changed_file(rng, name, done + n) for n in range(min(AT_ONCE, FILES - done))]
+        run = services.create_run(Run.Kind.IMPORT, name, tokenizer=tokenizer if rng.random() < 0.8 else None)
+        services.import_files(run, files, rng.choice(["auto", "auto", name]), judge=findings_for)
+        check(run, [file.name for file in files])
+        assert not caplog.records
+        services.delete_run(run)
+    for model in (Trajectory, Step, StepTokens, Row, RowTokens, Finding):
+        assert not model.objects.exists()
+
+
+def check(run: Run, names: list[str]) -> None:
+    assert run.status in (Run.Status.DONE, Run.Status.FAILED), run.status
+    assert run.status == Run.Status.DONE or run.error.startswith("Nothing was imported. "), run.error
+    rejections = list(run.rejections.all())
+    assert len(rejections) == run.n_rejected
+    for one in rejections:
+        assert one.file in names and one.reason.strip()[-1] in ".`" and "Traceback" not in one.reason, one.reason
+    assert not Finding.objects.filter(run=run, evidence__startswith="The diagnosis itself failed").exists()
+    stored = list(run.trajectories.order_by("index"))
+    assert [one.index for one in stored] == list(range(len(stored)))
+    assert len(stored) == run.n_trajectories
+    for one in stored:
+        value = selectors.load_trajectory(one)
+        assert len(value.steps) == one.n_steps == StepTokens.objects.filter(step__trajectory=one).count()
+        assert one.status == Trajectory.Status.DONE and one.n_rows == one.rows.count()
