@@ -26,6 +26,8 @@ CONVERT = (
     "with `python manage.py convert_pickle IN OUT`, and import what that writes."
 )
 
+_DAMAGE = (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError, OSError)
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 Kind = Literal["plain", "gzip", "zstd", "parquet"]
 
 
@@ -88,32 +90,29 @@ class Source:
             head = raw.read(4096)
         if not head:
             raise FileRefused(f"{self.name} is empty.")
-        if head.startswith(b"\x1f\x8b"):
-            return "gzip"
-        if head.startswith(b"\x28\xb5\x2f\xfd"):
-            return "zstd"
+        if head.startswith(_PACKED):
+            return "gzip" if head.startswith(_PACKED[0]) else "zstd"
         if head.startswith(b"PAR1"):
             return "parquet"
-        if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-            raise FileRefused(f"{self.name} is a pickle. {CONVERT}")
-        if head.startswith(b"PK\x03\x04"):
-            what = "a PyTorch file (a pickle inside a zip)" if b".pkl" in head or b"/data" in head else "a zip archive"
-            raise FileRefused(f"{self.name} is {what}. " + (CONVERT if "PyTorch" in what else "Unpack it first."))
-        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise FileRefused(f"{self.name} is UTF-16 text. Save it as UTF-8.")
-        if head.startswith((b"\x93NUMPY", b"\x89HDF")) or b"\0" in head:
-            raise FileRefused(f"{self.name} is a binary file of no format that can be read.")
+        _refuse_binary(head, self.name)
         return "plain"
 
     def open(self) -> IO[bytes]:
         """The plain bytes. A compressed file that grows beyond the limits raises :class:`FileRefused` when it does."""
         kind = self.kind()
         self._raw = raw = self._opener()
-        if kind == "gzip":
-            return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=raw), raw, self.name), 1 << 20)
-        if kind == "zstd":
-            return io.BufferedReader(_Bounded(_Zstd(raw), raw, self.name), 1 << 20)
-        return raw
+        if kind == "plain":
+            return raw
+        inside = gzip.GzipFile(fileobj=raw) if kind == "gzip" else _Zstd(raw)
+        stream = io.BufferedReader(_Bounded(inside, raw, self.name), 1 << 20)
+        try:
+            head = stream.peek(4096)[:4096]
+        except _DAMAGE as error:
+            raise FileRefused(f"{self.name} is damaged or cut off: {error}.") from error
+        if head.startswith((*_PACKED, b"PAR1")):
+            raise FileRefused(f"{self.name} holds another packed file. Unpack it once, and import what comes out.")
+        _refuse_binary(head, self.name)
+        return stream
 
     def lines(self, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
         """Every line that is not blank."""
@@ -170,8 +169,21 @@ class Source:
     def _readline(self, stream: IO[bytes], limit: int) -> bytes:
         try:
             return stream.readline(limit)
-        except (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError, OSError) as error:
+        except _DAMAGE as error:
             raise FileRefused(f"{self.name} is damaged or cut off: {error}.") from error
+
+
+def _refuse_binary(head: bytes, name: str) -> None:
+    """Raises :class:`FileRefused` when a file begins as what is never read."""
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise FileRefused(f"{name} is a pickle. {CONVERT}")
+    if head.startswith(b"PK\x03\x04"):
+        what = "a PyTorch file (a pickle inside a zip)" if b".pkl" in head or b"/data" in head else "a zip archive"
+        raise FileRefused(f"{name} is {what}. " + (CONVERT if "PyTorch" in what else "Unpack it first."))
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FileRefused(f"{name} is UTF-16 text. Save it as UTF-8.")
+    if head.startswith((b"\x93NUMPY", b"\x89HDF")) or b"\0" in head:
+        raise FileRefused(f"{name} is a binary file of no format that can be read.")
 
 
 def _nothing() -> None:

@@ -1,12 +1,15 @@
 """Files as users have them: the same content in another dress is read alike, or refused with a sentence that helps."""
 
+import gzip
 import json
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 from rollouts.formats import FileRefused
 from rollouts.formats.json_array import objects
@@ -108,6 +111,9 @@ def test_objects_over_several_lines_are_read_one_by_one() -> None:
         (b'{"a": 1, "b": 2}', "its keys are: a, b."),
         (json.dumps(GYM).encode("utf-16"), "UTF-16 text. Save it as UTF-8."),
         (b"a,b\n1,2\n", "not valid JSON"),
+        (gzip.compress(pickle.dumps({"a": 1})), "is a pickle. Pickles can run code"),
+        (zstandard.compress(b"\0" * 100), "is a binary file"),
+        (gzip.compress(gzip.compress(jsonl(GYM))), "holds another packed file. Unpack it once"),
     ],
 )
 def test_what_is_refused_says_the_way_out(data: bytes, says: str) -> None:
