@@ -48,6 +48,8 @@ def subject(params: QueryDict) -> Subject | None:
     With ``rows=1`` the template is that of the run's rows.
     """
     code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
+    if not code and not run_code:
+        return None
     trajectory = Trajectory.objects.filter(code=code).first() if code else None
     run = _runs().filter(pk=trajectory.run_id).first() if trajectory else _runs().filter(code=run_code).first()
     if run is None:
