@@ -82,6 +82,7 @@ class TransformersEngine:
     def has_unfinished(self) -> bool:
         return bool(self._waiting or self._n_live)
 
+    @torch.inference_mode()  # moves what a step wrote
     def abort(self, request_id: str) -> None:
         for request in self._waiting:
             if request.request_id == request_id:

@@ -154,11 +154,15 @@ class EngineThread:
             except RequestRefused as error:
                 del live[one.request.request_id]
                 one.future.set_exception(error)
+        dropped = 0
         for request_id in aborted:
             one_live = live.pop(request_id, None)
             if one_live is not None:
                 engine.abort(request_id)
                 one_live.future.cancel()
+                dropped += 1
+        if dropped:
+            log.info("requests dropped name=%s n=%d left=%d", self._name, dropped, len(live))
         if not live:
             return
         if not engine.has_unfinished():

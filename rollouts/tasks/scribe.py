@@ -76,7 +76,7 @@ class Scribe:
         from django.db import connection
 
         ours, theirs = Pipe()
-        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(
             path for path in (str(settings.BASE_DIR), os.environ.get("PYTHONPATH", "")) if path
         )

@@ -115,3 +115,22 @@ def test_a_warm_cache_changes_nothing(engine: Engine, reference: Any) -> None:
             expected = torch.log_softmax(logits, dim=1).gather(1, chosen)[:, 0].numpy()
             np.testing.assert_allclose(generation.logprobs, expected, atol=2e-3)
             streams[name] = np.concatenate([ids, generation.completion_ids, ids_array([3, 5, 7 + turn])])
+
+
+def test_an_abort_leaves_the_others_as_they_were(engine: Engine) -> None:
+    # Longer than what an engine makes room for at first: its cache has grown when the aborts come.
+    requests = [
+        GenerationRequest(str(n), prompt(30 + n, 300), Sampling(temperature=0, max_tokens=20)) for n in range(4)
+    ]
+    expected = run(engine, requests)
+    for one in requests:
+        engine.add(one)
+    done = {}
+    for name in ("0", "2"):
+        for _ in range(3):
+            done.update((generation.request_id, generation) for generation in engine.step())
+        engine.abort(name)
+    done.update(run(engine, []))
+    assert set(done) == {"1", "3"}
+    for name in done:
+        assert done[name].completion_ids.tolist() == expected[name].completion_ids.tolist()

@@ -1,0 +1,117 @@
+"""Pages of work under way: a stopped run resumed, strategies replayed, a trajectory that a real worker goes on with."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from rollouts import launch as launching
+from rollouts import models, selectors, services
+from rollouts.launch import LaunchForm
+from rollouts.tasks import launch as work
+from rollouts.tasks import replays, run_state
+from tests.conftest import wait_until
+from tests.web.trajectory_samples import Maker
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def engines(tiny_tokenizer: Path) -> Iterator[None]:
+    yield
+    work.close_engines()
+
+
+def test_a_run_that_stopped_is_resumed_by_its_button(
+    open_page: Open, engines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordered: list[int] = []
+    monkeypatch.setattr(work.run_rollouts, "apply_async", lambda ids, **_: ordered.extend(ids))
+    run = launching.launch(LaunchForm(prompts=3, group=1, seed=2), enqueue=False)
+    run_state.fail(run, "The engine broke.")
+    page = open_page(f"/runs/{run.code}")
+    assert "The engine broke." in page.inner_text("#run-live")
+    page.click("#resume")
+    page.wait_for_selector("#run-live .status-queued")
+    assert ordered == [run.pk] and not page.is_visible("#resume")
+    work.work_on(run.pk)
+    page.wait_for_selector("#run-live .status-done")
+    run.refresh_from_db()
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 3, 0)
+
+
+def test_strategies_appear_when_a_worker_has_replayed_them_and_two_are_compared(
+    open_page: Open, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(replays.replay_trajectory, "delay", asked.append)
+    whole = make.conversation("a")
+    # Cut by a limit: one end-of-sequence token is put behind it by one of the strategies alone.
+    cut = replace(whole.steps[-1], completion_ids=whole.steps[-1].completion_ids[:-1], logprobs=None)
+    stored = make.run([replace(whole, steps=(*whole.steps[:-1], cut))]).trajectories.get()
+    page = open_page(f"/trajectories/{stored.code}")
+    page.click("nav >> text=Strategies")
+    page.wait_for_selector("#strategies .status-queued")
+    (replay,) = asked
+    replays.replay_trajectory(replay)
+    page.wait_for_selector("#strategies table.strategies")
+    assert page.locator("#strategies[hx-trigger]").count() == 0
+    page.select_option("#pair-left", "tool_delta")
+    page.select_option("#pair-right", "single_message")
+    page.click("button:has-text('Compare')")
+    page.wait_for_url("**right=single_message**")
+    assert page.locator("#sides td.right i.o4").count() == 1
+    assert page.locator("#sides td.left i.o4").count() == 0
+    page.keyboard.press("n")
+    expect(page.locator("#pane-status")).to_have_text(re.compile(r"difference 1 of [1-9]"))
+
+
+def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
+    open_page: Open, celery_worker_process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    worker = celery_worker_process("engine.demo")
+    run = launching.launch(LaunchForm(prompts=64, group=1, temperature=0.0, seed=3))
+    going_on: list[models.Trajectory] = []
+
+    def is_held_in_the_middle_of_one() -> bool:
+        """Hold the worker and its scribe while a trajectory has called a tool and has yet to answer."""
+        if not run.trajectories.filter(status="running", n_steps=1).exists():
+            return False
+        os.killpg(worker.pid, signal.SIGSTOP)
+        for record in run.trajectories.filter(status="running", n_steps=1):
+            (step,) = selectors.load_trajectory(record).steps
+            if (step.reply or {}).get("tool_calls"):
+                going_on.append(record)
+                return True
+        os.killpg(worker.pid, signal.SIGCONT)
+        return False
+
+    wait_until(is_held_in_the_middle_of_one, 120, "a trajectory waits for its second step")
+    (record,) = going_on
+    try:
+        page = open_page(f"/trajectories/{record.code}")
+        assert "running" in page.inner_text(".facts")
+        turns = page.locator("#pane .turn-head").count()
+        page.evaluate("() => { window.kept = true; }")
+    finally:
+        os.killpg(worker.pid, signal.SIGCONT)
+    page.wait_for_selector("#live:not([hx-trigger])", state="attached", timeout=120_000)
+    assert page.evaluate("() => window.kept") is True
+    assert page.locator("#pane .turn-head").count() > turns > 0
+    record.refresh_from_db()
+    assert record.status == "done" and record.n_steps > 1
+    drawn = page.evaluate("() => [...document.querySelectorAll('#pane .toks')].map((box) => box.textContent).join('')")
+    assert run.tokenizer is not None
+    stream = selectors.load_trajectory(record).steps[-1].stream
+    assert drawn == launching.tokenizers.load(run.tokenizer.path).decode(stream)
+    services.cancel_run(run)
