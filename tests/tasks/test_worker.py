@@ -143,11 +143,11 @@ def test_two_workers_on_two_queues_share_the_trajectories_of_one_run(celery_work
         run_rollouts.apply_async((warm.pk,), queue=queue)
         wait_until(lambda warm=warm: _ended(warm), 240, "the first small run has ended")  # type: ignore[misc]
     before = _sampled_by_worker()
-    run = launch(LaunchForm(prompts=30, group=4, seed=4), enqueue=False)
+    run = launch(LaunchForm(prompts=60, group=4, seed=4), enqueue=False)
     for queue in queues:
         run_rollouts.apply_async((run.pk,), queue=queue)
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 240, 0)
     assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
     _check_streams(run)
 
