@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -49,7 +51,9 @@ def servers(
                    "--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(64 << 20),
                    "--block-size", "32", "--logprobs-mode", "processed_logprobs", *options]  # fmt: skip
         with (folder / f"{port}.log").open("wb") as file:
-            processes[name] = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+            processes[name] = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
         urls[name] = f"http://127.0.0.1:{port}"
     try:
         for name, process in processes.items():
@@ -62,11 +66,11 @@ def servers(
         for process in processes.values():
             process.terminate()
         for process in processes.values():
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(30)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its engine is a process of its own, and may be left behind
+            process.wait(30)
 
 
 def ended_or_healthy(process: subprocess.Popen[bytes], url: str) -> bool:
