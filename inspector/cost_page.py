@@ -1,4 +1,4 @@
-"""`/runs/<code>/cost`: what the findings of a run cost, by kind, by step and along the run."""
+"""`/runs/<code>/cost`: what the findings of a run cost, by kind, by step and along the run; and other strategies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from inspector.access import reads_run
 from inspector.api import page
 from inspector.run_data import run_facts
 from inspector.run_figures import cost_of
+from inspector.run_strategies import strategies_of
 from inspector.trajectory_data import kind_words
 from rollouts.models import Run
 from rollouts.selectors.figures import KindCost, slice_size
@@ -69,6 +70,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         "by_step": [{"step": step, "trajectories": n} for step, n in found.spread.by_step],
         "steps_beyond": found.spread.steps_beyond,
         "along": [{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
+        "strategies": strategies_of(run),
     }
     step_bars = _bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in found.spread.by_step])
     slice_bars = _bars(

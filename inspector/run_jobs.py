@@ -68,6 +68,8 @@ def for_page(sentence: str) -> str:
 def _what(job: Job) -> str:
     if job.kind == Job.Kind.DIAGNOSE:
         return "Judged again"
+    if job.kind == Job.Kind.REPLAY:
+        return "Replayed under every strategy"
     options = job.options
     parts = [f"Export as {options.get('format', 'own_jsonl').replace('_', ' ')}"]
     if options.get("strategy"):
@@ -97,6 +99,10 @@ def _sentence(job: Job) -> str:
         if job.status == Job.Status.CANCELLED:
             return f"Cancelled after {done}: these have new findings, the others keep the old ones."
         return f"{job.n_done:,} trajectories judged."
+    if job.kind == Job.Kind.REPLAY:
+        if job.status == Job.Status.CANCELLED:
+            return f"Cancelled after {done}; nothing is shown of it."
+        return f"{job.n_done:,} trajectories replayed; the cost page shows what each strategy would have made of them."
     if job.status == Job.Status.CANCELLED:
         return f"Cancelled after {done}; there is no file."
     return f"{job.n_written:,} written." if is_offered(job) else "Its file has expired. Export it again."

@@ -151,6 +151,7 @@ def _line(
         **one,
         "name": one["strategy"].replace("_", " "),
         "is_own": one["strategy"] == trajectory.run.strategy,
+        "share": f"{100 * one['trained_share']:.1f} %",
         "place": "" if place is None else f"step {place['step']}, token {place['offset']:,}",
         "place_url": url,
         "is_right": one["strategy"] == params.get("right"),

@@ -50,6 +50,7 @@ urlpatterns = [
     path("runs/<code:code>/cancel", runs.cancel, name="run-cancel"),
     path("runs/<code:code>/resume", runs.resume, name="run-resume"),
     *twins("runs/<code:code>/cost", cost, name="run-cost"),
+    *twins("runs/<code:code>/replay", run_work.replay, name="run-replay"),
     *twins("runs/<code:code>/diagnose", run_work.diagnose, name="run-diagnose"),
     path("runs/<code:code>/export", run_work.export, name="run-export"),
     *twins("runs/<code:code>/exports", run_work.begin_export, name="run-exports"),

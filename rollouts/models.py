@@ -395,13 +395,16 @@ class ReplayRows(models.Model):
 
 
 class Job(models.Model):
-    """Work on a run that has ended, done by a worker: its judgement anew, or a file of it. The row is the result."""
+    """Work on a run that has ended, done by a worker: its judgement anew, a file of it, or what other strategies would
+    have made of it. The row is the result."""
 
     class Kind(models.TextChoices):
         DIAGNOSE = "diagnose"
         """Every finished trajectory is judged anew."""
         EXPORT = "export"
         """The run is written to a file, ``options`` says how."""
+        REPLAY = "replay"
+        """Every strategy is replayed over every finished trajectory, ``report`` adds up what each would have made."""
 
     class Status(models.TextChoices):
         QUEUED = "queued"
@@ -424,6 +427,7 @@ class Job(models.Model):
     n_written = models.PositiveIntegerField(default=0, help_text="Of an export: rows or trajectories in the file.")
     bytes_written = models.PositiveBigIntegerField(default=0)
     notes = models.JSONField(default=list, help_text="Sentences about what was left out.")
+    report = models.JSONField(null=True, help_text="Of a replay: figures so far, in the end of the whole run.")
     cancel_requested = models.BooleanField(default=False)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(auto_now_add=True)

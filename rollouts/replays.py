@@ -4,13 +4,15 @@ changes."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from django.db import IntegrityError, transaction
+from django.db.models import Count, QuerySet, Sum
 from django.utils import timezone
 
 from rollouts import chat_templates, models, selectors, tokenizers
@@ -19,11 +21,12 @@ from rollouts.parsing import parser as response_parser
 from rollouts.tito.codec import RenderFailed
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import Replay as Made
-from rollouts.tito.strategies.replay import replay, with_replies
+from rollouts.tito.strategies.replay import lacks_reply, replay_many, with_replies
 from rollouts.tito.trajectory import Origin, Row
 from rollouts.tito.trajectory import Trajectory as Value
+from rollouts.tokenizers.pieces import PieceEncoder
 
-VERSION = 2
+VERSION = 3
 """Raise it when a strategy makes other rows than before: what is stored is then made anew."""
 
 STEPS_MOST = 500
@@ -32,6 +35,9 @@ FORWARDED_MOST = 8_000_000
 
 FORGOTTEN_AFTER = timedelta(minutes=10)
 """A replay that takes longer was lost with its worker; whoever opens the page then sends another one."""
+
+RUN_BATCH = 20
+"""Trajectories of a run that are loaded at once."""
 
 KEPT_MOST = 3_000_000
 """Tokens of one strategy's rows that are stored for the comparison; beyond it only the figures are."""
@@ -139,14 +145,105 @@ def _replayed(record: Trajectory) -> list[Made]:
             f"manage.py replay {record.code}"
         )
     context, loaded = context_of(record.run)
-    complete = complete_replies(value, loaded)
-    return [replay(complete, strategy, context) for strategy in STRATEGIES.values()]
+    (made,) = replay_many([complete_replies(value, loaded)], list(STRATEGIES.values()), context)
+    return made
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+MOST_REASONS = 3
+"""Sentences of a strategy's refusals that are kept."""
+
+
+def run_key(run: Run) -> str:
+    """Of all that the replay of a run follows from."""
+    parts = (
+        VERSION, sorted(STRATEGIES), run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens,
+        run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def finished(run: Run) -> QuerySet[Trajectory]:
+    """The trajectories of a run that a replay goes through, in order."""
+    return run.trajectories.filter(status=Trajectory.Status.DONE).order_by("index")
+
+
+def new_report(run: Run) -> dict[str, Any]:
+    """The figures of a run before any trajectory of it was replayed, and what its rows are as they are stored."""
+    rows = models.Row.objects.filter(trajectory__in=finished(run).values("pk"))
+    stored = rows.aggregate(rows=Count("pk"), tokens=Sum("n_tokens"), trained=Sum("n_trained"))
+    return {
+        "key": run_key(run),
+        "recorded": {"rows": stored["rows"], "tokens": stored["tokens"] or 0, "trained": stored["trained"] or 0},
+        "strategies": [
+            {"strategy": slug, "trajectories": 0, "refused": 0, "why": {}, **dict.fromkeys(_SUMMED, 0), "differing": 0}
+            for slug in STRATEGIES
+        ],
+    }
+
+
+_SUMMED = {
+    "rows": "rows_count", "tokens": "tokens", "trained": "trained_tokens", "sampled": "sampled_tokens",
+    "lost": "lost_tokens", "repaid": "prompt_tokens_repaid",
+}  # fmt: skip
+"""Figure of a run -> the figure of a trajectory that it adds up."""
+
+
+def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[int]:
+    """Replay every strategy over the finished trajectories behind the index ``after``, adding them to the report.
+
+    Gives the index of each one that is in it. What stands in the way of a trajectory counts as refused.
+    """
+    try:
+        context, loaded = context_of(run)
+    except CannotReplay as error:
+        for record in finished(run).filter(index__gt=after).iterator(RUN_BATCH):
+            _add(report, [Made(slug, refused=str(error)) for slug in STRATEGIES])
+            yield record.index
+        return
+    pending: deque[Trajectory] = deque()
+
+    def values() -> Iterator[Value]:
+        for record, value in loaded_trajectories(finished(run).filter(index__gt=after)):
+            pending.append(record)
+            yield complete_replies(value, loaded)
+
+    for made in replay_many(values(), list(STRATEGIES.values()), context):
+        record = pending.popleft()
+        _add(report, made)
+        yield record.index
+
+
+def loaded_trajectories(records: QuerySet[Trajectory]) -> Iterator[tuple[Trajectory, Value]]:
+    """Records with their values, some at a time."""
+    pile: list[Trajectory] = []
+    for record in records.iterator(RUN_BATCH):
+        pile.append(record)
+        if len(pile) == RUN_BATCH:
+            yield from zip(pile, selectors.load_trajectories(pile), strict=True)
+            pile = []
+    yield from zip(pile, selectors.load_trajectories(pile), strict=True)
+
+
+def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
+    for line, one in zip(report["strategies"], made, strict=True):
+        line["trajectories"] += 1
+        if one.refused:
+            line["refused"] += 1
+            if one.refused in line["why"] or len(line["why"]) < MOST_REASONS:
+                line["why"][one.refused] = line["why"].get(one.refused, 0) + 1
+            continue
+        of_one = figures(one)
+        for name, figure in _SUMMED.items():
+            line[name] += of_one[figure]
+        line["differing"] += one.differs_at is not None
 
 
 def context_of(
     run: Run, path: str = "", chat_template: str | None = None
 ) -> tuple[Context, tokenizers.LoadedTokenizer]:
-    """What the strategies of a run share; ``path`` and ``chat_template`` stand in for the run's own.
+    """What the strategies of a run share, for one thread; ``path`` and ``chat_template`` stand in for the run's own.
 
     Raises :class:`CannotReplay` with a sentence.
     """
@@ -161,15 +258,18 @@ def context_of(
     text = chat_template or (run.chat_template.text if run.chat_template is not None else loaded.chat_template)
     if text is None:
         raise CannotReplay("The run has no chat template, and strategies render: name one with --chat-template FILE.")
-    context = Context(loaded, chat_templates.renderer(loaded, text), loaded.stop_ids)
+    pieces = PieceEncoder(loaded)
+    renderer = chat_templates.RememberingRenderer(loaded, text, pieces.encode)
+    context = Context(loaded, renderer, loaded.stop_ids, encode=pieces.encode)
     if rows is not None:
-        context = replace(context, rows=Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids))
+        of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=pieces.encode)
+        context = replace(context, rows=of_rows)
     return context, loaded
 
 
 def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer) -> Value:
     """The trajectory with a message for every completion; the parser is loaded only where one is lacking."""
-    if all(step.reply is not None for step in value.steps):
+    if not lacks_reply(value):
         return value
     return with_replies(value, response_parser(loaded.hf, loaded.stop_ids))
 
@@ -180,6 +280,9 @@ def figures(made: Made) -> dict[str, Any]:
         "strategy": made.slug,
         "refused": made.refused or None,
         "trained_tokens": made.trained_tokens,
+        "sampled_tokens": made.sampled_tokens,
+        "trained_share": made.trained_share,
+        "frozen_steps": made.frozen_steps,
         "lost_tokens": made.lost_tokens,
         "prompt_tokens_repaid": made.prompt_tokens_repaid,
         "rows_count": len(made.rows),

@@ -141,12 +141,34 @@ def begin_export(request: HttpRequest, code: str) -> HttpResponse:
 
 
 @require_POST
+def replay(request: HttpRequest, code: str) -> HttpResponse:
+    """Send a worker to replay every strategy over the finished trajectories of a run."""
+    run = get_object_or_404(Run.objects.select_related("tokenizer__chat_template", "chat_template"), code=code)
+    sentence, status = "", 202
+    if is_active(run):
+        sentence, status = "This run still works. Wait until it has ended, or cancel it first.", 409
+    else:
+        job, send = services.ask_job(run, Job.Kind.REPLAY, {}, request.user)
+        if send and (sentence := jobs.send(job)):
+            status = 503
+    if wants_json(request):
+        return json_page(
+            {"run": run.code, **({"error": sentence} if sentence else {"job": job_facts(job, run)})}, status
+        )
+    if sentence:
+        messages.error(request, sentence, extra_tags="error")
+    return redirect(f"{reverse('run-cost', args=[run.code])}#strategies")
+
+
+@require_POST
 def cancel_job(request: HttpRequest, code: str, job: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
     held = get_object_or_404(Job.objects.select_related("run"), run__code=code, code=job)
     services.cancel_job(held)
     if wants_json(request):
         return json_page(job_facts(held, held.run))
+    if held.kind == Job.Kind.REPLAY:
+        return redirect(f"{reverse('run-cost', args=[code])}#strategies")
     return redirect(f"{reverse('run', args=[code])}#work")
 
 

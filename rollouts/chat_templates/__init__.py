@@ -2,6 +2,7 @@
 
 from rollouts.chat_templates.checks import check, is_prefix_preserving
 from rollouts.chat_templates.marks import Marks, find_marks, with_marks
+from rollouts.chat_templates.remembering import RememberingRenderer
 from rollouts.chat_templates.render import Conversation, Provenance, TemplateRenderer, renderer
 from rollouts.chat_templates.repair import Repair, find_repair, with_repair
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
@@ -17,6 +18,7 @@ __all__ = [
     "Marks",
     "Provenance",
     "Purpose",
+    "RememberingRenderer",
     "Repair",
     "Status",
     "TemplateRenderer",

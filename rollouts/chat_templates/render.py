@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from rollouts.chat_templates import sandbox
 from rollouts.tito.codec import Codec, RenderFailed
+from rollouts.tito.codec import Conversation as Conversation  # offered here too: checks and probes are made of them
 from rollouts.tito.trajectory import Ids, Message
 
 PLACEHOLDER_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -23,16 +24,6 @@ class TemplateTokenizer(Codec, Protocol):
     """A codec that also knows the tokens a chat template can name."""
 
     named_tokens: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What one render is of."""
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    kwargs: Mapping[str, Any] | None = None
-    add_generation_prompt: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,15 +62,21 @@ class TemplateRenderer:
 
     def variables(self, conversation: Conversation) -> dict[str, Any]:
         """What the template sees, as ``apply_chat_template`` hands it over."""
-        kwargs = {k: v for k, v in (conversation.kwargs or {}).items() if k not in RESERVED}
         return {
-            "documents": None,
-            **self._named,
-            **kwargs,
+            **self.base_variables(),
+            **self.own_kwargs(conversation.kwargs),
             "messages": list(conversation.messages),
             "tools": None if conversation.tools is None else list(conversation.tools),
             "add_generation_prompt": conversation.add_generation_prompt,
         }
+
+    def base_variables(self) -> dict[str, Any]:
+        """What every render sees, whatever the conversation."""
+        return {"documents": None, **self._named}
+
+    def own_kwargs(self, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Template kwargs without those that only the conversation decides."""
+        return {k: v for k, v in (kwargs or {}).items() if k not in RESERVED}
 
     def render_many(
         self, conversations: Sequence[Conversation], lines: bool = False, now: str | None = None
@@ -97,8 +94,22 @@ class TemplateRenderer:
         add_generation_prompt: bool = False,
     ) -> str:
         """The rendered conversation. Raises :class:`RenderFailed`."""
+        return self.render_tracked(messages, tools, kwargs, add_generation_prompt)[0]
+
+    def render_tracked(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """The text, and its characters ``[start, stop)`` that generation blocks wrote, as ``transformers`` counts them.
+
+        Raises :class:`RenderFailed`.
+        """
         conversation = Conversation(messages, tools, kwargs, add_generation_prompt)
-        return self.render_many([conversation])[0].or_raise().text
+        rendered = self.render_many([conversation])[0].or_raise()
+        return rendered.text, rendered.tracked_spans
 
     def render_ids(
         self,

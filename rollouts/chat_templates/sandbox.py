@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,30 @@ class Job:
     now: str = ""
     """ISO date and time that ``strftime_now`` tells; empty = the fixed clock."""
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"variables": self.variables, "lines": self.lines, "now": self.now}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Many renders of conversations that share messages: one job, with the limits of one."""
+
+    variables: Mapping[str, Any]
+    """What the template sees in each render, beside the following."""
+    messages: Sequence[Any]
+    """Every message of the renders, once."""
+    tools: Sequence[Any]
+    kwargs: Sequence[Mapping[str, Any]]
+    renders: Sequence[tuple[Sequence[int], int | None, int, bool]]
+    """(indices into ``messages``, index into ``tools``, index into ``kwargs``, generation prompt)."""
+    now: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "variables": self.variables, "messages": self.messages, "tools": self.tools, "kwargs": self.kwargs,
+            "series": self.renders, "now": self.now,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Rendered:
@@ -66,6 +90,8 @@ class Rendered:
     """Characters ``[start, stop)`` that generation blocks really wrote; with ``lines`` only."""
     tracked_spans: tuple[tuple[int, int], ...] = ()
     """The same by the arithmetic of ``transformers``, which is off inside macros."""
+    series: tuple[Rendered, ...] = ()
+    """Of a :class:`Series`: the outcome of each render."""
 
     @property
     def ok(self) -> bool:
@@ -196,7 +222,7 @@ class Pool:
                 worker.close()
         return Worker()
 
-    def render(self, chat_template: str, jobs: Sequence[Job]) -> list[Rendered]:
+    def render(self, chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
         """The outcome of each job, in order; never raises for what a template does."""
         if len(chat_template) > TEMPLATE_CHARS:
             sentence = f"The chat template has more than {TEMPLATE_CHARS:,} characters."
@@ -223,14 +249,14 @@ class Pool:
             outcomes += [Rendered(error=sentence, kind=last.kind)] * (len(jobs) - len(outcomes))
         return outcomes
 
-    def _run(self, worker: Worker, chat_template: str, jobs: Sequence[Job]) -> list[Rendered]:
+    def _run(self, worker: Worker, chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
         """Outcomes up to and including the one that cost the worker its life."""
         outcomes: list[Rendered] = []
         request = {
             "template": chat_template,
             "output_chars": OUTPUT_CHARS,
             "cpu_seconds": CPU_SECONDS,
-            "jobs": [{"variables": job.variables, "lines": job.lines, "now": job.now} for job in jobs],
+            "jobs": [job.to_dict() for job in jobs],
         }
         until = time.monotonic() + BATCH_SECONDS
         try:
@@ -253,12 +279,25 @@ class Pool:
 def _outcome(message: Mapping[str, Any]) -> Rendered:
     if "error" in message:
         return Rendered(error=message["error"], kind=message["kind"], line=message["line"])
+    if "series" in message:
+        return Rendered(series=tuple(_series(message["series"])))
     return Rendered(
         text=message["text"],
         lines=tuple((n, line) for n, line in message.get("lines", ())),
         spans=tuple((a, b) for a, b in message.get("spans", ())),
         tracked_spans=tuple((a, b) for a, b in message["tracked_spans"]),
     )
+
+
+def _series(outcomes: Sequence[Any]) -> Iterator[Rendered]:
+    before = ""
+    for outcome in outcomes:
+        if isinstance(outcome, Mapping):
+            yield _outcome(outcome)
+            continue
+        kept, rest, spans = outcome
+        before = before[:kept] + rest
+        yield Rendered(before, tracked_spans=tuple((a, b) for a, b in spans))
 
 
 def _spoils(outcomes: Sequence[Rendered]) -> bool:
@@ -309,7 +348,7 @@ def close() -> None:
             _pool = None
 
 
-def render(chat_template: str, jobs: Sequence[Job]) -> list[Rendered]:
+def render(chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
     """Render a template many times in one round trip; the outcome of each job, in order."""
     return pool().render(chat_template, jobs)
 

@@ -251,10 +251,11 @@ def failure(error: BaseException) -> dict[str, Any]:
     return {"kind": "raises", "line": line, "error": f"The template fails{where}: {type(error).__name__}: {said}"}
 
 
-def answer(text: str, job: dict[str, Any]) -> dict[str, Any]:
-    """One render."""
-    used = time.process_time()
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + Limits.cpu_seconds + 1, resource.RLIM_INFINITY))
+def answer(text: str, job: dict[str, Any], limit: bool = True) -> dict[str, Any]:
+    """One render; without ``limit`` it goes on using the computing time that an earlier one was allowed."""
+    if limit:
+        used = time.process_time()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + Limits.cpu_seconds + 1, resource.RLIM_INFINITY))
     now = job.get("now")
     Clock.now = datetime.datetime.fromisoformat(now) if now else datetime.datetime(2026, 1, 1, 12, 0)
     try:
@@ -262,6 +263,32 @@ def answer(text: str, job: dict[str, Any]) -> dict[str, Any]:
         return render(text, job["variables"])
     except Exception as error:
         return failure(error)
+
+
+def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Many renders that share messages, as one job with one allowance of computing time.
+
+    Each outcome is a failure, or ``[characters kept from the text before it, the rest, tracked spans]``.
+    """
+    base, messages, tools = job["variables"], job["messages"], job["tools"]
+    outcomes: list[Any] = []
+    before = ""
+    for n, (indices, tools_index, kwargs, generation) in enumerate(job["series"]):
+        variables = {
+            **base, **job["kwargs"][kwargs], "messages": [messages[index] for index in indices],
+            "tools": None if tools_index is None else tools[tools_index], "add_generation_prompt": generation,
+        }  # fmt: skip
+        rendered = answer(text, {"variables": variables, "now": job.get("now")}, limit=n == 0)
+        if rendered.get("kind") == "memory":
+            return rendered
+        if "error" in rendered:
+            outcomes.append(rendered)
+            continue
+        now = rendered["text"]
+        kept = len(before) if now.startswith(before) else 0
+        outcomes.append([kept, now[kept:], rendered["tracked_spans"]])
+        before = now
+    return {"series": outcomes}
 
 
 def read_exactly(stream: BinaryIO, n: int) -> bytes:
@@ -313,7 +340,8 @@ def main() -> None:
         Limits.output_chars = request["output_chars"]
         Limits.cpu_seconds = request["cpu_seconds"]
         for job in request["jobs"]:
-            answered = answer(request["template"], job)
+            answers_to = answer_series if "series" in job else answer
+            answered = answers_to(request["template"], job)
             try:
                 write_message(answers, answered)
             except MemoryError:

@@ -1,4 +1,5 @@
-"""Jobs in the background: a run judged anew, or written to a file; with progress, cancel, and another worker's help."""
+"""Jobs in the background: a run judged anew, written to a file, or replayed under every strategy; with progress,
+cancel, and another worker's help."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from celery import shared_task, signals
 from django.conf import settings
 from django.db import connection
 
-from rollouts import exporting, services
+from rollouts import exporting, replays, services
 from rollouts.diagnosis import judge_run
 from rollouts.formats.exports import ExportRefused
 from rollouts.models import Job, Run, Trajectory
@@ -37,7 +39,8 @@ def do_job(job_id: int) -> None:
 
 def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:
     """The task's body, for a job that was taken; ``tell`` hears of each sign of life."""
-    work = {Job.Kind.DIAGNOSE: _diagnose, Job.Kind.EXPORT: _export}[Job.Kind(job.kind)]
+    works = {Job.Kind.DIAGNOSE: _diagnose, Job.Kind.EXPORT: _export, Job.Kind.REPLAY: _replay}
+    work = works[Job.Kind(job.kind)]
     run = Run.objects.select_related("tokenizer__chat_template", "chat_template").get(pk=job.run_id)
     try:
         work(job, run, tell)
@@ -62,6 +65,25 @@ def _diagnose(job: Job, run: Run, tell: Callable[[Job], object]) -> None:
     services.note_judged(run)
     services.take_figures(run)
     end_job(job, Job.Status.DONE)
+
+
+def _replay(job: Job, run: Run, tell: Callable[[Job], object]) -> None:
+    """Replay every strategy over the run; a report that an earlier worker left is gone on with."""
+    if job.report is None or job.report["key"] != replays.run_key(run):
+        job.report, job.reached = replays.new_report(run), -1
+    finished = replays.finished(run)
+    n_done = finished.filter(index__lte=job.reached).count()
+    beat_job(job, n_done=n_done, n_total=finished.count(), report=job.report, reached=job.reached)
+    tell(job)
+    last = time.monotonic()
+    with closing(replays.replay_run(run, job.report, job.reached)) as made:
+        for index in made:
+            n_done += 1
+            if time.monotonic() - last >= BEAT_SECONDS:
+                last = time.monotonic()
+                beat_job(job, n_done=n_done, report=job.report, reached=index)
+                tell(job)
+    end_job(job, Job.Status.DONE, report=job.report, n_done=n_done)
 
 
 class _Progress:

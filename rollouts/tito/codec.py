@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,16 @@ class Codec(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """What one render is of."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool = False
+
+
 class RenderFailed(Exception):
     """The chat template raised, ran too long or wrote too much; the message says which."""
 
@@ -68,4 +79,18 @@ class Renderer(Protocol):
         add_generation_prompt: bool = False,
     ) -> Ids:
         """The rendered conversation encoded as one text. Raises :class:`RenderFailed`."""
+        ...
+
+
+@runtime_checkable
+class Foresees(Renderer, Protocol):
+    """A renderer that makes many renders at once, ahead of those who ask for them."""
+
+    def foresee(self, asks: Sequence[Conversation]) -> Any:
+        """Render them; may run in a thread of its own. Never raises for what a template does. What is asked for later
+        has to be of the very same message objects."""
+        ...
+
+    def use(self, foreseen: Any) -> None:
+        """Answer from these renders from now on."""
         ...

@@ -18,6 +18,8 @@ _BLOCK = 1024
 def common_prefix(a: Ids, b: Ids) -> int:
     """How many leading ids two streams share. Stops soon after the first difference."""
     n = min(len(a), len(b))
+    if n <= _BLOCK and a[:n].tobytes() == b[:n].tobytes():
+        return n  # by far the most frequent answer, and the cheapest comparison of a few ids
     start, block = 0, _BLOCK
     while start < n:
         stop = min(n, start + block)

@@ -88,9 +88,11 @@ def test_what_cannot_be_replayed_is_a_sentence(run: Run) -> None:
         replayed(run.code, "--strategy", "hope")
     with pytest.raises(CommandError, match="neither a run nor a trajectory"):
         replayed("nobody")
+    with pytest.raises(CommandError, match="cannot be used"):
+        replayed(run.code, "--tokenizer", "/nowhere")
     Run.objects.filter(pk=run.pk).update(tokenizer=None)
-    with pytest.raises(CommandError, match="--tokenizer"):
-        replayed(run.code)
+    made = replayed(run.code, "--strategy", "all")
+    assert len(made) == 6 * len(STRATEGIES) and all("--tokenizer" in one["refused"] for one in made)
 
 
 def test_recorded_calls_of_other_trainers(corpus: Path) -> None:

@@ -57,3 +57,20 @@ def test_ids_that_were_handed_out_stay_what_they_are() -> None:
     assert held.tolist() == [1, 2]
     with pytest.raises(ValueError, match="read-only"):
         held[0] = 9
+
+
+def test_cutting_forgets_the_tail_and_nothing_else() -> None:
+    buffer = Buffer()
+    buffer.append_prompt([1, 2])
+    buffer.append_sampled([3, 4, 5], [-1.0, -2.0, -3.0])
+    held = buffer.ids
+    buffer.cut(4)
+    buffer.append_delta([6], [Origin.OBSERVATION])
+    row = buffer.to_row()
+    assert row.ids.tolist() == [1, 2, 3, 4, 6] and held.tolist() == [1, 2, 3, 4, 5]
+    assert row.loss_mask.tolist() == [False, False, True, True, False] and row.logprobs is not None
+    assert row.logprobs[[2, 3]].tolist() == [-1.0, -2.0] and np.isnan(row.logprobs[[0, 1, 4]]).all()
+    buffer.cut(2)
+    assert buffer.to_row().logprobs is None and len(buffer) == 2
+    with pytest.raises(ValueError, match="holds 2 tokens"):
+        buffer.cut(3)

@@ -185,6 +185,19 @@ def test_a_strategy_that_refuses_says_why_and_cannot_be_compared(make, web, sent
     assert "<b>Refused.</b>" in page and "cannot be replayed here" in page
 
 
+def test_rewritten_history_is_frozen_and_the_share_still_trained_is_told(make, web, sent) -> None:
+    whole = make.conversation("a", turns=3)
+    first, second, third = whole.steps
+    summary = ({"role": "user", "content": "Summary: it is 84."},)
+    compacted = replace(third, prompt_ids=first.prompt_ids, request=replace(third.request, messages=summary))
+    trajectory, report = made_page(make, web, sent, replace(whole, steps=(first, second, compacted)))
+    by_slug = {one["strategy"]: one for one in report["strategies"]}
+    assert by_slug["tool_delta"]["frozen_steps"] == 2 and by_slug["tool_delta"]["trained_share"] == pytest.approx(1 / 3)
+    assert by_slug["step_wise"]["frozen_steps"] == 0 and by_slug["step_wise"]["trained_share"] == 1
+    page = web.get(url(trajectory)).content.decode()
+    assert "History was rewritten before step 2" in page and "33.3 %" in page and "100.0 %" in page
+
+
 def test_another_chat_template_makes_the_replay_stale(make, web, sent) -> None:
     trajectory, _ = made_page(make, web, sent, make.conversation("a"))
     text = replays.template_text(trajectory.run)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts import models, replays, selectors, tokenizers
-from rollouts.tito.strategies import STRATEGIES, Context
-from rollouts.tito.strategies.replay import Replay, replay
+from rollouts import models, replays
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.replay import Replay, replay_many
 from rollouts.tito.trajectory import Origin, Row
-
-BATCH = 20
 
 
 class Command(BaseCommand):
@@ -38,12 +38,9 @@ class Command(BaseCommand):
                 f"There is no strategy named {slugs[0]!r}; choose all or one of {', '.join(STRATEGIES)}."
             )
         run, records = self._find(options["target"])
-        context, loaded = _context(run, options["tokenizer"], options["chat_template"])
         result = []
-        for record, value in records:
-            complete = replays.complete_replies(value, loaded)
-            for slug in slugs:
-                made = replay(complete, STRATEGIES[slug], context)
+        for record, all_made in _replayed(run, records, slugs, options["tokenizer"], options["chat_template"]):
+            for made in all_made:
                 if options["json"]:
                     result.append(_json(record, made, not options["no_rows"]))
                 else:
@@ -55,37 +52,49 @@ class Command(BaseCommand):
         runs = models.Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
         run = runs.filter(code=code).first()
         if run is not None:
-            return run, _loaded(run.trajectories.order_by("index"))
+            return run, replays.loaded_trajectories(run.trajectories.order_by("index"))
         one = models.Trajectory.objects.filter(code=code)
         record = one.first()
         if record is None:
             raise CommandError(f"There is neither a run nor a trajectory with the code {code!r}.")
-        return runs.get(pk=record.run_id), _loaded(one)
+        return runs.get(pk=record.run_id), replays.loaded_trajectories(one)
 
 
-def _loaded(records: Any) -> Iterator[tuple[models.Trajectory, Any]]:
-    pile: list[models.Trajectory] = []
-    for record in records.iterator(BATCH):
-        pile.append(record)
-        if len(pile) == BATCH:
-            yield from zip(pile, selectors.load_trajectories(pile), strict=True)
-            pile = []
-    yield from zip(pile, selectors.load_trajectories(pile), strict=True)
-
-
-def _context(run: models.Run, tokenizer: str, template_file: str) -> tuple[Context, tokenizers.LoadedTokenizer]:
-    registered = models.Tokenizer.objects.filter(name=tokenizer).first() if tokenizer else None
-    text = None
-    if template_file:
-        try:
-            with open(template_file, encoding="utf-8") as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"The chat template {template_file} cannot be read: {error}") from error
+def _replayed(
+    run: models.Run, records: Iterator[tuple[models.Trajectory, Any]], slugs: list[str], tokenizer: str, template: str
+) -> Iterator[tuple[models.Trajectory, list[Replay]]]:
+    """Each trajectory with what the strategies make of it; what the run lacks is said of every one."""
     try:
-        return replays.context_of(run, registered.path if registered is not None else tokenizer, text)
+        context, loaded = replays.context_of(run, _path(tokenizer), _text(template))
     except replays.CannotReplay as error:
-        raise CommandError(str(error)) from error
+        if tokenizer or template:
+            raise CommandError(str(error)) from error
+        for record, _ in records:
+            yield record, [Replay(slug, refused=str(error)) for slug in slugs]
+        return
+    pending: deque[models.Trajectory] = deque()
+
+    def values() -> Iterator[Any]:
+        for record, value in records:
+            pending.append(record)
+            yield replays.complete_replies(value, loaded)
+
+    for made in replay_many(values(), [STRATEGIES[slug] for slug in slugs], context):
+        yield pending.popleft(), made
+
+
+def _path(tokenizer: str) -> str:
+    registered = models.Tokenizer.objects.filter(name=tokenizer).first() if tokenizer else None
+    return registered.path if registered is not None else tokenizer
+
+
+def _text(template_file: str) -> str | None:
+    if not template_file:
+        return None
+    try:
+        return Path(template_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"The chat template {template_file} cannot be read: {error}") from error
 
 
 def _json(record: models.Trajectory, made: Replay, with_rows: bool) -> dict[str, Any]:
@@ -102,7 +111,7 @@ def _json(record: models.Trajectory, made: Replay, with_rows: bool) -> dict[str,
 def _row(row: Row) -> dict[str, Any]:
     logprobs = None
     if row.logprobs is not None:
-        logprobs = [None if np.isnan(value) else float(value) for value in row.logprobs]
+        logprobs = [float(value) if np.isfinite(value) else None for value in row.logprobs]
     return {
         "ids": row.ids.tolist(),
         "loss_mask": row.loss_mask.astype(int).tolist(),
@@ -116,7 +125,9 @@ def _line(record: models.Trajectory, made: Replay) -> str:
         return f"{record.code}  {made.slug:<17} refused: {made.refused}"
     where = made.differs_at
     place = "as recorded" if where is None else f"differs at step {where.step}, token {where.offset}"
+    frozen = f" (frozen up to step {made.frozen_steps}, where history was rewritten)" if made.frozen_steps else ""
     return (
-        f"{record.code}  {made.slug:<17} {len(made.rows)} rows, {made.trained_tokens} trained, "
-        f"{made.lost_tokens} lost, {made.prompt_tokens_repaid} repaid, {place}"
+        f"{record.code}  {made.slug:<17} {len(made.rows)} rows, {made.trained_tokens} trained, {made.lost_tokens} lost "
+        f"of {made.sampled_tokens} sampled{frozen}, "
+        f"{made.prompt_tokens_repaid} repaid, {place}"
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rollouts.tito.buffer import Buffer
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.codec import Conversation, RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.strategies.protocol import Context, Tools, changed_past
+from rollouts.tito.strategies.talk import Segment
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Origins, Row, ids_array
 
 
@@ -27,11 +28,12 @@ class Appending(ABC):
         self._buffer = Buffer()
         self._tools: Tools = None
         self._kwargs: Mapping[str, Any] = {}
+        self._asked = ""
         self._n_steps = 0
         self.delta_origin: Origins | None = None
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        self._tools, self._kwargs = tools, kwargs
+        self._ask(tools, kwargs)
         self._probe(messages)
         self._buffer.append_prompt(self._context.renderer.render_ids(messages, tools, kwargs, True))
         return self._buffer.ids
@@ -41,19 +43,49 @@ class Appending(ABC):
         self._n_steps += 1
 
     def observe(self, messages: Sequence[Message]) -> Ids:
-        delta = self._delta(messages)
-        self.delta_origin = self._context.origins(delta, messages)
+        delta, self.delta_origin = self._context.remember(self._key(messages), lambda: self._written(messages))
         self._buffer.append_delta(delta, self.delta_origin)
         return self._buffer.ids
 
     def rows(self) -> list[Row]:
         return [self._buffer.to_row(tuple(range(self._n_steps)))]
 
+    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+        self._ask(segment.tools, segment.kwargs)
+        yield Conversation(segment.messages, segment.tools, segment.kwargs, True)
+        for turn in segment.turns[:-1]:
+            if turn.following is not None and self._key(turn.following) not in self._context.memo:
+                yield from self._foresee_delta(turn.following)
+
+    def _ask(self, tools: Tools, kwargs: Mapping[str, Any]) -> None:
+        self._tools, self._kwargs = tools, kwargs
+        self._asked = repr((tools, kwargs))
+
+    def _key(self, messages: Sequence[Message]) -> Any:
+        return self.slug, "delta", repr(list(messages)), self._asked
+
+    def _written(self, messages: Sequence[Message]) -> tuple[Ids, Origins]:
+        delta = self._delta(messages)
+        return delta, self._context.origins(delta, messages)
+
     def _probe(self, messages: Sequence[Message]) -> None:  # noqa: B027  not every strategy asks something of templates
         """Raise :class:`StrategyRefused` for a template that this strategy cannot work with."""
 
     @abstractmethod
     def _delta(self, messages: Sequence[Message]) -> Ids: ...
+
+    def _foresee_delta(self, messages: Sequence[Message]) -> Iterable[Conversation]:
+        return ()
+
+    def _foresee_difference(
+        self, before: Sequence[Message], messages: Sequence[Message], tools: Tools
+    ) -> Iterator[Conversation]:
+        if self._shorter_key(before, tools) not in self._context.memo:
+            yield Conversation(before, tools, self._kwargs, False)
+        yield Conversation([*before, *messages], tools, self._kwargs, True)
+
+    def _shorter_key(self, before: Sequence[Message], tools: Tools) -> Any:
+        return self.slug, repr((before, tools, self._kwargs))
 
     def _difference(
         self, before: Sequence[Message], messages: Sequence[Message], tools: Tools, stops: frozenset[int]
@@ -66,7 +98,7 @@ class Appending(ABC):
             # Only separators may be cut. Anything else says that the last message ends without a stop token.
             return ids[:cut] if cut and not self._context.codec.decode(ids[cut:]).strip() else ids
 
-        shorter = self._context.remember((self.slug, repr((before, tools, self._kwargs))), render_shorter)
+        shorter = self._context.remember(self._shorter_key(before, tools), render_shorter)
         longer = self._context.renderer.render_ids([*before, *messages], tools, self._kwargs, True)
         shared = common_prefix(shorter, longer)
         if shared < len(shorter):
@@ -88,22 +120,35 @@ class ToolDelta(Appending):
         function = self._tools[0].get("function", self._tools[0])
         result = {"role": "tool", "name": str(function.get("name", "dummy")), "content": "dummy"}
         try:
-            self._delta([result])
+            self._context.remember(self._key([result]), lambda: self._written([result]))
         except RenderFailed:
-            self._delta([{**result, "tool_call_id": "dummy0001"}])
+            with_id = [{**result, "tool_call_id": "dummy0001"}]
+            self._context.remember(self._key(with_id), lambda: self._written(with_id))
 
     def _delta(self, messages: Sequence[Message]) -> Ids:
         """Templates want a call's arguments as an object or as JSON text: the first form that renders is taken."""
         failure: RenderFailed | None = None
-        forms: tuple[Any, ...] = ({}, "{}")
-        for arguments in forms:
-            before = dummy_conversation(messages, arguments)
+        for arguments in FORMS:
+            before = self._before(messages, arguments)
             try:
                 return self._difference(before, messages, self._tools, self._context.stop_ids)
             except RenderFailed as error:
                 failure = failure or error
         assert failure is not None
         raise failure
+
+    def _foresee_delta(self, messages: Sequence[Message]) -> Iterator[Conversation]:
+        yield from self._foresee_difference(self._before(messages, FORMS[0]), messages, self._tools)
+
+    def _before(self, messages: Sequence[Message], arguments: Any) -> list[Message]:
+        """The same objects for equal calls, so that a render made ahead is found."""
+        asked = [(m.get("role"), m.get("name"), m.get("tool_call_id")) for m in messages]
+        key = ("dummy", repr(asked), repr(arguments))
+        return self._context.remember(key, lambda: dummy_conversation(messages, arguments))
+
+
+FORMS: tuple[Any, ...] = ({}, "{}")
+"""A call's arguments, as an object and as JSON text."""
 
 
 def dummy_conversation(messages: Sequence[Message], arguments: Any) -> list[Message]:
@@ -137,6 +182,9 @@ class FixedBase(Appending):
         stops = self._context.stop_ids if eos is None else frozenset({eos})
         return self._difference(BASE, messages, None, stops)
 
+    def _foresee_delta(self, messages: Sequence[Message]) -> Iterator[Conversation]:
+        yield from self._foresee_difference(BASE, messages, None)
+
 
 class SingleMessage(Appending):
     """Everything in one assistant message: the completion without its stop token, then the observation, encoded raw.
@@ -158,9 +206,12 @@ class SingleMessage(Appending):
         super().sampled(ids[:body], None if logprobs is None else logprobs[:body], reply)
         self._stop = (ids[body:], None if logprobs is None else logprobs[body:])
 
-    def _delta(self, messages: Sequence[Message]) -> Ids:
+    def observe(self, messages: Sequence[Message]) -> Ids:
         self._stop = (NO_IDS, None)  # the message goes on, so its end is not kept
-        pieces = [self._context.codec.encode(_text(message)) for message in messages]
+        return super().observe(messages)
+
+    def _delta(self, messages: Sequence[Message]) -> Ids:
+        pieces = [self._context.encode(_text(message)) for message in messages]
         return np.concatenate(pieces) if pieces else NO_IDS
 
     def rows(self) -> list[Row]:

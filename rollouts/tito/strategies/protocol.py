@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from rollouts.tito.codec import Codec, Renderer
+from rollouts.tito.codec import Codec, Conversation, Renderer
 from rollouts.tito.segments import delta_origins
 from rollouts.tito.trajectory import Floats, Ids, Mask, Message, Origins, Row, Step
 
+if TYPE_CHECKING:
+    from rollouts.tito.strategies.talk import Segment
+
 Tools = Sequence[Mapping[str, Any]] | None
+T = TypeVar("T")
 MOST_REMEMBERED = 2048
 
 
@@ -46,15 +50,31 @@ class Context:
     """Renders that many trajectories need alike."""
     rows: Context | None = None
     """The same with another chat template, when the rows are made with one and this one gives the prompts alone."""
+    encode: Callable[[str], Ids] = None  # type: ignore[assignment]
+    """``codec.encode``, or what gives the same ids faster."""
 
-    def remember(self, key: Any, make: Callable[[], Ids]) -> Ids:
-        """The ids under a key, made when they are not there. What is kept is bounded: keys may hold a call's own id."""
-        found: Ids | None = self.memo.get(key)
+    def __post_init__(self) -> None:
+        if self.encode is None:
+            object.__setattr__(self, "encode", self.codec.encode)
+
+    def remember(self, key: Any, make: Callable[[], T]) -> T:
+        """The value under a key, made when it is not there; a refusal is kept too.
+
+        What is kept is bounded: keys may hold a call's own id.
+        """
+        found = self.memo.get(key)
         if found is None:
+            try:
+                found = make()
+            except StrategyRefused as refusal:
+                found = refusal
             if len(self.memo) >= MOST_REMEMBERED:
                 self.memo.clear()
-            found = self.memo[key] = make()
-        return found
+            self.memo[key] = found
+        if isinstance(found, StrategyRefused):
+            raise found.with_traceback(None)
+        value: T = found
+        return value
 
     def origins(self, delta: Ids, messages: Sequence[Message]) -> Origins:
         """Which ids of a delta the template wrote and which are text of the new messages."""
@@ -62,7 +82,12 @@ class Context:
 
     def are(self, ids: Ids, wanted: frozenset[int]) -> Mask:
         """``[n]``: which of the ids are wanted ones."""
-        return np.isin(ids, np.fromiter(wanted, dtype=np.int64, count=len(wanted)))
+        if len(wanted) > 8:
+            return np.isin(ids, np.fromiter(wanted, dtype=np.int64, count=len(wanted)))
+        found: Mask = np.zeros(len(ids), dtype=np.bool_)
+        for one in wanted:
+            found |= ids == one
+        return found
 
     def after_last(self, ids: Ids, stops: frozenset[int]) -> int:
         """The place right behind the last stop token; 0 where there is none."""
@@ -84,11 +109,16 @@ def changed_past(
     return TemplateRewrites(sentence, shorter, longer, shared, role)
 
 
-@runtime_checkable
 class TakesRecorded(Protocol):
     """A strategy whose rows follow from the steps as they were recorded: nothing has to be rendered to replay it."""
 
     def take_recorded(self, steps: Sequence[Step]) -> None: ...
+
+
+class Forks(Protocol):
+    """A strategy that can ``begin`` again: it opens a row where another freezes all that came before."""
+
+    def fork(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids: ...
 
 
 class Strategy(Protocol):
@@ -116,4 +146,8 @@ class Strategy(Protocol):
 
     def rows(self) -> list[Row]:
         """The training rows so far."""
+        ...
+
+    def foresee(self, segment: Segment) -> Iterable[Conversation]:
+        """The renders that replaying a segment will ask for, as far as it is known; of the very same objects."""
         ...

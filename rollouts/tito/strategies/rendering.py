@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rollouts.tito.buffer import Buffer
+from rollouts.tito.codec import Conversation
 from rollouts.tito.prefix import common_prefix, merged_rows
 from rollouts.tito.strategies.protocol import Context, StrategyRefused, Tools
+from rollouts.tito.strategies.talk import Segment
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step
 
 
@@ -68,6 +72,10 @@ class Rendering(ABC):
     @abstractmethod
     def rows(self) -> list[Row]: ...
 
+    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+        for prompt in segment.prompts:
+            yield Conversation(prompt, segment.tools, segment.kwargs, True)
+
     def _prompt(self) -> Ids:
         return self._ids(self._messages, True)
 
@@ -84,9 +92,8 @@ class Retokenize(Rendering):
     slug = "retokenize"
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        template = getattr(self._context.renderer, "chat_template", "generation")
         # Where another template gives the rows, this one needs no tags.
-        if self._context.rows is None and "generation" not in template.replace("add_generation_prompt", ""):
+        if self._context.rows is None and not self._has_tags():
             raise StrategyRefused(
                 "retokenize takes its loss mask from {% generation %} tags, and the chat template has none. Put them "
                 "around what the assistant writes, or choose another strategy."
@@ -94,26 +101,47 @@ class Retokenize(Rendering):
         return super().begin(messages, tools, kwargs)
 
     def rows(self) -> list[Row]:
-        render = getattr(self._context.renderer, "render_with_provenance", None)
+        render = getattr(self._context.renderer, "render_tracked", None)
         if render is None:
             raise StrategyRefused("retokenize needs a renderer that follows {% generation %} tags.")
-        rendered = render(self._messages, self._tools, self._kwargs, False)
-        ids = self._context.codec.encode(rendered.text)
-        mask = spans_to_mask(self._context.codec.token_bytes(ids), rendered.text, rendered.tracked_spans)
-        return [joined([Piece(ids, mask)], self._n_steps)]
+        text, spans = render(self._messages, self._tools, self._kwargs, False)
+        ids = self._context.encode(text)
+        _, stops = self._context.codec.joined_bytes(ids)
+        return [joined([Piece(ids, spans_to_mask(stops, text, spans))], self._n_steps)]
+
+    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+        if self._context.rows is not None:
+            yield from super().foresee(segment)
+        elif self._has_tags():
+            yield from super().foresee(segment)
+            yield Conversation(_whole(segment), segment.tools, segment.kwargs, False)
+
+    def _has_tags(self) -> bool:
+        template = getattr(self._context.renderer, "chat_template", "generation")
+        return "generation" in template.replace("add_generation_prompt", "")
 
 
-def spans_to_mask(pieces: Sequence[bytes], text: str, spans: Sequence[tuple[int, int]]) -> Mask:
-    """Which tokens overlap the character spans of the text that they encode."""
-    stops = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-    # A decoder that drops a leading space has one byte more than the text.
-    ahead = max(0, (int(stops[-1]) if len(stops) else 0) - len(text.encode("utf-8", "surrogatepass")))
+def _whole(segment: Segment) -> list[Message]:
+    """The conversation with the reply to its last prompt."""
+    last = segment.turns[-1].reply
+    return [*segment.prompts[-1], *([last] if last is not None else [])]
+
+
+def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int, int]]) -> Mask:
+    """Which tokens overlap the character spans ``[start, stop)``, in order, of the text that they encode; ``stops`` are
+    the bytes at which the tokens end."""
+    mask: Mask = np.zeros(len(stops), dtype=np.bool_)
     starts = np.concatenate([[0], stops[:-1]]) if len(stops) else stops
-    mask = np.zeros(len(pieces), dtype=np.bool_)
+    # A decoder that drops a leading space has one byte more than the text.
+    n_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    ahead = max(0, (int(stops[-1]) if len(stops) else 0) - n_bytes)
     for first, last in spans:
-        low = len(text[:first].encode("utf-8", "surrogatepass")) + ahead
-        high = low + len(text[first:last].encode("utf-8", "surrogatepass"))
-        mask |= (starts < high) & (stops > low)
+        low, high = first, last
+        if n_bytes != len(text):
+            low = len(text[:first].encode("utf-8", "surrogatepass"))
+            high = low + len(text[first:last].encode("utf-8", "surrogatepass"))
+        reached = int(np.searchsorted(starts, high + ahead, side="left"))
+        mask[int(np.searchsorted(stops, low + ahead, side="right")) : reached] = True
     return mask
 
 
@@ -156,7 +184,17 @@ class MessageDelta(Rendering):
             )
         delta = text[len(self._text_so_far) :]
         self._text_so_far = text
-        self._pieces.append(Piece.of(self._context.codec.encode(delta), is_trained))
+        self._pieces.append(Piece.of(self._context.encode(delta), is_trained))
+
+    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+        prompts = segment.prompts
+        yield from super().foresee(segment)
+        for turn, prompt in zip(segment.turns, prompts, strict=True):
+            if turn.reply is not None:
+                yield Conversation([*prompt, turn.reply], segment.tools, segment.kwargs, False)
+
+
+DUMMY: tuple[Message, ...] = ({"role": "user", "content": "dummy"},)
 
 
 class PerMessage(Rendering):
@@ -167,14 +205,27 @@ class PerMessage(Rendering):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._generation: Ids = NO_IDS
+        self._pieces: list[Piece] = []
+        self._asked = ""
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         self._messages, self._tools, self._kwargs = list(messages), tools, kwargs
-        user = [{"role": "user", "content": "dummy"}]
-        without = self._context.renderer.render_ids(user, None, kwargs, False)
-        with_prompt = self._context.renderer.render_ids(user, None, kwargs, True)
-        self._generation = with_prompt[common_prefix(without, with_prompt) :]
+        self._asked = repr(kwargs)
+        self._generation = self._context.remember((self.slug, "generation", self._asked), self._generation_prompt)
         return self._prompt()
+
+    def _generation_prompt(self) -> Ids:
+        without = self._context.renderer.render_ids(DUMMY, None, self._kwargs, False)
+        with_prompt = self._context.renderer.render_ids(DUMMY, None, self._kwargs, True)
+        return with_prompt[common_prefix(without, with_prompt) :]
+
+    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+        self._asked = repr(segment.kwargs)
+        whole = _whole(segment)
+        for index, message in enumerate(whole):
+            tools = segment.tools if index == 0 else None
+            if self._key(message, tools) not in self._context.memo:
+                yield Conversation([message], tools, segment.kwargs, False)
 
     def rows(self) -> list[Row]:
         return [joined(self._all(), self._n_steps)]
@@ -183,14 +234,18 @@ class PerMessage(Rendering):
         return np.concatenate([*(piece.ids for piece in self._all()), self._generation])
 
     def _all(self) -> list[Piece]:
-        return [self._piece(index, message) for index, message in enumerate(self._messages)]
+        for index in range(len(self._pieces), len(self._messages)):
+            self._pieces.append(self._piece(self._messages[index], self._tools if index == 0 else None))
+        return self._pieces
 
-    def _piece(self, index: int, message: Message) -> Piece:
-        tools = self._tools if index == 0 else None
-        ids = self._context.remember(
-            (self.slug, repr((message, tools, self._kwargs))),
-            lambda: self._context.renderer.render_ids([message], tools, self._kwargs, False),
-        )
+    def _key(self, message: Message, tools: Tools) -> Any:
+        return self.slug, repr(message), repr(tools), self._asked
+
+    def _piece(self, message: Message, tools: Tools) -> Piece:
+        return self._context.remember(self._key(message, tools), lambda: self._encoded(message, tools))
+
+    def _encoded(self, message: Message, tools: Tools) -> Piece:
+        ids = self._context.renderer.render_ids([message], tools, self._kwargs, False)
         mask = np.zeros(len(ids), dtype=np.bool_)
         if message.get("role") == "assistant":
             start = common_prefix(ids, self._generation)
@@ -209,78 +264,55 @@ class Reconcile(Rendering):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._done: list[Row] = []
-        self._row = Row(NO_IDS, np.zeros(0, dtype=np.bool_), None, np.zeros(0, dtype=np.uint8))
-        self._logprobs = np.zeros(0, dtype=np.float32)
+        self._buffer = Buffer()
+        self._step_indices: list[int] = []
         self._last_start = 0
         self.decisions: list[str] = []
         """One of ``clean``, ``realign``, ``fork`` for each prompt after the first."""
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         prompt = super().begin(messages, tools, kwargs)
-        self._open(prompt)
+        self._buffer.append_prompt(prompt)
         return prompt
 
+    def fork(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        """Open a row with a conversation that somebody rewrote; the rows before it stay."""
+        self._close()
+        return self.begin(messages, tools, kwargs)
+
     def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
-        self._last_start = len(self._row.ids)
-        self._extend(ids, True, Origin.SAMPLED, logprobs)
+        self._last_start = len(self._buffer)
+        self._buffer.append_sampled(ids, logprobs)
         super().sampled(ids, logprobs, reply)
-        self._row = _with_step(self._row, self._n_steps - 1)
+        self._step_indices.append(self._n_steps - 1)
 
     def observe(self, messages: Sequence[Message]) -> Ids:
         prompt = super().observe(messages)
-        shared = common_prefix(self._row.ids, prompt)
-        lost = len(self._row.ids) - shared
+        shared = common_prefix(self._buffer.ids, prompt)
+        lost = len(self._buffer) - shared
         if lost == 0:
             self.decisions.append("clean")
         elif shared >= self._last_start and lost <= self.MOST_REALIGNED:
             self.decisions.append("realign")
-            self._row = _cut(self._row, shared)
-            self._logprobs = self._logprobs[:shared]
+            self._buffer.cut(shared)
         else:
-            self.decisions.append("fork")
             self._close()
-            self._open(prompt)
+            self._buffer.append_prompt(prompt)
             return prompt
-        self._extend(prompt[shared:], False, Origin.TEMPLATE, None)
+        self._buffer.append_delta(prompt[shared:])
         return prompt
 
     def rows(self) -> list[Row]:
-        return [*self._done, self._finished()]
-
-    def _open(self, prompt: Ids) -> None:
-        self._row = Row(NO_IDS, np.zeros(0, dtype=np.bool_), None, np.zeros(0, dtype=np.uint8))
-        self._logprobs = np.zeros(0, dtype=np.float32)
-        self._extend(prompt, False, Origin.PROMPT, None)
+        return [*self._done, self._row()]
 
     def _close(self) -> None:
-        self._done.append(self._finished())
+        self.decisions.append("fork")
+        self._done.append(self._row())
+        self._buffer, self._step_indices = Buffer(), []
 
-    def _finished(self) -> Row:
-        row = self._row
-        logprobs = None if np.all(np.isnan(self._logprobs)) else self._logprobs
-        return Row(row.ids, row.loss_mask, logprobs, row.origin, step_indices=row.step_indices)
-
-    def _extend(self, ids: Ids, is_trained: bool, origin: Origin, logprobs: Floats | None) -> None:
-        row = self._row
-        assert row.origin is not None
-        self._row = Row(
-            np.concatenate([row.ids, ids]),
-            np.concatenate([row.loss_mask, np.full(len(ids), is_trained)]),
-            None,
-            np.concatenate([row.origin, np.full(len(ids), origin, dtype=np.uint8)]),
-            step_indices=row.step_indices,
-        )
-        nothing = np.full(len(ids), np.nan, dtype=np.float32)
-        self._logprobs = np.concatenate([self._logprobs, nothing if logprobs is None else logprobs])
-
-
-def _with_step(row: Row, index: int) -> Row:
-    return Row(row.ids, row.loss_mask, None, row.origin, step_indices=(*row.step_indices, index))
-
-
-def _cut(row: Row, stop: int) -> Row:
-    assert row.origin is not None
-    return Row(row.ids[:stop], row.loss_mask[:stop], None, row.origin[:stop], step_indices=row.step_indices)
+    def _row(self) -> Row:
+        row = self._buffer.to_row(self._step_indices)
+        return replace(row, logprobs=None) if row.logprobs is not None and np.isnan(row.logprobs).all() else row
 
 
 class EosSplice(Rendering):
@@ -320,3 +352,10 @@ class EosSplice(Rendering):
 
     def rows(self) -> list[Row]:
         return merged_rows(self._steps)
+
+    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+        prompts = segment.prompts
+        yield from super().foresee(segment)
+        for turn, prompt in zip(segment.turns[:-1], prompts, strict=False):
+            if turn.reply is not None:
+                yield Conversation([*prompt, turn.reply], segment.tools, segment.kwargs, False)

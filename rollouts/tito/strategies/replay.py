@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.codec import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, TakesRecorded
+from rollouts.tito.strategies.protocol import Context, Forks, Strategy, StrategyRefused, TakesRecorded
+from rollouts.tito.strategies.talk import Segment, continues, segments
 from rollouts.tito.strategies.two_templates import start
 from rollouts.tito.trajectory import Ids, Message, Origin, Row, Step, Trajectory
 
@@ -36,86 +38,188 @@ class Replay:
     """Sampled tokens that no row trains as they were sampled."""
     prompt_tokens_repaid: int = 0
     """Tokens of later rows that an earlier row has forwarded already."""
+    sampled_tokens: int = 0
+    """All that the trajectory sampled."""
+    frozen_steps: int = 0
+    """Steps before the last point where history was rewritten: the strategy has them as prompt, masked."""
     differs_at: Place | None = None
-    prompts: tuple[Ids, ...] = ()
-    """What the engine would have read at each step."""
     refused: str = ""
     """Why the strategy cannot be replayed; everything else is empty then."""
 
+    @property
+    def trained_share(self) -> float:
+        """How much of what was sampled is still under the gradient, as it was sampled: 0 to 1."""
+        return (self.sampled_tokens - self.lost_tokens) / self.sampled_tokens if self.sampled_tokens else 0.0
 
-def replay(trajectory: Trajectory, strategy: Callable[[Context], Strategy], context: Context) -> Replay:
+
+New = Callable[[Context], Strategy]
+
+BATCH = 32
+"""Trajectories whose renders are made in one round trip."""
+
+
+def replay(trajectory: Trajectory, strategy: New, context: Context) -> Replay:
     """Feed the recorded completions and messages to a strategy. Never raises for what the trajectory holds."""
-    one = start(strategy, context)
+    return _replayed(trajectory, _Talk(trajectory), strategy, context)
+
+
+def replay_many(
+    trajectories: Iterable[Trajectory], strategies: Sequence[New], context: Context
+) -> Iterator[list[Replay]]:
+    """For each trajectory what :func:`replay` gives for each strategy.
+
+    Where the renderer can foresee, the renders of a batch are made together, those of the next batch meanwhile.
+    """
+    renderer = context.renderer
+    if not isinstance(renderer, Foresees):
+        for one in trajectories:
+            yield [_replayed(one, _Talk(one), strategy, context) for strategy in strategies]
+        return
+    batches = _batches(trajectories)
+    with ThreadPoolExecutor(1, thread_name_prefix="foresee") as ahead:
+
+        def begin() -> tuple[list[Trajectory], list[_Talk], Future[Any]] | None:
+            batch = next(batches, None)
+            if batch is None:
+                return None
+            talks = [_Talk(one) for one in batch]
+            asks = [ask for talk in talks for ask in _asks(talk, strategies, context)]
+            return batch, talks, ahead.submit(renderer.foresee, asks)
+
+        following = begin()
+        while following is not None:
+            batch, talks, foreseen = following
+            renderer.use(foreseen.result())
+            following = begin()
+            for one, talk in zip(batch, talks, strict=True):
+                yield [_replayed(one, talk, strategy, context) for strategy in strategies]
+
+
+def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
+    """At most ``BATCH`` at once, and fewer of long ones."""
+    batch: list[Trajectory] = []
+    for one in trajectories:
+        batch.append(one)
+        if sum(len(held.steps) for held in batch) >= 8 * BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+class _Talk:
+    """The segments of a trajectory, or why there are none."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.segments: list[Segment] = []
+        self.refused = ""
+        try:
+            self.segments = segments(trajectory.steps)
+        except StrategyRefused as refusal:
+            self.refused = str(refusal)
+
+
+def _asks(talk: _Talk, strategies: Sequence[New], context: Context) -> list[Conversation]:
+    """What the strategies will have rendered: the growing conversation first, so that each text extends the one before
+    it, and nothing twice."""
+    asks: dict[Any, Conversation] = {}
+    for make in strategies:
+        one = start(make, context)
+        for segment in _followed(one, talk):
+            for ask in one.foresee(segment):
+                key = (*map(id, ask.messages), id(ask.tools), id(ask.kwargs), ask.add_generation_prompt)
+                asks[key] = ask
+    first = id(talk.segments[-1].messages[0]) if talk.segments and talk.segments[-1].messages else 0
+    return sorted(asks.values(), key=lambda ask: (not ask.messages or id(ask.messages[0]) != first, len(ask.messages)))
+
+
+def _followed(strategy: Strategy, talk: _Talk) -> list[Segment]:
+    """The segments that a strategy lives through: the last one, unless it opens further rows for rewritten history."""
+    if _takes_recorded(strategy):
+        return []
+    return talk.segments if _forks(strategy) else talk.segments[-1:]
+
+
+def _takes_recorded(strategy: Strategy) -> TypeGuard[TakesRecorded]:
+    return hasattr(strategy, "take_recorded")
+
+
+def _forks(strategy: Strategy) -> TypeGuard[Forks]:
+    return hasattr(strategy, "fork")
+
+
+def _replayed(trajectory: Trajectory, talk: _Talk, make: New, context: Context) -> Replay:
+    one = start(make, context)
+    steps = trajectory.steps
     try:
-        return _replay(trajectory, one)
+        if not steps:
+            raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
+        if not any(len(step.completion_ids) for step in steps):
+            raise StrategyRefused(
+                "The trajectory was recorded as text, without token ids, and a strategy is replayed over the ids that "
+                "were sampled. Record calls with return_token_ids."
+            )
+        differs, frozen = None, 0
+        if _takes_recorded(one):
+            one.take_recorded([replace(step, logprobs=_logprobs(step)) for step in steps])
+        elif talk.refused:
+            raise StrategyRefused(talk.refused)
+        else:
+            followed = _followed(one, talk)
+            frozen = followed[0].start
+            differs = _follow(one, followed)
+        rows = [_placed(row, frozen) for row in one.rows()]
     except (StrategyRefused, RenderFailed) as error:
         return Replay(one.slug, refused=str(error))
-
-
-def _replay(trajectory: Trajectory, strategy: Strategy) -> Replay:
-    steps = trajectory.steps
-    if not steps:
-        raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
-    prompts = _prompts(steps, strategy)
-    rows = strategy.rows()
     return Replay(
-        strategy.slug,
+        one.slug,
         tuple(rows),
         trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
         lost_tokens=_lost(steps, rows),
         prompt_tokens_repaid=_repaid(rows),
-        differs_at=_differs(steps, prompts, rows),
-        prompts=tuple(prompts),
+        sampled_tokens=sum(len(step.completion_ids) for step in steps),
+        frozen_steps=frozen,
+        differs_at=differs or _last_differs(steps, rows),
     )
 
 
-def _prompts(steps: Sequence[Step], strategy: Strategy) -> list[Ids]:
-    """What the engine would have read at each step, the strategy having seen them all."""
-    if isinstance(strategy, TakesRecorded):
-        strategy.take_recorded([replace(step, logprobs=_logprobs(step)) for step in steps])
-        return [step.prompt_ids for step in steps]
-    first = steps[0].request
-    if first is None:
-        raise StrategyRefused("The trajectory was recorded without messages, and a strategy is replayed over them.")
-    prompts = [np.array(strategy.begin(first.messages, first.tools, first.chat_template_kwargs))]
-    for index, step in enumerate(steps):
-        following = steps[index + 1] if index + 1 < len(steps) else None
-        strategy.sampled(step.completion_ids, _logprobs(step), _reply(index, step, following))
-        if following is not None:
-            prompts.append(np.array(strategy.observe(_new_messages(index, step, following))))
-    return prompts
+def _follow(strategy: Strategy, followed: Sequence[Segment]) -> Place | None:
+    """Let a strategy live through the segments; gives the first prompt that it would have built otherwise."""
+    differs: Place | None = None
+    for n, segment in enumerate(followed):
+        begin = strategy.fork if n and _forks(strategy) else strategy.begin
+        prompt = begin(segment.messages, segment.tools, segment.kwargs)
+        for index, turn in enumerate(segment.turns, segment.start):
+            differs = differs or _other(index, turn.step.prompt_ids, prompt)
+            strategy.sampled(turn.step.completion_ids, _logprobs(turn.step), turn.reply)
+            if turn.following is not None:
+                prompt = strategy.observe(turn.following)
+    return differs
+
+
+def _other(index: int, recorded: Ids, prompt: Ids) -> Place | None:
+    shared = common_prefix(recorded, prompt)
+    return Place(index, shared) if shared < max(len(recorded), len(prompt)) else None
+
+
+def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> Place | None:
+    """Where the row that ends with the last step is not that step's stream."""
+    last = len(steps) - 1
+    for row in rows:
+        if row.step_indices and row.step_indices[-1] == last:
+            return _other(last, steps[-1].stream, row.ids)
+    return None
+
+
+def _placed(row: Row, start: int) -> Row:
+    """A row that counts its steps from the one at which the replay began."""
+    return replace(row, step_indices=tuple(index + start for index in row.step_indices)) if start else row
 
 
 def _logprobs(step: Step) -> Any:
     if step.logprobs is None or len(step.logprobs) != len(step.completion_ids):
         return None
     return step.logprobs
-
-
-def _messages(index: int, step: Step) -> tuple[Message, ...]:
-    if step.request is None:
-        raise StrategyRefused(f"Step {index} was recorded without its messages, and a strategy is replayed over them.")
-    return step.request.messages
-
-
-def _reply(index: int, step: Step, following: Step | None) -> Message | None:
-    """The assistant's message as the next request repeats it, else as the server parsed it."""
-    if following is not None:
-        sent, said = _messages(index, step), _messages(index + 1, following)
-        if len(said) > len(sent) and said[len(sent)].get("role") == "assistant":
-            return said[len(sent)]
-    return step.reply
-
-
-def _new_messages(index: int, step: Step, following: Step) -> Sequence[Message]:
-    """What came between two completions. Raises where the conversation was rewritten instead of continued."""
-    sent, said = _messages(index, step), _messages(index + 1, following)
-    if list(said[: len(sent)]) != list(sent) or len(said) <= len(sent) or said[len(sent)].get("role") != "assistant":
-        raise StrategyRefused(
-            f"Step {index + 1} does not continue the conversation of step {index}: its messages were rewritten, or it "
-            "is a branch. A strategy is replayed over one conversation that grows."
-        )
-    return said[len(sent) + 1 :]
 
 
 def _lost(steps: Sequence[Step], rows: Sequence[Row]) -> int:
@@ -139,35 +243,40 @@ def _stretches(row: Row) -> list[Ids]:
 def _repeated(sampled: Ids, stretch: Ids) -> int:
     """How many ids of a completion stand in a trained stretch as they were sampled: common prefix and suffix."""
     prefix = common_prefix(sampled, stretch)
+    if prefix == min(len(sampled), len(stretch)):
+        return prefix
     suffix = common_prefix(sampled[prefix:][::-1], stretch[prefix:][::-1])
     return prefix + suffix
 
 
 def _repaid(rows: Sequence[Row]) -> int:
-    return sum(
-        max(common_prefix(row.ids, earlier.ids) for earlier in rows[:index])
-        for index, row in enumerate(rows)
-        if index > 0
-    )
-
-
-def _differs(steps: Sequence[Step], prompts: Sequence[Ids], rows: Sequence[Row]) -> Place | None:
-    for index, (step, prompt) in enumerate(zip(steps, prompts, strict=True)):
-        shared = common_prefix(step.prompt_ids, prompt)
-        if shared < max(len(step.prompt_ids), len(prompt)):
-            return Place(index, shared)
-    last = steps[-1].stream
-    for row in rows:
-        if row.step_indices and row.step_indices[-1] == len(steps) - 1:
-            shared = common_prefix(last, row.ids)
-            return Place(len(steps) - 1, shared) if shared < max(len(last), len(row.ids)) else None
-    return None
+    total = 0
+    for index, row in enumerate(rows):
+        best = 0
+        for earlier in reversed(rows[:index]):
+            # One look at the id behind the best prefix so far spares most comparisons.
+            n = min(len(earlier.ids), len(row.ids))
+            if best < n and earlier.ids[best] == row.ids[best]:
+                best = max(best, common_prefix(row.ids, earlier.ids))
+        total += best
+    return total
 
 
 def with_replies(trajectory: Trajectory, parse: Callable[[Ids, Ids], Message]) -> Trajectory:
-    """The trajectory with a parsed message for each completion that was recorded without one."""
+    """The trajectory with a parsed message for each completion whose message neither it nor the next request has."""
+    lacking = set(lacks_reply(trajectory))
     steps = tuple(
-        step if step.reply is not None else replace(step, reply=parse(step.prompt_ids, step.completion_ids))
-        for step in trajectory.steps
+        replace(step, reply=parse(step.prompt_ids, step.completion_ids)) if index in lacking else step
+        for index, step in enumerate(trajectory.steps)
     )
     return replace(trajectory, steps=steps)
+
+
+def lacks_reply(trajectory: Trajectory) -> list[int]:
+    """The steps whose completion was recorded without a message."""
+    steps = trajectory.steps
+    return [
+        index
+        for index, step in enumerate(steps)
+        if step.reply is None and not (index + 1 < len(steps) and continues(step, steps[index + 1]))
+    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.codec import Conversation, RenderFailed
 from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, Tools
+from rollouts.tito.strategies.talk import Segment
 from rollouts.tito.trajectory import Floats, Ids, Message, Origins, Row
 
 
@@ -37,6 +38,10 @@ class TwoTemplates:
         with _OfTheRows():
             self._rows.observe(messages)
         return prompt
+
+    def foresee(self, segment: Segment) -> Iterable[Conversation]:
+        """Of the prompts alone: the other template is another renderer's."""
+        return self._prompts.foresee(segment)
 
     def rows(self) -> list[Row]:
         with _OfTheRows():

@@ -1,0 +1,85 @@
+"""A recorded trajectory as strategies see it: conversations that grow, a new one wherever history was rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rollouts.tito.strategies.protocol import StrategyRefused, Tools
+from rollouts.tito.trajectory import Message, Step
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A completion, and what the conversation gained before the next one."""
+
+    step: Step
+    reply: Message | None
+    """The assistant's message as the next request repeats it, else as it was parsed."""
+    following: tuple[Message, ...] | None
+    """The messages that came before the next completion; None for the last one of its segment."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A stretch of steps of which each continues the conversation of the one before."""
+
+    start: int
+    """Index of its first step."""
+    messages: tuple[Message, ...]
+    """What its first step was asked."""
+    tools: Tools
+    kwargs: Mapping[str, Any]
+    turns: tuple[Turn, ...]
+
+    @cached_property
+    def prompts(self) -> list[list[Message]]:
+        """The conversation at each of its steps, without the reply."""
+        prompts = [list(self.messages)]
+        for turn in self.turns[:-1]:
+            prompts.append([*prompts[-1], *([] if turn.reply is None else [turn.reply]), *(turn.following or ())])
+        return prompts
+
+
+def segments(steps: Sequence[Step]) -> list[Segment]:
+    """The steps, cut where a request does not continue the one before: there the past was rewritten, or another branch
+    goes on. Raises :class:`StrategyRefused` where messages are lacking."""
+    if not steps:
+        raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
+    if steps[0].request is None:
+        raise StrategyRefused("The trajectory was recorded without messages, and a strategy is replayed over them.")
+    found: list[Segment] = []
+    turns: list[Turn] = []
+    start = 0
+    for index, step in enumerate(steps):
+        _messages(index, step)
+        following = steps[index + 1] if index + 1 < len(steps) else None
+        turn = None if following is None else _continued(index, step, following)
+        turns.append(turn or Turn(step, step.reply, None))
+        if turn is None:
+            first = steps[start].request
+            assert first is not None
+            found.append(Segment(start, first.messages, first.tools, first.chat_template_kwargs, tuple(turns)))
+            start, turns = index + 1, []
+    return found
+
+
+def continues(step: Step, following: Step) -> bool:
+    """Whether a request is the one before, its reply, and what came then."""
+    if step.request is None or following.request is None:
+        return False
+    sent, said = step.request.messages, following.request.messages
+    return len(said) > len(sent) and said[: len(sent)] == sent and said[len(sent)].get("role") == "assistant"
+
+
+def _continued(index: int, step: Step, following: Step) -> Turn | None:
+    n, said = len(_messages(index, step)), _messages(index + 1, following)
+    return Turn(step, said[n], said[n + 1 :]) if continues(step, following) else None
+
+
+def _messages(index: int, step: Step) -> tuple[Message, ...]:
+    if step.request is None:
+        raise StrategyRefused(f"Step {index} was recorded without its messages, and a strategy is replayed over them.")
+    return step.request.messages
