@@ -129,7 +129,7 @@ class TestWhatIsStored:
     def test_a_settled_trajectory_goes_on(self, run: Run, record: Any) -> None:
         async def scenario(bench: Bench) -> None:
             await bench.chat("hi", session="s")
-            for _ in range(200):
+            for _ in range(1200):
                 await asyncio.sleep(0.05)
                 if await asyncio.to_thread(lambda: run.trajectories.filter(status="done").exists()):
                     break
@@ -290,7 +290,7 @@ class TestWhatGoesWrong:
                 await answer.content.readuntil(b"\n\n")
                 await answer.content.readuntil(b"\n\n")
                 answer.close()
-            for _ in range(100):
+            for _ in range(1200):
                 await asyncio.sleep(0.05)
                 if bench.writer.counts["stored"]:
                     return
