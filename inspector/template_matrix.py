@@ -49,6 +49,11 @@ def matrix(params: QueryDict) -> dict[str, Any]:
     checks = {check.code: check for check in wanted}
     columns = [_column(one, codes[one.pk], checks.get(codes[one.pk])) for one in tokenizers]
     shown = [column for column in columns if name.lower() in column["name"].lower()]
+    revisions = _revisions(columns)
+    newest = params.get("revisions") == "newest"
+    if newest:
+        older = {(one["source"], one["before"]["name"]) for one in revisions}
+        shown = [column for column in shown if (column["source"], column["name"]) not in older]
     probes = _probes(shown)
     purposes = list(dict.fromkeys(probe["purpose"] for probe in probes))
     probes = [probe for probe in probes if not purpose or probe["purpose"] == purpose]
@@ -57,13 +62,13 @@ def matrix(params: QueryDict) -> dict[str, Any]:
         "tokenizers": shown,
         "probes": kept,
         "purposes": purposes,
-        "filter": {"name": name, "purpose": purpose, "show": show},
+        "filter": {"name": name, "purpose": purpose, "show": show, "revisions": "newest" if newest else "all"},
         "n_tokenizers": len(columns),
         "n_probes": len(probes),
         "answered": sum(column["status"] in ("done", "failed") for column in columns),
         "missing": sum(column["status"] == "missing" for column in columns),
         "under_way": any(column["status"] in ("queued", "running") for column in columns),
-        "revisions": _revisions(columns),
+        "revisions": revisions,
     }
 
 
@@ -82,6 +87,7 @@ def _column(tokenizer: Tokenizer, code: str, check: TemplateCheck | None) -> dic
         "prefix_preserving": cells.get("prefix_preserving"),
         "cells": {probe: word_of(cell) for probe, cell in cells.get("probes", {}).items()},
         "probes": cells.get("probes", {}),
+        "titles": {probe: cell["title"] for probe, cell in cells.get("probes", {}).items()},
     }
 
 
@@ -89,6 +95,7 @@ def _probes(columns: list[dict[str, Any]]) -> list[dict[str, str]]:
     """The probes of all columns, purpose by purpose in the order in which the first columns have them."""
     found: dict[str, dict[str, str]] = {}
     for column in columns:
+        column.pop("titles")
         for name, cell in column.pop("probes").items():
             found.setdefault(name, {"name": name, "title": cell["title"], "purpose": cell["purpose"]})
     order = list(dict.fromkeys(probe["purpose"] for probe in found.values()))
@@ -103,16 +110,30 @@ def _is_kept(probe: str, columns: list[dict[str, Any]], show: str) -> bool:
 
 
 def _revisions(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sources that are registered with more than one chat template: consecutive ones, to be compared."""
+    """Sources that are registered more than once: what turned from each revision to the next one that differs."""
     found = []
     for before, after in itertools.pairwise(columns):
-        if before["source"] == after["source"] and before["chat_template"] != after["chat_template"]:
-            found.append({"source": after["source"], "before": _short(before), "after": _short(after)})
+        if (
+            after["source"]
+            and before["source"] == after["source"]
+            and before["chat_template"] != after["chat_template"]
+        ):
+            one, other = before["cells"], after["cells"]
+            turned = [
+                {"name": probe, "before": one[probe], "after": other[probe], "title": after["titles"][probe]}
+                for probe in other
+                if probe in one and one[probe] != other[probe]
+            ]
+            known = bool(one and other)
+            change = {"source": after["source"], "known": known, "turned": turned}
+            found.append(change | {"before": _short(before), "after": _short(after)})
     return found
 
 
 def _short(column: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: column[key] for key in ("name", "revision", "chat_template", "prefix_preserving", "created_at")}
+    return {
+        key: column[key] for key in ("name", "revision", "chat_template", "prefix_preserving", "created_at", "code")
+    }
 
 
 def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:

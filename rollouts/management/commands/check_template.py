@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from rollouts import chat_templates, tokenizers
+from rollouts import chat_templates, services, tokenizers
 from rollouts.chat_templates.report import CheckReport, Status
 from rollouts.models import Tokenizer
 from rollouts.tito.codec import RenderFailed
@@ -30,7 +30,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--tokenizer", metavar="NAME_OR_DIR", help="a registered tokenizer, or a tokenizer's folder"
+            "--tokenizer",
+            metavar="NAME_OR_DIR",
+            help="a registered tokenizer, a tokenizer's folder, or a hub id with its revision: org/name@revision",
         )
         parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file; default: the tokenizer's own")
         parser.add_argument("--tools", metavar="FILE", help="a JSON file with a list of function schemas")
@@ -155,10 +157,15 @@ _LETTER = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "-"}
 
 
 def resolve_tokenizer(name: str) -> LoadedTokenizer:
-    """A registered tokenizer by its name, else the one in a folder. Raises :class:`CannotCheck`."""
+    """A registered tokenizer by its name, one in a folder, or ``org/name@revision``. Raises :class:`CannotCheck`."""
     if Path(name).exists():
         return tokenizers.load(name)
     registered = Tokenizer.objects.filter(name=name).first()
+    if registered is None and name.count("/") == 1 and "@" in name:
+        try:
+            registered = services.find_tokenizer(name)
+        except ValueError as error:
+            raise CannotCheck(str(error)) from error
     if registered is None:
         known = ", ".join(Tokenizer.objects.order_by("name").values_list("name", flat=True)[:20])
         raise CannotCheck(
