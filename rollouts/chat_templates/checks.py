@@ -23,6 +23,7 @@ from rollouts.chat_templates.probes import (
 from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status, verdicts, what_changed
 from rollouts.tito.codec import RenderFailed
+from rollouts.tito.quote import quoted
 from rollouts.tito.trajectory import Message
 
 TITO_POST = "tool_append"
@@ -65,7 +66,7 @@ def judge_append(probe: Probe, bench: Bench) -> Check:
         detail = f"The renders agree only because {what} is not rendered at all: the pass is void."
         return make(status=Status.UNSUPPORTED, detail=detail, void=True)
     added = comparison.delta_text or ""
-    return make(status=Status.OK, detail=f"Adds {added[:100]!r} and changes nothing before it.")
+    return make(status=Status.OK, detail=f"Adds {quoted(added, 100)} and changes nothing before it.")
 
 
 _WORDS = {

@@ -12,6 +12,7 @@ from rollouts.chat_templates.compare import Comparison, Side, common_length
 from rollouts.chat_templates.forms import CALC, Form, system, user
 from rollouts.chat_templates.render import provenance
 from rollouts.chat_templates.report import Check, Purpose, Status
+from rollouts.tito.quote import quoted
 from rollouts.tito.trajectory import Message
 
 Judge = Callable[[Bench], Check]
@@ -171,7 +172,7 @@ def default_system(bench: Bench) -> Check:
         detail = "Without a system message the render has none."
         return Check(name, title, Purpose.FACTS, Status.OK, detail, decisive=False)
     replaced = not given.error and " ".join(head.split())[:40] not in " ".join(given.text.split())
-    detail = f"Without a system message the template writes its own: {' '.join(head.split())[:80]!r}" + (
+    detail = f"Without a system message the template writes its own: {quoted(' '.join(head.split()), 80)}" + (
         "; a given one replaces it, so a delta rendered alone gets it again."
         if replaced
         else ", beside a given one too."
@@ -287,7 +288,7 @@ def content_form(name: str, title: str, build: Callable[[Form], tuple[list[Messa
         if comparison.text_passed:
             return Check(name, title, Purpose.FACTS, Status.OK, "It is rendered like a string.", False)
         lost, gained = comparison.lost_and_gained()
-        detail = f"It is rendered in another way: {gained[:60]!r} for {lost[:60]!r}."
+        detail = f"It is rendered in another way: {quoted(gained)} for {quoted(lost)}."
         return Check(name, title, Purpose.FACTS, Status.BROKEN, detail, False, comparison=comparison)
 
     return judge

@@ -11,6 +11,7 @@ from typing import Any
 from rollouts.chat_templates.compare import WINDOW_AFTER, WINDOW_BEFORE, Comparison, Side
 from rollouts.chat_templates.render import Conversation
 from rollouts.chat_templates.tags import deciding_condition, line_text
+from rollouts.tito.quote import contrast, quoted
 
 
 class Purpose(StrEnum):
@@ -236,8 +237,9 @@ def what_changed(comparison: Comparison) -> str:
     if not lost.strip() and not gained.strip():
         return "white space changes"
     if not lost:
-        return f"text is put in between: {gained[:40]!r}"
-    return f"{lost[:40]!r} becomes {gained[:40]!r}"
+        return f"text is put in between: {quoted(gained)}"
+    was, now = contrast(lost, gained)
+    return f"{was} becomes {now}"
 
 
 def verdicts(checks: Iterable[Check]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from rollouts.tito.align import Group, align_ids, align_same_bytes
 from rollouts.tito.codec import Codec, Renderer, RenderFailed
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.prefix import Link, MergedRow, link_steps, merge_steps, shared_with_stream, stream_length
+from rollouts.tito.quote import window_text
 from rollouts.tito.segments import byte_offsets
 from rollouts.tito.trajectory import Ids, Mask, Message, Step, Trajectory
 
@@ -71,8 +72,10 @@ class Case:
         before = np.flatnonzero(self.is_special(ids[low:start]))
         after = np.flatnonzero(self.is_special(ids[stop:high]))
         first = low + int(before[-1]) if before.size else low
-        last = stop + int(after[0]) + 1 if after.size else high
-        return self.text(ids[first : min(last, first + 4 * _WIDEN)])
+        whole = stop + int(after[0]) + 1 if after.size else high
+        last = min(whole, first + 4 * _WIDEN)
+        cut_before, cut_behind = first > 0 and not before.size, last < len(ids) and (last < whole or not after.size)
+        return window_text(self.bytes_of(ids[first:last]), cut_before, cut_behind)
 
     # -- renders
 

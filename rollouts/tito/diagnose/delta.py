@@ -17,6 +17,7 @@ from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.own import control_text_in
 from rollouts.tito.diagnose.verdict import finding_on_step
 from rollouts.tito.prefix import common_prefix
+from rollouts.tito.quote import quoted
 from rollouts.tito.segments import content_forms
 from rollouts.tito.trajectory import Ids, Message, Step
 
@@ -321,7 +322,7 @@ def system_prompt_injected(d: Delta) -> Fault | None:
                 return Fault(
                     "system_prompt_injected",
                     f"The delta of step {d.index} holds the start of a conversation in the middle of the stream: "
-                    f"{d.case.text(ids[:24])!r}.",
+                    f"{quoted(d.case.text(ids[:48]))}.",
                     place, max(stop, place + 1), d.ids[:0],
                 )  # fmt: skip
     return None

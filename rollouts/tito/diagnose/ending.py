@@ -16,6 +16,7 @@ from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.template import template_not_append_only
 from rollouts.tito.diagnose.verdict import bound_note, bounded
 from rollouts.tito.prefix import Link, stream_length
+from rollouts.tito.quote import quoted
 from rollouts.tito.trajectory import NO_IDS, Ids, Request, Step, Trajectory
 
 COMPARE = {
@@ -170,7 +171,7 @@ def _finding(b: Break) -> Finding:
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:59] + "…") if text else "nothing"
+    return quoted(text) if text else "nothing"
 
 
 def _not_rendered(step: int) -> Finding:

@@ -40,19 +40,21 @@ _STREAM_ERRORS = _kinds(
      "Never render to text and then encode that text with special tokens added."),
     ("context_truncated", "Context cut",
      "The start of the context was cut away to fit a limit.",
-     "Raise an error instead of cutting; freeze what came before as prompt."),
+     ("Let the engine raise an error instead of cutting, or end the trajectory there. What was sampled "
+     "before the cut can only be context, with mask 0.")),
     ("history_rewritten", "History rewritten",
      "Earlier messages were edited, removed or summarised before they were sent again.",
-     "Freeze everything before the rewrite as prompt with mask 0, or fork a row there."),
+     "Begin a new row at the rewrite: everything before it is prompt there, with mask 0."),
     ("assistant_rewritten", "Assistant message rewritten",
      "The harness changed what the assistant had said before sending it back.",
-     "Send the assistant's message back as it was parsed, or treat the change as a fork."),
+     "Send the assistant's message back as it was parsed, or begin a new row at the change."),
     ("empty_think_toggled", "Empty think block toggled",
      "The template writes an empty think block at one position of a message and leaves it out at another.",
      "Let the template always write the block (for Qwen3 a change of one line), or keep the sampled tokens."),
     ("thinking_stripped", "Thinking stripped",
      "The template left out the reasoning of an earlier turn when it rendered the conversation again.",
-     "Use the template's switch that keeps thinking, token-in-token-out, or one row per turn."),
+     ("Switch the template to keep thinking if it can, keep the sampled ids (token-in-token-out), or "
+      "train one row a turn.")),
     ("reasoning_misparsed", "Reasoning parsed wrong",
      ("The generation prompt had opened the think block, the parser did not know it, and the reasoning came back as "
      "content."),
@@ -65,16 +67,18 @@ _STREAM_ERRORS = _kinds(
      "Keep ids or bytes, never text."),
     ("tool_call_reserialized", "Tool call written again",
      "The tool call was parsed and written again: the same values in other characters.",
-     "Use token-in-token-out, or keep the raw text of the call."),
+     "Keep the sampled ids from call to call (token-in-token-out), or at least the raw text of the call."),
     ("whitespace_changed", "White space changed",
      "White space next to a tool call or a think marker is not what was sampled.",
-     "Use token-in-token-out; parse for routing only."),
+     "Keep the sampled ids from call to call (token-in-token-out); parse the text for routing only."),
     ("boundary_merge", "Tokens merged across a boundary",
      "Two pieces that had been encoded apart were encoded together, and tokens merged across their seam.",
-     "Encode a delta whole and put the seam at a special token."),
+     ("Encode what stands between two completions in one piece, from the sampled stop token to the end of "
+     "the assistant's header: nothing merges across control tokens.")),
     ("template_not_append_only", "Template rewrites its own scaffold",
      "The template wrote scaffold into the earlier prompt that it does not write once messages follow.",
-     "Cut the tail that the template takes back before extending, or repair the template."),
+     ("Before you extend the stream, cut the scaffold that the template takes back; or repair the template (page Chat "
+     "templates).")),
     ("tokenizer_mismatch", "Another tokenizer",
      ("The prompt's ids are not what this tokenizer gives for the same messages: engine and trainer use different "
      "tokenizers or revisions."),
@@ -87,7 +91,7 @@ _STREAM_ERRORS = _kinds(
      "Do not rebuild ids from text or from a stream; take the engine's own."),
     ("unclassified", "Break of unknown cause",
      "The prompt does not start with what was sampled, and none of the known causes fits.",
-     "Compare both sides of the difference."),
+     "Compare both sides on the trajectory's page, from the named token on."),
 )  # fmt: skip
 _STREAM_INFOS = _kinds(
     Axis.STREAM,
@@ -108,7 +112,7 @@ _STREAM_NONCANONICAL = _kinds(
     Severity.ERROR,
     ("noncanonical_sampling", "Non-canonical sampling",
      "The model sampled a segmentation that the encoder would not choose for the same text.",
-     "Use token-in-token-out; nothing else keeps such tokens."),
+     "Keep the sampled ids from call to call (token-in-token-out); text cannot hold them."),
 )  # fmt: skip
 _DELTA = _kinds(
     Axis.DELTA,
@@ -121,22 +125,25 @@ _DELTA = _kinds(
      "Render all tool messages of a turn together."),
     ("turn_separator_lost", "Turn separator lost",
      "What the template writes right behind a stop token (often a newline) is missing.",
-     "Cut the dummy prefix at its last stop token, and insert the separator with mask 0."),
+     ("If deltas are rendered behind a dummy conversation, cut that right behind its last stop token, so "
+     "that the separator stays; it gets mask 0.")),
     ("stop_token_doubled", "Stop token doubled",
      "The sampled stop token is also the next turn's header, and the delta brings it again.",
-     "Drop one of the two, with its mask and logprob."),
+     "Leave out the delta's: the sampled one is there already, with its mask and logprob."),
     ("system_prompt_injected", "System prompt injected",
      "New messages were rendered alone, so the template put its default system prompt in the middle of the stream.",
-     "Render new messages behind a fixed base that has an explicit system message."),
+     ("Never render new messages alone: put a short conversation with a system message in front, and cut its ids away "
+     "again.")),
     ("special_tokens_injected", "Control tokens from content",
      "Text inside a message spells a control token and was encoded as one.",
-     "Encode content with special tokens split."),
+     ("Encode the text of messages so that it cannot become control tokens (split_special_tokens=True in "
+     "transformers), or escape it.")),
     ("generation_prompt_missing", "Generation prompt missing",
      "The prompt does not end with the assistant header that the template gives.",
      "Render with the generation prompt and with the run's own template switches."),
     ("delta_differs", "Delta differs",
      "The tokens put in between two completions are not those that the template gives.",
-     "Compare both sides of the difference."),
+     "Open the page of deltas: it shows both, and the renders they come from."),
 )  # fmt: skip
 _ROW_ERRORS = _kinds(
     Axis.ROW,
@@ -146,7 +153,7 @@ _ROW_ERRORS = _kinds(
      "Build the row from the sampled ids."),
     ("length_mismatch", "Lengths disagree",
      "Ids, mask, logprobs or advantages of one row have different lengths.",
-     "Let all columns of a row grow together."),
+     "Append ids, mask, logprobs and advantages in one place of the code, all or none."),
     ("observation_trained", "Observation trained",
      "A token of a tool or of the environment is under the gradient.",
      "Give everything that the policy did not sample mask 0."),
@@ -164,7 +171,8 @@ _ROW_ERRORS = _kinds(
      "Check that the template marks assistant turns ({% generation %}) and that the mask was computed with it."),
     ("columns_shifted", "Columns off by one",
      "Mask, logprobs or advantages are shifted against each other by a constant number of tokens.",
-     "Align next-token columns with the tokens they speak of."),
+     ("A column of next-token prediction stands one place to the left. Shift it, so that each value stands "
+     "at the token it speaks of.")),
     ("logprob_invalid", "Invalid logprobs",
      "A logprob under the gradient is positive, not a number or infinite, or all of them are exactly 0.",
      "Take the logprobs of the sampling engine as they are."),
@@ -205,7 +213,7 @@ _ROW_WARNINGS = _kinds(
      "Mask truncated completions, or say that they are wanted."),
     ("never_trained", "Never trained",
      "Sampled tokens are under the gradient in no row.",
-     "Give every step a row."),
+     "Write a row for every step, or merge its tokens into one that is trained."),
 )  # fmt: skip
 _ROW_INFOS = _kinds(
     Axis.ROW,

@@ -11,6 +11,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import finding_on_step
+from rollouts.tito.quote import clipped, listed
 from rollouts.tito.segments import content_forms
 from rollouts.tito.trajectory import Ids, Step
 
@@ -53,7 +54,7 @@ def _missing(case: Case, step: Step) -> tuple[str, int, int] | None:
                 start + place + 1,
             )
         if (ids == ids[0]).all() and _made_up(case, step, ids, name == "completion"):
-            return f"the {name} is the id {int(ids[0])}, {len(ids)} times", start, start + len(ids)
+            return f"the {name} holds nothing but the id {int(ids[0])} ({len(ids)} times)", start, start + len(ids)
     return None
 
 
@@ -96,7 +97,7 @@ def inconsistent(case: Case, index: int) -> Finding | None:
             case, index, "engine_ids_inconsistent",
             f"The ids that step {index} sampled do not spell the text that came with them.",
             start=n + place, stop=n + sampled, actual_ids=step.completion_ids[place:],
-            expected_text=(step.text if step.text is not None else _said(step) or "")[:1000],
+            expected_text=clipped(step.text if step.text is not None else _said(step) or "", 1000),
             cost=Cost(trained_tokens_wrong=sampled, rows=len(case.merged)),
         )  # fmt: skip
     return None
@@ -162,8 +163,8 @@ def noncanonical(case: Case, indices: Sequence[int]) -> Iterator[Finding]:
         half = " It holds bytes that are no whole character." if any(d.invalid_utf8 for d in drifts) else ""
         yield finding_on_step(
             case, index, "noncanonical_sampling",
-            f"Step {index} sampled {drift.actual_ids[:8].tolist()} where the encoder chooses "
-            f"{drift.expected_ids[:8].tolist()}{more}; it would drift if it were encoded again.{half}",
+            f"Step {index} sampled {listed(drift.actual_ids)} where the encoder chooses "
+            f"{listed(drift.expected_ids)}{more}; it would drift if it were encoded again.{half}",
             start=start + drift.start, stop=start + drift.stop, expected_ids=drift.expected_ids,
             actual_ids=drift.actual_ids, severity=Severity.INFO,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Break, kwargs_of
 from rollouts.tito.diagnose.verdict import Verdict
+from rollouts.tito.quote import clipped, contrast, quoted
 from rollouts.tito.segments import content_forms
 from rollouts.tito.trajectory import Message, Step
 
@@ -178,11 +179,19 @@ def history_rewritten(b: Break) -> Verdict | None:
     role = before[index].get("role")
     if index < len(after) and role == after[index].get("role") == "assistant":
         return None
-    what = "is gone" if index >= len(after) else "is another"
+    if index >= len(after):
+        what = f"of step {b.parent_index} is gone at step {b.index}"
+    elif after[index].get("role") != role:
+        what = f"of step {b.parent_index} is a message of the role {after[index].get('role')} at step {b.index}"
+    else:
+        one, other = (_words(msg.text_of(side[index].get("content"))) for side in (before, after))
+        was, now = contrast(one, other)
+        what = f"was {was} at step {b.parent_index} and is {now} at step {b.index}"
+    n = len(after)
+    sent = f", which sends {n} message{'s' * (n != 1)} where step {b.parent_index} sent {len(before)}"
     return Verdict(
         "history_rewritten",
-        f"Message {index} ({role}) of step {b.parent_index} {what} at step {b.index}, which sends {len(after)} "
-        f"messages after {len(before)}.",
+        f"Message {index} ({role}) {what}{sent * (n < len(before))}.",
         message_index=min(index, max(0, len(after) - 1)),
     )
 
@@ -224,10 +233,10 @@ def assistant_rewritten(b: Break) -> Verdict | None:
 def _rewritten(b: Break, index: int, old: Message, new: Message) -> Verdict:
     one, other = msg.plain(old), msg.plain(new)
     key = next((key for key in (*one, *other) if one.get(key) != other.get(key)), "content")
+    was, now = contrast(_words(one.get(key)), _words(other.get(key)))
     return Verdict(
         "assistant_rewritten",
-        f"The {key.replace('_', ' ')} of the assistant's message {index} came back changed: {_short(one.get(key))} "
-        f"became {_short(other.get(key))}.",
+        f"The {key.replace('_', ' ')} of the assistant's message {index} came back changed: {was} became {now}.",
         message_index=index,
     )
 
@@ -243,13 +252,22 @@ def _untraced(b: Break, index: int, sent: Message) -> Verdict | None:
         if value and not msg.has_trace(value, sampled):
             return Verdict(
                 "assistant_rewritten",
-                f"The {name} of the assistant's message {index} ({_short(value)}) does not stand in what step "
+                f"The {name} of the assistant's message {index} ({quoted(_words(value))}) does not stand in what step "
                 f"{b.parent_index} sampled.",
                 message_index=index,
             )
     return None
 
 
-def _short(value: Any, size: int = 60) -> str:
+def _short(value: Any) -> str:
+    """A setting as JSON."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= size else text[: size - 1] + "…"
+    head = clipped(text, 60)
+    return "not set" if value is None else head if len(head) == len(text) else f"{head} …"
+
+
+def _words(value: Any) -> str:
+    """A field of a message as text."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -9,6 +9,7 @@ from rollouts.tito.diagnose.case import Break, Case
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.diagnose.verdict import Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix
+from rollouts.tito.quote import quoted
 
 
 def template_not_append_only(b: Break) -> Verdict | None:
@@ -31,7 +32,7 @@ def template_not_append_only(b: Break) -> Verdict | None:
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:59] + "…") if text else "nothing"
+    return quoted(text) if text else "nothing"
 
 
 def _tail_length(b: Break) -> int:

@@ -13,6 +13,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Break
 from rollouts.tito.diagnose.template import foreign
 from rollouts.tito.diagnose.verdict import Verdict
+from rollouts.tito.quote import contrast, listed
 
 _TAG_BEFORE = re.compile(r"(?:<[^<>]{1,64}>|\[[A-Z_/]{2,64}\])\s*\Z")
 _TAG_BEHIND = re.compile(r"\s*(?=<[^<>]{1,64}>|\[/?[A-Z_]{2,64}\])")
@@ -69,9 +70,10 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
         values = "the values are the same"
     else:
         return None
+    was, now = contrast(old, new)
     return Verdict(
         "tool_call_reserialized",
-        f"The tool call was parsed and written again: {_around(old, place)} became {_around(new, place)}; {values}.",
+        f"The tool call was parsed and written again: {was} became {now}; {values}.",
         message_index=len(b.known_messages[0]) if b.known_messages and b.in_completion else None,
     )
 
@@ -82,11 +84,8 @@ def whitespace_changed(b: Break) -> Verdict | None:
         return None
     if "".join(b.a.split()) != "".join(b.b.split()):
         return None
-    place = _first_difference(b.a, b.b)
-    return Verdict(
-        "whitespace_changed",
-        f"Only white space differs: {_around(b.a, place)} was sampled, {_around(b.b, place)} came back.",
-    )
+    sampled, came = contrast(b.a, b.b)
+    return Verdict("whitespace_changed", f"Only white space differs: {sampled} was sampled, {came} came back.")
 
 
 def boundary_merge(b: Break) -> Verdict | None:
@@ -95,8 +94,8 @@ def boundary_merge(b: Break) -> Verdict | None:
         return None
     return Verdict(
         "boundary_merge",
-        f"Both sides spell the same text; tokens {b.expected_stretch[:8].tolist()} were put together from pieces and "
-        f"became {b.actual_stretch[:8].tolist()} when the text was encoded as a whole.",
+        f"Both sides spell the same text; tokens {listed(b.expected_stretch)} were put together from pieces and "
+        f"became {listed(b.actual_stretch)} when the text was encoded as a whole.",
     )
 
 
@@ -106,8 +105,8 @@ def noncanonical_sampling(b: Break) -> Verdict | None:
         return None
     return Verdict(
         "noncanonical_sampling",
-        f"Both sides spell the same text; the model sampled {b.expected_stretch[:8].tolist()} where the encoder "
-        f"chooses {b.actual_stretch[:8].tolist()}.",
+        f"Both sides spell the same text; the model sampled {listed(b.expected_stretch)} where the encoder "
+        f"chooses {listed(b.actual_stretch)}.",
         message_index=len(b.known_messages[0]) if b.known_messages and b.in_completion else None,
     )
 
@@ -191,7 +190,3 @@ def _same_values(old: str, new: str) -> bool:
 def _first_difference(a: str, b: str) -> int:
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)
-
-
-def _around(text: str, place: int) -> str:
-    return json.dumps(text[max(0, place - 8) : place + 12], ensure_ascii=False)

@@ -1,0 +1,82 @@
+"""Snippets of text and ids in sentences: never cut inside a character, and a cut is seen as one."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from rollouts.tito.trajectory import Ids
+
+_JOINER = "\u200d"
+
+
+def quoted(text: str, most: int = 60) -> str:
+    """A text in quotes, control characters escaped. A long one ends behind a word; an ellipsis says so, outside."""
+    head = clipped(text, most)
+    return f"{head!r} …" if len(head) < len(text) else repr(text)
+
+
+def clipped(text: str, most: int) -> str:
+    """The start of a text: at most so many characters, and whole words where one ends in its second half."""
+    if len(text) <= most:
+        return text
+    stop = _whole(text, most)
+    space = max(text.rfind(blank, 0, stop + 1) for blank in " \n\t")
+    return text[: space if space > most // 2 else stop]
+
+
+def _whole(text: str, place: int) -> int:
+    """The nearest place at or before ``place`` that no character as a reader sees it lies across."""
+    while 0 < place < len(text) and _joined(text[place - 1], text[place]):
+        place -= 1
+    return place
+
+
+def _joined(before: str, behind: str) -> bool:
+    """Marks, variation selectors, skin tones and what a joiner ties belong to what stands before; flags are pairs."""
+    if behind == _JOINER or before == _JOINER or unicodedata.category(behind) in ("Mn", "Mc", "Me"):
+        return True
+    return "\U0001f3fb" <= behind <= "\U0001f3ff" or all(
+        "\U0001f1e6" <= one <= "\U0001f1ff" for one in (before, behind)
+    )
+
+
+def contrast(one: str, other: str, most: int = 60, before: int = 16) -> tuple[str, str]:
+    """Two texts in quotes, from a little before their first difference on."""
+    n = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    start = _whole(one, max(n - before, 0)) if n > before else 0
+    word = one.find(" ", start, n)
+    start = word + 1 if start and 0 <= word < n - 3 else start
+    return _side(one, start, most), _side(other, start, most)
+
+
+def _side(text: str, start: int, most: int) -> str:
+    if not text:
+        return "nothing"
+    return f"… {quoted(text[start:], most)}" if start else quoted(text, most)
+
+
+def listed(ids: Ids | Sequence[int], most: int = 8) -> str:
+    """Ids as a list; of a long one the first, and how many there are."""
+    first = ", ".join(str(int(token)) for token in ids[:most])
+    return f"[{first}]" if len(ids) <= most else f"[{first}, … {len(ids)} in all]"
+
+
+def window_text(data: bytes, cut_before: bool, cut_behind: bool) -> str:
+    """The text of a window of tokens. Where the window cut it, half a character goes and an ellipsis stands."""
+    start, stop = 0, len(data)
+    if cut_before:
+        while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+            start += 1
+    if cut_behind:
+        lead = next(
+            (i for i in range(len(data) - 1, max(len(data) - 5, start) - 1, -1) if data[i] & 0xC0 != 0x80), None
+        )
+        if lead is not None and data[lead] >= 0xC0 and len(data) - lead < _length(data[lead]):
+            stop = lead
+    return "…" * cut_before + data[start:stop].decode("utf-8", "replace") + "…" * cut_behind
+
+
+def _length(lead: int) -> int:
+    """Bytes of a character by its first one."""
+    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
