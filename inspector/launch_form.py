@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -100,6 +101,7 @@ class NewRunForm(PlainForm):
     chat_template = forms.ChoiceField(required=False, label="For the prompts")
     chat_template_text = _pasted("… or paste one")
     chat_template_file = forms.FileField(required=False, label="… or upload one", help_text="A .jinja file.")
+    chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
     rows_chat_template = forms.ChoiceField(
         required=False,
         label="For the training rows",
@@ -107,6 +109,7 @@ class NewRunForm(PlainForm):
     )
     rows_chat_template_text = _pasted("… or paste one")
     rows_chat_template_file = forms.FileField(required=False, label="… or upload one", help_text="A .jinja file.")
+    rows_chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
     template_kwargs = JsonField(
         dict,
         '{"enable_thinking": false}',
@@ -197,7 +200,9 @@ class NewRunForm(PlainForm):
             self.add_error(name + given[-1], "Choose, paste or upload one template, not several.")
         elif pasted:
             # A browser sends CRLF; the file the template came from has LF, and its hash is its identity.
-            cleaned[f"{name}_new"] = (cleaned[f"{name}_text"].replace("\r\n", "\n"), "pasted for a run")
+            text = cleaned[f"{name}_text"].replace("\r\n", "\n")
+            sha256, _, label = (cleaned.get(f"{name}_label") or "").partition(" ")
+            cleaned[f"{name}_new"] = (text, label if sha256 == _sha256(text) else "pasted for a run")
         elif isinstance(upload, UploadedFile):
             try:
                 cleaned[f"{name}_new"] = (read_template(upload), upload.name or "")
@@ -263,7 +268,7 @@ def _template(name: str, asked: str, repaired: str) -> dict[str, Any] | None:
     """The initial values that choose a template; None where there is no such one."""
     if len(asked) == 64:
         return {name: asked, f"{name}_text": ""} if ChatTemplate.objects.filter(pk=asked).exists() else None
-    check = TemplateCheck.objects.filter(code=asked).first()
+    check = TemplateCheck.objects.select_related("chat_template").filter(code=asked).first()
     if check is None:
         return None
     if not repaired:
@@ -271,4 +276,12 @@ def _template(name: str, asked: str, repaired: str) -> dict[str, Any] | None:
     repair = (check.report or {}).get("repair")
     if repair and repaired == "wider":
         repair = repair.get("wider")
-    return {name: "", f"{name}_text": repair["template"]} if repair else None
+    if not repair:
+        return None
+    # The label holds as long as nobody changes the text.
+    label = f"{_sha256(repair['template'])} {check.chat_template}, repaired"
+    return {name: "", f"{name}_text": repair["template"], f"{name}_label": label}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -285,9 +285,15 @@ def rejection_facts(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
 def settings_words(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The settings of a launch as pairs for a list: names in words, nested ones as JSON."""
     return [
-        (key.replace("_", " "), value if isinstance(value, str | int | float | bool) else json.dumps(value))
+        (key.replace("_", " "), _word(key, value))
         for key, value in settings.items()
         # Engine and templates are the run's own columns: what the settings hold is a wish, which may be empty.
         if key not in (*BOOKKEEPING, "engine", "chat_template", "rows_chat_template")
         and value not in ("", [], {}, None)
     ]
+
+
+def _word(key: str, value: Any) -> Any:
+    if key == "compare":
+        return str(value).replace("_", " ")
+    return value if isinstance(value, str | int | float | bool) else json.dumps(value)

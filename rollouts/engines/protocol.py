@@ -20,7 +20,7 @@ class RequestRefused(EngineError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a completion is drawn. Which tokens end it is said here alone: no engine adds stop tokens of its own."""
+    """How a completion is drawn. What ends it is said here alone: no engine adds stop tokens of its own."""
 
     temperature: float = 1.0
     """0 = the likeliest token each time."""
@@ -31,6 +31,8 @@ class Sampling:
     """Tokens less likely than this share of the likeliest are never drawn; 0 = off."""
     max_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end it too, with the token that completes one: no sampled id is cut off."""
     seed: int | None = None
     """Set = the same request gives the same completion again, alone or in a batch, where the engine can."""
 
@@ -55,7 +57,7 @@ class Generation:
     finish_reason: str
     """``stop`` or ``length``."""
     stop_reason: str = ""
-    """The id of the stop token that ended it."""
+    """The id of the stop token, or the stop text, that ended it."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed again."""
 

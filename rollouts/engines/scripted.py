@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rollouts.engines.protocol import Generation, GenerationRequest, check_request
+from rollouts.engines.stops import StopTexts
 from rollouts.tito.trajectory import Ids, ids_array
 
 Script = Callable[[Ids], Sequence[int]]
@@ -50,10 +51,12 @@ class ScriptedEngine:
     ) -> None:
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self._script = script or echo(vocab_size)
+        self._stops = StopTexts(path)
         self._live: dict[str, _Live] = {}
 
     def add(self, request: GenerationRequest) -> None:
         check_request(request, self.vocab_size, self.max_model_len)
+        self._stops.check(request.sampling)
         planned = [int(value) for value in self._script(request.prompt_ids)]
         if not planned:
             raise ValueError("a script must go on with at least one id")
@@ -64,13 +67,14 @@ class ScriptedEngine:
         for request_id, live in list(self._live.items()):
             live.done += 1
             sampling, last = live.request.sampling, live.planned[live.done - 1]
-            stopped = last in sampling.stop_token_ids
+            text = self._stops.completed(live.planned[: live.done], sampling.stop)
+            stopped = last in sampling.stop_token_ids or bool(text)
             room = self.max_model_len - len(live.request.prompt_ids)
             if not stopped and live.done < min(sampling.max_tokens, room, len(live.planned)):
                 continue
             ids = ids_array(live.planned[: live.done])
             logprobs = (-1.0 / (1.0 + ids.astype(np.float64))).astype(np.float32)
-            reasons = ("stop", str(last)) if stopped else ("length", "")
+            reasons = ("stop", text or str(last)) if stopped else ("length", "")
             finished.append(Generation(request_id, ids, logprobs, *reasons))
             del self._live[request_id]
         return finished

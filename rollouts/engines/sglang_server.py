@@ -42,7 +42,8 @@ class SglangServerEngine(HttpEngine):
                 "skip_special_tokens": False,
                 "no_stop_trim": True,
             }
-            | ({"sampling_seed": sampling.seed} if sampling.seed is not None else {}),
+            | ({"sampling_seed": sampling.seed} if sampling.seed is not None else {})
+            | ({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
         return self._read(await self._call_again("/generate", body), request)
 

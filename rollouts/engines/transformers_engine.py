@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, check_request
 from rollouts.engines.sampler import Draws, draw
 from rollouts.engines.slots import Slot, SlotCache, grouped_attention
+from rollouts.engines.stops import StopTexts
 from rollouts.tito.trajectory import Ids, ids_array
 
 ATTENTION = "rollouts_grouped"
@@ -70,6 +71,7 @@ class TransformersEngine:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._cache = SlotCache(config.num_hidden_layers, max_live + kept, heads, head_dim, torch.float32)
+        self._stops = StopTexts(path)
         self._max_live = max_live
         self._n_live = 0  # slots [0, n_live) are the live ones
         self._waiting: deque[GenerationRequest] = deque()
@@ -77,6 +79,7 @@ class TransformersEngine:
 
     def add(self, request: GenerationRequest) -> None:
         check_request(request, self.vocab_size, self.max_model_len)
+        self._stops.check(request.sampling)
         self._waiting.append(request)
 
     def has_unfinished(self) -> bool:
@@ -240,7 +243,9 @@ class TransformersEngine:
             one.logprobs.append(logprob)
 
     def _finished(self, live: _Live) -> Generation | None:
-        stopped = live.ids[-1] in live.request.sampling.stop_token_ids
+        sampling = live.request.sampling
+        text = self._stops.completed(live.ids, sampling.stop)
+        stopped = live.ids[-1] in sampling.stop_token_ids or bool(text)
         if not stopped and len(live.ids) < live.room:
             return None
         return Generation(
@@ -248,7 +253,7 @@ class TransformersEngine:
             ids_array(live.ids),
             np.asarray(live.logprobs, dtype=np.float32),
             finish_reason="stop" if stopped else "length",
-            stop_reason=str(live.ids[-1]) if stopped else "",
+            stop_reason=text or str(live.ids[-1]) if stopped else "",
             cached_tokens=live.cached,
         )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request
+from rollouts.engines.stops import StopTexts
 from rollouts.tito.trajectory import Floats, Ids, ids_array
 
 # Read by vllm when it is imported: the engine stays in this process and reports to nobody. On a CPU more than one
@@ -22,6 +24,24 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # a command's standard output is its result
     "OMP_NUM_THREADS": "1",
 }
+
+
+@dataclass(eq=False)
+class _Watched:
+    """A completion that a text may end, as far as it is sampled."""
+
+    stop: tuple[str, ...]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+def _tokens(out: Any) -> tuple[list[int], list[float]]:
+    """The tokens of an output, and the log-probability of each."""
+    completion = out.outputs[0]
+    ids = list(completion.token_ids)
+    if completion.logprobs is None or len(completion.logprobs) != len(ids):
+        raise EngineError(f"vLLM returned {len(ids)} ids without a log-probability for each.")
+    return ids, [entry[token].logprob for entry, token in zip(completion.logprobs, ids, strict=True)]
 
 
 class VllmEngine:
@@ -78,11 +98,14 @@ class VllmEngine:
         model_config = self.llm_engine.model_config
         self.max_model_len = int(model_config.max_model_len)
         self.vocab_size = int(model_config.get_vocab_size())
-        self._params, self._final = SamplingParams, RequestOutputKind.FINAL_ONLY
+        self._params, self._kinds = SamplingParams, RequestOutputKind
         self._internal: dict[str, str] = {}  # our request ids -> those vllm gave them
+        self._stops = StopTexts(path)
+        self._watched: dict[str, _Watched] = {}
 
     def add(self, request: GenerationRequest) -> None:
         check_request(request, self.vocab_size, self.max_model_len)
+        self._stops.check(request.sampling)
         sampling = request.sampling
         params = self.new_params(
             temperature=sampling.temperature,
@@ -94,16 +117,19 @@ class VllmEngine:
             seed=sampling.seed,
             ignore_eos=True,  # what ends a completion is said by stop_token_ids alone
             logprobs=0,  # of the sampled token only
+            output_kind=self._kinds.DELTA if sampling.stop else self._kinds.FINAL_ONLY,
         )
         prompt = {"prompt_token_ids": request.prompt_ids.tolist()}
         try:
             self._internal[request.request_id] = self.llm_engine.add_request(request.request_id, prompt, params)
         except ValueError as error:  # vllm's own checks of one request; the engine is well
             raise RequestRefused(f"vLLM refused the request: {error}") from error
+        if sampling.stop:
+            self._watched[request.request_id] = _Watched(sampling.stop)
 
     def new_params(self, **values: Any) -> Any:
-        """vLLM's sampling parameters: ids alone, given when a completion is finished."""
-        return self._params(detokenize=False, output_kind=self._final, **values)
+        """vLLM's sampling parameters: ids alone, given at the end of a completion unless ``values`` say otherwise."""
+        return self._params(detokenize=False, **{"output_kind": self._kinds.FINAL_ONLY, **values})
 
     def score(self, streams: Sequence[Ids]) -> list[Floats]:
         """The log-probability of each token of each stream at temperature 1 ``[T]``; that of the first is 0.
@@ -123,25 +149,45 @@ class VllmEngine:
         return [scored[f"score-{place}"] for place in range(len(streams))]
 
     def step(self) -> list[Generation]:
-        return [self._generation(out) for out in self.llm_engine.step() if out.finished]
+        done = []
+        for out in self.llm_engine.step():
+            watched = self._watched.get(out.request_id)
+            if watched is not None:
+                generation = self._watch(out, watched)
+                if generation is not None:
+                    done.append(generation)
+            elif out.finished:
+                done.append(self._generation(out, *_tokens(out)))
+        return done
 
-    def _generation(self, out: Any) -> Generation:
+    def _watch(self, out: Any, watched: _Watched) -> Generation | None:
+        """Take the new tokens of a completion that a text may end; the rest of it is dropped when one does."""
+        for token, logprob in zip(*_tokens(out), strict=True):
+            watched.ids.append(token)
+            watched.logprobs.append(logprob)
+            if text := self._stops.completed(watched.ids, watched.stop):
+                generation = self._generation(out, watched.ids, watched.logprobs, text)
+                if not out.finished:
+                    self.llm_engine.abort_request([out.request_id])
+                return generation
+        return self._generation(out, watched.ids, watched.logprobs) if out.finished else None
+
+    def _generation(self, out: Any, ids: list[int], logprobs: list[float], text: str = "") -> Generation:
         self._internal.pop(out.request_id, None)
+        self._watched.pop(out.request_id, None)
         completion = out.outputs[0]
-        ids = ids_array(list(completion.token_ids))
-        if completion.logprobs is None or len(completion.logprobs) != len(ids):
-            raise EngineError(f"vLLM returned {len(ids)} ids without a log-probability for each.")
-        logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids.tolist(), strict=True)]
+        stop_reason = "" if completion.stop_reason is None else str(completion.stop_reason)
         return Generation(
             out.request_id,
-            ids,
+            ids_array(ids),
             np.asarray(logprobs, dtype=np.float32),
-            finish_reason=completion.finish_reason or "",
-            stop_reason="" if completion.stop_reason is None else str(completion.stop_reason),
+            finish_reason="stop" if text else completion.finish_reason or "",
+            stop_reason=text or stop_reason,
             cached_tokens=int(out.num_cached_tokens or 0),
         )
 
     def abort(self, request_id: str) -> None:
+        self._watched.pop(request_id, None)
         if self._internal.pop(request_id, None) is not None:
             self.llm_engine.abort_request([request_id])
 
@@ -150,4 +196,5 @@ class VllmEngine:
 
     def close(self) -> None:
         self._internal.clear()
+        self._watched.clear()
         self.llm_engine.engine_core.shutdown()

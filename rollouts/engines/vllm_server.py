@@ -54,9 +54,15 @@ class VllmServerEngine(HttpEngine):
             "ignore_eos": True,  # what ends a completion is said by stop_token_ids alone
             "logprobs": 0,  # of the sampled token only
         }
+        if sampling.stop:
+            asked |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         ids = request.prompt_ids.tolist()
         if self._path == GENERATE:
-            body = {"model": self.model, "token_ids": ids, "sampling_params": asked | {"detokenize": False}}
+            body = {
+                "model": self.model,
+                "token_ids": ids,
+                "sampling_params": asked | {"detokenize": bool(sampling.stop)},
+            }
         else:
             body = {"model": self.model, "prompt": ids, "return_token_ids": True, "add_special_tokens": False} | asked
         return self._read(await self._call_again(self._path, body), request)

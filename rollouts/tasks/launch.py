@@ -111,6 +111,7 @@ class _Work:
             min_p=form.min_p,
             max_tokens=form.max_tokens,
             stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
+            stop=tuple(form.stop),
         )
         limits = Limits(
             sampling, form.max_turns, form.environment_seconds, int(model.options.get("max_live", MAX_LIVE))

@@ -21,6 +21,7 @@ from rollouts.engines import (
     check_request,
 )
 from rollouts.tito.trajectory import Ids, ids_array
+from rollouts.tokenizers import load
 
 MAX_MODEL_LEN = 192
 ENGINES = ["scripted", "transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
@@ -29,7 +30,7 @@ ENGINES = ["scripted", "transformers", pytest.param("vllm", marks=pytest.mark.vl
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param == "scripted":
-        built = build_engine("scripted", "", max_model_len=MAX_MODEL_LEN)
+        built = build_engine("scripted", str(request.getfixturevalue("tiny_tokenizer")), max_model_len=MAX_MODEL_LEN)
     else:
         if request.param == "vllm":
             request.getfixturevalue("vllm_available")
@@ -71,6 +72,22 @@ class TestContract:
         assert (len(generation.completion_ids), generation.finish_reason, generation.stop_reason) == (7, "length", "")
         assert generation.completion_ids.dtype == np.int32 and generation.logprobs.dtype == np.float32
         check_generation(generation, request, engine.vocab_size)
+
+    def test_a_stop_text_ends_with_the_token_that_completes_it(self, engine: Engine, tiny_tokenizer: Path) -> None:
+        codec = load(tiny_tokenizer)
+        free = one(engine, prompt(2), temperature=0, max_tokens=24)
+        # A text over the seam of two tokens, which is not there before.
+        pieces = codec.token_bytes(free.completion_ids)
+        cuts = [(n, pieces[n - 1][-1:] + pieces[n][:1]) for n in range(6, 24) if pieces[n - 1] and pieces[n]]
+        n, text = next((n, t) for n, t in cuts if t.isascii() and t not in b"".join(pieces[:n]))
+        stopped = one(engine, prompt(2), temperature=0, max_tokens=24, stop=("never there", text.decode()))
+        assert stopped.completion_ids.tolist() == free.completion_ids[: n + 1].tolist()
+        assert (stopped.finish_reason, stopped.stop_reason) == ("stop", text.decode())
+        assert len(stopped.logprobs) == n + 1 and not engine.has_unfinished()
+        both = [GenerationRequest(name, prompt(2), Sampling(temperature=0, max_tokens=24, stop=stop))
+                for name, stop in (("with", (text.decode(),)), ("without", ()))]  # fmt: skip
+        done = run(engine, both)
+        assert len(done["with"].completion_ids) == n + 1 and len(done["without"].completion_ids) == 24
 
     def test_the_stop_token_is_part_of_the_completion(self, engine: Engine) -> None:
         free = one(engine, prompt(2), temperature=0, max_tokens=12)

@@ -20,5 +20,5 @@ def demo_context(tiny_tokenizer: Path) -> tuple[Any, Context]:
 
 
 @pytest.fixture
-def harness(demo_context: tuple[Any, Context]) -> Harness:
-    return Harness(*demo_context)
+def harness(demo_context: tuple[Any, Context], tiny_tokenizer: Path) -> Harness:
+    return Harness(*demo_context, folder=str(tiny_tokenizer))

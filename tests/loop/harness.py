@@ -25,6 +25,8 @@ class Harness:
     steps: dict[Any, list[Step]] = field(default_factory=dict)
     done: dict[Any, Finished] = field(default_factory=dict)
     polls: int = 0
+    folder: str = ""
+    """Of the tokenizer, for an engine that has to know what ids spell."""
     parse: Parse | None = None
     """None = the tokenizer's own, which takes transformers to load it."""
 

@@ -88,6 +88,29 @@ def test_truncation_is_a_non_event(harness: Harness) -> None:
     assert (harness.done["a"].stop_reason, harness.done["a"].reward) == ("length", 0.0)
 
 
+def test_a_stop_text_ends_a_turn_that_the_template_then_closes(harness: Harness) -> None:
+    """The model goes on behind its call; the text ends it there, and the stop token it did not sample has mask 0."""
+    chatty = CALL.replace("<|im_end|>", " and then I will say more<|im_end|>")
+
+    def say(prompt: Ids, text: str) -> str:
+        return "The answer is 42.<|im_end|>" if "<tool_response>" in text else chatty
+
+    codec = harness.context.codec
+
+    def build() -> ScriptedEngine:
+        script = lambda prompt: codec.encode(say(prompt, codec.decode(prompt))).tolist()  # noqa: E731
+        return ScriptedEngine(harness.folder, script=script, vocab_size=codec.vocab_size)
+
+    harness.run(EngineThread(build), [job(harness)], harness.limits(sampling={"stop": ("</tool_call>",)}))
+    first, second = harness.steps["a"]
+    assert codec.decode(first.completion_ids).endswith("</tool_call>")
+    assert (first.finish_reason, first.stop_reason) == ("stop", "</tool_call>")
+    delta = second.prompt_ids[len(first.stream) :]
+    text = "<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert codec.decode(delta) == text and harness.done["a"].reward == 1.0
+    assert second.delta_origin is not None and second.delta_origin[0] == Origin.TEMPLATE
+
+
 def test_the_turns_are_limited(harness: Harness) -> None:
     harness.run(harness.scripted(lambda *_: CALL), [job(harness)], harness.limits(max_turns=3))
     assert len(harness.steps["a"]) == 3 and harness.done["a"].stop_reason == "max_turns"

@@ -172,6 +172,14 @@ def test_a_check_leads_to_the_form_with_its_template_or_its_repair(web: Client) 
     assert chosen.initial["chat_template"] == check.chat_template_id and chosen.opens_templates()
     page = web.get(f"/runs/new?chat_template={check.code}&repaired=repair").content.decode()
     assert PLAIN.split("%}")[0] in page and "{# repaired #}" in page
+    repaired = web.get(f"/runs/new?chat_template={check.code}&repaired=repair").context["form"].initial
+    for text, label in (
+        (repaired["chat_template_text"], "plain, repaired"),
+        (PLAIN + "{# mine #}", "pasted for a run"),
+    ):
+        post(web, chat_template_text=text, chat_template_label=repaired["chat_template_label"])
+        run = Run.objects.select_related("chat_template").order_by("-pk")[0]
+        assert run.chat_template is not None and (run.chat_template.text, run.chat_template.label) == (text, label)
     missing = web.get(f"/runs/new?rows_chat_template={check.code}&repaired=wider").content.decode()
     assert "There is no such chat template here" in missing
     by_hash = web.get(f"/runs/new?rows_chat_template={check.chat_template_id}").context["form"]

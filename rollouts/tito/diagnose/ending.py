@@ -49,8 +49,8 @@ def compare_with_render(
     """The first difference between the last step's stream and a full render of the final conversation, or None.
 
     ``mode`` is one of ``COMPARE``; ``known``: findings that are not said again. What the template writes behind the
-    last stop token is no difference, nor is the close of a completion that was cut. Only sampled tokens that a render
-    changes are worth an ``info``; scaffold that the template would have written otherwise is a ``warning``.
+    last stop token is no difference, nor is the close of a completion that a limit or a stop text ended. Sampled tokens
+    that a render changes are worth an ``info``; scaffold that the template writes otherwise is a ``warning``.
     """
     if mode == "off" or not trajectory.steps:
         return None
@@ -83,7 +83,7 @@ class _Difference:
             first = int(differs[0])
         elif len(b) < len(a):
             first = len(b)
-        elif step.finish_reason == "length" or not bytes(b[len(a) :]).strip():
+        elif _is_open(step) or not bytes(b[len(a) :]).strip():
             return
         else:
             first = len(a)
@@ -92,6 +92,12 @@ class _Difference:
         shared = np.intersect1d(a_cuts, b_cuts)
         cut = shared[shared <= first][-1]
         self.start = tuple(int(np.flatnonzero(cuts == cut)[-1]) for cuts in (a_cuts, b_cuts))  # type: ignore[assignment]
+
+
+def _is_open(step: Step) -> bool:
+    """Whether a limit or a stop text ended the completion, so that no stop token closes it."""
+    by_text = step.stop_reason != "" and not step.stop_reason.isdigit()
+    return step.finish_reason == "length" or by_text
 
 
 def _kept(codec: Codec, ids: Ids, with_space: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

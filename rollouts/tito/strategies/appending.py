@@ -30,6 +30,8 @@ class Appending(ABC):
         self._kwargs: Mapping[str, Any] = {}
         self._asked = ""
         self._n_steps = 0
+        self._is_closed = True  # the last completion ended with a stop token
+        self._closing: Ids = NO_IDS
         self.delta_origin: Origins | None = None
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
@@ -40,10 +42,14 @@ class Appending(ABC):
 
     def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
         self._buffer.append_sampled(ids, logprobs)
+        self._is_closed = len(ids) > 0 and int(ids[-1]) in self._context.stop_ids
         self._n_steps += 1
 
     def observe(self, messages: Sequence[Message]) -> Ids:
-        delta, self.delta_origin = self._context.remember(self._key(messages), lambda: self._written(messages))
+        key, is_closed = self._key(messages), self._is_closed
+        if not is_closed:
+            key = (*key, "closes the turn")
+        delta, self.delta_origin = self._context.remember(key, lambda: self._written(messages, is_closed))
         self._buffer.append_delta(delta, self.delta_origin)
         return self._buffer.ids
 
@@ -64,8 +70,11 @@ class Appending(ABC):
     def _key(self, messages: Sequence[Message]) -> Any:
         return self.slug, "delta", repr(list(messages)), self._asked
 
-    def _written(self, messages: Sequence[Message]) -> tuple[Ids, Origins]:
+    def _written(self, messages: Sequence[Message], is_closed: bool = True) -> tuple[Ids, Origins]:
         delta = self._delta(messages)
+        if not is_closed:
+            # A stop text ended the completion: the stop token is the template's, and has mask 0.
+            delta = np.concatenate([self._closing, delta])
         return delta, self._context.origins(delta, messages)
 
     def _probe(self, messages: Sequence[Message]) -> None:  # noqa: B027  not every strategy asks something of templates
@@ -99,6 +108,7 @@ class Appending(ABC):
             return ids[:cut] if cut and not self._context.codec.decode(ids[cut:]).strip() else ids
 
         shorter = self._context.remember(self._shorter_key(before, tools), render_shorter)
+        self._closing = shorter[-1:] if len(shorter) and int(shorter[-1]) in stops else NO_IDS
         longer = self._context.renderer.render_ids([*before, *messages], tools, self._kwargs, True)
         shared = common_prefix(shorter, longer)
         if shared < len(shorter):

@@ -1,0 +1,43 @@
+"""Stop texts: a completion ends with the token that completes one of them, and that token stays part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollouts.engines.protocol import RequestRefused, Sampling
+from rollouts.tito.codec import Codec
+from rollouts.tito.trajectory import ids_array
+
+
+class StopTexts:
+    """Looks at the end of a completion. The tokenizer is loaded when the first request has a stop text."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._codec: Codec | None = None
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise :class:`RequestRefused` where texts are to be found and no tokenizer says what the ids spell."""
+        if not sampling.stop or self._codec is not None:
+            return
+        from rollouts.tokenizers import TokenizerUnusable, load
+
+        try:
+            self._codec = load(self._path)
+        except (TokenizerUnusable, OSError) as error:
+            raise RequestRefused(f"A stop text needs the model's tokenizer, which cannot be loaded: {error}") from error
+
+    def completed(self, ids: Sequence[int], stop: Sequence[str]) -> str:
+        """The stop text that the last id completes; empty where it completes none."""
+        if not stop or self._codec is None:
+            return ""
+        pieces = self._codec.token_bytes(ids_array(list(ids[-1 - max(len(text.encode()) for text in stop) :])))
+        tail, last = b"".join(pieces), len(pieces[-1])
+        for text in stop:
+            wanted = text.encode()
+            # Only where its end lies in the last piece: an earlier one would have ended the completion already.
+            place = tail.find(wanted, max(0, len(tail) - last - len(wanted) + 1))
+            if place >= 0:
+                return text
+        return ""
