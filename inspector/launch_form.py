@@ -99,16 +99,20 @@ class NewRunForm(PlainForm):
         required=False, min_value=0, max_value=2**31 - 1, help_text="Optional. Left empty, one is drawn and kept."
     )
     chat_template = forms.ChoiceField(required=False, label="For the prompts")
-    chat_template_text = _pasted("… or paste one")
-    chat_template_file = forms.FileField(required=False, label="… or upload one", help_text="A .jinja file.")
+    chat_template_text = _pasted("… or paste one for the prompts")
+    chat_template_file = forms.FileField(
+        required=False, label="… or upload one for the prompts", help_text="A .jinja file."
+    )
     chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
     rows_chat_template = forms.ChoiceField(
         required=False,
         label="For the training rows",
         help_text="The model's answers stay as sampled; what stands between them is this template's.",
     )
-    rows_chat_template_text = _pasted("… or paste one")
-    rows_chat_template_file = forms.FileField(required=False, label="… or upload one", help_text="A .jinja file.")
+    rows_chat_template_text = _pasted("… or paste one for the rows")
+    rows_chat_template_file = forms.FileField(
+        required=False, label="… or upload one for the rows", help_text="A .jinja file."
+    )
     rows_chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
     template_kwargs = JsonField(
         dict,
@@ -246,6 +250,7 @@ def filled_in(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
                 notices.append("There is no such chat template here. Choose one of the list, or paste it.")
             else:
                 initial |= found
+                notices.append("A chat template is chosen below.")
     return initial, notices
 
 

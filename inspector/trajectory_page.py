@@ -220,8 +220,9 @@ def _finding_entries(
     for item in findings[:FINDINGS_MOST]:
         mark = (item.start, max(item.stop, item.start + 1))
         where = f"step {item.step}" if item.step is not None else f"row {item.row}"
-        if item.step is None and item.row is None:
-            where = "the template’s probe"  # refused before anything was sampled
+        is_probe = item.step is None and item.row is None  # refused before anything was sampled
+        if is_probe:
+            where = "the template’s probe"
         stop = f"-{item.stop:,}" if item.stop > item.start + 1 else ""
         sides = {"step": item.step, "side": "prompt"} if item.has_sides and item.breaks else {"step": item.step}
         entries.append(
@@ -231,7 +232,7 @@ def _finding_entries(
                 "url": own + place.query(row=item.row or 0, mark=mark if item.row is not None else None, window=0),
                 "current": item.row == place.row and place.mark == mark,
                 "compare_url": f"{compare}?{urlencode(sides)}" if item.has_sides else "",
-                "script_url": reverse("finding-script", args=[trajectory.code, item.number]),
+                "script_url": "" if is_probe else reverse("finding-script", args=[trajectory.code, item.number]),
                 "delta_url": f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else "",
             }
         )
