@@ -267,6 +267,7 @@ def trajectory_facts(trajectory: Trajectory, query: str = "") -> dict[str, Any]:
         "error": trajectory.error,
         "stop_reason": trajectory.stop_reason,
         "reward": trajectory.reward,
+        "reward_parts": trajectory.reward_parts,
         "steps": trajectory.n_steps,
         "rows": trajectory.n_rows,
         "tokens": trajectory.n_tokens,

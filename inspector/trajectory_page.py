@@ -44,6 +44,7 @@ def names(trajectory: Trajectory) -> dict[str, Any]:
         "run": trajectory.run.code,
         "status": trajectory.status,
         "reward": trajectory.reward,
+        "reward_parts": trajectory.reward_parts,
         "stop_reason": trajectory.stop_reason,
         "tokenizer": trajectory.run.tokenizer.name if trajectory.run.tokenizer else None,
     }

@@ -39,13 +39,28 @@ def parser(tokenizer: Any, stop_ids: frozenset[int]) -> Parse:
                 prefix = tokenizer.decode(prompt_ids[-_TAIL:].tolist())
                 message = tokenizer.parse_response(completion_ids.tolist(), prefix=prefix)
                 if isinstance(message, Mapping):
-                    return {"role": "assistant", "content": "", **message}
+                    stop = tokenizer.decode(completion_ids[len(_unstopped(completion_ids, stop_ids)) :].tolist())
+                    return {"role": "assistant", "content": "", **_without_stop(message, stop)}
             except Exception:
                 # A model may write anything; a parser that stumbles over it must not end the rollout.
                 return plain_message(tokenizer.decode(_unstopped(completion_ids, stop_ids).tolist()))
         return plain_message(tokenizer.decode(_unstopped(completion_ids, stop_ids).tolist()))
 
     return parse
+
+
+def _without_stop(message: Mapping[str, Any], stop: str) -> dict[str, Any]:
+    """A call that was never closed is parsed to the end of the completion; its stop token is no part of the call."""
+    calls = message.get("tool_calls")
+    if not stop or not isinstance(calls, list):
+        return dict(message)
+    cut = [
+        {**call, "function": call["function"].removesuffix(stop)}
+        if isinstance(call, Mapping) and isinstance(call.get("function"), str)
+        else call
+        for call in calls
+    ]
+    return {**message, "tool_calls": cut}
 
 
 def plain_message(text: str) -> dict[str, Any]:

@@ -116,6 +116,20 @@ def test_a_completion_that_was_cut_is_not_closed_for_it(compare: Compare) -> Non
     assert found is not None and "<|im_end|>" in found.expected_text
 
 
+def test_what_a_render_has_behind_the_end_is_said(compare: Compare, world: Any) -> None:
+    longer = world[0].chat_template + "{{- 'The end.' -}}"
+    found = compare(text=longer)
+    assert found is not None and (found.kind, found.severity) == ("delta_differs", Severity.WARNING)
+    assert found.start == found.stop and "goes on with 'The end.'" in found.evidence.replace("\\n", "")
+
+
+def test_a_call_that_was_never_closed_is_info(compare: Compare) -> None:
+    open_call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": "oops"}]}
+    found = compare(answer="<tool_call>\noops<|im_end|>", reply=open_call)
+    assert found is not None and (found.kind, found.severity) == ("tool_call_reserialized", Severity.INFO)
+    assert "</tool_call>" in found.expected_text and "</tool_call>" not in found.actual_text
+
+
 def test_a_template_that_refuses_the_conversation_is_not_decidable(compare: Compare) -> None:
     found = compare(text="{{ raise_exception('no tools here') }}")
     assert found is not None and (found.kind, found.severity) == ("not_decidable", Severity.INFO)

@@ -35,8 +35,8 @@ _CAUSES = (
     text.whitespace_changed,
     text.boundary_merge,
     text.noncanonical_sampling,
-    template_not_append_only,
 )
+_DIFFERS = "At its end the stream is not what the chat template renders for the whole conversation"
 _KEEP = (
     "Nothing, if the trainer takes these tokens: they are the ones that the model read and sampled. A trainer that "
     "renders the conversation again would train others."
@@ -152,9 +152,10 @@ def _other_tokens(
 
 
 def _finding(b: Break) -> Finding:
+    if b.start >= len(b.expected):
+        return _goes_on(b)
     sampled = b.sampled_at(b.start, b.start + 1)
-    kind = next((verdict.kind for rule in _CAUSES if (verdict := rule(b)) is not None), None)
-    kind = kind or ("unclassified" if sampled else "delta_differs")
+    kind = next((verdict.kind for rule in _CAUSES if (verdict := rule(b)) is not None), None) or _other_kind(b, sampled)
     where = "the model sampled" if sampled else "the strategy put"
     return Finding(
         axis=Axis.STREAM if sampled else Axis.DELTA,
@@ -168,12 +169,32 @@ def _finding(b: Break) -> Finding:
         expected_text=b.b_window,
         actual_text=b.a_window,
         evidence=(
-            f"At its end the stream is not what the chat template renders for the whole conversation: {where} "
-            f"{_quoted(b.a)}, a render writes {_quoted(b.b)}.{bound_note(b.expected_stretch, b.actual_stretch)}"
+            f"{_DIFFERS}: {where} {_quoted(b.a)}, a render writes {_quoted(b.b)}."
+            f"{bound_note(b.expected_stretch, b.actual_stretch)}"
         ),
         remedy=_KEEP if sampled else KINDS[kind].remedy,
         cost=Cost(rows=len(b.case.merged)),
     )
+
+
+def _other_kind(b: Break, sampled: bool) -> str:
+    """None of the causes fits. What differs in a turn that called a tool is the call, written again."""
+    if not sampled:
+        return "delta_differs" if template_not_append_only(b) is None else "template_not_append_only"
+    step = next(i for i in b.case.chain(b.parent_index) if len(b.case.steps[i].prompt_ids) <= b.start)
+    return "tool_call_reserialized" if (b.case.steps[step].reply or {}).get("tool_calls") else "unclassified"
+
+
+def _goes_on(b: Break) -> Finding:
+    """The render has more behind the stream's end."""
+    rest = b.actual[b.start :]
+    text = b.case.text(bounded(rest))
+    return Finding(
+        Axis.DELTA, "delta_differs", Severity.WARNING, step=b.parent_index, start=b.start, stop=b.start,
+        expected_ids=bounded(rest), expected_text=text, remedy=KINDS["delta_differs"].remedy,
+        evidence=f"{_DIFFERS}: the stream ends, a render goes on with {_quoted(text)}.",
+        cost=Cost(rows=len(b.case.merged)),
+    )  # fmt: skip
 
 
 def _quoted(text: str) -> str:
