@@ -160,6 +160,7 @@ def run_key(run: Run) -> str:
     parts = (
         VERSION, sorted(STRATEGIES), run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
+        *filter(None, [run.rows_chat_template_id]),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

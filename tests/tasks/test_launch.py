@@ -26,6 +26,7 @@ from rollouts.models import Run, TemplateCheck, Trajectory
 from rollouts.tasks import launch as work
 from rollouts.tasks import run_state
 from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.replay import replay
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -224,7 +225,7 @@ class TestTheWork:
             written = codec.decode(row.ids)
             assert ("<tool_said>" in written) is (len(trajectory.steps) > 1) and "<tool_response>" not in written
             assert "<tool_said>" not in codec.decode(trajectory.steps[-1].stream)
-            made = replays.replay(trajectory, STRATEGIES["tool_delta"], replays.context_of(run)[0])
+            made = replay(trajectory, STRATEGIES["tool_delta"], replays.context_of(run)[0])
             assert [one.ids.tolist() for one in made.rows] == [row.ids.tolist()]
         assert several
 
