@@ -164,11 +164,14 @@ class Source:
         while piece:
             yield piece
             self.on_line()
-            piece = self._readline(stream, 1 << 20)
+            piece = self._read(stream.read, 1 << 20)
 
     def _readline(self, stream: IO[bytes], limit: int) -> bytes:
+        return self._read(stream.readline, limit)
+
+    def _read(self, read: Callable[[int], bytes], limit: int) -> bytes:
         try:
-            return stream.readline(limit)
+            return read(limit)
         except _DAMAGE as error:
             raise FileRefused(f"{self.name} is damaged or cut off: {error}.") from error
 

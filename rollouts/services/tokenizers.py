@@ -62,7 +62,9 @@ def register_tokenizer(
         loaded.decode(loaded.encode("hello"))
         kept = _keep(folder)
     tokenizers.byte_table(kept, byte_tables_folder())
-    template = register_chat_template(loaded.chat_template, path.stem) if loaded.chat_template else None
+    named = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
+    label = named.stem if named.is_file() else named.name
+    template = register_chat_template(loaded.chat_template, label) if loaded.chat_template else None
     fields = {
         "sha256": loaded.sha256,
         "path": str(kept),
@@ -72,7 +74,7 @@ def register_tokenizer(
         "encoder": loaded.encoder,
         "chat_template": template,
     }
-    wanted = (name or path.resolve().name).strip()[:180] or "tokenizer"
+    wanted = (name or named.name).strip()[:180] or "tokenizer"
     for candidate in (wanted, f"{wanted} ({kept.name[:8]})"):
         try:
             with transaction.atomic():

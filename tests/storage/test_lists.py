@@ -146,6 +146,7 @@ def test_a_tokenizer_is_registered_once_by_its_contents(tiny_tokenizer: Path, tm
     assert services.register_tokenizer(tiny_tokenizer, "demo") == first
     assert first.chat_template is not None and Path(first.path).is_dir() and first.vocab_size > 100
     assert services.find_tokenizer("demo") == first
+    assert services.find_tokenizer(str(tiny_tokenizer / "tokenizer.json")).name == tiny_tokenizer.name
     import shutil
 
     other = tmp_path / "demo"
