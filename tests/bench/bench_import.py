@@ -153,11 +153,17 @@ def test_import_with_all_checks(corpus: Path, tiny_tokenizer: Path, tmp_path: Pa
 
 
 def test_memory_does_not_grow_with_the_file(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    codec = load(tiny_tokenizer)
+    part = tmp_path / "part.jsonl"
+    write_gym_file(part, load(tiny_tokenizer), 25 * MB)
+    lines = part.read_bytes().splitlines()
     print("\n  MB  peak memory of the importing process, MB")
     for size in (25, 50, 100, 200):
         path = tmp_path / f"{size}.jsonl"
-        write_gym_file(path, codec, size * MB)
+        with path.open("wb") as file:
+            for k in range(size // 25):
+                file.writelines(
+                    line.replace(b'"_ng_task_index": ', b'"_ng_task_index": %d' % (k + 1)) + b"\n" for line in lines
+                )
         data = tmp_path / f"data-{size}"
         environment = {**os.environ, "INSPECTOR_DATA": str(data), "DJANGO_SETTINGS_MODULE": "inspector.settings"}
         code = (
