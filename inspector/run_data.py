@@ -224,10 +224,15 @@ def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choic
             most,
             wanted.query(finding="" if wanted.finding == kind else kind),
             wanted.finding == kind,
-            f"in {summary.finding_trajectories.get(kind, 0):,} of the trajectories",
+            _share(summary.finding_trajectories.get(kind, 0), sum(summary.by_status.values())),
         )
         for kind, count in summary.finding_counts.items()
     ]
+
+
+def _share(n: int, of: int) -> str:
+    trajectories = f"{n:,} {'trajectory' if n == 1 else 'trajectories'}"
+    return f"in {trajectories}, {100 * n / of:.1f} %" if of else ""
 
 
 def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:

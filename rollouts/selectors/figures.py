@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.db.models import Count, F, IntegerField, QuerySet, Sum, Value
+from django.db.models import Count, F, IntegerField, Max, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Floor
 
 from rollouts.models import Finding, Run, RunFigures
 from rollouts.selectors.runs import RunSummary, run_summary, summary_from
+from rollouts.tito.diagnose.finding import Severity
 
-VERSION = 1
+VERSION = 2
 """Goes up when other figures are counted."""
 LARGE = 5_000
 """Trajectories from which on counting would keep a page waiting."""
@@ -93,12 +95,12 @@ def cost_in(body: dict[str, Any], kind: str) -> RunCost:
 
 
 def run_cost(run: Run, kind: str = "") -> RunCost:
-    """The cost of all kinds, and where the findings of one (empty = of all) lie. Three queries."""
+    """The cost of all kinds, and where the findings of one (empty = of all) lie. Four queries."""
     return RunCost(run_kinds(run), run_spread(run, kind))
 
 
 def run_kinds(run: Run) -> list[KindCost]:
-    """The kinds that a run has, the most frequent first."""
+    """The kinds that a run has, the most frequent first. Two queries."""
     rows = (
         Finding.objects.filter(run=run)
         .values("kind")
@@ -107,12 +109,16 @@ def run_kinds(run: Run) -> list[KindCost]:
             trajectories=Count("trajectory", distinct=True),
             trained_tokens_lost=Sum("trained_tokens_lost"),
             trained_tokens_wrong=Sum("trained_tokens_wrong"),
-            rows_more=Sum(F("rows") - Value(1)),
             prompt_tokens_repaid=Sum("prompt_tokens_repaid"),
         )
         .order_by("-trajectories", "kind")
     )
-    return [KindCost(**{**row, "rows_more": max(row["rows_more"], 0)}) for row in rows]
+    # A trajectory becomes more rows once, however many findings of a kind say so; what is merely noted costs none.
+    more: Counter[str] = Counter()
+    several = Finding.objects.filter(run=run, rows__gt=1).exclude(severity=Severity.INFO)
+    for kind, _, n in several.values_list("kind", "trajectory").annotate(n=Max("rows")).order_by():
+        more[kind] += n - 1
+    return [KindCost(**row, rows_more=more[row["kind"]]) for row in rows]
 
 
 def run_spread(run: Run, kind: str = "") -> Spread:

@@ -36,6 +36,9 @@ def test_cost_adds_up_by_kind_step_and_place(web: Client) -> None:
     assert kinds["history_rewritten"]["trained_tokens_lost"] == 10
     assert kinds["history_rewritten"]["prompt_tokens_repaid"] == 14
     assert kinds["history_rewritten"]["rows_more"] == 4
+    twice = stored_run(1, "twice", findings=[[costly(0), costly(1), finding(severity=Severity.INFO)]])
+    (kind,) = (one for one in web.get(f"/runs/{twice.code}/cost.json").json()["kinds"] if one["findings"] == 2)
+    assert kind["rows_more"] == 2  # three rows instead of one, said twice
     assert kinds["boundary_merge"]["share"] == 0.5
     assert body["by_step"] == [{"step": 0, "trajectories": 1}, {"step": 1, "trajectories": 3}]
     assert [part["trajectories"] for part in body["along"]] == [0, 1, 1, 1]
@@ -55,7 +58,7 @@ def test_a_bar_opens_as_many_trajectories_as_it_counts(web: Client) -> None:
 def test_cost_asks_the_same_for_four_as_for_forty(web: Client, django_assert_num_queries: Any) -> None:
     for n in (4, 40):
         run = stored_run(n)
-        with django_assert_num_queries(7):  # session, user, run, kinds, steps, places, replays
+        with django_assert_num_queries(8):  # session, user, run, kinds, rows, steps, places, replays
             assert web.get(f"/runs/{run.code}/cost").status_code == 200
 
 
