@@ -25,6 +25,9 @@ ENGINES: dict[str, str] = {
     "scripted": "rollouts.engines.scripted:ScriptedEngine",
 }
 
+LIGHT = frozenset({"vllm_server", "sglang_server", "scripted"})
+"""Those that compute next to nothing here; a worker gives each of the others a process of its own."""
+
 
 def build_engine(name: str, path: str, **options: Any) -> Engine:
     """Load the model in folder ``path``. Raises :class:`EngineError` with a sentence when it cannot be loaded."""
@@ -51,6 +54,7 @@ def reason(error: BaseException) -> str:
 
 __all__ = [
     "ENGINES",
+    "LIGHT",
     "Engine",
     "EngineError",
     "Generation",

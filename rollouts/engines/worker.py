@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from rollouts.engines import reason
 from rollouts.engines.protocol import (
@@ -20,10 +21,15 @@ from rollouts.engines.protocol import (
 )
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 class EngineClosed(EngineError):
     """The worker is shutting down; the work can be taken up again by another one."""
+
+
+class EngineLost(EngineError):
+    """The engine died or could not be built: one and the same object ends everything that was under way."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,40 @@ class EngineFacts:
     vocab_size: int
     logprobs_mode: str
 
+    @classmethod
+    def of(cls, engine: Engine) -> EngineFacts:
+        return cls(engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode)
+
+
+class EngineOwner(Protocol):
+    """Whoever owns an engine for the rest of the worker: :class:`EngineThread`, or ``engines.process.EngineProcess``.
+
+    All may be called from any thread. The engine is built when it is first needed, kept warm, and built anew after it
+    died. A future ends with its result, with :class:`RequestRefused` (this request only), with :class:`EngineLost`
+    (the engine died, or cannot be built: all of them) or with :class:`EngineClosed`.
+    """
+
+    tokens: int
+    """Sampled so far, for the throughput that a page shows."""
+
+    def submit(self, request: GenerationRequest) -> Future[Generation]: ...
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Drop requests; their futures are cancelled before the engine's next step."""
+        ...
+
+    def call(self, work: Callable[[Any], Result]) -> Future[Result]:
+        """``work(engine)`` between two steps; the future ends with what it gives or raises."""
+        ...
+
+    def ask_facts(self) -> Future[EngineFacts]:
+        """What the engine is; it is built whoever still waits for the answer."""
+        ...
+
+    def close(self, timeout: float | None = 30) -> None:
+        """Fail what is under way with :class:`EngineClosed` and free the engine."""
+        ...
+
 
 @dataclass(eq=False)
 class _Submitted:
@@ -43,38 +83,24 @@ class _Submitted:
     future: Future[Generation]
 
 
-class EngineThread:
-    """Builds its engine when the first request comes, keeps it warm, and builds it anew after it died.
+@dataclass(eq=False)
+class _Call:
+    work: Callable[[Engine], Any]
+    future: Future[Any]
 
-    ``submit`` and ``abort`` may be called from any thread. A future ends with a :class:`Generation`, with
-    :class:`RequestRefused` (this request only), or with :class:`EngineError` (the engine died: all of them).
-    """
+
+class EngineThread:
+    """An :class:`EngineOwner` with the engine in a thread of this process."""
 
     def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
         self._build, self._name = build, name
         self._wake = threading.Condition()
         self._inbox: deque[_Submitted] = deque()
         self._aborts: deque[str] = deque()
-        self._wanted = False
+        self._calls: deque[_Call] = deque()
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._facts: EngineFacts | None = None
-        self._facts_waiting: list[Future[EngineFacts]] = []
         self.tokens = 0
-        """Sampled so far, for the throughput that a page shows."""
-
-    def facts(self, timeout: float | None = None) -> EngineFacts:
-        """What the engine is; builds it if need be. Raises :class:`EngineError` when it cannot be built."""
-        return self.ask_facts().result(timeout)
-
-    def ask_facts(self) -> Future[EngineFacts]:
-        """:meth:`facts` for a caller that may lose its patience: the engine is built whoever still waits for it."""
-        future: Future[EngineFacts] = Future()
-        with self._wake:
-            self._start()
-            self._facts_waiting.append(future)
-            self._wake.notify()
-        return future
 
     def submit(self, request: GenerationRequest) -> Future[Generation]:
         future: Future[Generation] = Future()
@@ -85,13 +111,22 @@ class EngineThread:
         return future
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop requests; their futures are cancelled before the engine's next step."""
         with self._wake:
             self._aborts.extend(request_ids)
             self._wake.notify()
 
+    def call(self, work: Callable[[Any], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+        with self._wake:
+            self._start()
+            self._calls.append(_Call(work, future))
+            self._wake.notify()
+        return future
+
+    def ask_facts(self) -> Future[EngineFacts]:
+        return self.call(EngineFacts.of)
+
     def close(self, timeout: float | None = 30) -> None:
-        """Fail what is under way with :class:`EngineClosed`, free the engine and end the thread."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -113,37 +148,32 @@ class EngineThread:
         live: dict[str, _Submitted] = {}
         while True:
             with self._wake:
-                while not (self._closing or self._inbox or self._aborts or self._facts_waiting or live):
+                while not (self._closing or self._inbox or self._aborts or self._calls or live):
                     self._wake.wait()
-                arrived, aborted, asked = list(self._inbox), list(self._aborts), self._facts_waiting
+                arrived, aborted, calls = list(self._inbox), list(self._aborts), list(self._calls)
                 self._inbox.clear()
                 self._aborts.clear()
-                self._facts_waiting = []
+                self._calls.clear()
                 closing = self._closing
             live.update((one.request.request_id, one) for one in arrived)
             if closing:
-                self._fail(live, asked, EngineClosed("The engine was shut down before the completion was finished."))
+                self._fail(live, calls, EngineClosed("The engine was shut down before the completion was finished."))
                 _close(engine)
                 return
             try:
-                if engine is None and (arrived or asked):
+                if engine is None and (arrived or calls):
                     engine = self._build()
-                    self._facts = EngineFacts(
-                        engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode
-                    )
                     log.info("engine ready name=%s version=%s", engine.name, engine.version)
-                for future in asked:
-                    assert self._facts is not None
-                    future.set_result(self._facts)
-                asked = []
                 if engine is not None:
+                    while calls:
+                        _answer(calls.pop(0), engine)
                     self._advance(engine, live, arrived, aborted)
             except Exception as error:
                 log.exception("engine lost name=%s", self._name)
                 sentence = str(error) if isinstance(error, EngineError) else f"The engine died: {reason(error)}"
-                self._fail(live, asked, EngineError(sentence))
+                self._fail(live, calls, EngineLost(sentence))
                 _close(engine)
-                engine = self._facts = None
+                engine = None
 
     def _advance(
         self, engine: Engine, live: dict[str, _Submitted], arrived: list[_Submitted], aborted: list[str]
@@ -177,11 +207,20 @@ class EngineThread:
             done.future.set_result(generation)
 
     @staticmethod
-    def _fail(live: dict[str, _Submitted], asked: list[Future[EngineFacts]], error: EngineError) -> None:
-        waiting: list[Future[Generation] | Future[EngineFacts]] = [one.future for one in live.values()]
-        for future in [*waiting, *asked]:
-            future.set_exception(error)
+    def _fail(live: dict[str, _Submitted], calls: list[_Call], error: EngineError) -> None:
+        due: list[_Submitted | _Call] = [*live.values(), *calls]
+        for one in due:
+            one.future.set_exception(error)
         live.clear()
+
+
+def _answer(call: _Call, engine: Engine) -> None:
+    try:
+        result = call.work(engine)
+    except Exception as error:
+        call.future.set_exception(error)
+    else:
+        call.future.set_result(result)
 
 
 def _close(engine: Engine | None) -> None:

@@ -1,4 +1,9 @@
-"""The measure: a plain loop around vLLM that does the same work as a run did, and nothing else."""
+"""The measure: a plain loop around an engine that does the same work as a run did, and nothing else.
+
+The same prompts, the same turns of the same lengths, the same ids between them, as many at once; no parsing, template,
+environment, storage or diagnosis. It needs neither Django nor the engine's owner: ``EngineOwner.call`` runs it where
+the engine is.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
+import numpy as np
+
+from rollouts.engines import Engine, GenerationRequest, Sampling
 from rollouts.engines.vllm_engine import VllmEngine
 from rollouts.tito.trajectory import Trajectory
 
@@ -43,24 +52,65 @@ def plan(trajectory: Trajectory, seed: int) -> Plan:
     return Plan(steps[0].prompt_ids.tolist(), tuple(len(step.completion_ids) for step in steps), tuple(deltas), seed)
 
 
-def run_bare(engine: VllmEngine, plans: Sequence[Plan], max_live: int) -> Measured:
+class Plain(Protocol):
+    """As little as can stand between a loop and an engine."""
+
+    def ask(self, name: str, ids: list[int], n_tokens: int, seed: int) -> None:
+        """Sample exactly so many tokens: lengths are the run's own, so that both sample equally many."""
+        ...
+
+    def step(self) -> Iterable[tuple[str, Sequence[int]]]:
+        """Names and ids of what has finished."""
+        ...
+
+    def is_busy(self) -> bool: ...
+
+
+class PlainVllm:
+    """vLLM's own engine, without anything of ours around it."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self._llm, self._new_params = engine.llm_engine, engine.new_params
+
+    def ask(self, name: str, ids: list[int], n_tokens: int, seed: int) -> None:
+        params = self._new_params(temperature=1.0, max_tokens=n_tokens, ignore_eos=True, logprobs=0, seed=seed)
+        self._llm.add_request(name, {"prompt_token_ids": ids}, params)
+
+    def step(self) -> Iterable[tuple[str, Sequence[int]]]:
+        return [(out.request_id, out.outputs[0].token_ids) for out in self._llm.step() if out.finished]
+
+    def is_busy(self) -> bool:
+        return bool(self._llm.has_unfinished_requests())
+
+
+class PlainEngine:
+    """Any other engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def ask(self, name: str, ids: list[int], n_tokens: int, seed: int) -> None:
+        self._engine.add(
+            GenerationRequest(name, np.array(ids, dtype=np.int32), Sampling(max_tokens=n_tokens, seed=seed))
+        )
+
+    def step(self) -> Iterable[tuple[str, Sequence[int]]]:
+        return [(one.request_id, one.completion_ids.tolist()) for one in self._engine.step()]
+
+    def is_busy(self) -> bool:
+        return self._engine.has_unfinished()
+
+
+def run_bare(engine: Plain, plans: Sequence[Plan], max_live: int) -> Measured:
     """Do the work of ``plans``, ``max_live`` at once, each turn as soon as the one before it has ended."""
-    llm = engine.llm_engine
     waiting: Iterable[tuple[int, Plan]] = iter(enumerate(plans))
     ids: dict[int, list[int]] = {}
     turns: dict[int, int] = {}
     n_tokens = 0
 
     def ask(place: int) -> None:
-        # Lengths are the run's own, so that both sample equally many tokens.
-        params = engine.new_params(
-            temperature=1.0,
-            max_tokens=plans[place].lengths[turns[place]],
-            ignore_eos=True,
-            logprobs=0,
-            seed=plans[place].seed + turns[place],
-        )
-        llm.add_request(f"bare-{place}-{turns[place]}", {"prompt_token_ids": ids[place]}, params)
+        turn = turns[place]
+        engine.ask(f"bare-{place}-{turn}", ids[place], plans[place].lengths[turn], plans[place].seed + turn)
 
     def start_next() -> None:
         for place, work in waiting:
@@ -71,12 +121,9 @@ def run_bare(engine: VllmEngine, plans: Sequence[Plan], max_live: int) -> Measur
     began = time.perf_counter()
     for _ in range(max_live):
         start_next()
-    while llm.has_unfinished_requests():
-        for out in llm.step():
-            if not out.finished:
-                continue
-            place = int(out.request_id.split("-")[1])
-            completion = out.outputs[0].token_ids
+    while engine.is_busy():
+        for name, completion in engine.step():
+            place = int(name.split("-")[1])
             n_tokens += len(completion)
             work = plans[place]
             if turns[place] < len(work.deltas):

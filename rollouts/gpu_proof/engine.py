@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from rollouts.engines import Generation, GenerationRequest, Sampling
+from rollouts.engines import Generation, GenerationRequest
 from rollouts.engines.vllm_engine import VllmEngine
-from rollouts.engines.worker import EngineThread
-from rollouts.tito.trajectory import Ids, ids_array
+from rollouts.gpu_proof.bare import Measured, PlainVllm, Plan, run_bare
+from rollouts.tito.trajectory import Floats, Ids
 
 
 class Witness:
@@ -23,60 +20,60 @@ class Witness:
         self.cached_tokens = 0
         self.live = self.peak_live = 0
 
-    def forget(self) -> None:
-        self.__init__()  # type: ignore[misc]
-
-
-witness = Witness()
-Result = TypeVar("Result")
-_errands: dict[str, Callable[[VllmEngine], None]] = {}
-
 
 class ProofEngine:
-    """``VllmEngine`` under a witness. It also runs errands: functions that need the engine to themselves."""
+    """``VllmEngine`` under a witness."""
 
     def __init__(self, path: str, **options: Any) -> None:
-        self._vllm = VllmEngine(path, **options)
-        self.name, self.version = self._vllm.name, self._vllm.version
-        self.max_model_len, self.vocab_size = self._vllm.max_model_len, self._vllm.vocab_size
-        self.logprobs_mode = self._vllm.logprobs_mode
-        self._due: list[str] = []
+        self.vllm = VllmEngine(path, **options)
+        self.witness = Witness()
+        self.name, self.version = self.vllm.name, self.vllm.version
+        self.max_model_len, self.vocab_size = self.vllm.max_model_len, self.vllm.vocab_size
+        self.logprobs_mode = self.vllm.logprobs_mode
 
     def add(self, request: GenerationRequest) -> None:
-        if request.request_id in _errands:
-            self._due.append(request.request_id)
-            return
-        self._vllm.add(request)
-        witness.sent[request.request_id] = request.prompt_ids.copy()
-        witness.live += 1
-        witness.peak_live = max(witness.peak_live, witness.live)
+        self.vllm.add(request)
+        self.witness.sent[request.request_id] = request.prompt_ids.copy()
+        self.witness.live += 1
+        self.witness.peak_live = max(self.witness.peak_live, self.witness.live)
 
     def step(self) -> list[Generation]:
-        if self._due:
-            name = self._due.pop()
-            _errands.pop(name)(self._vllm)
-            return [Generation(name, ids_array([0]), np.zeros(1, dtype=np.float32), "stop")]
-        generations = self._vllm.step()
+        generations = self.vllm.step()
         for generation in generations:
-            witness.received[generation.request_id] = generation.completion_ids.copy()
-            witness.cached_tokens += generation.cached_tokens
-        witness.live -= len(generations)
+            self.witness.received[generation.request_id] = generation.completion_ids.copy()
+            self.witness.cached_tokens += generation.cached_tokens
+        self.witness.live -= len(generations)
         return generations
 
     def abort(self, request_id: str) -> None:
-        self._vllm.abort(request_id)
+        self.vllm.abort(request_id)
 
     def has_unfinished(self) -> bool:
-        return bool(self._due) or self._vllm.has_unfinished()
+        return self.vllm.has_unfinished()
 
     def close(self) -> None:
-        self._vllm.close()
+        self.vllm.close()
 
 
-def run_errand(thread: EngineThread, work: Callable[[VllmEngine], Result]) -> Result:
-    """Call ``work`` with the engine in the thread that owns it, while it has nothing else to do."""
-    results: list[Result] = []
-    name = f"errand-{uuid.uuid4()}"
-    _errands[name] = lambda engine: results.append(work(engine))
-    thread.submit(GenerationRequest(name, ids_array([0]), Sampling(max_tokens=1))).result()
-    return results[0]
+# -- what is asked of the engine in its process, by ``EngineOwner.call``; nothing here may need Django -----------------
+
+
+def new_witness(engine: ProofEngine) -> None:
+    engine.witness = Witness()
+
+
+def witness_of(engine: ProofEngine) -> Witness:
+    return engine.witness
+
+
+def reset_cache(engine: ProofEngine) -> None:
+    engine.vllm.llm_engine.reset_prefix_cache()
+
+
+def score(streams: Sequence[Ids], engine: ProofEngine) -> list[Floats]:
+    return engine.vllm.score(streams)
+
+
+def bare(work: Sequence[Plan], max_live: int, engine: ProofEngine) -> Measured:
+    reset_cache(engine)
+    return run_bare(PlainVllm(engine.vllm), work, max_live)

@@ -20,17 +20,16 @@ from django.conf import settings
 from rollouts import selectors, tokenizers
 from rollouts.demo_policy import MODEL_DIR
 from rollouts.engines import ENGINES
-from rollouts.engines.vllm_engine import VllmEngine
-from rollouts.engines.worker import EngineThread
+from rollouts.engines.worker import EngineOwner
 from rollouts.environments import ENVIRONMENTS
-from rollouts.gpu_proof.bare import Measured, Plan, plan, run_bare
+from rollouts.gpu_proof.bare import Measured, plan
 from rollouts.gpu_proof.checks import check_ids, check_logprobs
-from rollouts.gpu_proof.engine import run_errand, witness
+from rollouts.gpu_proof.engine import bare, new_witness, reset_cache, score, witness_of
 from rollouts.gpu_proof.model import FULL, SMALL, Shape, make_model
 from rollouts.gpu_proof.rounds import RoundsEnvironment
 from rollouts.launch import LaunchForm, launch, served_models
 from rollouts.models import Run
-from rollouts.tasks.launch import close_engines, engine_thread, work_on
+from rollouts.tasks.launch import close_engines, engine_of, work_on
 from rollouts.tito.trajectory import Trajectory
 
 DEMO, RANDOM = "proof-demo", "proof-random"
@@ -142,7 +141,7 @@ def _demo(plans: Plans, say: Say) -> dict[str, Any]:
     )
     run, seconds = _work(form)
     stored = _stored(run)
-    ids = check_ids(stored, witness)
+    ids = check_ids(stored, _owner(DEMO).call(witness_of).result())
     scores = _scores(DEMO, [one for _, one in stored], plans.tolerance)
     right = sum((one.reward or 0) >= 1 for _, one in stored) / len(stored)
     longest = max(len(one.steps) for _, one in stored)
@@ -169,21 +168,22 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     )  # fmt: skip
     say("Random weights: warming up ...")
     _work(replace(form, prompts=min(plans.trajectories, plans.live), seed=plans.seed + 1000))
-    thread = _thread(RANDOM)
+    owner = _owner(RANDOM)
     pairs: list[tuple[Measured, Measured]] = []
     peak, cached = 0, 0
     run, stored = None, []
     for repeat in range(plans.repeats):
         say(f"Random weights: {plans.trajectories} trajectories, run {repeat + 1} of {plans.repeats} ...")
-        run_errand(thread, _reset_cache)
+        owner.call(reset_cache).result()
         run, seconds = _work(replace(form, seed=plans.seed + repeat))
         stored = _stored(run)
         measured = Measured(run.n_sampled, seconds)
+        witness = owner.call(witness_of).result()
         peak, cached = witness.peak_live, witness.cached_tokens
         ids = check_ids(stored, witness)
         work = [plan(one, plans.seed + repeat) for _, one in stored]
         say("Random weights: the same work in a bare loop ...")
-        pairs.append((measured, run_errand(thread, partial(_bare, work, plans.live))))
+        pairs.append((measured, owner.call(partial(bare, work, plans.live)).result()))
     say("Random weights: scoring what was stored ...")
     assert run is not None
     trajectories = [one for _, one in stored]
@@ -192,7 +192,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     # Some end while the last ones begin, so that fewer than asked are in the engine at once.
     wanted = min(256, math.ceil(min(plans.live, plans.trajectories) * 0.75))
     return {
-        "vllm": thread.facts().version,
+        "vllm": owner.ask_facts().result().version,
         "run": run.code,
         "ids": asdict(ids),
         "scores": asdict(scores),
@@ -203,12 +203,12 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
             {
                 "tokens": worker.tokens,
                 "worker_seconds": worker.seconds,
-                "bare_seconds": bare.seconds,
+                "bare_seconds": plain.seconds,
                 "worker_tokens_per_second": worker.tokens_per_second,
-                "bare_tokens_per_second": bare.tokens_per_second,
-                "ratio": worker.tokens_per_second / bare.tokens_per_second,
+                "bare_tokens_per_second": plain.tokens_per_second,
+                "ratio": worker.tokens_per_second / plain.tokens_per_second,
             }
-            for worker, bare in pairs
+            for worker, plain in pairs
         ],
         "verdicts": [
             _verdict(
@@ -228,7 +228,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
             ),
             _verdict(
                 "load: same work",
-                all(worker.tokens == bare.tokens for worker, bare in pairs),
+                all(worker.tokens == plain.tokens for worker, plain in pairs),
                 "Worker and bare loop sampled equally many tokens.",
             ),
         ],
@@ -238,8 +238,8 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
 def _work(form: LaunchForm) -> tuple[Run, float]:
     """Launch, then do what the worker's task does. Gives the run and the seconds from the task's start to its end."""
     run = launch(form, name=f"GPU proof: {form.model}", enqueue=False)
-    _thread(form.model).facts()  # the engine is loaded before the clock starts, as it is in a warm worker
-    witness.forget()
+    # This loads the engine, too, before the clock starts: a worker's is warm.
+    _owner(form.model).call(new_witness).result()
     began = time.perf_counter()
     work_on(run.pk)
     seconds = time.perf_counter() - began
@@ -250,8 +250,8 @@ def _work(form: LaunchForm) -> tuple[Run, float]:
     return run, seconds
 
 
-def _thread(model: str) -> EngineThread:
-    return engine_thread(served_models()[model], "proof")
+def _owner(model: str) -> EngineOwner:
+    return engine_of(served_models()[model], "proof")
 
 
 def _stored(run: Run) -> list[tuple[int, Trajectory]]:
@@ -261,20 +261,9 @@ def _stored(run: Run) -> list[tuple[int, Trajectory]]:
 
 def _scores(model: str, trajectories: Sequence[Trajectory], tolerance: float) -> Any:
     codec = tokenizers.load(served_models()[model].path)
-    thread = _thread(model)
+    owner = _owner(model)
     some = [one for one in trajectories if one.steps][:MAX_SCORED]
-    return check_logprobs(
-        some, lambda streams: run_errand(thread, lambda engine: engine.score(streams)), codec, tolerance
-    )
-
-
-def _bare(work: Sequence[Plan], max_live: int, engine: VllmEngine) -> Measured:
-    _reset_cache(engine)
-    return run_bare(engine, work, max_live)
-
-
-def _reset_cache(engine: VllmEngine) -> None:
-    engine.llm_engine.reset_prefix_cache()
+    return check_logprobs(some, lambda streams: owner.call(partial(score, streams)).result(), codec, tolerance)
 
 
 def _verdict(name: str, passed: bool, sentence: str) -> Verdict:

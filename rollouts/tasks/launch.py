@@ -14,8 +14,9 @@ from celery import shared_task, signals
 from django.db import connection
 
 from rollouts import selectors, services, template_checks
-from rollouts.engines import Sampling, build_engine, reason
-from rollouts.engines.worker import EngineThread
+from rollouts.engines import LIGHT, Sampling, build_engine, reason
+from rollouts.engines.process import EngineProcess
+from rollouts.engines.worker import EngineOwner, EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
 from rollouts.launch import LaunchForm, ServedModel, form_from, send, served_models
 from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
@@ -39,7 +40,7 @@ LEASE_SECONDS = 20.0
 MAX_LIVE = 64
 """Trajectories of one run under way at once in one worker, where the model's options name no ``max_live``."""
 
-_engines: dict[tuple[str, str], EngineThread] = {}
+_engines: dict[tuple[str, str], EngineOwner] = {}
 _engines_lock = threading.Lock()
 _shutting_down = threading.Event()
 
@@ -124,7 +125,7 @@ class _Work:
                     return pulse.cancelled.is_set() or _shutting_down.is_set() or recorder.error is not None
 
                 end = run_batch(
-                    engine_thread(model, run.engine),
+                    engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
                     parser(tokenizer.hf, tokenizer.stop_ids),
@@ -206,32 +207,37 @@ def _task(trajectory: Trajectory) -> Task:
     return Task(**json.loads(trajectory.task.body))
 
 
-# -- the engines of this process ---------------------------------------------------------------------------------------
+# -- the engines of this worker ----------------------------------------------------------------------------------------
 
 
-def engine_thread(model: ServedModel, engine: str) -> EngineThread:
-    """The one thread that owns this model's engine in this process; its engine is built when it is first needed."""
+def engine_of(model: ServedModel, engine: str) -> EngineOwner:
+    """The one owner of this model's engine in this worker; the engine is built when it is first needed."""
     with _engines_lock:
         key = (model.name, engine)
         if key not in _engines:
-            build = partial(build_engine, engine, model.path, **model.options)
-            _engines[key] = EngineThread(build, f"engine-{model.name}")
+            _engines[key] = new_owner(model, engine)
         return _engines[key]
 
 
+def new_owner(model: ServedModel, engine: str) -> EngineOwner:
+    """What computes gets a process of its own, what waits for a server a thread."""
+    owner = EngineThread if engine in LIGHT else EngineProcess
+    return owner(partial(build_engine, engine, model.path, **model.options), f"engine-{model.name}")
+
+
 def warm_engines() -> dict[tuple[str, str], int]:
-    """The engines this process keeps warm, by model and engine name, with the tokens each has sampled."""
+    """The engines this worker keeps warm, by model and engine name, with the tokens each has sampled."""
     with _engines_lock:
-        return {key: thread.tokens for key, thread in _engines.items()}
+        return {key: owner.tokens for key, owner in _engines.items()}
 
 
 def close_engines() -> None:
-    """Free every engine of this process, and the processes that stored for them."""
+    """Free every engine of this worker, and the processes that stored for them."""
     with _engines_lock:
-        threads = list(_engines.values())
+        owners = list(_engines.values())
         _engines.clear()
-    for thread in threads:
-        thread.close()
+    for owner in owners:
+        owner.close()
     close_idle()
 
 

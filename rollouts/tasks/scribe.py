@@ -1,7 +1,6 @@
 """The process beside a worker that stores and judges what the worker samples.
 
-An engine's own thread needs the interpreter a few thousand times a second, if only for a moment each time. Whatever
-else runs in its process makes it wait, and the diagnosis of a trajectory costs as much as a good part of sampling it.
+The loop must answer an engine at once, and the diagnosis of a trajectory costs as much as a good part of sampling it.
 So steps and ends go through a pipe to a process of their own, pile by pile: the larger the backlog, the fewer the
 transactions. The process ends with its worker (the pipe closes); what it had received is stored then.
 """

@@ -113,7 +113,7 @@ def test_an_engine_that_cannot_be_built_says_why_to_everybody_who_waits() -> Non
 
     owner = EngineThread(build)
     with pytest.raises(EngineError, match="holds no model"):
-        owner.facts(60)
+        owner.ask_facts().result(60)
     with pytest.raises(EngineError, match="holds no model"):
         owner.submit(request("x")).result(60)
     owner.close()
@@ -127,9 +127,21 @@ def test_facts_build_the_engine_once() -> None:
         return ScriptedEngine(vocab_size=99)
 
     owner = EngineThread(build)
-    assert owner.facts(60).vocab_size == 99 and owner.facts(60).name == "scripted"
+    for _ in range(2):
+        facts = owner.ask_facts().result(60)
+        assert (facts.name, facts.vocab_size) == ("scripted", 99)
     owner.submit(request("x")).result(60)
     assert built == [1]
+    owner.close()
+
+
+def test_a_call_runs_beside_requests_and_its_error_is_the_callers_alone() -> None:
+    owner = EngineThread(ScriptedEngine)
+    under_way = owner.submit(request("x", 500))
+    assert owner.call(lambda engine: engine.vocab_size).result(60) > 0
+    with pytest.raises(ZeroDivisionError):
+        owner.call(lambda engine: 1 // 0).result(60)
+    assert len(under_way.result(60).completion_ids) == 500
     owner.close()
 
 

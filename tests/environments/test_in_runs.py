@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ASK = [{"role": "user", "content": "What is 6 * 7?"}]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def engines(tiny_tokenizer: Path) -> Iterator[None]:
     yield
     work.close_engines()

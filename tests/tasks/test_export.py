@@ -22,7 +22,7 @@ from tests.storage.build import chain
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def engines() -> Iterator[None]:
     yield
     work.close_engines()

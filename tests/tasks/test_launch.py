@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +19,9 @@ from django.utils import timezone
 from rollouts import launch as launching
 from rollouts import replays, selectors, services
 from rollouts.diagnosis import diagnose_and_save
-from rollouts.engines import EngineError, Generation
+from rollouts.engines import Engine, EngineError, Generation
 from rollouts.engines.scripted import ScriptedEngine
+from rollouts.engines.worker import EngineThread
 from rollouts.launch import LaunchForm, LaunchRefused, launch
 from rollouts.models import Run, TemplateCheck, Trajectory
 from rollouts.tasks import launch as work
@@ -33,10 +34,16 @@ pytestmark = pytest.mark.django_db(transaction=True)
 SMALL: dict[str, Any] = {"prompts": 3, "group": 2, "seed": 7, "temperature": 1.0}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def engines(tiny_tokenizer: Path) -> Iterator[None]:
     yield
     work.close_engines()
+
+
+def serve_with(monkeypatch: pytest.MonkeyPatch, build: Callable[[], Engine]) -> None:
+    """For one test every model is served by an engine of the test's own, in this process."""
+    monkeypatch.setattr(work, "_engines", {})
+    monkeypatch.setattr(work, "new_owner", lambda *_: EngineThread(build))
 
 
 def done_run(**changes: Any) -> Run:
@@ -169,7 +176,7 @@ class TestTheWork:
             def step(self) -> list[Generation]:
                 raise MemoryError("no block is free")
 
-        monkeypatch.setattr(work, "build_engine", lambda *_, **__: Dying(vocab_size=1200))
+        serve_with(monkeypatch, lambda: Dying(vocab_size=1200))
         run = done_run()
         assert run.status == "failed" and "MemoryError: no block is free" in run.error
         assert set(run.trajectories.values_list("status", flat=True)) == {"failed"}
@@ -369,11 +376,11 @@ class TestCommand:
             self.call("--prompts", "0", "--wait")
 
     def test_a_failed_run_is_an_error_after_its_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def build(*_: Any, **__: Any) -> Any:
+        def build() -> Engine:
             raise EngineError("The weights are gone.")
 
         monkeypatch.delenv("REDIS_URL", raising=False)
-        monkeypatch.setattr(work, "build_engine", build)
+        serve_with(monkeypatch, build)
         with pytest.raises(CommandError, match="The weights are gone"):
             self.call("--prompts", "1", "--group", "1", "--wait")
 
@@ -418,12 +425,12 @@ def test_ids_are_stored_as_they_were_sampled() -> None:
 def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     loading, loaded = threading.Event(), threading.Event()
 
-    def build(*_: Any, **__: Any) -> Any:
+    def build() -> Engine:
         loading.set()
         assert loaded.wait(300)
         return ScriptedEngine(vocab_size=1200)
 
-    monkeypatch.setattr(work, "build_engine", build)
+    serve_with(monkeypatch, build)
     run = launch(LaunchForm(**SMALL), enqueue=False)
     thread = threading.Thread(target=_work_and_close, args=(run.pk,))
     thread.start()

@@ -20,7 +20,7 @@ from rollouts.tito.strategies import STRATEGIES
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def engines(tiny_tokenizer: Path) -> Iterator[None]:
     yield
     work.close_engines()

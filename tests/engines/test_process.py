@@ -1,0 +1,204 @@
+"""An engine in a process of its own: what crosses the pipe, and what happens when either side ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from concurrent.futures import wait as wait_for
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine
+from rollouts.engines.process import EngineProcess
+from rollouts.engines.scripted import ScriptedEngine
+from rollouts.engines.worker import EngineClosed, EngineLost, EngineOwner
+from rollouts.tito.trajectory import ids_array
+from tests.conftest import ROOT, wait_until
+
+Start = Callable[[Callable[[], Any]], EngineProcess]
+
+
+def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:
+    return GenerationRequest(name, ids_array(list(ids)), Sampling(max_tokens=max_tokens))
+
+
+# What the process builds is found by its name.
+
+
+class Endless(ScriptedEngine):
+    """Answers requests of at most ten tokens; the others are under way until they are aborted."""
+
+    def step(self) -> list[Generation]:
+        time.sleep(0.001)
+        waiting = {name: one for name, one in self._live.items() if one.request.sampling.max_tokens > 10}
+        self._live = {name: one for name, one in self._live.items() if name not in waiting}
+        finished = super().step()
+        self._live |= waiting
+        return finished
+
+
+class Dying(ScriptedEngine):
+    def step(self) -> list[Generation]:
+        raise MemoryError("no block is free")
+
+
+def not_there() -> ScriptedEngine:
+    raise EngineError("The folder holds no model.")
+
+
+def pid_of(engine: object) -> int:
+    return os.getpid()
+
+
+def live_of(engine: Endless) -> int:
+    return len(engine._live)
+
+
+def unpicklable(engine: object) -> object:
+    return threading.Lock()
+
+
+def complain(engine: object) -> None:
+    logging.getLogger("rollouts.engines.test").warning("the cache is full n=%d", 3)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    owners: list[EngineProcess] = []
+
+    def begin(build: Callable[[], Any]) -> EngineProcess:
+        owners.append(EngineProcess(build))
+        return owners[-1]
+
+    yield begin
+    for owner in owners:
+        owner.close()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # its own parent will see to it
+
+
+def test_requests_and_completions_cross_the_pipe(start: Start) -> None:
+    owner: EngineOwner = start(partial(build_engine, "scripted", "", vocab_size=99))
+    facts = owner.ask_facts().result(60)
+    assert (facts.name, facts.vocab_size) == ("scripted", 99)
+    futures = [owner.submit(request(str(n))) for n in range(20)]
+    bad = owner.submit(request("bad", ids=(-4,)))
+    here = ScriptedEngine(vocab_size=99)
+    here.add(request("0"))
+    (expected,) = next(done for done in iter(here.step, None) if done)
+    for number, future in enumerate(futures):
+        generation = future.result(60)
+        assert generation.request_id == str(number) and generation.finish_reason == "length"
+        assert generation.completion_ids.tolist() == expected.completion_ids.tolist()
+        assert generation.logprobs.tolist() == expected.logprobs.tolist()
+    with pytest.raises(RequestRefused, match="-4"):
+        bad.result(60)
+    assert owner.tokens == 100
+    assert owner.call(pid_of).result(60) != os.getpid()
+
+
+def test_an_abort_reaches_the_engine_and_leaves_the_others(start: Start) -> None:
+    owner = start(Endless)
+    gone, stays = owner.submit(request("gone", 500)), owner.submit(request("stays", 500))
+    assert len(owner.submit(request("x")).result(60).completion_ids) == 5
+    owner.abort(["gone", "nobody"])
+    with pytest.raises(CancelledError):
+        gone.result(60)
+    assert owner.call(live_of).result(60) == 1 and not stays.done()
+
+
+def test_an_engine_that_dies_ends_all_with_one_error_and_a_new_process_follows(start: Start) -> None:
+    owner = start(Dying)
+    pid = owner.call(pid_of).result(60)
+    futures = [owner.submit(request(str(n))) for n in range(3)]
+    wait_for(futures, 60)
+    errors = {future.exception(0) for future in futures}
+    # One object: the loop counts deaths, and a death that comes twice is the end of a run. A request that arrived
+    # after it has had a process of its own.
+    assert 1 <= len(errors) <= 3
+    for error in errors:
+        assert isinstance(error, EngineLost) and str(error) == "The engine died: MemoryError: no block is free"
+    assert is_gone(pid)
+    assert owner.call(pid_of).result(60) != pid
+
+
+def test_a_killed_process_is_the_death_of_its_engine_alone(start: Start) -> None:
+    owner = start(Endless)
+    pid = owner.call(pid_of).result(60)
+    futures = [owner.submit(request(str(n), 500)) for n in range(3)]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(futures, 60)
+    (error,) = {future.exception(0) for future in futures}
+    assert isinstance(error, EngineLost) and "was killed (signal 9)" in str(error) and "out of memory" in str(error)
+    assert len(owner.submit(request("next")).result(60).completion_ids) == 5
+
+
+def test_an_engine_that_cannot_be_built_says_why(start: Start) -> None:
+    owner = start(not_there)
+    with pytest.raises(EngineLost, match="holds no model"):
+        owner.ask_facts().result(60)
+
+
+def test_an_answer_that_cannot_be_pickled_fails_alone(start: Start) -> None:
+    owner = start(ScriptedEngine)
+    with pytest.raises(EngineError, match="cannot leave the engine's process"):
+        owner.call(unpicklable).result(60)
+    assert len(owner.submit(request("x")).result(60).completion_ids) == 5
+
+
+def test_what_the_process_logs_is_the_workers(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    owner = start(ScriptedEngine)
+    with caplog.at_level(logging.INFO):
+        owner.call(complain).result(60)
+    assert ("rollouts.engines.test", logging.WARNING, "the cache is full n=3") in caplog.record_tuples
+
+
+def test_closing_fails_what_is_under_way_and_ends_the_process(start: Start) -> None:
+    owner = start(Endless)
+    pid = owner.call(pid_of).result(60)
+    future = owner.submit(request("x", 500))
+    owner.close()
+    with pytest.raises(EngineClosed):
+        future.result(60)
+    with pytest.raises(EngineClosed):
+        owner.submit(request("y"))
+    assert is_gone(pid)
+
+
+WORKER = """
+import time
+from rollouts.engines.process import EngineProcess
+from tests.engines.test_process import Endless, pid_of, request
+owner = EngineProcess(Endless)
+owner.submit(request("x", 500))
+print(owner.call(pid_of).result(60), flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_process_ends_with_a_worker_that_is_killed() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER], cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        assert worker.stdout is not None
+        pid = int(worker.stdout.readline())
+        assert not is_gone(pid)
+    finally:
+        worker.kill()
+        worker.wait(10)
+    wait_until(lambda: is_gone(pid), 30, "the engine's process has ended")
