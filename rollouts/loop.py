@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, reason
-from rollouts.engines.worker import EngineClosed, EngineFacts, EngineThread
+from rollouts.engines.worker import EngineClosed, EngineFacts, EngineOwner
 from rollouts.environments import Environment, Episode, Outcome, Task
 from rollouts.parsing import Parse, answering, with_call_ids
 from rollouts.tito.codec import RenderFailed
@@ -77,8 +77,8 @@ class Finished:
 class Callbacks:
     """How the caller takes part; all are called in the loop's own thread."""
 
-    more: Callable[[int], Sequence[Job]]
-    """Up to so many further jobs; none = there are no more."""
+    more: Callable[[int, bool], Sequence[Job] | None]
+    """Up to so many further jobs; None = there are no more. Waits for the first only when told to."""
     on_steps: Callable[[Sequence[tuple[Job, int, Step]]], None]
     """Steps as soon as they are sampled: (job, step index, step)."""
     on_done: Callable[[Sequence[Finished]], None]
@@ -118,7 +118,7 @@ def step_seed(seed: int | None, index: int) -> int | None:
 
 
 def run_batch(
-    engine: EngineThread,
+    engine: EngineOwner,
     environment: Environment,
     new_strategy: Callable[[], Strategy],
     parse: Parse,
@@ -147,7 +147,7 @@ def run_batch(
     return batch.run()
 
 
-def _facts(engine: EngineThread, should_stop: Callable[[], bool]) -> EngineFacts | None:
+def _facts(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineFacts | None:
     """What the engine is, once it is loaded; None when told to stop first. Its loading goes on for the next run."""
     asked = engine.ask_facts()
     while not should_stop():
@@ -166,7 +166,7 @@ class _Batch:
 
     def __init__(
         self,
-        engine: EngineThread,
+        engine: EngineOwner,
         facts: EngineFacts,
         environment: Environment,
         new_strategy: Callable[[], Strategy],
@@ -220,12 +220,11 @@ class _Batch:
 
     def _take_jobs(self) -> None:
         free = self._limits.max_live - len(self._live)
-        # In chunks: asking for a job each time one place is free would be a query for each.
-        if self._exhausted or self._n_deaths > 1 or (self._live and free < max(1, self._limits.max_live // 8)):
+        if not free or self._exhausted or self._n_deaths > 1:
             return
-        jobs = self._callbacks.more(free)
-        self._exhausted = not jobs
-        for job in jobs:
+        jobs = self._callbacks.more(free, not self._live)
+        self._exhausted = jobs is None
+        for job in jobs or ():
             self._start(job)
 
     def _flush(self) -> None:

@@ -31,12 +31,18 @@ class Ahead:
             self._change.notify_all()
         self._thread.join()
 
-    def more(self, n: int) -> Sequence[Job]:
-        """Up to ``n`` jobs; waits where none is ready yet. Raises what leasing raised."""
+    def more(self, n: int, wait: bool) -> Sequence[Job] | None:
+        """Up to ``n`` of the jobs that are ready; None = there are no more. Raises what leasing raised.
+
+        ``wait``: until one is ready.
+        """
         with self._change:
-            self._change.wait_for(lambda: self._ready or self._exhausted or self._error)
+            if wait:
+                self._change.wait_for(lambda: self._ready or self._exhausted or self._error)
             if self._error is not None and not self._ready:
                 raise self._error
+            if self._exhausted and not self._ready:
+                return None
             taken, self._ready = self._ready[:n], self._ready[n:]
             self._change.notify_all()
         return taken

@@ -59,10 +59,10 @@ class Harness:
     ) -> BatchEnd:
         waiting = list(jobs)
 
-        def more(n: int) -> list[Job]:
+        def more(n: int, wait: bool) -> list[Job] | None:
             taken = waiting[:n]
             del waiting[:n]
-            return taken
+            return taken or None
 
         def on_steps(steps: Sequence[tuple[Job, int, Step]]) -> None:
             for job, index, step in steps:

@@ -37,7 +37,7 @@ class Appending(ABC):
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         self._ask(tools, kwargs)
         self._probe(messages)
-        self._buffer.append_prompt(self._context.renderer.render_ids(messages, tools, kwargs, True))
+        self._buffer.append_prompt(self._context.first_prompt(messages, tools, kwargs))
         return self._buffer.ids
 
     def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:

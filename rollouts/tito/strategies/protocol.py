@@ -76,6 +76,15 @@ class Context:
         value: T = found
         return value
 
+    def first_prompt(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        """The prompt of a conversation's first step. Siblings start one after the other, so the last one is kept."""
+        asked = (messages, tools, kwargs)
+        kept = self.memo.get("first prompt")
+        if kept is None or kept[0] != asked:
+            kept = self.memo["first prompt"] = (asked, self.renderer.render_ids(messages, tools, kwargs, True))
+        ids: Ids = kept[1]
+        return ids
+
     def origins(self, delta: Ids, messages: Sequence[Message]) -> Origins:
         """Which ids of a delta the template wrote and which are text of the new messages."""
         return delta_origins(self.codec.token_bytes(delta), self.are(delta, self.codec.special_ids), messages)
