@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
+from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -159,6 +160,10 @@ def _facts(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineFacts 
     return None
 
 
+_numbers = count()
+"""Of batches: no two requests of this process have one name, or an abort that is still under way would end another."""
+
+
 class _Batch:
     template_kwargs: dict[str, Any]
     policy_version: str
@@ -176,6 +181,7 @@ class _Batch:
     ) -> None:
         self._engine, self._facts, self._environment = engine, facts, environment
         self._new_strategy, self._parse, self._limits, self._callbacks = new_strategy, parse, limits, callbacks
+        self._number = next(_numbers)
         self._live: set[_Live] = set()
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._answers = _Answers()
@@ -266,7 +272,7 @@ class _Batch:
         if len(live.prompt_ids) >= self._facts.max_model_len:
             self._truncate(live, "length")
             return
-        live.request_id = f"{live.job.key}.{live.n_steps}.{id(self)}"
+        live.request_id = f"{live.job.key}.{live.n_steps}.{self._number}"
         sampling = replace(self._limits.sampling, seed=step_seed(live.job.seed, live.n_steps))
         try:
             future = self._engine.submit(GenerationRequest(live.request_id, live.prompt_ids, sampling))
