@@ -38,6 +38,8 @@ START = (
 ROOT = Path(__file__).resolve().parents[2]
 CLOSE_SECONDS = 10.0
 """How long an engine that is told to end may take, before its process is killed."""
+_NOBODY = -1
+"""In the place of a question's number: what was not asked for."""
 
 
 class EngineProcess:
@@ -150,6 +152,8 @@ class _Life:
                 error = self._heard(*self._pipe.recv())
         except (EOFError, OSError):
             pass
+        except Exception as fault:  # an exception that cannot be built again from its pickle
+            error = EngineLost(f"What the engine's process answered cannot be read: {reason(fault)}")
         if error is not None:
             self._process.kill()  # there is nothing in it that would be missed, and its memory is wanted
         status = self._process.wait()
@@ -164,7 +168,9 @@ class _Life:
         if kind == "log":
             logging.getLogger(value.name).handle(value)
             return None
-        future = self.due.pop(number)
+        future = self.due.pop(number, None)
+        if future is None:
+            return None
         if kind == "cancelled":
             future.cancel()
         elif kind == "failed":
@@ -189,7 +195,6 @@ def serve(pipe: Connection) -> None:
     """Own the engine that the first message tells how to build, until the pipe closes or says so."""
     engines, build, name = pipe.recv()
     ENGINES.update(engines)
-    owner = EngineThread(build, name)
     sending = threading.RLock()  # a log record may be about what is being sent
 
     def send(number: int, kind: str, value: Any) -> None:
@@ -210,11 +215,12 @@ def serve(pipe: Connection) -> None:
             send(number, "done", future.result())
         except CancelledError:
             send(number, "cancelled", None)
-        except EngineLost as error:
-            send(number, "lost", error)
+        except EngineLost:
+            pass  # the worker has been told, and tells everybody
         except Exception as error:
             send(number, "failed", error)
 
+    owner = EngineThread(build, name, partial(send, _NOBODY, "lost"))
     try:
         while (message := pipe.recv()) is not None:
             kind, number, value = message
@@ -234,7 +240,7 @@ class _Forward(logging.handlers.QueueHandler):
         self._send = send
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        self._send(-1, "log", record)
+        self._send(_NOBODY, "log", record)
 
 
 def main() -> None:

@@ -90,10 +90,18 @@ class _Call:
 
 
 class EngineThread:
-    """An :class:`EngineOwner` with the engine in a thread of this process."""
+    """An :class:`EngineOwner` with the engine in a thread of this process.
 
-    def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
-        self._build, self._name = build, name
+    ``on_lost`` hears of a death before those do who wait.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Engine],
+        name: str = "engine",
+        on_lost: Callable[[EngineLost], None] = lambda error: None,
+    ) -> None:
+        self._build, self._name, self._on_lost = build, name, on_lost
         self._wake = threading.Condition()
         self._inbox: deque[_Submitted] = deque()
         self._aborts: deque[str] = deque()
@@ -171,7 +179,9 @@ class EngineThread:
             except Exception as error:
                 log.exception("engine lost name=%s", self._name)
                 sentence = str(error) if isinstance(error, EngineError) else f"The engine died: {reason(error)}"
-                self._fail(live, calls, EngineLost(sentence))
+                lost = EngineLost(sentence)
+                self._on_lost(lost)
+                self._fail(live, calls, lost)
                 _close(engine)
                 engine = None
 
@@ -186,9 +196,10 @@ class EngineThread:
                 one.future.set_exception(error)
         dropped = 0
         for request_id in aborted:
-            one_live = live.pop(request_id, None)
+            one_live = live.get(request_id)
             if one_live is not None:
                 engine.abort(request_id)
+                del live[request_id]
                 one_live.future.cancel()
                 dropped += 1
         if dropped:

@@ -47,6 +47,11 @@ class Endless(ScriptedEngine):
         return finished
 
 
+class Fragile(Endless):
+    def abort(self, request_id: str) -> None:
+        raise RuntimeError("it broke")
+
+
 class Dying(ScriptedEngine):
     def step(self) -> list[Generation]:
         raise MemoryError("no block is free")
@@ -135,6 +140,18 @@ def test_an_engine_that_dies_ends_all_with_one_error_and_a_new_process_follows(s
     for error in errors:
         assert isinstance(error, EngineLost) and str(error) == "The engine died: MemoryError: no block is free"
     assert is_gone(pid)
+    assert owner.call(pid_of).result(60) != pid
+
+
+def test_an_engine_that_dies_while_nobody_waits_takes_its_process_along(start: Start) -> None:
+    owner = start(Fragile)
+    pid = owner.call(pid_of).result(60)
+    gone = owner.submit(request("gone", 500))
+    assert len(owner.submit(request("x")).result(60).completion_ids) == 5
+    owner.abort(["gone"])
+    with pytest.raises(EngineLost, match="it broke"):
+        gone.result(60)
+    wait_until(lambda: is_gone(pid), 30, "the process of the lost engine has ended")
     assert owner.call(pid_of).result(60) != pid
 
 
