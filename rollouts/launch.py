@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from rollouts import chat_templates, services, tokenizers
+from rollouts import bridges, chat_templates, services, tokenizers
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
 from rollouts.formats.json_text import json_problem
 from rollouts.models import ChatTemplate, Run, Tokenizer
@@ -116,6 +116,8 @@ class LaunchForm:
                 found["environment"] = str(error)
         if self.strategy not in STRATEGIES:
             found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
+        elif self.strategy == "bridge" and not bridges.is_installed():
+            found["strategy"] = bridges.MISSING
         for name, least, most in _WHOLE:
             if not least <= getattr(self, name) <= most:
                 found[name] = f"Choose a number from {least} to {most}."

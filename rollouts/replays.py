@@ -15,7 +15,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Count, QuerySet, Sum
 from django.utils import timezone
 
-from rollouts import chat_templates, models, selectors, tokenizers
+from rollouts import bridges, chat_templates, models, selectors, tokenizers
 from rollouts.models import Replay, ReplayRows, Run, Trajectory
 from rollouts.parsing import parser as response_parser
 from rollouts.tito.codec import RenderFailed
@@ -83,7 +83,8 @@ def key_of(trajectory: Trajectory) -> str:
     """Of all that a replay follows from: another key means that the stored one is stale."""
     run = trajectory.run
     parts = (
-        VERSION, sorted(STRATEGIES), trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
+        VERSION, sorted(STRATEGIES), bridges.is_installed(),
+        trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
         *filter(None, [run.rows_chat_template_id]),
     )  # fmt: skip
@@ -158,7 +159,8 @@ MOST_REASONS = 3
 def run_key(run: Run) -> str:
     """Of all that the replay of a run follows from."""
     parts = (
-        VERSION, sorted(STRATEGIES), run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens,
+        VERSION, sorted(STRATEGIES), bridges.is_installed(),
+        run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
         *filter(None, [run.rows_chat_template_id]),
     )  # fmt: skip
@@ -261,7 +263,9 @@ def context_of(
         raise CannotReplay("The run has no chat template, and strategies render: name one with --chat-template FILE.")
     pieces = PieceEncoder(loaded)
     renderer = chat_templates.RememberingRenderer(loaded, text, pieces.encode)
-    context = Context(loaded, renderer, loaded.stop_ids, encode=pieces.encode)
+    context = Context(
+        loaded, renderer, loaded.stop_ids, encode=pieces.encode, bridge=bridges.bridges_of(loaded, renderer)
+    )
     if rows is not None:
         of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=pieces.encode)
         context = replace(context, rows=of_rows)

@@ -193,11 +193,13 @@ def _templates(run: Run) -> list[ChatTemplate]:
 
 
 def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
+    from rollouts.bridges import bridges_of
     from rollouts.chat_templates import renderer
     from rollouts.tito.strategies import Context
 
+    renderers = [renderer(tokenizer, template.text) for template in _templates(run)]
     prompts, *rows = (
-        Context(tokenizer, renderer(tokenizer, template.text), tokenizer.stop_ids) for template in _templates(run)
+        Context(tokenizer, one, tokenizer.stop_ids, bridge=bridges_of(tokenizer, one)) for one in renderers
     )
     return replace(prompts, rows=rows[0]) if rows else prompts
 

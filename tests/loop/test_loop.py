@@ -327,7 +327,7 @@ def test_a_real_policy_plays_whole_episodes(harness: Harness, name: str, request
     assert right >= 8, f"the demo policy answered {right} of 12"
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("strategy", [slug for slug in STRATEGIES if slug != "bridge"])
 def test_every_strategy_drives_a_rollout(harness: Harness, strategy: str) -> None:
     answer = "The answer is 42.<|im_end|>"
     engine = harness.scripted(lambda _, text: answer if "42" in text else CALL)

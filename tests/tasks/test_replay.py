@@ -45,7 +45,9 @@ def replayed(*arguments: str) -> list[dict[str, Any]]:
 def test_every_strategy_over_a_run(run: Run) -> None:
     made = replayed(run.code, "--strategy", "all")
     assert len(made) == 6 * len(STRATEGIES)
-    for one in made:
+    # No renderer of that package is written for the demo policy's own template.
+    assert all(one["refused"] for one in made if one["strategy"] == "bridge")
+    for one in (one for one in made if one["strategy"] != "bridge"):
         assert one["refused"] is None and one["rows_count"] == len(one["rows"]) >= 1
         for row in one["rows"]:
             assert len(row["ids"]) == len(row["loss_mask"]) == len(row["origin"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollouts.tito.strategies.appending import FixedBase, SingleMessage, ToolDelta
+from rollouts.tito.strategies.bridge import Bridge
 from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, TemplateRewrites
 from rollouts.tito.strategies.rendering import EosSplice, MessageDelta, PerMessage, Reconcile, Retokenize
 from rollouts.tito.strategies.step_wise import StepWise, StepWiseMerged
@@ -18,6 +19,7 @@ STRATEGIES: dict[str, Callable[[Context], Strategy]] = {
     "message_delta": MessageDelta,
     "per_message": PerMessage,
     "eos_splice": EosSplice,
+    "bridge": Bridge,
     "step_wise": StepWise,
     "step_wise_merged": StepWiseMerged,
     "reconcile": Reconcile,

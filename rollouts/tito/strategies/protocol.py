@@ -13,6 +13,7 @@ from rollouts.tito.segments import delta_origins
 from rollouts.tito.trajectory import Floats, Ids, Mask, Message, Origins, Row, Step
 
 if TYPE_CHECKING:
+    from rollouts.tito.strategies.bridge import Extends
     from rollouts.tito.strategies.talk import Segment
 
 Tools = Sequence[Mapping[str, Any]] | None
@@ -50,6 +51,8 @@ class Context:
     """Renders that many trajectories need alike."""
     rows: Context | None = None
     """The same with another chat template, when the rows are made with one and this one gives the prompts alone."""
+    bridge: Callable[[Mapping[str, Any]], Extends] | None = None
+    """Gives what extends the stream of this tokenizer and chat template, by template kwargs, or refuses."""
     encode: Callable[[str], Ids] = None  # type: ignore[assignment]
     """``codec.encode``, or what gives the same ids faster."""
 

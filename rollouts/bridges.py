@@ -1,0 +1,130 @@
+"""The optional package ``renderers``: which of its hand-written renderers writes what a chat template writes.
+
+It is found by what it renders and not by a model's name, which a fine-tune or another template would make wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollouts.tito.codec import Renderer, RenderFailed
+from rollouts.tito.strategies.bridge import Extends
+from rollouts.tito.strategies.protocol import StrategyRefused, Tools
+from rollouts.tito.trajectory import Ids, Message, ids_array
+from rollouts.tokenizers import LoadedTokenizer
+
+MISSING = (
+    "bridge needs the optional package renderers, which is not installed: install it (pip install renderers) and start "
+    "the workers anew, or choose another strategy."
+)
+_LEFT_OUT = ("default", "gpt-oss")
+"""One renders by the chat template itself, one fetches a vocabulary from the network."""
+
+MOST_KEPT = 64
+_found: dict[tuple[str, str, str], Extends | str] = {}
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "calc",
+        "description": "Computes.",
+        "parameters": {"type": "object", "properties": {"expr": {"type": "string"}}, "required": ["expr"]},
+    },
+}
+_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "calc", "arguments": {"expr": "2+2"}}}
+_ASKED: list[Message] = [{"role": "user", "content": "What's 2+2?"}]
+_CALLED: list[Message] = [
+    *_ASKED,
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "name": "calc", "tool_call_id": "abcdefghi", "content": "4"},
+]
+_TALKED: list[Message] = [
+    {"role": "system", "content": "Be short."},
+    *_ASKED,
+    {"role": "assistant", "content": "4."},
+    {"role": "user", "content": "And 3+3?"},
+]
+PROBES: tuple[tuple[list[Message], list[dict[str, Any]] | None], ...] = (
+    (_ASKED, None), (_TALKED, None), (_ASKED, [_TOOL]), (_CALLED, [_TOOL]),
+)  # fmt: skip
+
+
+def is_installed() -> bool:
+    """Whether the package is there; it is imported only when a bridge is asked for."""
+    return importlib.util.find_spec("renderers") is not None
+
+
+def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapping[str, Any]], Extends]:
+    """What gives the bridge of a tokenizer and a chat template, by template kwargs; looked for once in a process.
+
+    Calling it raises :class:`StrategyRefused` with a sentence.
+    """
+
+    def bridge(kwargs: Mapping[str, Any]) -> Extends:
+        key = (tokenizer.sha256, renderer.chat_template_sha256, repr(sorted(kwargs.items(), key=repr)))
+        if key not in _found:
+            if len(_found) >= MOST_KEPT:
+                _found.clear()
+            _found[key] = _find(tokenizer, renderer, kwargs)
+        one = _found[key]
+        if isinstance(one, str):
+            raise StrategyRefused(one)
+        return one
+
+    return bridge
+
+
+class _Bridge:
+    def __init__(self, name: str, renderer: Any) -> None:
+        self.name, self._renderer = name, renderer
+
+    def extend(self, prompt_ids: Ids, completion_ids: Ids, messages: Sequence[Message], tools: Tools) -> Ids | None:
+        try:
+            extended = self._renderer.bridge_to_next_turn(
+                prompt_ids.tolist(), completion_ids.tolist(), [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+            )  # fmt: skip
+        except Exception:  # what it makes of a message that its model never saw is its own affair
+            return None
+        return None if extended is None else ids_array(extended.token_ids)
+
+
+def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, Any]) -> Extends | str:
+    """The first renderer that renders every probe as the chat template does, else a sentence."""
+    if not is_installed():
+        return MISSING
+    wanted = []
+    for messages, tools in PROBES:
+        try:
+            wanted.append((messages, tools, renderer.render_ids(messages, tools, kwargs, True)))
+        except RenderFailed:
+            continue  # not every template takes tools or a system message
+    for name, make in _candidates(tokenizer, kwargs):
+        try:
+            one = make()
+            if wanted and all(
+                np.array_equal(one.render_ids(messages, tools=tools, add_generation_prompt=True), ids)
+                for messages, tools, ids in wanted
+            ):
+                return _Bridge(name, one)
+        except Exception:  # it is another model's: its tokens are not in this vocabulary
+            continue
+    return (
+        "No renderer of the package renderers writes what this chat template writes, so none may extend its stream. "
+        "Choose tool_delta, or another strategy."
+    )
+
+
+def _candidates(tokenizer: LoadedTokenizer, kwargs: Mapping[str, Any]) -> list[tuple[str, Callable[[], Any]]]:
+    from renderers.base import RENDERER_REGISTRY, _populate_registry, create_renderer, merge_chat_template_kwargs
+    from renderers.configs import config_from_name
+
+    def maker(name: str) -> Callable[[], Any]:
+        return lambda: create_renderer(tokenizer.hf, merge_chat_template_kwargs(config_from_name(name), dict(kwargs)))
+
+    _populate_registry()
+    return [(name, maker(name)) for name in sorted(RENDERER_REGISTRY) if name not in _LEFT_OUT]

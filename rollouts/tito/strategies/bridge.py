@@ -1,0 +1,66 @@
+"""The stream extended by an object that knows the model's format, or a refusal where it cannot do so exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollouts.tito.prefix import common_prefix
+from rollouts.tito.strategies.appending import Appending
+from rollouts.tito.strategies.protocol import Context, StrategyRefused, Tools
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message
+
+
+class Extends(Protocol):
+    """A per-model object (``rollouts.bridges`` finds one in the ``renderers`` package)."""
+
+    name: str
+
+    def extend(self, prompt_ids: Ids, completion_ids: Ids, messages: Sequence[Message], tools: Tools) -> Ids | None:
+        """The next prompt, which starts with prompt and completion; None where that cannot be done exactly."""
+        ...
+
+
+class Bridge(Appending):
+    """``bridge_to_next_turn`` of the ``renderers`` library (source 3): hand-written for each family of models."""
+
+    slug = "bridge"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._bridge: Extends | None = None
+        self._prompt = self._completion = NO_IDS
+
+    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        if self._context.bridge is None:
+            raise StrategyRefused(
+                "bridge needs the package renderers beside a run's tokenizer; neither is at hand here."
+            )
+        self._bridge = self._context.bridge(kwargs)
+        self._prompt = super().begin(messages, tools, kwargs)
+        return self._prompt
+
+    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
+        super().sampled(ids, logprobs, reply)
+        self._completion = ids
+
+    def observe(self, messages: Sequence[Message]) -> Ids:
+        delta = self._delta(messages)
+        self.delta_origin = self._context.origins(delta, messages)
+        self._buffer.append_delta(delta, self.delta_origin)
+        self._prompt = self._buffer.ids
+        return self._prompt
+
+    def _delta(self, messages: Sequence[Message]) -> Ids:
+        assert self._bridge is not None
+        stream = np.concatenate([self._prompt, self._completion])
+        extended = self._bridge.extend(self._prompt, self._completion, messages, self._tools)
+        if extended is None or common_prefix(stream, extended) < len(stream):
+            roles = ", ".join(str(message.get("role")) for message in messages) or "no"
+            raise StrategyRefused(
+                f"The renderer {self._bridge.name} cannot extend this stream by {roles} messages without changing what "
+                "stands before them. Choose tool_delta, or another strategy."
+            )
+        return extended[len(stream) :]
