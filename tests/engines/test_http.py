@@ -131,6 +131,25 @@ def test_the_generate_address_is_used_where_the_server_has_it(engine: Any) -> No
     assert generation.completion_ids.tolist() == [8] and generation.stop_reason == ""
 
 
+def test_stop_texts_are_the_servers_to_find_and_no_token_is_cut(engine: Any) -> None:
+    asked: list[Any] = []
+
+    def noting(base: Answer, at: str) -> Answer:
+        def answer(path: str, body: Any) -> tuple[int, Any]:
+            if path == at:
+                asked.append(body)
+            return base(path, body)
+
+        return answer
+
+    complete(engine("vllm_server", noting(vllm_like, "/v1/completions")), stop=("</x>",))
+    complete(engine("sglang_server", noting(sglang_like, "/generate")), stop=("</x>",))
+    assert asked[0]["stop"] == ["</x>"] and asked[0]["include_stop_str_in_output"] is True
+    assert asked[1]["sampling_params"]["stop"] == ["</x>"] and asked[1]["sampling_params"]["no_stop_trim"] is True
+    complete(engine("vllm_server", noting(vllm_like, "/v1/completions")))
+    assert "stop" not in asked[2]
+
+
 def test_an_older_sglang_names_the_ids_beside_the_logprobs(engine: Any) -> None:
     meta = {"output_token_logprobs": [[-0.5, 8, "x"]], "finish_reason": {"type": "length", "length": 1}}
     answer = with_change(sglang_like, "/generate", lambda _: (200, {"text": "x", "meta_info": meta}))

@@ -69,7 +69,11 @@ def test_a_call_in_other_characters_is_named_and_placed(compare: Compare, world:
     )  # fmt: skip
     # The sampled side stands in the stream at that place, and the other one is what the template writes.
     assert codec.decode(found.actual_ids).startswith(('":"', ':"', '"')) and '": "' in found.expected_text
-    assert '":"' in found.actual_text and "Nothing, if the trainer takes these tokens" in found.remedy
+    assert (
+        found.cost.rows == 1
+        and '":"' in found.actual_text
+        and "Nothing, if the trainer takes these tokens" in found.remedy
+    )
     assert compare(called=CALL.replace('"expression": "', '"expression":"')) is None  # white space alone
 
 

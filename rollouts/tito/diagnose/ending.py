@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rollouts.tito.codec import Codec, Renderer
 from rollouts.tito.diagnose import text, thinking
 from rollouts.tito.diagnose.case import Break, Case
-from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.template import template_not_append_only
 from rollouts.tito.diagnose.verdict import bound_note, bounded
@@ -157,23 +157,24 @@ def _finding(b: Break) -> Finding:
     sampled = b.sampled_at(b.start, b.start + 1)
     kind = next((verdict.kind for rule in _CAUSES if (verdict := rule(b)) is not None), None) or _other_kind(b, sampled)
     where = "the model sampled" if sampled else "the strategy put"
+    # One cause, one place: what follows the first difference may have another.
+    group = b.first_group
+    start, stop = (b.start + group.left_start, b.start + group.left_stop) if group else (b.start, b.expected_stop)
+    first, last = (b.start + group.right_start, b.start + group.right_stop) if group else (b.start, b.actual_stop)
+    expected, actual = b.actual[first:last], b.expected[start:stop]
     return Finding(
         axis=Axis.STREAM if sampled else Axis.DELTA,
         kind=kind,
         severity=Severity.INFO if sampled else Severity.WARNING,
         step=b.parent_index,
-        start=b.start,
-        stop=b.expected_stop,
-        expected_ids=bounded(b.actual_stretch),
-        actual_ids=bounded(b.expected_stretch),
-        expected_text=b.b_window,
-        actual_text=b.a_window,
-        evidence=(
-            f"{_DIFFERS}: {where} {_quoted(b.a)}, a render writes {_quoted(b.b)}."
-            f"{bound_note(b.expected_stretch, b.actual_stretch)}"
-        ),
+        start=start,
+        stop=stop,
+        expected_ids=bounded(expected),
+        actual_ids=bounded(actual),
+        expected_text=b.case.widened(b.actual, first, last),
+        actual_text=b.case.widened(b.expected, start, stop),
+        evidence=f"{_DIFFERS}: {where} {_quoted(b.a)}, a render writes {_quoted(b.b)}.{bound_note(expected, actual)}",
         remedy=_KEEP if sampled else KINDS[kind].remedy,
-        cost=Cost(rows=len(b.case.merged)),
     )
 
 
@@ -193,7 +194,6 @@ def _goes_on(b: Break) -> Finding:
         Axis.DELTA, "delta_differs", Severity.WARNING, step=b.parent_index, start=b.start, stop=b.start,
         expected_ids=bounded(rest), expected_text=text, remedy=KINDS["delta_differs"].remedy,
         evidence=f"{_DIFFERS}: the stream ends, a render goes on with {_quoted(text)}.",
-        cost=Cost(rows=len(b.case.merged)),
     )  # fmt: skip
 
 
