@@ -35,7 +35,7 @@ def tito_post_probe(form: Form, bench: Bench) -> Probe:
     if form != Form():
         before = (TITO_POST_PREFIX[0], form.call(("dummy", {})))
         appended = (form.result("dummy", "dummy"),)
-    title = "The TITO post's own check: a tool result after a call"
+    title = "A tool result after a call, in the words of Hugging Face's TITO post"
     return Probe(TITO_POST, title, Purpose.TOOLS, before, appended, bench.tools, bench.kwargs)
 
 
@@ -88,13 +88,17 @@ def _lacking_control_token(comparison: Comparison) -> str | None:
 
 def _broken_detail(probe: Probe, comparison: Comparison) -> str:
     one, other = comparison.lines
-    where = f" (template line {one}" + (f" against {other})" if other != one else ")") if one else ""
+    where = ""
+    if one:
+        where = f" (written by template line {one}" + (f" before, by line {other} after)" if other != one else ")")
     if comparison.text_passed:
         return (
             f"The text holds, but from token {comparison.index} on the ids differ{where}: the vocabulary merges text "
             "across the seam, or lacks the control token that should stand there."
         )
-    act = "What the model was prompted with is not how the history begins" if probe.prompted else "Appending rewrites"
+    act = "Appending does not keep what was rendered before"
+    if probe.prompted:
+        act = "What the model was prompted with is not how the history begins"
     return f"{act}: {what_changed(comparison)}, from token {comparison.index} on{where}."
 
 
@@ -192,6 +196,7 @@ def check(
         verdicts=verdicts(checks),
         tools=tools,
         kwargs=kwargs,
+        conversation=conversation,
     )
 
 

@@ -122,6 +122,27 @@ def common_ids(a: Ids, b: Ids) -> int:
     return int(differing[0]) if len(differing) else n
 
 
+def whole_until(text: str, stop: int) -> int:
+    """The nearest place from ``stop`` on at which a text can be cut: not inside a control token, nor inside a word."""
+    stop = min(stop, len(text))
+    opening = text.rfind("<", max(0, stop - 40), stop)
+    if opening >= 0 and ">" not in text[opening:stop]:
+        closing = text.find(">", stop, opening + 40)
+        if closing >= 0:
+            return closing + 1
+    for n in range(stop, min(stop + 16, len(text))):
+        if not (text[n - 1 : n].isalnum() and text[n].isalnum()):
+            return n
+    return min(stop + 16, len(text))
+
+
+def token_start(text: str, place: int) -> int:
+    """``place``, or where the control token that it lies in begins."""
+    opening = text.rfind("<", max(0, place - 40), place)
+    inside = opening >= 0 and ">" not in text[opening:place] and text.find(">", place, opening + 40) >= 0
+    return opening if inside else place
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Is ``before`` a prefix of ``after`` (or, with ``whole``, the same)?"""
@@ -190,7 +211,7 @@ class Comparison:
             place = b.find(rest)
             if place >= 0:
                 return _rotated(before[:start], a[:gone], b[:place])
-        return _rotated(before[:start], a, b[: len(a)]) if a else (a, b)
+        return _rotated(before[:start], a, b[: whole_until(b, len(a))]) if a else (a, b)
 
 
 def _rotated(shared: str, lost: str, gained: str) -> tuple[str, str]:

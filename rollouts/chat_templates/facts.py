@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollouts.chat_templates.bench import Bench
-from rollouts.chat_templates.compare import Comparison, Side, common_length
+from rollouts.chat_templates.compare import Comparison, Side, common_length, token_start
 from rollouts.chat_templates.forms import CALC, Form, system, user
 from rollouts.chat_templates.render import provenance
 from rollouts.chat_templates.report import Check, Purpose, Status
@@ -119,7 +119,8 @@ def fixed_base(name: str, title: str, in_call: bool) -> Judge:
         expected, actual = real_delta.delta_text, base_delta.delta_text
         if expected == actual and real_delta.delta_ids.tolist() == base_delta.delta_ids.tolist():
             return Check(name, title, Purpose.FIXED_BASE, Status.OK, f"The delta is {actual!r} either way.")
-        detail = f"The base gives {actual!r} where the conversation has {expected!r}."
+        given, wanted = quoted(actual or "", 80), quoted(expected or "", 80)
+        detail = f"The base gives {given} where the conversation has {wanted}."
         return Check(name, title, Purpose.FIXED_BASE, Status.BROKEN, detail, line=_delta_line(real_delta, base_delta))
 
     return judge
@@ -153,8 +154,8 @@ def per_message(bench: Bench) -> Check:
     if joined == whole.text:
         return Check(name, title, purpose, Status.OK, "The joined renders are the render of the conversation.")
     shared = common_length(joined, whole.text)
-    one, other = joined[shared : shared + 40], whole.text[shared : shared + 40]
-    detail = f"Joined they have {one!r} where the conversation has {other!r}."
+    one, other = (quoted(text[token_start(text, shared) :], 40) for text in (joined, whole.text))
+    detail = f"Joined, the renders have {one} where the conversation has {other}."
     return Check(name, title, purpose, Status.BROKEN, detail, line=whole.provenance.line_at(shared))
 
 
@@ -223,9 +224,10 @@ def dates(bench: Bench) -> Check:
         if one.ok and other.ok and one.text != other.text:
             place = common_length(one.text, other.text)
             line = provenance(one).line_at(place)
+            shown = quoted(one.text[one.text.rfind(" ", 0, max(0, place - 8)) + 1 :], 24)
             detail = (
-                f"The render holds today's date ({one.text[max(0, place - 12) : place + 12]!r}, line {line}): a run "
-                "across midnight changes its prompts. Pass the date as a kwarg, or freeze the system text."
+                f"The render holds today's date ({shown}, line {line}): a run across midnight changes its prompts. "
+                "Pass the date as a kwarg, or freeze the system text."
             )
             return Check(name, title, purpose, Status.BROKEN, detail, line=line)
     return Check(name, title, purpose, Status.OK, "The template asks for the date but writes none here.")
@@ -288,7 +290,8 @@ def content_form(name: str, title: str, build: Callable[[Form], tuple[list[Messa
         if comparison.text_passed:
             return Check(name, title, Purpose.FACTS, Status.OK, "It is rendered like a string.", False)
         lost, gained = comparison.lost_and_gained()
-        detail = f"It is rendered in another way: {quoted(gained)} for {quoted(lost)}."
+        here, there = (quoted(text) if text else "nothing" for text in (gained, lost))
+        detail = f"It is rendered in another way: {here} in place of {there}."
         return Check(name, title, Purpose.FACTS, Status.BROKEN, detail, False, comparison=comparison)
 
     return judge

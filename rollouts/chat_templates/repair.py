@@ -26,6 +26,8 @@ SECONDS = 15.0
 DEPTH = 3
 """At most this many changed conditions."""
 BEAM = 4
+OWN_MESSAGES = 30
+"""Of one's own conversation so many messages guide the search; the proof takes all of them."""
 Progress = Callable[[str], None]
 
 
@@ -147,7 +149,7 @@ def find_repair(
         return None, "The text is kept; only the tokens differ, which no change of the template can mend."
     renderer = TemplateRenderer(tokenizer, report.chat_template)
     bench, _ = make_bench(renderer, report.tools, report.kwargs)
-    world = World(bench)
+    world = World(bench, (report.conversation or ())[:OWN_MESSAGES])
     failing = {probe.name: probe for probe in world.failing(report.chat_template, world.probes)}
     hopeless = {name for name, probe in failing.items() if world.is_hopeless(probe)}
     found: list[Repair] = []
@@ -220,7 +222,7 @@ def _verified(
 ) -> Repair | None:
     """Check the candidate from scratch, tokens included; None when anything that passed fails or a goal is missed."""
     try:
-        now = check(tokenizer, candidate, report.tools, report.kwargs)
+        now = check(tokenizer, candidate, report.tools, report.kwargs, report.conversation)
     except RenderFailed:
         return None
     before = {one.name: one for one in report.checks}

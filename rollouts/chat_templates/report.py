@@ -189,6 +189,8 @@ class CheckReport:
     """Function schemas that the check was asked with."""
     kwargs: Mapping[str, Any] | None = None
     """Template kwargs that the check was asked with."""
+    conversation: Sequence[Mapping[str, Any]] | None = None
+    """Messages of one's own that were probed too."""
 
     def check(self, name: str) -> Check:
         """The check of that name. Raises ``KeyError``."""
@@ -271,7 +273,8 @@ def _verdict(purpose: Purpose, group: Sequence[Check]) -> str:
     if broken:
         reasons: dict[str, list[str]] = {}
         for check in broken:
-            words = check.detail if check.comparison is None else what_changed(check.comparison)
+            sentence = check.detail[:1].lower() + check.detail[1:].rstrip(".")
+            words = sentence if check.comparison is None else what_changed(check.comparison)
             reasons.setdefault(words, []).append(check.title[:1].lower() + check.title[1:])
         told = [f"{words} ({_listed(titles)})" for words, titles in reasons.items()]
         return "not safe, " + "; ".join(told[:3])

@@ -12,6 +12,7 @@ from rollouts.chat_templates.compare import common_length
 from rollouts.chat_templates.forms import Form
 from rollouts.chat_templates.probes import Probe
 from rollouts.chat_templates.render import Conversation, TemplateRenderer, provenance
+from rollouts.tito.trajectory import Message
 
 CANARIES = 12
 """Conversations that must not change and are rendered first, before the rest of them."""
@@ -39,9 +40,10 @@ class Changed:
 class World:
     """All conversations that a candidate is judged on, and how the original renders them."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, own: Sequence[Message] | None = None) -> None:
+        """``own``: messages of the user's that are probed too; every prefix of them is a conversation, so few ones."""
         self.bench = bench
-        self.probes = [tito_post_probe(Form(), bench), tito_post_probe(bench.form, bench), *all_probes(bench)]
+        self.probes = [tito_post_probe(Form(), bench), tito_post_probe(bench.form, bench), *all_probes(bench, own)]
         self.conversations: dict[str, Conversation] = {}
         for probe in self.probes:
             for conversation in probe.conversations():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
 from rollouts.tito.trajectory import Ids
 
 _JOINER = "\u200d"
+_TOKEN = re.compile(r"<[^<>\s]{1,40}>")
+"""What a control token looks like."""
 
 
 def quoted(text: str, most: int = 60) -> str:
@@ -17,12 +20,16 @@ def quoted(text: str, most: int = 60) -> str:
 
 
 def clipped(text: str, most: int) -> str:
-    """The start of a text: at most so many characters, and whole words where one ends in its second half."""
+    """The start of a text: about so many characters, whole control tokens, whole words where one ends in its half."""
     if len(text) <= most:
         return text
     stop = _whole(text, most)
     space = max(text.rfind(blank, 0, stop + 1) for blank in " \n\t")
-    return text[: space if space > most // 2 else stop]
+    stop = space if space > most // 2 else stop
+    token = _TOKEN.match(text, max(text.rfind("<", 0, stop), 0))
+    if token is not None and token.end() > stop:
+        return text[: token.start() or token.end()]
+    return text[:stop]
 
 
 def _whole(text: str, place: int) -> int:

@@ -9,12 +9,14 @@ import pytest
 
 from rollouts.chat_templates import Status, check, is_prefix_preserving, renderer
 from rollouts.chat_templates.checks import make_bench
+from rollouts.chat_templates.compare import token_start, whole_until
 from rollouts.chat_templates.forms import Form, find_form
 from rollouts.chat_templates.masks import overrun, transformers_mask
 from rollouts.chat_templates.render import Conversation, TemplateRenderer
 from rollouts.chat_templates.report import CheckReport
 from rollouts.chat_templates.tags import deciding_condition, scan
 from rollouts.tito.codec import RenderFailed
+from rollouts.tito.quote import quoted
 from rollouts.tokenizers import load
 
 TURN = (
@@ -297,3 +299,14 @@ def test_kwargs_and_tools_reach_the_template(tiny_tokenizer: Path) -> None:
     assert check(load(tiny_tokenizer), needy + PLAIN).prefix_preserving is None
     conversation = Conversation([{"role": "user", "content": "a"}], None, {"messages": [], "x": 1})
     assert TemplateRenderer(None, "").variables(conversation)["messages"]
+
+
+def test_snippets_hold_control_tokens_whole() -> None:
+    assert quoted("abc <|im_start|>user", 8) == "'abc ' …"
+    assert quoted("<|im_start|>user", 8) == "'<|im_start|>' …"
+    assert quoted("<|im_end|>\nthe rest of it", 12) == "'<|im_end|>\\nt' …"
+    assert (
+        token_start("a<|im_end|>b", 5) == 1
+    assert token_start("a<|im_end|>b", 11) == 11 and token_start("a < b", 4) == 4
+    )
+    assert whole_until("<|end|><|start|>x", 10) == 16 and whole_until("some words", 2) == 4

@@ -134,7 +134,11 @@ def test_an_own_conversation_is_probed_and_goes_through_every_strategy(
     assert f'href="{way}"' in web.get(address).content.decode()
     strategies = web.get(way + ".json").json()["strategies"]
     assert strategies == web.get(address + ".json").json()["report"]["strategies"]
-    again = web.get(f"/templates/conversation?check={TemplateCheck.objects.get().code}").content.decode()
+    # Its own probes are among those that a repair is searched for.
+    _, page = ask(web, tokenizer="demo", chat_template=BROKEN, conversation=json.dumps(TALK))
+    repair = TemplateCheck.objects.get(chat_template__text=BROKEN).report["repair"]  # type: ignore[index]
+    assert "conversation_2" in repair["fixes"] and "Still broken" not in page
+    again = web.get(f"/templates/conversation?check={address.rpartition('/')[2]}").content.decode()
     assert "It is 4." in again and "And 3+3?" not in again
     told = {slug for turn in strategies["turns"] for delta in turn["deltas"] for slug in delta["strategies"]}
     assert told | set(strategies["refused"]) >= {"tool_delta", "fixed_base", "per_message", "reconcile"}
