@@ -304,9 +304,8 @@ def test_kwargs_and_tools_reach_the_template(tiny_tokenizer: Path) -> None:
 def test_snippets_hold_control_tokens_whole() -> None:
     assert quoted("abc <|im_start|>user", 8) == "'abc ' …"
     assert quoted("<|im_start|>user", 8) == "'<|im_start|>' …"
-    assert quoted("<|im_end|>\nthe rest of it", 12) == "'<|im_end|>\\nt' …"
-    assert (
-        token_start("a<|im_end|>b", 5) == 1
-    assert token_start("a<|im_end|>b", 11) == 11 and token_start("a < b", 4) == 4
-    )
+    assert quoted("some words and more", 12) == "'some words' …"
+    assert token_start("a<|im_end|>b", 5) == 1
+    assert token_start("a<|im_end|>b", 11) == 11
+    assert token_start("a < b", 4) == 4
     assert whole_until("<|end|><|start|>x", 10) == 16 and whole_until("some words", 2) == 4
