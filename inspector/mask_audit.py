@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from django.db.models import Q
 
 from inspector import trajectory_data as data
 from inspector.pages import Place, View, read_place
 from inspector.token_html import TokenPainter, Tokens
 from inspector.turns import Turn, mask_table
 from rollouts import models
+from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.trajectory import Origin
 
 LINES_MOST = 500
+SAID_BY_TURN = ("observation_trained", "sampled_masked", "stop_token_untrained")
+"""Findings that the oddities name anyway, turn by turn."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def mask_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple
         tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
         own = f"/trajectories/{trajectory.code}"
         lines = [audit_line(turn, tokens, painter, row, own) for turn in turns]
-        odd = oddities(tokens, turns, painter)
+        odd = [*oddities(tokens, turns, painter), *_found(trajectory, row)]
         roles = mask_table(turns, tokens.loss_mask)
         verdicts = _verdicts(tokens, turns, painter)
     report = {
@@ -77,6 +81,14 @@ def mask_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple
         "here": "mask, explained",
     }
     return report, drawn
+
+
+def _found(trajectory: models.Trajectory, row: data.RowFacts) -> list[str]:
+    """What the diagnosis says of this row, of its own accord or of one of its steps. One query."""
+    of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
+    found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO)
+    said = found.exclude(kind__in=SAID_BY_TURN).order_by("start", "id").values_list("kind", "evidence", "remedy")
+    return [f"{data.kind_words(kind)[0]}: {evidence} {remedy}" for kind, evidence, remedy in said[:30]]
 
 
 def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowFacts, own: str) -> Line:

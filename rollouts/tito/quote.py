@@ -51,10 +51,15 @@ def _joined(before: str, behind: str) -> bool:
 def contrast(one: str, other: str, most: int = 60, before: int = 16) -> tuple[str, str]:
     """Two texts in quotes, from a little before their first difference on."""
     n = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    start = _whole(one, max(n - before, 0)) if n > before else 0
-    word = one.find(" ", start, n)
-    start = word + 1 if start and 0 <= word < n - 3 else start
+    start = max(n - before, 0)
+    while start > 0 and n - start < 2 * before and _is_word(one[start - 1]) and _is_word(one[start : start + 1]):
+        start -= 1
+    start = _whole(one, start)
     return _side(one, start, most), _side(other, start, most)
+
+
+def _is_word(letter: str) -> bool:
+    return letter.isalnum() or letter == "_"
 
 
 def _side(text: str, start: int, most: int) -> str:

@@ -28,6 +28,8 @@ def test_two_texts_are_shown_where_they_differ() -> None:
     head = '[{"name": "calculator", "arguments": {"expression": '
     one, other = contrast(head + '"274*546"}}]', head + '"274 times 546"}}]')
     assert one.startswith("… ") and "274*546" in one and "274 times 546" in other
+    call = "A sentence of some words.\n<tool_call>\n"
+    assert contrast(call + '{"a":1}', call + '{"a": 1}')[0] == r"""… 'tool_call>\n{"a":1}'"""
     assert contrast("", " ") == ("nothing", "' '")
     assert contrast("same", "same and more") == ("'same'", "'same and more'")
     assert contrast("\n\n\n", "\n") == (r"'\n\n\n'", r"'\n'")

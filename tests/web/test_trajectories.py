@@ -407,6 +407,17 @@ def test_the_mask_of_a_row_without_steps_is_told_by_its_role_headers(make, reade
     assert read["verdicts"]["Are tokens of others' turns trained?"].startswith("YES: ")
 
 
+def test_the_mask_page_says_what_the_diagnosis_found_in_this_row(make, reader):
+    from rollouts.diagnosis import findings_for
+
+    header = headed(make, "<|im_start|>assistant\nyes<|im_end|>")
+    run = make.run([headed(make, "yes<|im_end|>")])
+    stored = only(make.run([header], [findings_for(header, run)]))
+    said = reader.get(url(stored, page="trajectory-mask") + ".json").json()["oddities"]
+    assert any(one.startswith("Generation prompt trained: The assistant header at ") for one in said), said
+    assert reader.get(url(only(run), page="trajectory-mask") + ".json").json()["oddities"] == []
+
+
 # --- cost, caching, access --------------------------------------------------------------------------------------------
 
 
