@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rollouts.tito.align import Group, align_ids
+from rollouts.tito.align import Group, align_ids, align_same_bytes
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
@@ -18,7 +18,7 @@ from rollouts.tito.diagnose.own import control_text_in
 from rollouts.tito.diagnose.verdict import finding_on_step
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.quote import quoted
-from rollouts.tito.segments import content_forms
+from rollouts.tito.segments import byte_offsets, content_forms
 from rollouts.tito.trajectory import Ids, Message, Step
 
 
@@ -74,7 +74,7 @@ class Delta:
             return None
         for messages in (self._short(), self.messages):
             rendered = self.case.render(self.step, messages, True)
-            if rendered is not None and self._ends_with(rendered, self.ids):
+            if rendered is not None and (self._ends_with(rendered, self.ids) or self._splits_content(rendered)):
                 return True
         return None if self.full is None else False
 
@@ -100,6 +100,34 @@ class Delta:
         if n and int(delta[0]) == self.stop_id and before != self.stop_id:
             return False  # the sampled stop token comes a second time
         return before == self.stop_id or bool(self.case.is_special(np.array([before])).any())
+
+    def _splits_content(self, rendered: Ids) -> bool:
+        """Whether a render ends with the delta but for control tokens that a message's text spells.
+
+        Content that was encoded with control tokens split is as it should be; the render as one text is what is wrong.
+        """
+        assert self.case.codec is not None
+        pieces = self.case.codec.token_bytes(rendered)
+        offsets = byte_offsets(pieces)
+        start = int(offsets[-1]) - len(self.data)
+        seam = int(np.searchsorted(offsets, start))
+        if start <= 0 or int(offsets[seam]) != start or b"".join(pieces[seam:]) != self.data:
+            return False
+        if self.stop_id is not None and not self.case.is_special(rendered[seam - 1 : seam]).any():
+            return False
+        left = rendered[seam:]
+        written, places = byte_offsets(self.pieces), self.spans(self.new_messages or ())
+        found = False
+        for group in align_same_bytes(pieces[seam:], self.pieces, left, self.ids):
+            if group.equal:
+                continue
+            spelt = self.case.is_special(left[group.left_start : group.left_stop]).any()
+            split = not self.case.is_special(self.ids[group.right_start : group.right_stop]).any()
+            first, last = int(written[group.right_start]), int(written[group.right_stop])
+            if not (spelt and split and any(a < last and first < b for a, b in places)):
+                return False
+            found = True
+        return found
 
     @cached_property
     def full(self) -> Ids | None:
@@ -225,8 +253,13 @@ def stop_token_doubled(d: Delta) -> Fault | None:
 
 def message_dropped(d: Delta) -> Fault | None:
     """A new message without a trace in the delta."""
+    rest = d.data
+    for start, stop in reversed(d.spans(d.new_messages or ())):
+        rest = rest[:start] + b" " + rest[stop:]
     for position, message in enumerate(d.new_messages or ()):
-        if message.get("role") == "assistant" or msg.has_trace(message.get("content"), d.data):
+        # Words that a message shares with one that is there are no trace of it.
+        content = message.get("content")
+        if message.get("role") == "assistant" or msg.stands_in(content, d.data) or msg.has_trace(content, rest):
             continue
         drops = d.full is not None and not msg.has_trace(message.get("content"), d.case.bytes_of(d.full))
         who = "the chat template leaves it out" if drops else "the delta leaves it out"
@@ -248,7 +281,7 @@ def generation_prompt_missing(d: Delta) -> Fault | None:
     if expected is not None and len(expected) >= len(prompt):
         body = len(expected) - len(prompt)
         shared = common_prefix(expected, d.ids)
-        if shared < body or shared == len(expected):
+        if shared < body or shared == len(expected) == len(d.ids):
             return None
         cut = shared if shared == len(d.ids) else body
         ends_right = np.array_equal(d.ids[len(d.ids) - len(prompt) :], prompt)
@@ -344,26 +377,38 @@ def _system_header(d: Delta) -> Ids:
     header = first[: common_prefix(first, second)]
     bos = d.case.codec.bos_id if d.case.codec else None
     header = header[1:] if len(header) and bos is not None and int(header[0]) == bos else header
+    heads = _user_headers(d, True)
+    # Some templates put the system text into the first user turn, which starts like every other.
+    if heads is not None and np.array_equal(heads[1][len(heads[1]) - len(header) :], header):
+        return header[:0]
     return header if len(header) > 1 else header[:0]
 
 
-def _preamble(d: Delta, with_tools: bool) -> Ids:
-    """The ids that a conversation without a system message starts with and that no later turn has, at most four."""
+def _user_headers(d: Delta, with_tools: bool) -> tuple[Ids, Ids] | None:
+    """What a conversation without a system message holds up to its first user text, and up to its second."""
     first, later = "Alpha beta.", "9 gamma?"
     messages: list[Message] = [{"role": "user", "content": first}, {"role": "assistant", "content": "Yes."}]
     messages.append({"role": "user", "content": later})
     key = ("start", d.step.chat_template_sha256)
     rendered = d.case.render(d.step, messages, False, key=key, with_tools=with_tools)
     if rendered is None or d.case.codec is None:
-        return d.ids[:0]
+        return None
     pieces = d.case.codec.token_bytes(rendered)
     data, ends = b"".join(pieces), np.cumsum([len(piece) for piece in pieces])
     heads = []
     for text in (first, later):
         place = data.find(text.encode())
         if place < 0:
-            return d.ids[:0]
+            return None
         heads.append(rendered[: int(np.searchsorted(ends, place, side="right"))])
+    return heads[0], heads[1]
+
+
+def _preamble(d: Delta, with_tools: bool) -> Ids:
+    """The ids that a conversation without a system message starts with and that no later turn has, at most four."""
+    heads = _user_headers(d, with_tools)
+    if heads is None:
+        return d.ids[:0]
     shared = common_prefix(heads[0][::-1], heads[1][::-1])
     preamble = heads[0][: len(heads[0]) - shared][:4]
     return preamble if d.case.is_special(preamble).any() else preamble[:0]

@@ -76,11 +76,8 @@ def _goes_back_to(b: Break) -> int | None:
     case = b.case
     if b.sampled_at(b.start, b.start + 1) or _answer_kept(b):
         return None
-    if b.known_messages is not None:
-        # Another user message in the place of one that was answered is a rewritten past, say a summary of it.
-        after, index = b.known_messages[1], b.first_changed
-        if index is None or index >= len(after) or after[index].get("role") != "tool":
-            return None
+    if b.known_messages is not None and (b.first_changed is None or b.first_changed >= len(b.known_messages[1])):
+        return None
     for earlier in range(b.index - 1, -1, -1):
         if earlier == b.parent_index or not 0 < stream_length(case.steps[earlier]) <= b.start:
             continue
@@ -101,10 +98,11 @@ def _answer_kept(b: Break) -> bool:
 
 
 def _says_nothing_alike(b: Break) -> bool:
-    """Another system text and not one message in common: this is no edit of the same conversation."""
+    """A system text of its own and not one message in common: this is no edit of the same conversation."""
     if b.known_messages is None or b.first_changed != 0:
         return False
     before, after = b.known_messages
-    if before[0].get("role") not in ("system", "developer") or not after:
+    roles = {messages[0].get("role") for messages in (before, after) if messages}
+    if not after or not roles & {"system", "developer"}:
         return False
     return not any(msg.same(one, other) for one in b.case.conversation(b.parent_index) or () for other in after)

@@ -120,18 +120,23 @@ def has_trace(content: Any, data: bytes) -> bool:
     """Whether a content's text stands in the bytes: as it is, as JSON, or at least most of its words."""
     if isinstance(content, str) and content.strip().encode("utf-8", "replace") in data:
         return True  # what is found as it stands need not be spelt in other ways
-    texts = list(content_forms(content))
-    if not texts:
-        return True
-    for forms in texts:
+    said = None
+    for forms in content_forms(content):
         if any(form in data for form in forms):
             continue
-        words = set(re.findall(rb"[^\W_]{3,}", forms[0])) or set(re.findall(rb"[^\W_]{2,}", forms[0]))
+        text = forms[0].decode("utf-8", "replace")
+        words = set(re.findall(r"[^\W_]{3,}", text)) or set(re.findall(r"[^\W_]{2,}", text))
         if not words:
             return False
-        if sum(word in data for word in words) * 2 <= len(words):
+        said = data.decode("utf-8", "replace") if said is None else said
+        if sum(word in said for word in words) * 2 <= len(words):
             return False
     return True
+
+
+def stands_in(content: Any, data: bytes) -> bool:
+    """Whether each text of a content stands in the bytes in one of the forms in which templates write it."""
+    return all(any(form in data for form in forms) for forms in content_forms(content))
 
 
 def strings_in(value: Any) -> list[str]:

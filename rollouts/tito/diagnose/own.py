@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,8 +13,8 @@ from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import finding_on_step
 from rollouts.tito.quote import clipped, listed
-from rollouts.tito.segments import content_forms
-from rollouts.tito.trajectory import Ids, Step
+from rollouts.tito.segments import byte_offsets, content_forms
+from rollouts.tito.trajectory import Ids, Step, ids_array
 
 _CONSTANT = 4
 
@@ -111,9 +112,11 @@ def _text_differs(case: Case, step: Step) -> int | None:
         if said and step.reply is not None and not _reply_has_trace(step, data):
             return 0
         return None
-    special = case.is_special(step.completion_ids)
+    # What decoding with special tokens skipped leaves out is often less than all control tokens.
+    skipped = ids_array(sorted(getattr(case.codec, "skipped_ids", ())))
     text = step.text.strip()
-    for kept in (step.completion_ids, step.completion_ids[~special]):
+    for left_out in (skipped[:0], case.special, skipped):
+        kept = step.completion_ids[~np.isin(step.completion_ids, left_out)]
         # A stop string or the stop token may be cut from the text, never anything in front of it.
         decoded = case.text(kept).strip()
         if decoded.startswith(text) or (text.endswith("�") and decoded.startswith(text.rstrip("�"))):
@@ -177,15 +180,23 @@ def control_text_in(
     special = case.is_special(ids)
     if not special.any():
         return None
-    offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
-    np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
+    offsets = byte_offsets(pieces)
+    names = {pieces[i] for i in np.flatnonzero(special)} - {b""}
+    if not names:
+        return None
+    pattern = re.compile(b"(" + b"|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) + b")")
     for forms in content_forms(content):
         for form in forms:
-            place = data.find(form)
-            if place < 0:
+            parts = pattern.split(form)
+            if len(parts) == 1:
                 continue
-            first = int(np.searchsorted(offsets, place, side="left"))
-            last = int(np.searchsorted(offsets, place + len(form), side="right")) - 1
+            # SentencePiece encoders may put a space behind a control token.
+            spelt = b"".join(re.escape(part) + b" ?" * (n % 2) for n, part in enumerate(parts))
+            found = re.search(spelt, data)
+            if found is None:
+                continue
+            first = int(np.searchsorted(offsets, found.start(), side="left"))
+            last = int(np.searchsorted(offsets, found.end(), side="right")) - 1
             inside = np.flatnonzero(special[first:last])
             if inside.size:
                 return first + int(inside[0]), first + int(inside[0]) + 1
