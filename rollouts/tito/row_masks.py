@@ -22,8 +22,8 @@ class Marks:
     """``[T]``: control tokens."""
     blank: Mask
     """``[T]``: tokens that are white space alone."""
-    header: Ids
-    """What opens the assistant's turn (the generation prompt); empty = not known."""
+    headers: tuple[Ids, ...]
+    """What opens the assistant's turn (the generation prompt), after a user and after a tool; empty = not known."""
     stop_ids: frozenset[int]
     """Control tokens that end the assistant's turn."""
 
@@ -44,6 +44,17 @@ def places_of(needle: Ids, ids: Ids) -> list[int]:
         hits &= ids[offset : len(ids) - n + 1 + offset] == needle[offset]
     places: list[int] = np.flatnonzero(hits).tolist()
     return places
+
+
+def header_places(marks: Marks, ids: Ids) -> list[tuple[int, int]]:
+    """Where the assistant's turns open ``[start, stop)``, in order; of two headers that overlap the longer one."""
+    found: list[tuple[int, int]] = []
+    for header in sorted(marks.headers, key=len, reverse=True):
+        for start in places_of(header, ids):
+            stop = start + len(header)
+            if not any(first < stop and start < last for first, last in found):
+                found.append((start, stop))
+    return sorted(found)
 
 
 def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
@@ -148,7 +159,7 @@ def _to_the_end(row: Row, marks: Marks) -> RowFault | None:
     if len(runs) != 1 or runs[0][1] != len(row.ids):
         return None
     start = runs[0][0]
-    inside = [place for place in places_of(marks.header, row.ids) if place > start + len(marks.header)]
+    inside = [first for first, last in header_places(marks, row.ids) if first > start + last - first]
     if not inside:
         return None
     return RowFault(
@@ -160,7 +171,7 @@ def _to_the_end(row: Row, marks: Marks) -> RowFault | None:
 
 def _run_faults(row: Row, marks: Marks, start: int, stop: int) -> Iterator[RowFault]:
     """One trained stretch: does it start behind the header, and end with the stop token?"""
-    headers = [(place, place + len(marks.header)) for place in places_of(marks.header, row.ids)]
+    headers = header_places(marks, row.ids)
     for first, last in headers:
         if first < stop and start < last:
             yield _header(max(first, start), min(last, stop))

@@ -15,6 +15,8 @@ __all__ = ["PLANTERS", "CannotPlant", "Case", "World", "planted", "with_lead"]
 
 def with_lead(w: World, case: Case) -> Case:
     """The same fault one step later: the earlier exchange of the first prompt as a step of its own."""
+    if case.name == "history_summary":
+        raise CannotPlant("what goes on from a whole earlier step, with another user message, is a branch")
     first = case.trajectory.steps[0]
     messages = list(first.request.messages) if first.request else []
     place = next((i for i, m in enumerate(messages) if m.get("content") == "Hello there."), None)

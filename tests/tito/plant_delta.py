@@ -40,6 +40,44 @@ def clean_two_tools(w: World) -> Case:
 
 
 @planter
+def clean_control_text(w: World) -> Case:
+    """Content that spells a control token, encoded with control tokens split."""
+    stop, before = eos_text(w), w.turn()
+    new = [{**before.new[0], "content": f"note {stop} end"}]
+    delta = w.delta([*before.messages, before.reply, *new], before.stop, str(new[0]["content"]))
+    head, found, tail = delta.partition(f" {stop} end")
+    if not found:
+        raise CannotPlant("the template rewrites content")
+    d = np.concatenate([w.codec.encode(head), w.codec.encode_plain(found), w.codec.encode(tail)])
+    if w.bytes(d) != delta.encode():
+        raise CannotPlant("the encoder adds a space to each piece")
+    last = w.final([*before.messages, before.reply, *new], np.concatenate([before.p, before.g, d]))
+    return Case("clean_control_text", before.trajectory(before.first(), last), None, None)
+
+
+@planter
+def clean_skipped_text(w: World) -> Case:
+    """The returned text lacks the tokens that skip_special_tokens drops, and holds other added tokens."""
+    turn = w.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
+    marks = sorted(w.codec.skipped_ids - {int(turn.g[-1])})
+    g = np.concatenate([w.codec.encode("<call>"), marks[:1], turn.g]).astype(np.int32)
+    text = "<call>" + turn.completion[: -len(turn.stop)]
+    first = turn.first(g, text=text)
+    return Case("clean_skipped_text", turn.trajectory(replace(first, reply=None)), None, None)
+
+
+@planter
+def message_dropped_alike(w: World) -> Case:
+    """Two results in nearly the same words, and only the first is there."""
+    turn = two_tools(w)
+    one, other = "Found in the harbour log: 17 boats.", "Found in the harbour log: 23 boats."
+    new = [{**turn.new[0], "content": one}, {**turn.new[1], "content": other}]
+    alone = w.codec.encode(w.delta([*turn.messages, turn.reply, new[0]], turn.stop, one))
+    last = w.final([*turn.messages, turn.reply, *new], np.concatenate([turn.p, turn.g, alone]))
+    return Case("message_dropped_alike", turn.trajectory(turn.first(), last), "message_dropped", 1)
+
+
+@planter
 def message_dropped(w: World) -> Case:
     turn = two_tools(w)
     alone = w.delta([*turn.messages, turn.reply, turn.new[0]], turn.stop, turn.new[0]["content"])
@@ -115,6 +153,18 @@ def generation_prompt_missing(w: World) -> Case:
     return Case(
         "generation_prompt_missing", turn.tito(d=w.codec.encode(turn.delta[:-n])), "generation_prompt_missing", 1
     )
+
+
+@planter
+def generation_prompt_closed(w: World) -> Case:
+    """Thinking is switched off behind the right header."""
+    turn = w.turn()
+    if w.text(turn.after) == w.text(turn.after, gen=False):
+        raise CannotPlant("the template has no generation prompt")
+    d = w.codec.encode(turn.delta + "<think>\n\n</think>\n\n")
+    if not np.array_equal(d[: len(turn.d)], turn.d):
+        raise CannotPlant("the header merges with what follows")
+    return Case("generation_prompt_closed", turn.tito(d=d), "generation_prompt_missing", 1)
 
 
 @planter

@@ -173,6 +173,29 @@ def aside_at_the_end(w: World) -> Case:
 
 
 @planter
+def aside_with_its_own_system(w: World) -> Case:
+    """A judge with a system text, beside a conversation that has none."""
+    if w.system or not w.tools:
+        raise CannotPlant("the conversation has a system text, or the judge lacks no tools")
+    turn = w.turn()
+    side = [{"role": "system", "content": "You judge answers."}, {"role": "user", "content": "Is 3 right?"}]
+    prompt = w.text(side, tools=None)
+    step = w.step(side, w.codec.encode(prompt), w.codec.encode("Yes" + turn.stop), None, tools=None)
+    return Case("aside_with_its_own_system", turn.trajectory(*turn.tito().steps, step), "branch", 2)
+
+
+@planter
+def question_over_the_transcript(w: World) -> Case:
+    """Something is asked about the conversation so far, and then the user goes on from before it."""
+    turn = w.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Is it done?"}])
+    asked = w.final(turn.after, np.concatenate([turn.p, turn.g, turn.d]), "No.")
+    after = [*turn.messages, turn.reply, {"role": "user", "content": "Please go on."}]
+    delta = w.codec.encode(turn.delta.replace("Is it done?", "Please go on."))
+    last = w.final(after, np.concatenate([turn.p, turn.g, delta]))
+    return Case("question_over_the_transcript", turn.trajectory(turn.first(), asked, last), "branch", 2)
+
+
+@planter
 def parallel_branches(w: World) -> Case:
     if not w.tools:
         raise CannotPlant("no tools")

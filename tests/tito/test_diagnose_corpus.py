@@ -2,16 +2,19 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rollouts.chat_templates import renderer
 from rollouts.formats import Source, read
 from rollouts.tito.diagnose import Severity, diagnose
+from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import load
-from tests.tito.plant import World, planted
+from tests.tito.plant import PLANTERS, World, planted
 from tests.tito.test_diagnose_worlds import problem
 
 TEMPLATES = {"qwen3-fixed": ("qwen3", "qwen3--seed-one-line-fix")}
@@ -54,3 +57,20 @@ def test_planted_faults_of_other_families_are_named(corpus: Path, tokenizer: str
             problems.append(problem(case, w, diagnose(case.trajectory, codec, lambda sha: template_renderer)))
     assert n > 20
     assert [text for text in problems if text] == []
+
+
+def test_an_answer_behind_a_tool_result_is_the_assistants(corpus: Path) -> None:
+    """Mistral opens it without a header: only the end of the results stands before it."""
+    codec = load(corpus / "tokenizers" / "mistral-nemo")
+    template_renderer = renderer(codec, (corpus / "templates" / "mistral-nemo.jinja").read_text(encoding="utf-8"))
+    trajectory = PLANTERS["clean"](
+        World("mistral-nemo", codec, template_renderer, random.Random(3), system=False)
+    ).trajectory
+    (row,) = merged_rows(trajectory.steps)
+    bare = replace(row, origin=None, step_indices=(), logprobs=np.nan_to_num(row.logprobs))
+    assert [f.kind for f in diagnose(Trajectory("t", rows=(bare,)), codec, lambda sha: template_renderer)] == []
+    mask = row.loss_mask.copy()
+    results = np.flatnonzero(row.ids == codec.token_id("[TOOL_RESULTS]"))[-1]
+    mask[results + 1 : results + 4] = True
+    (finding,) = diagnose(Trajectory("t", rows=(replace(bare, loss_mask=mask),)), codec, lambda sha: template_renderer)
+    assert (finding.kind, finding.start, finding.stop) == ("observation_trained", results + 1, results + 4)

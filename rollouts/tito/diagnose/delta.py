@@ -124,9 +124,10 @@ class Delta:
             spelt = self.case.is_special(left[group.left_start : group.left_stop]).any()
             split = not self.case.is_special(self.ids[group.right_start : group.right_stop]).any()
             first, last = int(written[group.right_start]), int(written[group.right_stop])
-            if not (spelt and split and any(a < last and first < b for a, b in places)):
+            # Text that was encoded apart may also merge in another way with what stands around it.
+            if not split or not any(a <= last and first <= b for a, b in places):
                 return False
-            found = True
+            found = found or bool(spelt)
         return found
 
     @cached_property

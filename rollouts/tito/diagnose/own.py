@@ -14,7 +14,7 @@ from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import finding_on_step
 from rollouts.tito.quote import clipped, listed
 from rollouts.tito.segments import byte_offsets, content_forms
-from rollouts.tito.trajectory import Ids, Step, ids_array
+from rollouts.tito.trajectory import Ids, Step
 
 _CONSTANT = 4
 
@@ -113,10 +113,10 @@ def _text_differs(case: Case, step: Step) -> int | None:
             return 0
         return None
     # What decoding with special tokens skipped leaves out is often less than all control tokens.
-    skipped = ids_array(sorted(getattr(case.codec, "skipped_ids", ())))
+    skipped = np.isin(step.completion_ids, sorted(getattr(case.codec, "skipped_ids", ())))
     text = step.text.strip()
-    for left_out in (skipped[:0], case.special, skipped):
-        kept = step.completion_ids[~np.isin(step.completion_ids, left_out)]
+    for left_out in (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped):
+        kept = step.completion_ids[~left_out]
         # A stop string or the stop token may be cut from the text, never anything in front of it.
         decoded = case.text(kept).strip()
         if decoded.startswith(text) or (text.endswith("�") and decoded.startswith(text.rstrip("�"))):
@@ -181,7 +181,7 @@ def control_text_in(
     if not special.any():
         return None
     offsets = byte_offsets(pieces)
-    names = {pieces[i] for i in np.flatnonzero(special)} - {b""}
+    names = {pieces[int(i)] for i in np.flatnonzero(special)} - {b""}
     if not names:
         return None
     pattern = re.compile(b"(" + b"|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) + b")")

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from rollouts.tito import rows as checks
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.codec import Renderer, RenderFailed
 from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.verdict import bounded
 from rollouts.tito.prefix import MergedRow, common_prefix, row_of
-from rollouts.tito.row_masks import Marks, derived_header, derived_stops, mask_faults, places_of
+from rollouts.tito.row_masks import Marks, derived_header, derived_stops, header_places, mask_faults, places_of
 from rollouts.tito.rows import RowFault
 from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
 
@@ -42,7 +42,7 @@ def _row_faults(case: Case, row: Row, facts: _TemplateFacts) -> Iterator[RowFaul
         return
     row = _with_origin(case, row)
     marks = facts.marks(row)
-    roles = bool(places_of(marks.header, row.ids)) or int(np.count_nonzero(marks.special)) > 2
+    roles = bool(header_places(marks, row.ids)) or int(np.count_nonzero(marks.special)) > 2
     overrun = checks.mask_overrun(row, roles)
     if overrun:
         yield overrun
@@ -120,12 +120,25 @@ def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]
     return found
 
 
+_QUESTION: Message = {"role": "user", "content": "Question one"}
+_ANSWER: Message = {"role": "assistant", "content": "Answer zwei"}
+_CALLED: tuple[Message, ...] = (
+    _QUESTION,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "ask", "arguments": {"q": "x"}}}],
+    },
+    {"role": "tool", "name": "ask", "tool_call_id": "call00001", "content": "Result drei"},
+)
+
+
 class _TemplateFacts:
-    """The marks of turns, from two small renders of the run's template; from the row itself without one."""
+    """The marks of turns, from a few small renders of the run's template; from the row itself without one."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.header: Ids = NO_IDS
+        self.headers: tuple[Ids, ...] = ()
         self.stop_ids: frozenset[int] = frozenset()
         codec = case.codec
         if codec is None:
@@ -135,31 +148,47 @@ class _TemplateFacts:
         renderer = case.renderer_of(case.rows_template)
         if renderer is None:
             return
-        question: list[Message] = [{"role": "user", "content": "Question one"}]
-        answer: Message = {"role": "assistant", "content": "Answer zwei"}
-        try:
-            with_prompt = renderer.render_ids(question, None, {}, True)
-            without = renderer.render_ids(question, None, {}, False)
-            whole = renderer.render_ids([*question, answer, {"role": "user", "content": "Next"}], None, {}, False)
-        except RenderFailed:
+        self.headers = self._opens(renderer, (_QUESTION,))
+        if not self.headers:
             return
-        self.header = with_prompt[common_prefix(with_prompt, without) :]
-        pieces = codec.token_bytes(whole)
-        end = b"".join(pieces).find(b"Answer zwei") + len(b"Answer zwei")
+        called = self._opens(renderer, _CALLED)
+        self.headers += tuple(ids for ids in called if not np.array_equal(ids, self.headers[0]))
+        behind = self._around(renderer, (_QUESTION,))[1]
+        self.stop_ids |= {int(behind[0])} if len(behind) else set()
+
+    def _opens(self, renderer: Renderer, messages: Sequence[Message]) -> tuple[Ids, ...]:
+        """What stands between messages and the assistant's answer: the generation prompt, else the last mark."""
+        try:
+            with_prompt = renderer.render_ids(messages, None, {}, True)
+            without = renderer.render_ids(messages, None, {}, False)
+        except RenderFailed:
+            return ()
+        header = with_prompt[common_prefix(with_prompt, without) :]
+        if not len(header):
+            header = self._around(renderer, messages)[0][-1:]
+        return (header,) if len(header) else ()
+
+    def _around(self, renderer: Renderer, messages: Sequence[Message]) -> tuple[Ids, Ids]:
+        """The control tokens in front of an answer and behind it, when the conversation goes on."""
+        assert self.case.codec is not None
+        try:
+            whole = renderer.render_ids([*messages, _ANSWER, {"role": "user", "content": "Next"}], None, {}, False)
+        except RenderFailed:
+            return NO_IDS, NO_IDS
+        pieces = self.case.codec.token_bytes(whole)
+        start = b"".join(pieces).find(b"Answer zwei")
+        if start < 0:
+            return NO_IDS, NO_IDS
         offsets = np.cumsum([len(piece) for piece in pieces])
-        behind = np.flatnonzero(case.is_special(whole) & (offsets > end))
-        if behind.size:
-            self.stop_ids |= {int(whole[behind[0]])}
-        if not len(self.header):
-            start = end - len(b"Answer zwei")
-            before = np.flatnonzero(case.is_special(whole) & (offsets <= start))
-            self.header = whole[before[-1] : before[-1] + 1] if before.size else NO_IDS
+        special = self.case.is_special(whole)
+        return whole[special & (offsets <= start)], whole[special & (offsets > start + len(b"Answer zwei"))]
 
     def marks(self, row: Row) -> Marks:
         special = self.case.is_special(row.ids)
-        header = self.header
-        if not len(header) or not places_of(header, row.ids):
-            header = derived_header(row.ids, row.loss_mask, special)
+        headers = self.headers
+        if not any(places_of(header, row.ids) for header in headers):
+            derived = derived_header(row.ids, row.loss_mask, special)
+            headers = (derived,) if len(derived) else ()
         stops = self.stop_ids | derived_stops(row.ids, row.loss_mask, special)
         codec = self.case.codec
         if codec is None:
@@ -167,7 +196,7 @@ class _TemplateFacts:
         else:
             pieces = codec.token_bytes(row.ids)
             blank = np.fromiter((bool(piece) and not piece.strip() for piece in pieces), np.bool_, count=len(pieces))
-        return Marks(special, blank, header, stops)
+        return Marks(special, blank, headers, stops)
 
 
 def _finding(case: Case, index: int, row: Row, fault: RowFault, step: int | None = None) -> Finding:
