@@ -23,7 +23,7 @@ from rollouts.formats.exports import ExportRefused
 from rollouts.models import Job, Run, Tokenizer
 from rollouts.tasks import jobs
 
-LARGEST = 1_000_000
+LARGEST = 500_000
 """Tokens of a run that a request writes; a larger one is written by a worker."""
 MOST_TRAJECTORIES = 2_000
 IN_MEMORY = 8 << 20
