@@ -95,7 +95,9 @@ def _facts(trajectory: Trajectory, run: Run, is_alone: bool) -> list[dict[str, A
         facts.append({"label": "group", "value": trajectory.group, "url": url, **_group_note(trajectory)})
     facts.append({"label": "steps", "value": f"{trajectory.n_steps:,}"})
     facts.append({"label": "rows", "value": f"{trajectory.n_rows:,}", "tone": "bad" if trajectory.n_rows > 1 else ""})
-    facts.append({"label": "tokens", "value": f"{trajectory.n_tokens:,}", "note": f"{trajectory.n_sampled:,} sampled"})
+    # Rows that came without steps rarely tell which of their tokens were sampled; a mask does not.
+    sampled = {"note": f"{trajectory.n_sampled:,} sampled"} if trajectory.n_steps else {}
+    facts.append({"label": "tokens", "value": f"{trajectory.n_tokens:,}", **sampled})
     facts.append({"label": "trained", "value": f"{trajectory.n_trained:,}"})
     if run.model:
         facts.append({"label": "model", "value": run.model, "note": run.engine})
