@@ -55,6 +55,7 @@ def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]
     """A strategy as a line of the table. Shares are of what the trajectories that it could be replayed over hold."""
     replayed = one["trajectories"] - one["refused"]
     kept = one["sampled"] - one["lost"]
+    times = one["tokens"] / recorded_tokens if recorded_tokens and not one["refused"] else None
     return {
         **one,
         "name": one["strategy"].replace("_", " "),
@@ -63,6 +64,7 @@ def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]
         "replayed": replayed,
         "trained_share": kept / one["sampled"] if one["sampled"] else 0.0,
         "percent": f"{100 * kept / one['sampled']:.1f} %" if one["sampled"] else "",
-        "times": one["tokens"] / recorded_tokens if recorded_tokens and not one["refused"] else None,
+        "times": times,
+        "times_words": "" if times is None else f"×{times:.2f}",
         "why": [{"sentence": sentence, "trajectories": n} for sentence, n in one["why"].items()],
     }

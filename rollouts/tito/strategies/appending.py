@@ -58,7 +58,7 @@ class Appending(ABC):
 
     def foresee(self, segment: Segment) -> Iterator[Conversation]:
         self._ask(segment.tools, segment.kwargs)
-        yield Conversation(segment.messages, segment.tools, segment.kwargs, True)
+        yield from segment.prompt_asks[:1]
         for turn in segment.turns[:-1]:
             if turn.following is not None and self._key(turn.following) not in self._context.memo:
                 yield from self._foresee_delta(turn.following)

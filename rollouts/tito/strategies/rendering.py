@@ -73,8 +73,7 @@ class Rendering(ABC):
     def rows(self) -> list[Row]: ...
 
     def foresee(self, segment: Segment) -> Iterator[Conversation]:
-        for prompt in segment.prompts:
-            yield Conversation(prompt, segment.tools, segment.kwargs, True)
+        yield from segment.prompt_asks
 
     def _prompt(self) -> Ids:
         return self._ids(self._messages, True)
@@ -114,7 +113,7 @@ class Retokenize(Rendering):
             yield from super().foresee(segment)
         elif self._has_tags():
             yield from super().foresee(segment)
-            yield Conversation(_whole(segment), segment.tools, segment.kwargs, False)
+            yield from segment.reply_asks[-1:]
 
     def _has_tags(self) -> bool:
         template = getattr(self._context.renderer, "chat_template", "generation")
@@ -187,11 +186,8 @@ class MessageDelta(Rendering):
         self._pieces.append(Piece.of(self._context.encode(delta), is_trained))
 
     def foresee(self, segment: Segment) -> Iterator[Conversation]:
-        prompts = segment.prompts
-        yield from super().foresee(segment)
-        for turn, prompt in zip(segment.turns, prompts, strict=True):
-            if turn.reply is not None:
-                yield Conversation([*prompt, turn.reply], segment.tools, segment.kwargs, False)
+        yield from segment.prompt_asks
+        yield from segment.reply_asks
 
 
 DUMMY: tuple[Message, ...] = ({"role": "user", "content": "dummy"},)
@@ -354,8 +350,5 @@ class EosSplice(Rendering):
         return merged_rows(self._steps)
 
     def foresee(self, segment: Segment) -> Iterator[Conversation]:
-        prompts = segment.prompts
-        yield from super().foresee(segment)
-        for turn, prompt in zip(segment.turns[:-1], prompts, strict=False):
-            if turn.reply is not None:
-                yield Conversation([*prompt, turn.reply], segment.tools, segment.kwargs, False)
+        yield from segment.prompt_asks
+        yield from segment.reply_asks[: len(segment.turns) - 1]

@@ -122,13 +122,11 @@ class _Talk:
 def _asks(talk: _Talk, strategies: Sequence[New], context: Context) -> list[Conversation]:
     """What the strategies will have rendered: the growing conversation first, so that each text extends the one before
     it, and nothing twice."""
-    asks: dict[Any, Conversation] = {}
+    asks: dict[int, Conversation] = {}
     for make in strategies:
         one = start(make, context)
         for segment in _followed(one, talk):
-            for ask in one.foresee(segment):
-                key = (*map(id, ask.messages), id(ask.tools), id(ask.kwargs), ask.add_generation_prompt)
-                asks[key] = ask
+            asks.update((id(ask), ask) for ask in one.foresee(segment))
     first = id(talk.segments[-1].messages[0]) if talk.segments and talk.segments[-1].messages else 0
     return sorted(asks.values(), key=lambda ask: (not ask.messages or id(ask.messages[0]) != first, len(ask.messages)))
 
@@ -161,7 +159,7 @@ def _replayed(trajectory: Trajectory, talk: _Talk, make: New, context: Context) 
             )
         differs, frozen = None, 0
         if _takes_recorded(one):
-            one.take_recorded([replace(step, logprobs=_logprobs(step)) for step in steps])
+            one.take_recorded([_with_own_logprobs(step) for step in steps])
         elif talk.refused:
             raise StrategyRefused(talk.refused)
         else:
@@ -214,6 +212,10 @@ def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> Place | None:
 def _placed(row: Row, start: int) -> Row:
     """A row that counts its steps from the one at which the replay began."""
     return replace(row, step_indices=tuple(index + start for index in row.step_indices)) if start else row
+
+
+def _with_own_logprobs(step: Step) -> Step:
+    return step if _logprobs(step) is step.logprobs else replace(step, logprobs=None)
 
 
 def _logprobs(step: Step) -> Any:

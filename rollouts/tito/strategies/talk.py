@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rollouts.tito.codec import Conversation
 from rollouts.tito.strategies.protocol import StrategyRefused, Tools
 from rollouts.tito.trajectory import Message, Step
 
@@ -33,6 +34,20 @@ class Segment:
     tools: Tools
     kwargs: Mapping[str, Any]
     turns: tuple[Turn, ...]
+
+    @cached_property
+    def prompt_asks(self) -> list[Conversation]:
+        """The render of each prompt. One list for all strategies, so that what they share is seen at once."""
+        return [Conversation(prompt, self.tools, self.kwargs, True) for prompt in self.prompts]
+
+    @cached_property
+    def reply_asks(self) -> list[Conversation]:
+        """The render behind each reply that is known, the last one's included: the whole conversation."""
+        return [
+            Conversation([*prompt, turn.reply], self.tools, self.kwargs, False)
+            for turn, prompt in zip(self.turns, self.prompts, strict=True)
+            if turn.reply is not None
+        ]
 
     @cached_property
     def prompts(self) -> list[list[Message]]:
