@@ -22,6 +22,7 @@ from rollouts.chat_templates.facts import stop_text
 from rollouts.chat_templates.generation import NAME, has_generation_tags
 from rollouts.chat_templates.masks import exact_mask, merged, overlap_mask, transformers_mask
 from rollouts.chat_templates.parts import CannotTakeApart, Group, Leaf, Node, Operand, cut, explicit, take_apart, walk
+from rollouts.chat_templates.probes import markers_of
 from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer
 from rollouts.chat_templates.repair import unified_diff
 from rollouts.chat_templates.report import CheckReport, Status
@@ -129,9 +130,7 @@ def _spans(world: World, conversation: Conversation, stop: str | None) -> _Spans
         if whole.startswith(prompt):
             begin = len(prompt)
         else:
-            header = prompt[common_length(before, prompt) :]
-            place = whole.find(header, position) if header else -1
-            begin = place + len(header) if place >= 0 else -1
+            begin = _behind_header(whole, position, prompt[common_length(before, prompt) :], markers_of([message]))
         end = whole.find(stop, begin) + len(stop) if stop and stop in whole[max(begin, 0) :] else -1
         if whole.startswith(history):
             last = history.rfind(stop, max(begin, 0)) if stop else -1
@@ -144,6 +143,21 @@ def _spans(world: World, conversation: Conversation, stop: str | None) -> _Spans
         position = end
     spans.limit = len(whole)
     return spans
+
+
+def _behind_header(whole: str, position: int, header: str, markers: Sequence[str]) -> int:
+    """Where an earlier message begins in a render that no longer goes on as it was prompted; -1 where none is seen.
+
+    Behind the generation prompt, or its first lines where the history drops what stands behind them.
+    """
+    lines = header.splitlines(keepends=True)
+    for n in range(len(lines), 0, -1):
+        shown = "".join(lines[:n])
+        place = whole.find(shown, position)
+        # One that stands behind the message's own words is another message's.
+        if place >= 0 and not any(marker in whole[position:place] for marker in markers):
+            return place + len(shown)
+    return -1
 
 
 IN, OUT, NONE, BLANK = "in", "out", "none", "blank"
