@@ -68,6 +68,8 @@ class _Spans:
 
     sampled: list[tuple[int, int]] = field(default_factory=list)
     limit: int = 0
+    is_told: bool = False
+    """A message of it goes on as it was prompted, so that what was sampled is no guess."""
 
 
 def find_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> tuple[Marks | None, str]:
@@ -104,7 +106,7 @@ def _all_spans(world: World, stop: str | None) -> dict[str, _Spans]:
         roles = [message["role"] for message in conversation.messages]
         if "assistant" in roles and world.original[key] is not None:
             found[key] = _spans(world, conversation, stop)
-    if not any(spans.sampled for spans in found.values()):
+    if not any(spans.sampled and spans.is_told for spans in found.values()):
         raise CannotMark(
             "what the model is prompted with is in no probe how the history goes on, so that nothing tells what of the "
             "render was sampled"
@@ -128,7 +130,7 @@ def _spans(world: World, conversation: Conversation, stop: str | None) -> _Spans
             spans.limit = position
             return spans
         if whole.startswith(prompt):
-            begin = len(prompt)
+            begin, spans.is_told = len(prompt), True
         else:
             begin = _behind_header(whole, position, prompt[common_length(before, prompt) :], markers_of([message]))
         end = whole.find(stop, begin) + len(stop) if stop and stop in whole[max(begin, 0) :] else -1
@@ -453,7 +455,7 @@ def _verified(
         marked = [span for span in merged(outcome.tracked_spans) if span[1] <= known.limit]
         if marked != known.sampled or not _tokens_agree(tokenizer, outcome.text, outcome.tracked_spans, known):
             return None
-        proved += bool(known.sampled)
+        proved += bool(known.sampled) and known.is_told
     now = check(tokenizer, template, report.tools, report.kwargs)
     if now.check(NAME).status is not Status.OK:
         return None
