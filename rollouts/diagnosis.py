@@ -25,10 +25,16 @@ def codec_of(run: models.Run) -> Codec | None:
     if run.tokenizer is None:
         return None
     try:
-        return tokenizers.load(run.tokenizer.path)
+        return _codec(run.tokenizer.path)
     except ValueError as error:
         log.warning("tokenizer of run %s cannot be loaded: %s", run.code, error)
         return None
+
+
+@lru_cache(maxsize=4)
+def _codec(path: str) -> Codec:
+    """A registered folder is named by its contents and never changes, so that nobody looks at its files each time."""
+    return tokenizers.load(path)
 
 
 @lru_cache(maxsize=64)

@@ -114,18 +114,29 @@ def _transposed(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{key: item[i] if isinstance(item, list) else item for key, item in value.items()} for i in range(n)]
 
 
+_NO_REWARDS = ("step", "global_step", "epoch", "advantage", "advantages", "prompt", "completion", "reward")
+
+
 def _completion(value: dict[str, Any], number: int, n: int, of: int) -> Trajectory:
+    """Each reward function has a column of its name; their sum is the reward where none is given."""
     said = value.get("completion")
     name = f"line-{number}-{n}" if of > 1 else f"line-{number}"
-    extra = shapes.rest(value, ("prompt", "completion", "reward"))
+    parts = {
+        shapes.text(key, "a column's name", 200): item
+        for key, item in value.items()
+        if key not in _NO_REWARDS and type(item) is float
+    }
+    extra = shapes.rest(value, ("prompt", "completion", "reward", *parts))
     reward = shapes.number(value.get("reward"), "reward")
+    if reward is None and parts:
+        reward = shapes.number(sum(parts.values()), "The sum of the rewards")
     if _is_messages(said):
         before = value.get("prompt")
         asked = shapes.messages(before if isinstance(before, list) else [{"role": "user", "content": before}], "prompt")
-        return Trajectory(
-            name, _message_steps([*asked, *shapes.messages(said, "completion")], None, len(asked)), extra=extra
-        )
-    return Trajectory(name, (_text_step(value, "prompt", "completion"),), reward=reward, extra=extra)
+        steps = _message_steps([*asked, *shapes.messages(said, "completion")], None, len(asked))
+    else:
+        steps = (_text_step(value, "prompt", "completion"),)
+    return Trajectory(name, steps, reward=reward, reward_parts=parts, extra=extra)
 
 
 def _detect_columns(values: Sequence[Any]) -> bool:

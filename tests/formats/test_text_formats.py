@@ -47,6 +47,19 @@ def test_a_line_without_its_completion_is_rejected() -> None:
     assert len(found) == 2 and "prompt has 1 elements for 2 completions" in rejected.reason
 
 
+def test_columns_of_reward_functions_are_parts_of_the_reward() -> None:
+    """TRL's table: strings or messages, a column for each reward function, the advantage."""
+    row = {"step": 3, "completion": "A", "accuracy_reward": 1.0, "length_penalty": -0.25, "advantage": 0.5}
+    talk = [{"role": "assistant", "content": "A"}]
+    _, found, rejected = read(
+        jsonl({**row, "prompt": "a"}, {**row, "prompt": [{"role": "user", "content": "a"}], "completion": talk})
+    )
+    assert not rejected and len(found) == 2
+    for one in found:
+        assert one.reward == 0.75 and one.reward_parts == {"accuracy_reward": 1.0, "length_penalty": -0.25}
+        assert one.extra == {"step": 3, "advantage": 0.5}
+
+
 def test_a_conversation_has_a_step_for_each_answer() -> None:
     name, (one,), _ = read(jsonl(MESSAGES))
     assert name == "messages" and [len(step.request.messages) for step in one.steps if step.request] == [1, 3]
