@@ -1,0 +1,51 @@
+"""Jobs leased ahead of the loop: what is ready is given at once, and the loop waits only when it has nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from rollouts.environments import Task
+from rollouts.loop import Job
+from rollouts.tasks.leasing import Ahead
+
+
+def jobs(*keys: int) -> list[Job]:
+    return [Job(key, Task([], None, None, key)) for key in keys]
+
+
+def keys(found: Sequence[Job] | None) -> list[int] | None:
+    return None if found is None else [job.key for job in found]
+
+
+def test_nothing_ready_is_not_the_end_and_the_end_is_said() -> None:
+    slow = threading.Event()
+    piles = iter([jobs(1, 2, 3), []])
+
+    def lease(n: int) -> Sequence[Job]:
+        assert slow.wait(60)
+        return next(piles)
+
+    with Ahead(lease, 4) as ahead:
+        assert keys(ahead.more(2, False)) == []  # not ready yet, and nobody has waited
+        slow.set()
+        assert keys(ahead.more(2, True)) == [1, 2]
+        assert keys(ahead.more(2, True)) == [3]
+        assert ahead.more(2, True) is None
+        assert ahead.more(2, False) is None
+
+
+def test_what_leasing_raised_comes_behind_what_it_gave() -> None:
+    piles = iter([jobs(1)])
+
+    def lease(n: int) -> Sequence[Job]:
+        for pile in piles:
+            return pile
+        raise OSError("the database is gone")
+
+    with Ahead(lease, 4) as ahead:
+        assert keys(ahead.more(4, True)) == [1]
+        with pytest.raises(OSError, match="the database is gone"):
+            ahead.more(4, True)
