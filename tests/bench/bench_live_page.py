@@ -78,6 +78,9 @@ def web_port(redis_url: str, transactional_db: None, tmp_path: Path) -> Iterator
         "REDIS_URL": redis_url,
         "INSPECTOR_DATA": str(settings.INSPECTOR_DATA),
     }
+    subprocess.run(
+        [sys.executable, "manage.py", "collectstatic", "--noinput", "-v0"], cwd=ROOT, env=environment, check=True
+    )
     command = [sys.executable, "-m", "gunicorn", "-c", "python:inspector.gunicorn_conf", "inspector.wsgi:application"]
     with (tmp_path / "web.log").open("wb") as log:
         server = subprocess.Popen(
