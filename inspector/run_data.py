@@ -236,22 +236,25 @@ def _share(n: int, of: int) -> str:
 
 
 def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
-    """Why trajectories ended, the most frequent first; those that have not ended are left out."""
+    """Why trajectories ended, the most frequent first. Those that have not ended are left out; those that failed or
+    were cancelled have no reason of their own and count as that."""
+    cut = {name: summary.by_status.get(name, 0) for name in ("failed", "cancelled")}
     unfinished = sum(summary.by_status.get(status, 0) for status in ("queued", "running"))
     counts = dict(summary.stop_reasons)
     if "" in counts:
-        counts[""] = max(counts[""] - unfinished, 0)
-    counts = {name: count for name, count in counts.items() if count}
-    most = max(counts.values(), default=0)
+        counts[""] = max(counts[""] - unfinished - sum(cut.values()), 0)
+    ends = [("stop", name, count, wanted.stop) for name, count in counts.items()]
+    ends += [("status", name, count, wanted.status) for name, count in cut.items()]
+    ends = sorted((end for end in ends if end[2]), key=lambda end: -end[2])
     return [
         Choice(
             name,
             count,
-            most,
-            wanted.query(stop="" if wanted.stop == name else name) if name else "",
-            bool(name) and wanted.stop == name,
+            ends[0][2],
+            wanted.query(**{parameter: "" if chosen == name else name}) if name else "",
+            bool(name) and chosen == name,
         )
-        for name, count in counts.items()
+        for parameter, name, count, chosen in ends
     ]
 
 

@@ -324,9 +324,12 @@ def resume_run(run: models.Run) -> int:
         )  # fmt: skip
         if not n:
             raise ValueError("Every trajectory of this run is done, so there is nothing to resume.")
+        # The clock goes on where it stopped: a pause is not part of the run's pace.
+        stopped = held.finished_at or held.heartbeat_at
+        paused = timezone.now() - stopped if held.started_at and stopped else timedelta()
         models.Run.objects.filter(pk=held.pk).update(
             status=models.Run.Status.QUEUED, error="", finished_at=None, heartbeat_at=None, cancel_requested=False,
-            n_failed=F("n_failed") - n_failed,
+            n_failed=F("n_failed") - n_failed, started_at=F("started_at") + paused,
         )  # fmt: skip
         bump_run(held, {kind: -count for kind, count in kinds.items()})
     run.refresh_from_db()

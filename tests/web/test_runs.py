@@ -249,6 +249,31 @@ def test_progress_is_told_in_numbers(web: Client) -> None:
     assert web.get(f"/runs/{run.code}.json").json()["progress"]["remaining_seconds"] is None
 
 
+def test_a_pause_is_not_part_of_the_pace(web: Client) -> None:
+    run = services.create_run("launch", "paused", model="demo", n_expected=1)
+    services.add_queued_trajectories(run, [services.NewTrajectory("t0", "0", {}, 0)])
+    ended = timezone.now() - timedelta(hours=1)
+    Run.objects.filter(pk=run.pk).update(
+        status="cancelled", started_at=ended - timedelta(seconds=10), finished_at=ended, n_sampled=5000
+    )
+    services.resume_run(run)
+    state = web.get(f"/runs/{run.code}.json").json()["progress"]
+    assert state["active"] and state["tokens_per_second"] == pytest.approx(500, rel=0.2)
+
+
+def test_trajectories_that_failed_or_were_cancelled_count_as_that(web: Client) -> None:
+    run = services.create_run("launch", "cut", model="demo", n_expected=3)
+    services.add_queued_trajectories(run, [services.NewTrajectory(f"t{n}", "0", {}, n) for n in range(3)])
+    services.start_run(run)
+    run.trajectories.filter(index=0).update(status="failed", error="The engine died.")
+    services.cancel_remaining(run)
+    services.end_run(run, Run.Status.CANCELLED)
+    html = web.get(f"/runs/{run.code}").content.decode()
+    ended = html[html.index("Why trajectories ended") :]
+    assert f'href="/runs/{run.code}?status=cancelled"' in ended and f'href="/runs/{run.code}?status=failed"' in ended
+    assert "not recorded" not in ended
+
+
 def fragment(web: Client, url: str, target: str) -> str:
     return web.get(url, headers={"HX-Request": "true", "HX-Target": target}).content.decode()
 
