@@ -150,7 +150,7 @@ def send(job: Job) -> str:
         do_job.delay(job.pk)
     except Exception as error:  # kombu's OperationalError, and what redis raises below it
         log.warning("job %s cannot be sent: %s", job.code, error)
-        sentence = "Redis does not answer, so no worker can be sent. Start it (make run starts one), then press again."
+        sentence = "Redis does not answer, so no worker can be sent. Start it (make run starts one), then try again."
         end_job(job, Job.Status.FAILED, sentence)
         return sentence
     return ""

@@ -66,6 +66,7 @@ def test_qwen3_is_repaired(corpus: Path, db: None) -> None:
     assert status == 1
     assert "TITO with tool results: not safe, an empty think block disappears" in out
     assert "decided on line 44" in out and "+            {%- if true %}" in out
+    assert found["repair"]["wider"]["diff"] in out
 
 
 @pytest.mark.django_db
@@ -75,7 +76,8 @@ def test_what_cannot_be_checked_says_why(tiny_tokenizer: Path, template: Any, tm
         ([], "Name what to check"),
         (["--tokenizer", "nobody"], "no registered tokenizer"),
         (["--tokenizer", str(tmp_path)], "no tokenizer.json"),
-        (["--chat-template", str(tmp_path / "none")], "No such file"),
+        (["--chat-template", str(tmp_path / "none")], "none cannot be read: No such file"),
+        (["--chat-template", str(tiny_tokenizer)], "cannot be read: Is a directory"),
         (["--all"], "No tokenizer is registered"),
     ]:
         status, _, err = run(*arguments)

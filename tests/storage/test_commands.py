@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, load_command_class
 
 from rollouts import models, selectors
 from tests.formats.test_formats import CALL, GYM, changed, jsonl
@@ -51,6 +51,17 @@ def test_import_of_nothing_is_an_error_with_a_sentence(tmp_path: Path) -> None:
         call("import_rollouts", tmp_path / "x.pt", "--format", "y")
     with pytest.raises(CommandError, match="There is no tokenizer"):
         call("import_rollouts", tmp_path / "x.pt", "--tokenizer", "nothing")
+    with pytest.raises(CommandError, match=r"x\.pt is not UTF-8 text"):
+        call("import_rollouts", tmp_path / "x.pt", "--chat-template", tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path("rollouts/management/commands").glob("[!_]*.py")), ids=lambda path: path.stem
+)
+def test_every_command_explains_itself(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_command_class("rollouts", path.stem).create_parser("manage.py", path.stem).parse_args(["--help"])
+    assert ended.value.code == 0 and f"usage: manage.py {path.stem}" in capsys.readouterr().out
 
 
 def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
@@ -74,10 +85,12 @@ def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
         "cost": {"trained_tokens_lost": 9, "trained_tokens_wrong": 0, "rows": 1, "prompt_tokens_repaid": 0},
     }  # fmt: skip
     assert json.loads(call("findings", one.code, "--json")) == [value]
-    assert json.loads(call("findings", one.code, "--kind", "other", "--json")) == []
+    assert json.loads(call("findings", one.code, "--kind", "branch", "--json")) == []
     assert "boundary_merge  a" in call("findings", run.code) and "1 finding." in call("findings", run.code)
     with pytest.raises(CommandError, match="no run and no trajectory"):
         call("findings", "zzz", "--json")
+    with pytest.raises(CommandError, match="no kind 'other'"):
+        call("findings", run.code, "--kind", "other")
 
 
 def test_export_and_import_again(file: Path, tmp_path: Path) -> None:

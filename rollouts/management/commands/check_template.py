@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import chat_templates, services, tokenizers
 from rollouts.chat_templates.report import CheckReport, Status
+from rollouts.management.files import read_text
 from rollouts.models import Tokenizer
 from rollouts.tito.codec import RenderFailed
 from rollouts.tokenizers import LoadedTokenizer
@@ -42,7 +43,7 @@ class Command(BaseCommand):
             "--repair", action="store_true", help="search for the smallest verified change that mends it"
         )
         parser.add_argument(
-            "--marks", action="store_true", help="place {% generation %} tags that mark exactly what is sampled"
+            "--marks", action="store_true", help="place {%% generation %%} tags that mark exactly what is sampled"
         )
         parser.add_argument("--all", action="store_true", help="check every registered tokenizer's own chat template")
         parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
@@ -50,7 +51,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             status = self._all(options) if options["all"] else self._one(options)
-        except (CannotCheck, RenderFailed, tokenizers.TokenizerUnusable, OSError, UnicodeDecodeError) as error:
+        except (CannotCheck, CommandError, RenderFailed, tokenizers.TokenizerUnusable, OSError) as error:
             self.stderr.write(str(error))
             status = 2
         if status:
@@ -59,7 +60,7 @@ class Command(BaseCommand):
     def _one(self, options: dict[str, Any]) -> int:
         tokenizer = resolve_tokenizer(options["tokenizer"]) if options["tokenizer"] else None
         if options["chat_template"]:
-            text = Path(options["chat_template"]).read_text(encoding="utf-8")
+            text = read_text(options["chat_template"], "The chat template")
         elif tokenizer is not None and tokenizer.chat_template is not None:
             text = tokenizer.chat_template
         elif tokenizer is not None:
@@ -137,6 +138,11 @@ class Command(BaseCommand):
         if report.repair is not None:
             write("")
             write(report.repair.diff)
+            wider = report.repair.wider
+            while wider is not None:
+                write(f"A wider repair, which mends {len(wider.fixes)} probes:")
+                write(wider.diff)
+                wider = wider.wider
         if report.repair_detail:
             write(report.repair_detail)
         if report.marks is not None:
@@ -180,7 +186,7 @@ def _json_text(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CannotCheck(f"--kwargs is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CannotCheck("--kwargs must be one JSON object.")
@@ -191,8 +197,8 @@ def _json_list(path: str | None) -> list[dict[str, Any]] | None:
     if not path:
         return None
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(read_text(path, "The file"))
+    except (ValueError, RecursionError) as error:
         raise CannotCheck(f"{path} is not JSON: {error}") from error
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise CannotCheck(f"{path} must hold a JSON list of objects.")

@@ -71,8 +71,10 @@ class Command(BaseCommand):
             if not n:
                 raise NotConverted(f"{source} holds no samples.")
             os.replace(draft, target)
-        except (NotConverted, OSError) as error:
+        except NotConverted as error:
             raise CommandError(str(error)) from error
+        except OSError as error:
+            raise CommandError(f"{error.filename or source} cannot be opened: {error.strerror or error}.") from error
         finally:
             draft.unlink(missing_ok=True)
         self.stdout.write(f"{n:,} trajectories written to {target}.")

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts.models import Finding, Run, Trajectory
+from rollouts.tito.diagnose import KINDS
 
 
 class Command(BaseCommand):
@@ -30,6 +31,8 @@ class Command(BaseCommand):
         else:
             raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
         if options["kind"]:
+            if options["kind"] not in KINDS:
+                raise CommandError(f"There is no kind {options['kind']!r}. There are: {', '.join(sorted(KINDS))}.")
             found = found.filter(kind=options["kind"])
         rows = found.iterator(500)
         if options["json"]:

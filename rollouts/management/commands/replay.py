@@ -6,13 +6,13 @@ import json
 from argparse import ArgumentParser
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import models, replays
+from rollouts.management.files import read_text
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import Replay, replay_many
 from rollouts.tito.trajectory import Origin, Row
@@ -89,12 +89,7 @@ def _path(tokenizer: str) -> str:
 
 
 def _text(template_file: str) -> str | None:
-    if not template_file:
-        return None
-    try:
-        return Path(template_file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"The chat template {template_file} cannot be read: {error}") from error
+    return read_text(template_file, "The chat template") if template_file else None
 
 
 def _json(record: models.Trajectory, made: Replay, with_rows: bool) -> dict[str, Any]:
