@@ -7,7 +7,7 @@ from rollouts.chat_templates.render import Conversation, Provenance, TemplateRen
 from rollouts.chat_templates.repair import Repair, find_repair, with_repair
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
 
-VERSION = 2
+VERSION = 3
 """Raise it when a check can come out differently: stored reports of older versions are made anew."""
 
 __all__ = [

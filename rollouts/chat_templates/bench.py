@@ -41,6 +41,8 @@ class Bench:
         self.form = form
         self.tools = list(TOOLS) if form.tools and tools is None else tools
         self.kwargs = kwargs or None
+        self.seen: dict[str, Conversation] = {}
+        """Every conversation that was rendered, by key."""
         self._sides: dict[str, Side] = {}
         self._wanted: dict[str, Conversation] = {}
 
@@ -58,8 +60,8 @@ class Bench:
         return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
 
     def conversation(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> Conversation:
-        """A conversation with the check's own tools and kwargs."""
-        return Conversation(list(messages), self.tools, self.kwargs, add_generation_prompt)
+        """A conversation in the form the template accepts, with the check's own tools and kwargs."""
+        return Conversation(self.form.written(messages), self.tools, self.kwargs, add_generation_prompt)
 
     def side(self, conversation: Conversation) -> Side:
         """The render of a conversation. Raises :class:`NotYet`."""
@@ -78,6 +80,7 @@ class Bench:
     def fetch(self) -> None:
         """Render and encode all that was asked for."""
         wanted, self._wanted = self._wanted, {}
+        self.seen |= wanted
         outcomes = self.renderer.render_many(list(wanted.values()), lines=True)
         texts = list(dict.fromkeys(outcome.text for outcome in outcomes if outcome.ok))
         encoded = dict(zip(texts, self.codec.encode_batch(texts), strict=True))

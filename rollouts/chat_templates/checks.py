@@ -31,12 +31,12 @@ TITO_POST = "tool_append"
 
 def tito_post_probe(form: Form, bench: Bench) -> Probe:
     """The twelve lines of Hugging Face's TITO post, in the given form."""
-    before, appended = TITO_POST_PREFIX, (TITO_POST_RESULT,)
+    before, appended = list(TITO_POST_PREFIX), [TITO_POST_RESULT]
     if form != Form():
-        before = (TITO_POST_PREFIX[0], form.call(("dummy", {})))
-        appended = (form.result("dummy", "dummy"),)
+        before = form.written([TITO_POST_PREFIX[0], form.call(("dummy", {}))])
+        appended = form.written([form.result("dummy", "dummy")])
     title = "A tool result after a call, in the words of Hugging Face's TITO post"
-    return Probe(TITO_POST, title, Purpose.TOOLS, before, appended, bench.tools, bench.kwargs)
+    return Probe(TITO_POST, title, Purpose.TOOLS, tuple(before), tuple(appended), bench.tools, bench.kwargs)
 
 
 def judge_append(probe: Probe, bench: Bench) -> Check:
@@ -139,6 +139,12 @@ def all_probes(bench: Bench, conversation: Sequence[Message] | None = None) -> l
     return probes
 
 
+def all_judges(bench: Bench, conversation: Sequence[Message] | None = None) -> list[Callable[[Bench], Check]]:
+    """Everything that a check asks."""
+    probes = (partial(judge_append, probe) for probe in all_probes(bench, conversation))
+    return [judge_tito_post, *probes, *FACTS, generation_masks]
+
+
 def make_bench(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[Bench, list[str]]:
@@ -147,12 +153,18 @@ def make_bench(
     form, refused = find_form(renderer, tools, kwargs)
     notes = []
     plain = refused.get(Form())
-    if plain and form.calls:
+    if form.parts:
+        notes.append(
+            f"Content is accepted only as a list of parts ({plain}), so every probe has it as "
+            '[{"type": "text", "text": …}].'
+        )
+    elif plain and form.calls:
         notes.append(
             f"Messages in the plain form are refused ({plain}), so every probe is in the form: {form.describe()}."
         )
     if not form.calls:
-        notes.append(f"Tool calls and results cannot be probed: {plain or form.describe()}.")
+        reason = form.describe() if form.parts or not plain else plain
+        notes.append(f"Tool calls and results cannot be probed: {reason}.")
     return Bench(renderer, form, tools, kwargs), notes
 
 
@@ -172,14 +184,7 @@ def check(
     bench, notes = make_bench(renderer, tools, kwargs)
     if tokenizer is None:
         notes.append("Checked without a tokenizer: at the level of text only, with characters in place of tokens.")
-    probes = all_probes(bench, conversation)
-    judges: list[Callable[[Bench], Check]] = [
-        judge_tito_post,
-        *(partial(judge_append, probe) for probe in probes),
-        *FACTS,
-        generation_masks,
-    ]
-    checks = bench.judge(judges)
+    checks = bench.judge(all_judges(bench, conversation))
     first = checks[0]
     described = {"name": tokenizer.name, "vocab_size": tokenizer.vocab_size} if tokenizer is not None else None
     for key in ("sha256", "encoder"):

@@ -147,8 +147,11 @@ def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
             kind = _kind(text)
             add(start, stop, "true", line, kind, 0)
             add(start, stop, "false", line, kind, 1)
-            for a, b, wide_a, wide_b, _ in operands(text, start):
+            for a, b, wide_a, wide_b, word in operands(text, start):
                 small = _kind(template[a:b])
+                if word == "and" and template[a:b] == "loop.last" and a == wide_a:
+                    # At the last message what it was, true at those before.
+                    add(a, wide_b, "not loop.last or ", line, max(kind, small), 5)
                 add(wide_a, wide_b, "", line, max(kind, small), 2)
                 add(a, b, "true", line, max(kind, small), 3)
                 add(a, b, "false", line, max(kind, small), 4)

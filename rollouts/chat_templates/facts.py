@@ -10,7 +10,7 @@ from typing import Any
 from rollouts.chat_templates.bench import Bench
 from rollouts.chat_templates.compare import Comparison, Side, common_length, token_start
 from rollouts.chat_templates.forms import CALC, Form, system, user
-from rollouts.chat_templates.render import provenance
+from rollouts.chat_templates.render import Conversation
 from rollouts.chat_templates.report import Check, Purpose, Status
 from rollouts.tito.quote import quoted
 from rollouts.tito.trajectory import Message
@@ -218,12 +218,12 @@ def dates(bench: Bench) -> Check:
     if "strftime_now" not in bench.template:
         return Check(name, title, purpose, Status.OK, "The template does not ask for the date.")
     asked = [bench.conversation([system("SYSX1"), user("UQ1")], True), bench.conversation([user("UQ1")], True)]
-    today = bench.renderer.render_many(asked, lines=True, now="2026-01-01T12:00:00")
+    today = bench.sides(*asked)
     later = bench.renderer.render_many(asked, now="2027-02-28T13:30:00")
     for one, other in zip(today, later, strict=True):
-        if one.ok and other.ok and one.text != other.text:
+        if not one.error and other.ok and one.text != other.text:
             place = common_length(one.text, other.text)
-            line = provenance(one).line_at(place)
+            line = one.provenance.line_at(place)
             shown = quoted(one.text[one.text.rfind(" ", 0, max(0, place - 8)) + 1 :], 24)
             detail = (
                 f"The render holds today's date ({shown}, line {line}): a run across midnight changes its prompts. "
@@ -281,8 +281,7 @@ def content_form(name: str, title: str, build: Callable[[Form], tuple[list[Messa
     """Is content in another form rendered like the same content as a string?"""
 
     def judge(bench: Bench) -> Check:
-        plain, other = build(bench.form)
-        one, two = bench.sides(bench.conversation(plain), bench.conversation(other))
+        one, two = bench.sides(*(Conversation(it, bench.tools, bench.kwargs) for it in build(bench.form)))
         for side in (one, two):
             if side.error:
                 return raised(name, title, Purpose.FACTS, side, decisive=False)
@@ -302,20 +301,20 @@ def _listed(form: Form) -> tuple[list[Message], list[Message]]:
 
 
 def _dict_result(form: Form) -> tuple[list[Message], list[Message]]:
-    before = [user("UQ1"), form.call((CALC, {"expr": "ARGX1"}))]
-    value = {"value": "RESX1"}
-    return [*before, form.result(CALC, json.dumps(value))], [*before, form.result(CALC, value)]
+    call, value = form.call((CALC, {"expr": "ARGX1"})), {"value": "RESX1"}
+    one, other = ([user("UQ1"), call, form.result(CALC, result)] for result in (json.dumps(value), value))
+    return form.written(one), form.written(other)
 
 
 def _null_content(form: Form) -> tuple[list[Message], list[Message]]:
     call = form.call((CALC, {"expr": "ARGX1"}))
-    return [user("UQ1"), {**call, "content": ""}], [user("UQ1"), {**call, "content": None}]
+    return form.written([user("UQ1"), {**call, "content": ""}]), form.written([user("UQ1"), {**call, "content": None}])
 
 
 def _other_arguments(form: Form) -> tuple[list[Message], list[Message]]:
     other = Form(**{**vars(form), "arguments": "string" if form.arguments == "dict" else "dict"})
     call = (CALC, {"expr": "ARGX1"})
-    return [user("UQ1"), form.call(call)], [user("UQ1"), other.call(call)]
+    return form.written([user("UQ1"), form.call(call)]), form.written([user("UQ1"), other.call(call)])
 
 
 def tools_rendered(bench: Bench) -> Check:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollouts.chat_templates.render import Conversation, TemplateRenderer
+from rollouts.tito.trajectory import Message
 
 Tool = Mapping[str, Any]
 CALC, SEARCH = "calc", "search"
@@ -55,12 +56,15 @@ class Form:
     """False = no form was found in which the template renders a call and its result."""
     reasoning: str = ""
     """The field that holds reasoning, ``inline`` = a think block in the content, empty = reasoning is not rendered."""
+    parts: bool = False
+    """Content is a list of parts, ``[{"type": "text", "text": ...}]``, where others take a string."""
 
     def describe(self) -> str:
         """The form in words, for the page."""
+        words = ["content as a list of parts"] if self.parts else []
         if not self.calls:
-            return "the template renders no tool calls or no tool results"
-        words = [f"arguments as {'an object' if self.arguments == 'dict' else 'a JSON string'}"]
+            return ", ".join([*words, "the template renders no tool calls or no tool results"])
+        words.append(f"arguments as {'an object' if self.arguments == 'dict' else 'a JSON string'}")
         if self.ids:
             words.append("9-character call ids")
         if self.content == "none":
@@ -101,31 +105,51 @@ class Form:
             message["tool_call_id"] = self.call_id(n)
         return message
 
+    def written(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages with their content as the template takes it; a list or an object stays as it is."""
+        if not self.parts:
+            return list(messages)
+        return [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message.get("content"), str)
+            else message
+            for message in messages
+        ]
+
     @staticmethod
     def call_id(n: int) -> str:
         return f"call0000{n % 10}"
+
+
+PLAIN_TEXT_UNREAD = "content that is a string is not rendered"
+
+
+def candidates(
+    parts: bool, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
+) -> list[tuple[Form, Conversation]]:
+    """The forms that are tried, the plainest first, each with a call and its result written in it."""
+    found = []
+    for with_tools, content, ids, arguments in itertools.product(
+        (False, True), ("empty", "none"), (False, True), ("dict", "string")
+    ):
+        form = Form(arguments, ids, content, with_tools, parts=parts)
+        messages = [user("UQ1"), form.call((CALC, {"expr": "ARGX1"})), form.result(CALC, "RESX1")]
+        offered = list(TOOLS) if with_tools and tools is None else tools
+        found.append((form, Conversation(form.written(messages), offered, kwargs, False)))
+    return found
 
 
 def find_form(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[Form, dict[Form, str]]:
     """The first form in which a call and its result are rendered, and what each refused form was refused with."""
-    candidates = [
-        Form(arguments, ids, content, with_tools)
-        for with_tools, content, ids, arguments in itertools.product(
-            (False, True), ("empty", "none"), (False, True), ("dict", "string")
-        )
-    ]
-    conversations = []
-    for form in candidates:
-        messages = [user("UQ1"), form.call((CALC, {"expr": "ARGX1"})), form.result(CALC, "RESX1")]
-        offered = list(TOOLS) if form.tools and tools is None else tools
-        conversations.append(Conversation(messages, offered, kwargs, False))
+    unread = _reads_parts_alone(renderer, tools, kwargs)
+    forms, conversations = zip(*candidates(bool(unread), tools, kwargs), strict=True)
     outcomes = renderer.render_many(conversations)
-    refused: dict[Form, str] = {}
+    refused: dict[Form, str] = {Form(): unread} if unread else {}
     rendered: list[Form] = []
     chosen: Form | None = None
-    for form, outcome in zip(candidates, outcomes, strict=True):
+    for form, outcome in zip(forms, outcomes, strict=True):
         if outcome.error:
             refused[form] = outcome.error
             continue
@@ -134,8 +158,19 @@ def find_form(
             chosen = form
             break
     if chosen is None:
-        chosen = Form(**{**vars(rendered[0] if rendered else Form()), "calls": False})
+        chosen = replace(rendered[0] if rendered else forms[0], calls=False)
     return _with_reasoning(renderer, chosen, tools, kwargs), refused
+
+
+def _reads_parts_alone(
+    renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
+) -> str:
+    """What becomes of content that is a string, where the template renders only lists of parts; else empty."""
+    messages = [user("UQ1"), Form().assistant("ANSX1")]
+    forms = (Form(), Form(parts=True))
+    plain, parts = renderer.render_many([Conversation(form.written(messages), tools, kwargs) for form in forms])
+    read = [not one.error and "UQ1" in one.text and "ANSX1" in one.text for one in (plain, parts)]
+    return plain.error or PLAIN_TEXT_UNREAD if read == [False, True] else ""
 
 
 def _with_reasoning(
@@ -144,17 +179,16 @@ def _with_reasoning(
     """The same form with the field in which the template renders reasoning."""
     offered = list(TOOLS) if form.tools and tools is None else tools
     fields = [*REASONING_FIELDS, "inline"] if "</think>" in renderer.chat_template else list(REASONING_FIELDS)
-    candidates = [Form(**{**vars(form), "reasoning": field}) for field in fields]
+    tried = [replace(form, reasoning=field) for field in fields]
     conversations = []
-    for candidate in candidates:
+    for candidate in tried:
+        answer = candidate.assistant("ANSX1", "THINKX1")
+        call = candidate.call((CALC, {"expr": "ARGX1"}), reasoning="THINKX1")
         conversations += [
-            Conversation([user("UQ1"), candidate.assistant("ANSX1", "THINKX1")], offered, kwargs),
-            Conversation(
-                [user("UQ1"), candidate.call((CALC, {"expr": "ARGX1"}), reasoning="THINKX1")], offered, kwargs
-            ),
+            Conversation(form.written([user("UQ1"), message]), offered, kwargs) for message in (answer, call)
         ]
     outcomes = renderer.render_many(conversations)
-    for n, candidate in enumerate(candidates):
+    for n, candidate in enumerate(tried):
         if any("THINKX1" in outcome.text for outcome in outcomes[2 * n : 2 * n + 2]):
             return candidate
     return form

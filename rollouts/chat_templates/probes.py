@@ -73,8 +73,9 @@ def append_probes(form: Form, tools: Sequence[Tool] | None, kwargs: Mapping[str,
         with_kwargs = {**(kwargs or {}), **options.pop("kwargs", {})} or None
         markers = options.pop("markers", markers_of([*before, *appended]))
         return Probe(
-            name, title, purpose, tuple(before), tuple(appended), with_tools, with_kwargs, markers=markers, **options
-        )
+            name, title, purpose, tuple(form.written(before)), tuple(form.written(appended)), with_tools, with_kwargs,
+            markers=markers, **options,
+        )  # fmt: skip
 
     to, us, ge = Purpose.TOOLS, Purpose.USERS, Purpose.GENERATION
     yield probe("tool_append_marked", "A tool result after a call", to, [ask, call1], [result1])

@@ -1,7 +1,8 @@
 """Search the smallest change of a chat template that makes its failed probes pass and leaves everything else alone.
 
-Everything else: each conversation whose own history was preserved before (every shorter render a prefix of the longer)
-renders byte for byte as before, with and without the generation prompt. A repair that is not verified is never given.
+Everything else: each conversation whose own history was preserved before (every shorter render that ended in an answer
+begins the longer) renders byte for byte as before, with and without the generation prompt. Judged are all conversations
+that the check renders and all their prefixes. A repair that is not verified is never given.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollouts.chat_templates.checks import check, make_bench
+from rollouts.chat_templates.bench import Bench
+from rollouts.chat_templates.checks import all_judges, check, make_bench
 from rollouts.chat_templates.edits import edits
+from rollouts.chat_templates.forms import candidates
 from rollouts.chat_templates.probes import Probe
-from rollouts.chat_templates.render import TemplateRenderer, TemplateTokenizer
+from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
 from rollouts.chat_templates.tags import FAR, suspects
 from rollouts.chat_templates.world import Changed, World
@@ -109,6 +112,7 @@ def _search(world: World, start: str, goal: Sequence[Probe], until: float, progr
                     not world.moves(candidate, template, goal)
                     or not world.keeps(candidate)
                     or world.failing(candidate, others)
+                    or world.loses(candidate)
                 ):
                     continue
                 left = len(world.failing(candidate, goal))
@@ -149,7 +153,7 @@ def find_repair(
         return None, "The text is kept; only the tokens differ, which no change of the template can mend."
     renderer = TemplateRenderer(tokenizer, report.chat_template)
     bench, _ = make_bench(renderer, report.tools, report.kwargs)
-    world = World(bench, (report.conversation or ())[:OWN_MESSAGES])
+    world = World(bench, (report.conversation or ())[:OWN_MESSAGES], _judged(bench, report))
     failing = {probe.name: probe for probe in world.failing(report.chat_template, world.probes)}
     hopeless = {name for name, probe in failing.items() if world.is_hopeless(probe)}
     found: list[Repair] = []
@@ -175,6 +179,13 @@ def find_repair(
     while found:
         chosen = replace(found.pop(), wider=chosen)
     return chosen, _left(report, chosen, hopeless)
+
+
+def _judged(bench: Bench, report: CheckReport) -> list[Conversation]:
+    """Every conversation that the check renders, those included that it finds the template's form with."""
+    bench.judge(all_judges(bench))
+    tried = [one for _, one in candidates(bench.form.parts, report.tools, report.kwargs)]
+    return [*bench.seen.values(), *tried]
 
 
 SCOPES = {Purpose.TOOLS: "tools", Purpose.USERS: "all", Purpose.GENERATION: "every"}
@@ -232,7 +243,7 @@ def _verified(
             return None
     # A probe can turn from broken to void: what it asks about was never rendered, only its place was.
     passed = {one.name for one in now.checks if one.status is Status.OK or (one.void and one.passed)}
-    if not passed.issuperset(goals) or not world.keeps(candidate):
+    if not passed.issuperset(goals) or not world.keeps(candidate) or world.loses(candidate):
         return None
     append = [one for one in report.checks if one.comparison is not None and one.status is Status.BROKEN]
     return Repair(

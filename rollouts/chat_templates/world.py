@@ -10,7 +10,7 @@ from rollouts.chat_templates.bench import Bench, key_of
 from rollouts.chat_templates.checks import all_probes, tito_post_probe
 from rollouts.chat_templates.compare import common_length
 from rollouts.chat_templates.forms import Form
-from rollouts.chat_templates.probes import Probe
+from rollouts.chat_templates.probes import Probe, markers_of
 from rollouts.chat_templates.render import Conversation, TemplateRenderer, provenance
 from rollouts.tito.trajectory import Message
 
@@ -23,6 +23,7 @@ class Changed:
     """A conversation whose render a repair changes."""
 
     conversation: Conversation
+    """With the generation prompt only where the render without it stays."""
     before: str
     after: str
 
@@ -32,6 +33,7 @@ class Changed:
             "messages": list(conversation.messages),
             "tools": None if conversation.tools is None else list(conversation.tools),
             "kwargs": dict(conversation.kwargs or {}),
+            "add_generation_prompt": conversation.add_generation_prompt,
             "before": self.before,
             "after": self.after,
         }
@@ -40,18 +42,18 @@ class Changed:
 class World:
     """All conversations that a candidate is judged on, and how the original renders them."""
 
-    def __init__(self, bench: Bench, own: Sequence[Message] | None = None) -> None:
-        """``own``: messages of the user's that are probed too; every prefix of them is a conversation, so few ones."""
+    def __init__(self, bench: Bench, own: Sequence[Message] | None = None, others: Iterable[Conversation] = ()) -> None:
+        """``own``: messages of the user's that are probed too; every prefix of them is a conversation, so few ones.
+
+        ``others``: further conversations that the template must be judged on, with every prefix.
+        """
         self.bench = bench
         self.probes = [tito_post_probe(Form(), bench), tito_post_probe(bench.form, bench), *all_probes(bench, own)]
         self.conversations: dict[str, Conversation] = {}
-        for probe in self.probes:
-            for conversation in probe.conversations():
-                for k in range(1, len(conversation.messages) + 1):
-                    for prompt in (False, True):
-                        self._add(
-                            replace(conversation, messages=conversation.messages[:k], add_generation_prompt=prompt)
-                        )
+        for conversation in (*(one for probe in self.probes for one in probe.conversations()), *others):
+            for k in range(1, len(conversation.messages) + 1):
+                for prompt in (False, True):
+                    self._add(replace(conversation, messages=conversation.messages[:k], add_generation_prompt=prompt))
         self._texts: dict[str, dict[str, str | None]] = {}
         self.original = self.texts(bench.template)
         self.kept = [key for key, conversation in self.conversations.items() if self._preserved(conversation)]
@@ -74,10 +76,9 @@ class World:
         """Was the conversation's own history preserved: does each render that ended in an answer begin this one?"""
         messages = conversation.messages
         whole = self.original[key_of(conversation)]
-        longest = len(messages) + conversation.add_generation_prompt
         shorter = [
             self.original[key_of(replace(conversation, messages=messages[:k], add_generation_prompt=False))]
-            for k in range(1, longest)
+            for k in range(1, len(messages))
             if messages[k - 1]["role"] == "assistant"
         ]
         return whole is not None and all(text is not None and whole.startswith(text) for text in shorter)
@@ -115,6 +116,15 @@ class World:
                     return False
         return True
 
+    def loses(self, template: str) -> bool:
+        """Does a conversation no longer show a word of its messages that the original shows?"""
+        texts = self.texts(template)
+        return any(
+            marker in (self.original[key] or "") and marker not in (texts[key] or "")
+            for key, conversation in self.conversations.items()
+            for marker in markers_of(conversation.messages)
+        )
+
     def places(self, template: str, probes: Sequence[Probe]) -> list[tuple[int | None, int | None]]:
         """For each probe the template lines that wrote the two sides of its first difference."""
         pairs = [probe.conversations() for probe in probes]
@@ -130,11 +140,12 @@ class World:
         return found
 
     def changed(self, template: str) -> tuple[Changed, ...]:
-        """The conversations that render differently, each once."""
+        """The conversations that render differently, with or without the generation prompt, each once."""
         texts = self.texts(template)
-        found = []
-        for key, conversation in self.conversations.items():
+        found: dict[str, Changed] = {}
+        for key, conversation in self.conversations.items():  # without the generation prompt first
             before, after = self.original[key], texts[key]
-            if not conversation.add_generation_prompt and before != after:
-                found.append(Changed(conversation, before or "", after or ""))
-        return tuple(found)
+            if before != after:
+                name = key_of(replace(conversation, add_generation_prompt=False))
+                found.setdefault(name, Changed(conversation, before or "", after or ""))
+        return tuple(found.values())

@@ -160,10 +160,32 @@ def test_text_and_tokens_are_told_apart(tiny_tokenizer: Path) -> None:
         ),
         (PLAIN.replace("{{ m.content }}", "{{ m.thinking }}{{ m.content }}"), Form(reasoning="thinking")),
         ("</think>" + PLAIN, Form(reasoning="inline")),
+        (PLAIN.replace("{{ m.content }}", "{{ m.content[0].text }}"), Form(parts=True)),
     ],
 )
 def test_forms(template: str, form: Form) -> None:
     assert find_form(TemplateRenderer(None, template), None, None)[0] == form
+
+
+@pytest.mark.parametrize(
+    ("read", "reason"),
+    [
+        ("{{ '' + m.content[0]['text'] }}", "has no attribute 'text'"),
+        ("{% for part in m.content if part.type == 'text' %}{{ part.text }}{% endfor %}", "is not rendered"),
+    ],
+)
+def test_a_template_that_reads_lists_of_parts_alone_is_probed_with_them(
+    tiny_tokenizer: Path, read: str, reason: str
+) -> None:
+    report = check(load(tiny_tokenizer), PLAIN.replace("{{ m.content }}", read))
+    assert report.prefix_preserving is True and report.form.startswith("content as a list of parts")
+    assert any("only as a list of parts" in note and reason in note for note in report.notes)
+    assert report.verdicts["multi-turn with users"] == "safe"
+    assert report.verdicts["TITO with tool results"] == "safe"
+    appended = report.check("user_append").comparison
+    assert appended is not None and "UQ2" in appended.after.text
+    assert appended.after.conversation.messages[0]["content"] == [{"type": "text", "text": "UQ1 please compute"}]
+    assert status(report, "per_message") == "ok" and status(report, "content_as_list") in ("raises", "broken")
 
 
 def test_a_template_that_refuses_tools_is_not_checked_for_them(tiny_tokenizer: Path) -> None:

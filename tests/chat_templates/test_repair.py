@@ -1,13 +1,17 @@
 """A repair mends what failed, changes nothing that was preserved, and is never given unverified."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rollouts.chat_templates import check, find_repair, is_prefix_preserving, renderer, with_repair
+from rollouts.chat_templates.checks import make_bench
 from rollouts.chat_templates.edits import edits, operands
+from rollouts.chat_templates.render import TemplateRenderer
 from rollouts.chat_templates.repair import unified_diff
 from rollouts.chat_templates.tags import suspects
+from rollouts.chat_templates.world import World
 from rollouts.tokenizers import load
 from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
 
@@ -124,6 +128,60 @@ def test_every_break_of_the_corpus_that_appending_makes_is_repaired(corpus: Path
             widest = widest.wider
         left[name] = [probe for probe in widest.still_broken if not probe.startswith("generation_")]
     assert not any(left.values()), left
+
+
+def test_the_turn_after_an_answer_of_gpt_oss_is_mended_without_another_prompt(corpus: Path) -> None:
+    """What ends in an answer renders as before, with the generation prompt too, though appending rewrote it."""
+    template = (corpus / "templates" / "gpt-oss.jinja").read_text()
+    repair, detail = find_repair(None, check(None, template))
+    assert repair is not None and {"user_append", "user_append_after_reasoning"} <= set(repair.fixes), detail
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "c"}]
+    for messages in (talk[:1], talk):
+        for prompt in (False, True):
+            before = renderer(None, template).render_text(messages, add_generation_prompt=prompt)
+            assert renderer(None, repair.template).render_text(messages, add_generation_prompt=prompt) == before
+
+
+def test_every_conversation_of_the_check_that_changes_is_listed(tiny_tokenizer: Path) -> None:
+    """Results that are objects too, which no prefix probe has, and one whose prompt alone changes."""
+    mark = "{% if m.role == 'assistant' and not loop.last %}~{% endif %}"
+    broken = "{% for m in messages %}" + mark + TURN + "{% endfor %}" + PROMPT
+    tokenizer = load(tiny_tokenizer)
+    report = check(tokenizer, broken)
+    repair, detail = find_repair(tokenizer, report)
+    assert repair is not None, detail
+    listed = {json.dumps([one.conversation.messages, one.conversation.tools], default=list) for one in repair.changed}
+    assert any("RESX1" in str(message["content"]) for one in repair.changed for message in one.conversation.messages
+               if isinstance(message["content"], dict))  # fmt: skip
+    for one in report.checks:
+        for side in (one.comparison.before, one.comparison.after) if one.comparison else ():
+            asked = side.conversation
+            now = renderer(tokenizer, repair.template).render_many([asked])[0].text
+            name = json.dumps([asked.messages, asked.tools], default=list)
+            assert now == side.text or name in listed, asked.messages
+
+
+def test_a_conversation_whose_prompted_render_alone_changes_is_listed() -> None:
+    one = "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT
+    bench, _ = make_bench(TemplateRenderer(None, one), None, None)
+    changed = World(bench).changed(one.replace("assistant\n{% endif", "assistant:\n{% endif"))
+    assert changed and all(found.to_dict()["add_generation_prompt"] for found in changed)
+    assert len({repr(found.conversation.messages) for found in changed}) > 10
+
+
+def test_a_repair_that_hides_a_message_is_not_given(tiny_tokenizer: Path) -> None:
+    """Without the result there is nothing that could change; a prefix that is kept by silence is not kept."""
+    broken = (
+        "{% for m in messages %}{% if m.role == 'tool' and loop.last %}{{ messages | length }}" + TURN + "{% elif "
+        "m.role != 'tool' %}{{ messages | length if m.tool_calls }}" + TURN + "{% endif %}{% endfor %}" + PROMPT
+    )  # fmt: skip
+    tokenizer = load(tiny_tokenizer)
+    repair, _ = find_repair(tokenizer, check(tokenizer, broken), seconds=5)
+    bench, _ = make_bench(TemplateRenderer(tokenizer, broken), None, None)
+    world = World(bench)
+    assert world.loses(broken.replace("m.role == 'tool' and loop.last", "false"))
+    assert not world.loses(broken)
+    assert repair is None or not world.loses(repair.template)
 
 
 def test_what_no_change_can_mend_is_said(tiny_tokenizer: Path) -> None:
