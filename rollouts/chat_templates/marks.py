@@ -45,7 +45,14 @@ class Marks:
     blocks: int
     """Generation blocks in the template; one message may be marked by several."""
     conversations: int
-    """Conversations on which the mask was proved to be what was sampled."""
+    """Conversations in which the mask was proved for every answer: each goes on as it was prompted."""
+    partly: int
+    """Further ones with an answer that was rewritten: it was looked for behind what is left of its header, and what
+    follows a place that cannot be told was not judged."""
+    renders: int
+    """Renders that stay byte for byte the same."""
+    by_tokens: bool
+    """False = compared by characters alone, without a tokenizer."""
 
     def to_dict(self) -> dict[str, Any]:
         """The marks as JSON."""
@@ -55,6 +62,9 @@ class Marks:
             "verified": True,
             "blocks": self.blocks,
             "conversations": self.conversations,
+            "partly": self.partly,
+            "renders": self.renders,
+            "by_tokens": self.by_tokens,
         }
 
 
@@ -70,6 +80,8 @@ class _Spans:
     limit: int = 0
     is_told: bool = False
     """A message of it goes on as it was prompted, so that what was sampled is no guess."""
+    is_proved: bool = True
+    """Every message goes on as it was prompted, and is kept by what follows it."""
 
 
 def find_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> tuple[Marks | None, str]:
@@ -127,8 +139,9 @@ def _spans(world: World, conversation: Conversation, stop: str | None) -> _Spans
             for n, prompted in ((k, False), (k, True), (k + 1, False))
         )
         if before is None or prompt is None or history is None:
-            spans.limit = position
+            spans.limit, spans.is_proved = position, False
             return spans
+        spans.is_proved &= whole.startswith(prompt) and whole.startswith(history)
         if whole.startswith(prompt):
             begin, spans.is_told = len(prompt), True
         else:
@@ -138,7 +151,7 @@ def _spans(world: World, conversation: Conversation, stop: str | None) -> _Spans
             last = history.rfind(stop, max(begin, 0)) if stop else -1
             end = last + len(stop) if stop and last >= 0 else len(history)
         if begin < 0 or end < begin:
-            spans.limit = position
+            spans.limit, spans.is_proved = position, False
             return spans
         if end > begin:
             spans.sampled.append((begin, end))
@@ -445,7 +458,7 @@ def _verified(
         return None
     keys = list(world.conversations)
     outcomes = TemplateRenderer(tokenizer, template).render_many([world.conversations[key] for key in keys])
-    proved = 0
+    judged: list[_Spans] = []
     for key, outcome in zip(keys, outcomes, strict=True):
         if world.original[key] is None:
             continue
@@ -455,12 +468,17 @@ def _verified(
         marked = [span for span in merged(outcome.tracked_spans) if span[1] <= known.limit]
         if marked != known.sampled or not _tokens_agree(tokenizer, outcome.text, outcome.tracked_spans, known):
             return None
-        proved += bool(known.sampled) and known.is_told
+        if known.sampled and known.is_told:
+            judged.append(known)
     now = check(tokenizer, template, report.tools, report.kwargs)
     if now.check(NAME).status is not Status.OK:
         return None
     blocks = template.count("endgeneration")
-    return Marks(template, unified_diff(report.chat_template, template), blocks, proved)
+    proved = sum(spans.is_proved for spans in judged)
+    renders = sum(text is not None for text in world.original.values())
+    diff = unified_diff(report.chat_template, template)
+    by_tokens = hasattr(tokenizer, "encode_offsets")
+    return Marks(template, diff, blocks, proved, len(judged) - proved, renders, by_tokens)
 
 
 def _tokens_agree(

@@ -34,7 +34,16 @@ def test_one_loop_for_all_roles_is_marked_by_role_and_cut_at_the_line_break(tiny
         before = renderer(tokenizer, PLAIN).render_text(TALK, add_generation_prompt=prompt)
         assert renderer(tokenizer, marks.template).render_text(TALK, add_generation_prompt=prompt) == before
     assert check(tokenizer, marks.template).verdicts["masks from generation tags"] == "exact"
-    assert marks.diff.startswith("--- ") and marks.conversations > 10
+    assert marks.diff.startswith("--- ") and marks.conversations > 10 and marks.partly == 0 and marks.by_tokens
+
+
+def test_a_conversation_whose_answer_is_rewritten_later_counts_as_partly_proved() -> None:
+    turn = TURN.replace("{{ m.content }}", "{% if m.role == 'assistant' and loop.last %}!{% endif %}{{ m.content }}")
+    kept, _ = find_marks(None, check(None, PLAIN))
+    rewritten, detail = find_marks(None, check(None, PLAIN.replace(TURN, turn)))
+    assert kept is not None and rewritten is not None, detail
+    assert kept.partly == 0 < rewritten.partly and not kept.by_tokens
+    assert kept.conversations == rewritten.conversations + rewritten.partly
 
 
 def test_tags_that_mark_too_much_are_placed_anew(tiny_tokenizer: Path) -> None:
