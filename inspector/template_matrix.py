@@ -69,6 +69,7 @@ def matrix(params: QueryDict) -> dict[str, Any]:
         "missing": sum(column["status"] == "missing" for column in columns),
         "under_way": any(column["status"] in ("queued", "running") for column in columns),
         "revisions": revisions,
+        "versions": _versions(shown, checks),
     }
 
 
@@ -127,6 +128,25 @@ def _revisions(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
             known = bool(one and other)
             change = {"source": after["source"], "known": known, "turned": turned}
             found.append(change | {"before": _short(before), "after": _short(after)})
+    return found
+
+
+def _versions(columns: list[dict[str, Any]], checks: Mapping[str, TemplateCheck]) -> list[dict[str, Any]]:
+    """Templates that an earlier version of the checks answered too: what came out in another way each time."""
+    found = []
+    for column in columns:
+        check = checks.get(column["code"])
+        cells = (check.cells or {}) if check else {}
+        answers = [{"version": check.version if check else 0, **cells}, *cells.get("older", [])]
+        for after, before in itertools.pairwise(answers):
+            one, other = before["probes"], after["probes"]
+            turned = [
+                {"name": name, "title": cell["title"], "before": word_of(one[name]), "after": word_of(cell)}
+                for name, cell in other.items()
+                if name in one and word_of(one[name]) != word_of(cell)
+            ]
+            change = {"before": before["version"], "after": after["version"], "turned": turned}
+            found.append({"name": column["name"], "code": column["code"], **change})
     return found
 
 

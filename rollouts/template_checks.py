@@ -22,6 +22,8 @@ LOST = timedelta(minutes=3)
 """A question that nobody has answered for so long is sent again when it is asked again."""
 SEARCHING = "waiting for a worker"
 PROGRESS_SECONDS = 0.7
+OLDER_MOST = 5
+"""Answers of so many earlier versions of the checks are kept, in short."""
 
 
 def code_of(tokenizer: Tokenizer | None, chat_template: ChatTemplate, question: Mapping[str, Any]) -> str:
@@ -112,12 +114,22 @@ def answer(check: TemplateCheck, repair: bool = True) -> None:
         check.status, check.error, check.progress = TemplateCheck.Status.FAILED, str(error), ""
         check.save(update_fields=["status", "error", "progress"])
         return
+    check.report, check.cells = found, cells_of(found) | {"older": _older(check)}
     check.status, check.error, check.version = TemplateCheck.Status.DONE, "", chat_templates.VERSION
-    check.report, check.cells = found, cells_of(found)
     check.progress = "the first change is tried" if repair else ""
     check.save(update_fields=["status", "error", "report", "cells", "progress", "version"])
     if repair:
         _repair(check, loaded, report)
+
+
+def _older(check: TemplateCheck) -> list[dict[str, Any]]:
+    """What earlier versions of the checks answered, in short, the latest first."""
+    cells = check.cells or {}
+    older: list[dict[str, Any]] = cells.get("older", [])
+    if not cells or check.version == chat_templates.VERSION:
+        return older
+    answered = {name: cells[name] for name in ("prefix_preserving", "probes")}
+    return [{"version": check.version, **answered}, *older][:OLDER_MOST]
 
 
 def _report(check: TemplateCheck, loaded: LoadedTokenizer | None) -> CheckReport:

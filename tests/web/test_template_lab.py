@@ -264,6 +264,25 @@ def test_the_matrix_is_made_filtered_and_given_as_csv(
     assert table[1][table[0].index("tool_append")] == "broken" and table[2][table[0].index("tool_append")] == "ok"
 
 
+def test_the_matrix_keeps_what_an_earlier_version_of_the_checks_answered(
+    web: Client, answered: None, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.post("/templates/matrix")
+    check = TemplateCheck.objects.get()
+    assert check.cells is not None and web.get("/templates/matrix.json").json()["versions"] == []
+    check.cells["probes"]["tool_append"]["status"] = "broken"
+    check.version = chat_templates.VERSION - 1
+    check.save()
+    web.post("/templates/matrix")
+    (found,) = web.get("/templates/matrix.json").json()["versions"]
+    assert (found["before"], found["after"]) == (chat_templates.VERSION - 1, chat_templates.VERSION)
+    assert [(one["name"], one["before"], one["after"]) for one in found["turned"]] == [("tool_append", "broken", "ok")]
+    assert "1 probe comes out differently" in web.get("/templates/matrix").content.decode()
+    monkeypatch.setattr(chat_templates, "VERSION", chat_templates.VERSION + 1)
+    web.post("/templates/matrix")
+    assert [one["turned"] for one in web.get("/templates/matrix.json").json()["versions"]] == [[], found["turned"]]
+
+
 def test_the_matrix_tells_how_far_it_is(web: Client, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: None)
     page = web.post("/templates/matrix", follow=True).content.decode()
