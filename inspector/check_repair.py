@@ -9,7 +9,7 @@ from typing import Any
 from rollouts import template_checks
 from rollouts.models import TemplateCheck
 
-CHANGED_MOST = 24
+CHANGED_MOST = 100
 """Conversations whose change is drawn; the JSON twin has them all."""
 TITLES = {
     "tools": "For tool results: the smallest change",
@@ -87,6 +87,7 @@ def _changed(changed: Mapping[str, Any]) -> dict[str, Any]:
     """One conversation that renders differently with the repair."""
     return {
         "messages": [message_words(message) for message in changed["messages"]],
+        "prompted": changed.get("add_generation_prompt", False),
         "diff": text_diff(changed["before"], changed["after"]),
     }
 
@@ -109,10 +110,16 @@ def diff_lines(diff: str) -> list[dict[str, str]]:
     return found
 
 
+def _content(content: Any) -> str:
+    """Content as words; of a list its parts, texts as they are."""
+    parts = content if isinstance(content, list) else [content]
+    return " ".join(str(part.get("text", part) if isinstance(part, Mapping) else part) for part in parts)
+
+
 def message_words(message: Mapping[str, Any]) -> dict[str, str]:
     """A message as one line of a conversation: its role, and what it says, thinks and calls."""
     parts = [f"thinks: {message['reasoning_content']}"] if message.get("reasoning_content") else []
-    parts += [str(message["content"])] if message.get("content") else []
+    parts += [_content(message["content"])] if message.get("content") else []
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         function = call.get("function", call) if isinstance(call, Mapping) else {}

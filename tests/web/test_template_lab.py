@@ -15,6 +15,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
+from inspector.check_repair import message_words
 from inspector.check_subject import failing_probe
 from inspector.templatetags.check_tags import PROBES
 from rollouts import chat_templates, services, template_checks
@@ -262,6 +263,13 @@ def test_the_matrix_is_made_filtered_and_given_as_csv(
     table = list(csv.reader(io.StringIO(web.get("/templates/matrix.csv").content.decode())))
     assert [row[0] for row in table] == ["tokenizer", "'=cmd()", "demo"]
     assert table[1][table[0].index("tool_append")] == "broken" and table[2][table[0].index("tool_append")] == "ok"
+
+
+def test_the_words_of_a_message() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image"}, "b"]
+    assert message_words({"role": "user", "content": parts})["text"] == "a {'type': 'image'} b"
+    assert message_words({"role": "tool", "content": {"value": 1}})["text"] == "{'value': 1}"
+    assert message_words({"role": "user", "content": "a"})["text"] == "a"
 
 
 def test_the_matrix_keeps_what_an_earlier_version_of_the_checks_answered(
