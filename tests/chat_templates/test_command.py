@@ -100,7 +100,8 @@ def test_a_registered_name_and_all(tiny_tokenizer: Path) -> None:
         encoder=loaded.encoder,
     )  # fmt: skip
     status, out, _ = run("--tokenizer", "demo", "--json")
-    assert status == 0 and json.loads(out)["tokenizer"]["sha256"] == loaded.sha256
+    found = json.loads(out)["tokenizer"]
+    assert (status, found["sha256"], found["name"]) == (0, loaded.sha256, "demo")
     status, out, _ = run("--all")
     assert status == 0 and out.startswith("demo") and "ooo" in out
     status, out, _ = run("--all", "--json")

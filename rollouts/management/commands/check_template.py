@@ -90,7 +90,7 @@ class Command(BaseCommand):
         for registered in Tokenizer.objects.order_by("name"):
             row: dict[str, Any] = {"name": registered.name}
             try:
-                tokenizer = tokenizers.load(registered.path)
+                tokenizer = _load(registered)
                 if tokenizer.chat_template is None:
                     raise CannotCheck("The tokenizer has no chat template.")
                 report = chat_templates.check(tokenizer, tokenizer.chat_template)
@@ -178,7 +178,14 @@ def resolve_tokenizer(name: str) -> LoadedTokenizer:
             f"There is no folder {name} and no registered tokenizer of that name. "
             + (f"Registered are: {known}." if known else "None is registered yet.")
         )
-    return tokenizers.load(registered.path)
+    return _load(registered)
+
+
+def _load(registered: Tokenizer) -> LoadedTokenizer:
+    """A registered tokenizer under its own name: its folder is named by a hash."""
+    tokenizer = tokenizers.load(registered.path)
+    tokenizer.name = registered.name
+    return tokenizer
 
 
 def _json_text(text: str | None) -> dict[str, Any] | None:
