@@ -153,7 +153,8 @@ def thinking_probes(
 def conversation_probes(
     messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> Iterator[Probe]:
-    """A user's own conversation: one probe for each place where messages are appended after an assistant's."""
+    """A user's own conversation: one probe for each place where messages are appended after an
+    assistant's. Messages are counted from 0, as findings and the conversation's page count them."""
     for n in range(1, len(messages)):
         if messages[n - 1].get("role") != "assistant" or messages[n].get("role") == "assistant":
             continue
@@ -163,6 +164,6 @@ def conversation_probes(
         role = messages[n].get("role")
         purpose = Purpose.TOOLS if role == "tool" else Purpose.USERS
         yield Probe(
-            f"conversation_{n}", f"Your conversation, message {n + 1} ({role}) appended", purpose,
+            f"conversation_{n}", f"Your conversation, message {n} ({role}) appended", purpose,
             tuple(messages[:n]), tuple(messages[n:stop]), tools, kwargs,
         )  # fmt: skip

@@ -221,6 +221,7 @@ def test_thinking_switches_and_own_conversations_are_probed(tiny_tokenizer: Path
     assert status(report, "thinking_on_generation_answer") == "ok"
     assert status(report, "thinking_off_generation_answer") == "broken"
     assert status(report, "conversation_2") == "ok"
+    assert report.check("conversation_2").title == "Your conversation, message 2 (user) appended"
     with pytest.raises(KeyError):
         check(load(tiny_tokenizer), PLAIN).check("conversation_2")
 
