@@ -14,7 +14,30 @@ def main() -> None:
             f"Django cannot be imported ({error}). Run `make run` once, which creates .venv, "
             "and then call `.venv/bin/python manage.py ...`."
         )
-    execute_from_command_line(sys.argv)
+    from django.db.utils import OperationalError, ProgrammingError
+
+    try:
+        execute_from_command_line(sys.argv)
+    except (OperationalError, ProgrammingError) as error:
+        if not migrations_are_missing():
+            raise
+        sys.exit(
+            f"The database lacks tables or columns of this version ({str(error).splitlines()[0]}). "
+            "Run `manage.py migrate` and try again."
+        )
+
+
+def migrations_are_missing() -> bool:
+    """Whether the database is behind the migrations; False when it cannot even be asked."""
+    from django.db import DatabaseError, connection
+    from django.db.migrations.executor import MigrationExecutor
+
+    try:
+        connection.rollback()  # what failed may have left a transaction open
+        executor = MigrationExecutor(connection)
+        return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
+    except DatabaseError:
+        return False
 
 
 if __name__ == "__main__":

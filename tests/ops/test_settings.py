@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,15 @@ def test_whole_numbers_keep_their_bounds() -> None:
     assert environment.problems == []
     assert environment.whole("X", 1, least=1, most=6) == 1
     assert len(environment.problems) == 1
+
+
+def test_a_command_on_a_database_without_tables_says_what_to_do(tmp_path: Path) -> None:
+    environment = {**os.environ, "INSPECTOR_DATA": str(tmp_path), "DATABASE_URL": ""}
+    ended = subprocess.run(
+        [sys.executable, "manage.py", "findings", "nothing"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "Run `manage.py migrate`" in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_the_settings_as_they_are_pass_every_check() -> None:
