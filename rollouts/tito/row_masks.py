@@ -79,10 +79,10 @@ def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
     return best
 
 
-def derived_stops(ids: Ids, mask: Mask, special: Mask) -> frozenset[int]:
-    """Without a template: control tokens that trained stretches end with."""
-    lasts = [int(ids[stop - 1]) for _, stop in mask_runs(mask) if special[stop - 1]]
-    return frozenset(lasts)
+def derived_stops(ids: Ids, mask: Mask, special: Mask, known: frozenset[int] = frozenset()) -> frozenset[int]:
+    """Control tokens that trained stretches end with, but for those that one of the ``known`` stop tokens follows."""
+    ends = [stop for _, stop in mask_runs(mask) if special[stop - 1]]
+    return frozenset(int(ids[stop - 1]) for stop in ends if stop == len(ids) or int(ids[stop]) not in known)
 
 
 def mask_faults(row: Row, marks: Marks) -> Iterator[RowFault]:

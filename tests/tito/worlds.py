@@ -99,7 +99,10 @@ PLAIN = ["<think>", "</think>", "<call>", "</call>"]
 
 @cache
 def tokenizer_folder(kind: str = "bytes", eos: str = "<|shut|>") -> Path:
-    """A BPE of a few hundred tokens: byte-level, or with a metaspace and byte fallback as SentencePiece has it."""
+    """A vocabulary of a few hundred tokens: ``bytes`` is a byte-level BPE, ``pieces`` one with a metaspace and byte
+    fallback as SentencePiece has it, ``prefixed`` the same with a space put before all text, ``words`` a WordPiece
+    that lowers case.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     texts = [
@@ -118,14 +121,23 @@ def tokenizer_folder(kind: str = "bytes", eos: str = "<|shut|>") -> Path:
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    elif kind == "words":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=600, special_tokens=["[UNK]"], initial_alphabet=["<", "|", ">"], show_progress=False
+        )
     else:
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁")])
+        before = [normalizers.Prepend("▁")] if kind == "prefixed" else []
+        tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
         tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
         pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
         trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=pieces, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    if kind != "bytes":
+    if kind in ("pieces", "prefixed"):
         tokenizer = _byte_pieces_as_vocabulary(tokenizer)
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in PLAIN])
@@ -148,7 +160,7 @@ def _byte_pieces_as_vocabulary(tokenizer):  # type: ignore[no-untyped-def]
 
 
 def world(name: str, seed: int = 7, **options: object) -> World:
-    """A world by name: ``toggling``, ``stable``, ``bare``, ``headers``, ``pieces``."""
+    """A world by name: ``toggling``, ``stable``, ``bare``, ``headers``, ``pieces``, ``prefixed``, ``words``."""
     from rollouts.chat_templates import renderer
     from rollouts.tokenizers import load
 
@@ -158,6 +170,8 @@ def world(name: str, seed: int = 7, **options: object) -> World:
         "bare": (BARE, "bytes", "<|end|>", False),
         "headers": (HEADERS, "bytes", "<|user|>", True),
         "pieces": (STABLE, "pieces", "<|shut|>", True),
+        "prefixed": (STABLE, "prefixed", "<|shut|>", True),
+        "words": (STABLE, "words", "<|shut|>", True),
     }[name]
     codec = load(tokenizer_folder(kind, eos))
     settings = {"tools": tools, **options}

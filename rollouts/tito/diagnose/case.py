@@ -64,6 +64,16 @@ class Case:
         """Byte-true text, control tokens kept; empty without a tokenizer."""
         return self.bytes_of(ids).decode("utf-8", "replace") if self.codec else ""
 
+    def spelt(self, text: str) -> str:
+        """A text as this tokenizer gives it back: some lower its case or drop what they do not know."""
+        return self.text(self.codec.encode(text)) if self.codec else text
+
+    def has_trace(self, content: object, data: bytes) -> bool:
+        """:func:`messages.has_trace`, also of what the tokenizer makes of a text."""
+        if msg.has_trace(content, data):
+            return True
+        return isinstance(content, str) and msg.has_trace(self.spelt(content), data)
+
     def widened(self, ids: Ids, start: int, stop: int) -> str:
         """Text of a stretch, widened to the nearest control token on both sides so that it can be read."""
         if self.codec is None:

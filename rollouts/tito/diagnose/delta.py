@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from rollouts.tito.align import Group, align_ids, align_same_bytes
+from rollouts.tito.align import Group, align_ids
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
@@ -18,7 +20,7 @@ from rollouts.tito.diagnose.own import control_text_in
 from rollouts.tito.diagnose.verdict import finding_on_step
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.quote import quoted
-from rollouts.tito.segments import byte_offsets, content_forms
+from rollouts.tito.segments import content_forms
 from rollouts.tito.trajectory import Ids, Message, Step
 
 
@@ -55,8 +57,7 @@ class Delta:
 
     @cached_property
     def pieces(self) -> list[bytes]:
-        assert self.case.codec is not None
-        return self.case.codec.token_bytes(self.ids)
+        return self._pieces(self.ids)
 
     @cached_property
     def data(self) -> bytes:
@@ -106,29 +107,25 @@ class Delta:
 
         Content that was encoded with control tokens split is as it should be; the render as one text is what is wrong.
         """
+        special, kept = self.case.is_special(rendered), self.case.is_special(self.ids)
+        names = {name: int(id_) for name, id_ in zip(self._pieces(rendered[special]), rendered[special], strict=True)}
+        pattern = _any_of(names)
+        contents = [forms[0] for message in self.new_messages or () for forms in content_forms(message.get("content"))]
+        spelt = Counter(names[name] for content in contents for name in pattern.findall(content))
+        places = np.flatnonzero(special)
+        n = int(kept.sum()) + spelt.total()
+        if not spelt or len(places) <= n or (self.stop_id is not None and len(kept) and self.ids[0] == self.stop_id):
+            return False
+        tail = rendered[int(places[-n - 1]) + 1 :]
+        if Counter(tail[self.case.is_special(tail)].tolist()) != Counter(self.ids[kept].tolist()) + spelt:
+            return False
+        written = {name for name, id_ in names.items() if id_ in spelt}
+        wanted, given = (_loose(b"".join(self._pieces(ids)), written) for ids in (tail, self.ids))
+        return wanted == given or (self.stop_id is None and wanted.endswith(given))
+
+    def _pieces(self, ids: Ids) -> list[bytes]:
         assert self.case.codec is not None
-        pieces = self.case.codec.token_bytes(rendered)
-        offsets = byte_offsets(pieces)
-        start = int(offsets[-1]) - len(self.data)
-        seam = int(np.searchsorted(offsets, start))
-        if start <= 0 or int(offsets[seam]) != start or b"".join(pieces[seam:]) != self.data:
-            return False
-        if self.stop_id is not None and not self.case.is_special(rendered[seam - 1 : seam]).any():
-            return False
-        left = rendered[seam:]
-        written, places = byte_offsets(self.pieces), self.spans(self.new_messages or ())
-        found = False
-        for group in align_same_bytes(pieces[seam:], self.pieces, left, self.ids):
-            if group.equal:
-                continue
-            spelt = self.case.is_special(left[group.left_start : group.left_stop]).any()
-            split = not self.case.is_special(self.ids[group.right_start : group.right_stop]).any()
-            first, last = int(written[group.right_start]), int(written[group.right_stop])
-            # Text that was encoded apart may also merge in another way with what stands around it.
-            if not split or not any(a <= last and first <= b for a, b in places):
-                return False
-            found = found or bool(spelt)
-        return found
+        return self.case.codec.token_bytes(ids)
 
     @cached_property
     def full(self) -> Ids | None:
@@ -207,6 +204,22 @@ class Delta:
         return found
 
 
+def _any_of(names: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Matches any of the names, the longest first; nothing without names."""
+    ordered = sorted(filter(None, names), key=len, reverse=True)
+    return re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
+
+
+def _loose(data: bytes, names: Iterable[bytes]) -> str:
+    """Text without what tokenizers change at control tokens that they spell: spaces around and inside, SentencePiece's
+    own mark, capitals."""
+    mark = "\u2581"
+    ordered = sorted((name.decode("utf-8", "replace").replace(mark, "") for name in names), key=len, reverse=True)
+    spaced = "|".join(" *".join(map(re.escape, name)) for name in ordered)
+    text = data.decode("utf-8", "replace").replace(mark, " ")
+    return re.sub(f" *(?:{spaced}) *", lambda found: found.group().replace(" ", "").lower(), text, flags=re.IGNORECASE)
+
+
 @dataclass(frozen=True, eq=False)
 class Fault:
     """What a delta rule found; offsets count in the delta."""
@@ -260,9 +273,9 @@ def message_dropped(d: Delta) -> Fault | None:
     for position, message in enumerate(d.new_messages or ()):
         # Words that a message shares with one that is there are no trace of it.
         content = message.get("content")
-        if message.get("role") == "assistant" or msg.stands_in(content, d.data) or msg.has_trace(content, rest):
+        if message.get("role") == "assistant" or msg.stands_in(content, d.data) or d.case.has_trace(content, rest):
             continue
-        drops = d.full is not None and not msg.has_trace(message.get("content"), d.case.bytes_of(d.full))
+        drops = d.full is not None and not d.case.has_trace(content, d.case.bytes_of(d.full))
         who = "the chat template leaves it out" if drops else "the delta leaves it out"
         return Fault(
             "message_dropped",
@@ -411,8 +424,8 @@ def _preamble(d: Delta, with_tools: bool) -> Ids:
     if heads is None:
         return d.ids[:0]
     shared = common_prefix(heads[0][::-1], heads[1][::-1])
-    preamble = heads[0][: len(heads[0]) - shared][:4]
-    return preamble if d.case.is_special(preamble).any() else preamble[:0]
+    preamble = heads[0][: len(heads[0]) - shared]
+    return preamble[:4] if len(preamble) > 3 or d.case.is_special(preamble).any() else preamble[:0]
 
 
 def tool_messages_split(d: Delta) -> Fault | None:

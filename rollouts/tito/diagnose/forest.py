@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Break
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.prefix import shared_with_stream, stream_length
+from rollouts.tito.trajectory import Message
 
 
 def duplicate_call(b: Break) -> Verdict | None:
@@ -76,7 +79,7 @@ def _goes_back_to(b: Break) -> int | None:
     case = b.case
     if b.sampled_at(b.start, b.start + 1) or _answer_kept(b):
         return None
-    if b.known_messages is not None and (b.first_changed is None or b.first_changed >= len(b.known_messages[1])):
+    if b.known_messages is not None and _is_rewritten(b, *b.known_messages):
         return None
     for earlier in range(b.index - 1, -1, -1):
         if earlier == b.parent_index or not 0 < stream_length(case.steps[earlier]) <= b.start:
@@ -85,6 +88,18 @@ def _goes_back_to(b: Break) -> int | None:
         if shared_with_stream(b.actual, case.steps[earlier]) == whole and case.continues(earlier, b.index) is not False:
             return earlier
     return None
+
+
+def _is_rewritten(b: Break, before: Sequence[Message], after: Sequence[Message]) -> bool:
+    """Whether the later request cannot be another branch: it breaks off, or says what no step ever answered."""
+    n = b.first_changed
+    if n is None or n >= len(after):
+        return True
+    if before[n].get("role") != "assistant":
+        return False
+    # Another branch has an answer of its own where the parent's conversation has one.
+    replies = (step.reply for step in b.case.steps[: b.index])
+    return not any(reply is not None and msg.same(reply, after[n]) for reply in replies)
 
 
 def _answer_kept(b: Break) -> bool:

@@ -65,7 +65,7 @@ def _made_up(case: Case, step: Step, ids: Ids, is_completion: bool) -> bool:
         return len(ids) >= _CONSTANT or int(ids[0]) == 0
     said = _said(step)
     if said is not None and case.codec is not None:
-        return said != "" and not msg.has_trace(said, case.bytes_of(ids))
+        return said != "" and not case.has_trace(said, case.bytes_of(ids))
     return int(ids[0]) == 0 or len(ids) >= 2 * _CONSTANT
 
 
@@ -109,18 +109,17 @@ def _text_differs(case: Case, step: Step) -> int | None:
     data = case.bytes_of(step.completion_ids)
     if step.text is None:
         said = _said(step)
-        if said and step.reply is not None and not _reply_has_trace(step, data):
+        if said and step.reply is not None and not _reply_has_trace(case, step, data):
             return 0
         return None
     # What decoding with special tokens skipped leaves out is often less than all control tokens.
     skipped = np.isin(step.completion_ids, sorted(getattr(case.codec, "skipped_ids", ())))
-    text = step.text.strip()
-    for left_out in (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped):
-        kept = step.completion_ids[~left_out]
-        # A stop string or the stop token may be cut from the text, never anything in front of it.
-        decoded = case.text(kept).strip()
-        if decoded.startswith(text) or (text.endswith("�") and decoded.startswith(text.rstrip("�"))):
-            return None
+    kept = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
+    spelt = [case.text(step.completion_ids[~left_out]).strip() for left_out in kept]
+    if any(_cut_from(step.text.strip(), whole) for whole in spelt):
+        return None
+    if any(_cut_from(case.spelt(step.text).strip(), whole) for whole in spelt):
+        return None  # the tokenizer does not give text back as it was
     decoded = data.decode("utf-8", "replace")
     same = next((i for i, (a, b) in enumerate(zip(decoded, step.text, strict=False)) if a != b), 0)
     assert case.codec is not None
@@ -128,7 +127,12 @@ def _text_differs(case: Case, step: Step) -> int | None:
     return int(np.searchsorted(sizes, len(decoded[:same].encode("utf-8", "replace")), side="right"))
 
 
-def _reply_has_trace(step: Step, data: bytes) -> bool:
+def _cut_from(text: str, whole: str) -> bool:
+    """Whether a text is a whole one but for its end: a stop string or the stop token may be cut, nothing in front."""
+    return whole.startswith(text) or (text.endswith("�") and whole.startswith(text.rstrip("�")))
+
+
+def _reply_has_trace(case: Case, step: Step, data: bytes) -> bool:
     """Whether most of what the reply says stands in the sampled bytes. Parsers move things, so order is not asked."""
     assert step.reply is not None
     values: list[str] = []
@@ -137,7 +141,7 @@ def _reply_has_trace(step: Step, data: bytes) -> bool:
     values += [msg.reasoning_of(step.reply)]
     values += [str(call["name"] or "") for call in msg.calls_of(step.reply)]
     values = [value for value in values if value.strip()]
-    return not values or any(msg.has_trace(value, data) for value in values)
+    return not values or any(case.has_trace(value, data) for value in values)
 
 
 def doubled_bos(case: Case, index: int) -> Finding | None:
@@ -190,9 +194,8 @@ def control_text_in(
             parts = pattern.split(form)
             if len(parts) == 1:
                 continue
-            # SentencePiece encoders may put a space behind a control token.
-            spelt = b"".join(re.escape(part) + b" ?" * (n % 2) for n, part in enumerate(parts))
-            found = re.search(spelt, data)
+            # SentencePiece may put a space behind a control token; WordPiece drops those around it, and capitals.
+            found = re.search(b" *".join(re.escape(part.strip(b" ")) for part in parts), data, re.IGNORECASE)
             if found is None:
                 continue
             first = int(np.searchsorted(offsets, found.start(), side="left"))

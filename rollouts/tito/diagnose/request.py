@@ -128,7 +128,8 @@ def context_truncated(b: Break) -> Verdict | None:
         k, rest = divmod(place, expected.itemsize)
         kept = len(expected) - k
         if not rest and kept <= len(actual) and np.array_equal(expected[k:], actual[:kept]):
-            if _template_gives(b):
+            moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[kept:].tobytes()
+            if moved or _template_gives(b):
                 return None  # nobody cut it: the template moved something away
             where = f"behind the first {b.start} ids" if b.start else "at the start"
             return Verdict(
@@ -249,7 +250,7 @@ def _untraced(b: Break, index: int, sent: Message) -> Verdict | None:
     parts = [("content", sent.get("content")), ("reasoning", msg.reasoning_of(sent))]
     parts += [("tool call", text) for call in msg.calls_of(sent) for text in msg.strings_in(call)]
     for name, value in parts:
-        if value and not msg.has_trace(value, sampled):
+        if value and not b.case.has_trace(value, sampled):
             return Verdict(
                 "assistant_rewritten",
                 f"The {name} of the assistant's message {index} ({quoted(_words(value))}) does not stand in what step "

@@ -140,6 +140,8 @@ class _TemplateFacts:
         self.case = case
         self.headers: tuple[Ids, ...] = ()
         self.stop_ids: frozenset[int] = frozenset()
+        self.template_stops: frozenset[int] = frozenset()
+        """The same where the template told: without it an end of turn may stand before an end of text."""
         codec = case.codec
         if codec is None:
             return
@@ -154,7 +156,9 @@ class _TemplateFacts:
         called = self._opens(renderer, _CALLED)
         self.headers += tuple(ids for ids in called if not np.array_equal(ids, self.headers[0]))
         behind = self._around(renderer, (_QUESTION,))[1]
-        self.stop_ids |= {int(behind[0])} if len(behind) else set()
+        if len(behind):
+            self.stop_ids |= {int(behind[0])}
+            self.template_stops = self.stop_ids
 
     def _opens(self, renderer: Renderer, messages: Sequence[Message]) -> tuple[Ids, ...]:
         """What stands between messages and the assistant's answer: the generation prompt, else the last mark."""
@@ -189,7 +193,7 @@ class _TemplateFacts:
         if not any(places_of(header, row.ids) for header in headers):
             derived = derived_header(row.ids, row.loss_mask, special)
             headers = (derived,) if len(derived) else ()
-        stops = self.stop_ids | derived_stops(row.ids, row.loss_mask, special)
+        stops = self.stop_ids | derived_stops(row.ids, row.loss_mask, special, self.template_stops)
         codec = self.case.codec
         if codec is None:
             blank = np.zeros(len(row.ids), dtype=np.bool_)

@@ -1,0 +1,108 @@
+"""Tokenizers and harnesses that the corpus does not hold: what is right stays silent, what is wrong is named."""
+
+import numpy as np
+import pytest
+
+from rollouts.tito.diagnose import Finding, Severity, diagnose
+from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
+from tests.tito.plant_world import World
+from tests.tito.worlds import world
+
+ASKED = {"role": "user", "content": "Where does Ada live?"}
+SAID = {"role": "assistant", "content": "She lives in Cusco."}
+
+
+def loud(w: World, *steps: Step, rows: tuple[Row, ...] = ()) -> list[tuple[str, int | None]]:
+    found: list[Finding] = diagnose(Trajectory("t", steps, rows=rows), w.codec, lambda sha: w.renderer)
+    return [(f.kind, f.step) for f in found if f.severity is not Severity.INFO]
+
+
+def talk(w: World, *new: Message, delta: Ids) -> tuple[Step, Step]:
+    """An answer, and a step whose prompt puts a delta behind it."""
+    completion = w.codec.encode("She lives in Cusco.<|shut|>")
+    first = w.step([ASKED], w.render([ASKED]), completion, SAID, text="She lives in Cusco.")
+    return first, w.final([ASKED, SAID, *new], np.concatenate([first.stream, delta]), "Yes.")
+
+
+@pytest.fixture(autouse=True)
+def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`World.final` needs them only where it writes a sentence of its own."""
+    monkeypatch.setattr(World, "a", 2, raising=False)
+    monkeypatch.setattr(World, "b", 3, raising=False)
+
+
+def test_a_tokenizer_that_lowers_case_is_no_fault() -> None:
+    w = world("words", tools=False)
+    delta = w.codec.encode("\n<|open|>user\nGo On, Please.<|shut|>\n<|open|>assistant\n")
+    first, last = talk(w, {"role": "user", "content": "Go On, Please."}, delta=delta)
+    assert w.decode(first.completion_ids) != "She lives in Cusco.<|shut|>"
+    assert loud(w, first, last) == []
+    other = w.step([ASKED], first.prompt_ids, first.completion_ids, SAID, text="He lived in Lisbon.")
+    assert loud(w, other) == [("engine_ids_inconsistent", 0)]
+
+
+@pytest.mark.parametrize("name", ["stable", "prefixed", "words"])
+def test_control_text_that_was_encoded_apart_is_no_fault(name: str) -> None:
+    """Each piece may bring a space of its own, and a WordPiece takes the control token's name apart."""
+    w = world(name, tools=False)
+    asked = {"role": "user", "content": "note <|end|> here"}
+    head, tail = "\n<|open|>user\nnote ", " here<|shut|>\n<|open|>assistant\n"
+    behind = w.codec.encode("<|shut|>" + head)[1:]
+    parts = [behind, w.codec.encode_plain("<|end|>"), w.codec.encode(tail)]
+    assert loud(w, *talk(w, asked, delta=np.concatenate(parts).astype(np.int32))) == []
+    parts[1] = w.codec.encode("<|end|>")
+    assert [kind for kind, _ in loud(w, *talk(w, asked, delta=np.concatenate(parts)))] == ["special_tokens_injected"]
+
+
+def test_structure_that_was_encoded_as_text_is_a_fault_beside_control_text() -> None:
+    w = world("stable", tools=False)
+    asked = {"role": "user", "content": "note <|shut|> here"}
+    delta = w.codec.encode_plain("\n<|open|>user\nnote <|shut|> here<|shut|>\n<|open|>assistant\n")
+    assert [kind for kind, _ in loud(w, *talk(w, asked, delta=delta))] == ["delta_differs"]
+
+
+def test_control_tokens_of_a_call_that_were_dropped() -> None:
+    """One of them is the stop token, so that the turns of both sides do not end at the same count."""
+    w = world("stable", tools=False)
+    sampled = w.codec.encode("<|shut|>We call<|tool|> for Cusco.<|shut|>")
+    said, asked = {"role": "assistant", "content": "We call for Cusco."}, {"role": "user", "content": "Go on."}
+    prompt = w.render([ASKED])
+    back = w.codec.encode("We call for Cusco.<|shut|>\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")
+    first = w.step([ASKED], prompt, sampled, said)
+    last = w.final([ASKED, said, asked], np.concatenate([prompt, back]), "Yes.")
+    assert loud(w, first, last) == [("special_tokens_dropped", 1)]
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_compaction_that_keeps_the_first_step_whole_is_no_branch(role: str) -> None:
+    w = world("stable")
+    turn = w.turn()
+    second = w.final(turn.after, np.concatenate([turn.p, turn.g, turn.d]), "So it is.")
+    asked = w.codec.encode("\n<|open|>user\nWhy?<|shut|>\n<|open|>assistant\n")
+    longer = [*turn.after, {"role": "assistant", "content": "So it is."}, {"role": "user", "content": "Why?"}]
+    third = w.final(longer, np.concatenate([second.stream, asked]), "Because.")
+    cut = [*turn.after, {"role": role, "content": "Summary: it was computed."}, {"role": "user", "content": "Go on."}]
+    last = w.final(cut, w.render(cut), "Gladly.")
+    kinds = {step: kind for kind, step in loud(w, turn.first(), second, third, last)}
+    assert kinds == {3: "history_rewritten" if role == "user" else "assistant_rewritten"}
+
+
+def test_what_a_template_moves_was_not_cut() -> None:
+    def kind(*actual: int) -> str:
+        before = Step(ids_array([20, 21, 22, 23, 9, 7, 6, 5]), ids_array([3]))
+        trajectory = Trajectory("t", (before, Step(ids_array(actual), ids_array([5]))))
+        return next(f.kind for f in diagnose(trajectory, None) if f.step)
+
+    assert kind(9, 7, 6, 5, 3, 4, 30) == "context_truncated"
+    assert kind(9, 7, 6, 5, 3, 4, 20, 21, 22, 23, 30) == "unclassified"
+
+
+def test_a_stop_token_behind_another_control_token_is_still_the_stop_token() -> None:
+    w = world("stable", tools=False)
+    prompt, said, stop = w.render([ASKED]), w.codec.encode("I call.<|tool|>"), w.codec.encode("<|shut|>")
+    ids = np.concatenate([prompt, said, stop, w.codec.encode("<|shut|>\n")[1:]]).astype(np.int32)
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    mask[len(prompt) : len(prompt) + len(said) + 1] = True
+    assert loud(w, rows=(Row(ids, mask),)) == []
+    mask[len(prompt) + len(said)] = False
+    assert loud(w, rows=(Row(ids, mask),)) == [("stop_token_untrained", None)]
