@@ -249,7 +249,10 @@ def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[Group
 
 def _encoder(tokenizer: models.Tokenizer | None, notices: list[str]) -> LoadedTokenizer | None:
     if tokenizer is None:
-        notices.append("Without a tokenizer nothing can be decoded and encoded again. Register one and import with it.")
+        notices.append(
+            "Without a tokenizer nothing can be decoded and encoded again. Register one, then choose it under "
+            "“Judge it again” on the page of the run."
+        )
         return None
     try:
         return load(tokenizer.path)

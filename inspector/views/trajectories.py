@@ -25,7 +25,7 @@ from rollouts import replays
 from rollouts.models import Trajectory
 from rollouts.tasks.replays import order
 
-PAGE_VERSION = 6
+PAGE_VERSION = 7
 """Part of the ETag: raise it when a page's HTML changes, so that no browser keeps the old one."""
 
 View = Callable[..., HttpResponse]
