@@ -8,7 +8,6 @@ from typing import Any
 from rollouts.formats.exports import rows_of
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.diagnose.row import sampled_places
-from rollouts.tito.prefix import MergedRow, row_of
 from rollouts.tito.rows import ROUTING, TRAINER_LOGPROBS, routing_rows
 from rollouts.tito.trajectory import Origin, Row, Trajectory
 
@@ -231,7 +230,7 @@ def _not_sampled(finding: Finding, trajectory: Trajectory, row: Row, data: Data)
     steps = tuple(index for index in row.step_indices if index < len(trajectory.steps))
     if not steps:
         return [], ""
-    data["STREAM"] = row_of(trajectory.steps, MergedRow(steps)).ids
+    data["STREAM"] = trajectory.steps[steps[-1]].stream
     return [
         ("IDS != STREAM", "the row is what its steps read and sampled"),
         ("IDS[:START] == STREAM[:START]", "the two differ before this place"),

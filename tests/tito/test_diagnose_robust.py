@@ -106,3 +106,11 @@ def test_steps_that_extend_have_no_stream_break(lengths: list[int], data: st.Dat
         stream = np.concatenate([stream, sampled, W.codec.encode("\n<|open|>tools\nx<|shut|>")])
     kinds = {f.kind for f in diagnose(Trajectory("t", tuple(made)), W.codec) if f.axis == "stream"}
     assert kinds <= {"noncanonical_sampling", "not_decidable", "token_ids_missing"}
+
+
+def test_a_row_may_name_its_steps_in_any_order() -> None:
+    short = Step(ids_array([1]), ids_array([2, 3]), logprobs=np.zeros(2, np.float32))
+    long = Step(ids_array([1, 2, 3, 4, 5, 6]), ids_array([7]), logprobs=np.zeros(1, np.float32))
+    row = Row(ids_array([9]), np.array([True]), step_indices=(1, 0))
+    kinds = {finding.kind for finding in diagnose(Trajectory("t", (short, long), (row,)), None, None)}
+    assert "row_not_sampled" in kinds

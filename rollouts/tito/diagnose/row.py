@@ -13,7 +13,7 @@ from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.verdict import bounded
-from rollouts.tito.prefix import MergedRow, common_prefix, row_of
+from rollouts.tito.prefix import common_prefix
 from rollouts.tito.row_masks import Marks, derived_header, derived_stops, header_places, mask_faults, places_of
 from rollouts.tito.rows import RowFault
 from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
@@ -251,7 +251,7 @@ def _against_steps(case: Case) -> Iterator[Finding]:
 
 def _not_sampled(case: Case, row: Row) -> RowFault:
     steps = [index for index in row.step_indices if index < len(case.steps)]
-    wanted = row_of(case.steps, MergedRow(tuple(steps))).ids if steps else NO_IDS
+    wanted = case.steps[steps[-1]].stream if steps else NO_IDS  # whatever order the row's source says they have
     start = common_prefix(wanted, row.ids)
     return RowFault(
         "row_not_sampled", start, len(row.ids),
