@@ -12,7 +12,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from inspector.check_forms import JsonField
 from inspector.forms import PlainForm, read_template
-from rollouts import services
+from rollouts import bridges, services
 from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
 from rollouts.launch import SEEDS, LaunchForm, served_models
 from rollouts.models import ChatTemplate, Run, TemplateCheck
@@ -28,6 +28,11 @@ TEMPLATES = ("chat_template", "rows_chat_template")
 
 def _choices(names: Any) -> list[tuple[str, str]]:
     return [(name, name.replace("_", " ")) for name in names]
+
+
+def _strategies() -> list[tuple[str, str]]:
+    lacking = set() if bridges.is_installed() else {"bridge"}
+    return [(slug, f"{words} (not installed)" if slug in lacking else words) for slug, words in _choices(STRATEGIES)]
 
 
 def _families(names: Any) -> list[Any]:
@@ -134,7 +139,7 @@ class NewRunForm(PlainForm):
         super().__init__(data, files, initial={**self._defaults, **(initial or {})})
         for name, choices in (
             ("model", [(one, one) for one in served_models()]),
-            ("strategy", _choices(STRATEGIES)),
+            ("strategy", _strategies()),
             ("environment", _families(ENVIRONMENTS)),
         ):
             self._field(name).choices = choices

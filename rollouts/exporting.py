@@ -82,7 +82,11 @@ def write_run(
     # A refusal leaves in the middle, and the cursor must not outlive its connection.
     with closing(loaded(finished)) as values:
         del finished
-        return _write(run, _ticking(values, tick), wanted, file, tell)
+        n = _write(run, _ticking(values, tick), wanted, file, tell)
+    if wanted.strategy and not n:
+        name = wanted.strategy.replace("_", " ")
+        raise ExportRefused(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
+    return n
 
 
 def _ticking(values: Iterator[Trajectory], tick: Callable[[], object]) -> Iterator[Trajectory]:

@@ -52,6 +52,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 def _worker(worker: WorkerState) -> dict[str, Any]:
     return asdict(worker) | {
+        "doing": [name.rpartition(".")[2].replace("_", " ") for name in worker.active],
         "alive": worker.is_alive,
         "started_at": datetime.fromtimestamp(worker.started_at, UTC),
         "seen_at": datetime.fromtimestamp(worker.seen_at, UTC),

@@ -87,6 +87,8 @@ def test_a_strategy_needs_a_tokenizer_and_messages(tmp_path: Path, run: models.R
         stdout=io.StringIO(), stderr=err,
     )  # fmt: skip
     assert out.exists() and "Left out: Trajectory 'b'" in err.getvalue()
+    with pytest.raises(CommandError, match="makes no row of any trajectory here"):
+        export(bare.trajectories.get(external_id="b"), "verl", tmp_path, "--strategy", "tool_delta", "--force")
 
 
 def test_the_stored_finding_says_why_there_is_more_than_one_row(tmp_path: Path) -> None:

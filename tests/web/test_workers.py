@@ -38,7 +38,7 @@ def test_a_worker_and_its_queue(client: Client, live_redis: str) -> None:
     connection.rpush("engine.demo", "a task", "another")
     Run.objects.create(name="waiting", kind=Run.Kind.LAUNCH, model="demo", n_expected=8)
     page = client.get("/workers").content.decode()
-    assert "engine@host" in page and "demo on transformers" in page and "waiting" in page
+    assert "engine@host" in page and "demo on transformers" in page and "waiting" in page and "run rollouts" in page
     twin = client.get("/workers.json").json()
     (queue,) = [queue for queue in twin["queues"] if queue["name"] == "engine.demo"]
     assert queue == {"name": "engine.demo", "waiting": 2, "workers": ["engine@host"], "active": 1, "slots": 4}
