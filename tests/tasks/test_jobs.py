@@ -150,12 +150,13 @@ def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatc
 def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Path) -> None:
     tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
     run = services.create_run("import", "r", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
-    services.save_trajectories(run, [chain("a", hostile="")], [[]])
-    models.Step.objects.update(messages_new=None, messages_shared=0)
+    services.save_trajectories(run, [chain("a", hostile=""), chain("b", hostile="")], [[], []])
+    without_messages = models.Step.objects.filter(trajectory__external_id="a")
+    without_messages.update(messages_new=None, messages_shared=0)
     job = asked(run, Job.Kind.EXPORT, format="sft", strategy="tool_delta", force=True)
     jobs.do_job(job.pk)
     job.refresh_from_db()
-    assert job.status == "done" and job.n_written == 0 and "Left out: Trajectory 'a'" in job.notes[0]
+    assert job.status == "done" and job.n_written == 1 and "Left out: Trajectory 'a'" in job.notes[0]
 
 
 def test_the_command_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
