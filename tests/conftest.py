@@ -166,6 +166,17 @@ def live_redis(redis_url: str, settings: object) -> Iterator[str]:
     connection.close()
 
 
+def database_url() -> str:
+    """DATABASE_URL of the test's own database, for a process that is to use it too."""
+    from django.db import connection
+
+    database = connection.settings_dict
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{database['NAME']}"
+    login = f"{database['USER']}:{database['PASSWORD']}@" if database["PASSWORD"] else f"{database['USER']}@"
+    return f"postgres://{login}{database['HOST']}:{database['PORT'] or 5432}/{database['NAME']}"
+
+
 @pytest.fixture
 def celery_worker_process(
     live_redis: str, transactional_db: None, tmp_path: Path
@@ -176,21 +187,14 @@ def celery_worker_process(
     """
     from django.conf import settings
     from django.core.cache import cache
-    from django.db import connection
 
     from inspector.health import heartbeat_key
 
     started: list[subprocess.Popen[bytes]] = []
-    database = connection.settings_dict
-    if connection.vendor == "sqlite":
-        url = f"sqlite:///{database['NAME']}"
-    else:
-        login = f"{database['USER']}:{database['PASSWORD']}@" if database["PASSWORD"] else f"{database['USER']}@"
-        url = f"postgres://{login}{database['HOST']}:{database['PORT'] or 5432}/{database['NAME']}"
     environment = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "inspector.settings",
-        "DATABASE_URL": url,
+        "DATABASE_URL": database_url(),
         "REDIS_URL": live_redis,
         "INSPECTOR_DATA": str(settings.INSPECTOR_DATA),
     }

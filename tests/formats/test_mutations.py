@@ -83,15 +83,21 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
+def changed_values(rng: random.Random, name: str) -> list[Any]:
+    """One to three examples of a format, a few of their values changed."""
+    values = [json.loads(json.dumps(EXAMPLES[name])) for _ in range(rng.randint(1, 3))]
+    for _ in range(rng.randint(0, 3)):
+        target = rng.choice(values)
+        if places(target):
+            mutate_value(rng, target)
+    return values
+
+
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_a_changed_file_is_read_or_answered_with_a_sentence(name: str) -> None:
     rng = random.Random(name)
     for n in range(500):
-        values = [json.loads(json.dumps(EXAMPLES[name])) for _ in range(rng.randint(1, 3))]
-        for _ in range(rng.randint(0, 3)):
-            target = rng.choice(values)
-            if places(target):
-                mutate_value(rng, target)
+        values = changed_values(rng, name)
         data = jsonl(*values)
         if n % 3 == 0:
             data = mutate_bytes(rng, data)

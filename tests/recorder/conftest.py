@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, database_url
 
 Start = Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]
 
@@ -22,14 +21,8 @@ Start = Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]
 @pytest.fixture
 def start(transactional_db: None, settings: Any) -> Iterator[Start]:
     """Start `manage.py record` on the test's database; gives the process and what it says first."""
-    database = connection.settings_dict
-    if connection.vendor == "sqlite":
-        url = f"sqlite:///{database['NAME']}"
-    else:
-        login = f"{database['USER']}:{database['PASSWORD']}@" if database["PASSWORD"] else f"{database['USER']}@"
-        url = f"postgres://{login}{database['HOST']}:{database['PORT'] or 5432}/{database['NAME']}"
     environment = {
-        **os.environ, "DJANGO_SETTINGS_MODULE": "inspector.settings", "DATABASE_URL": url,
+        **os.environ, "DJANGO_SETTINGS_MODULE": "inspector.settings", "DATABASE_URL": database_url(),
         "INSPECTOR_DATA": str(settings.INSPECTOR_DATA), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     processes = []

@@ -18,7 +18,7 @@ from rollouts.diagnosis import findings_for
 from rollouts.formats import Source
 from rollouts.models import Finding, Row, RowTokens, Run, Step, StepTokens, Tokenizer, Trajectory
 from tests.formats.test_formats import jsonl
-from tests.formats.test_mutations import EXAMPLES, mutate_bytes, mutate_value, places
+from tests.formats.test_mutations import EXAMPLES, changed_values, mutate_bytes
 
 pytestmark = pytest.mark.django_db
 
@@ -32,11 +32,7 @@ def tokenizer(tiny_tokenizer: Any) -> Tokenizer:
 
 
 def changed_file(rng: random.Random, name: str, n: int) -> Source:
-    values = [json.loads(json.dumps(EXAMPLES[name])) for _ in range(rng.randint(1, 3))]
-    for _ in range(rng.randint(0, 3)):
-        target = rng.choice(values)
-        if places(target):
-            mutate_value(rng, target)
+    values = changed_values(rng, name)
     data = jsonl(*values)
     if rng.random() < 0.3:
         data = json.dumps(values, indent=rng.choice([None, 2])).encode()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.test import Client
+
+from tests.web.trajectory_samples import Maker
 
 
 @pytest.fixture
@@ -25,3 +28,9 @@ def web(member: Any) -> Client:
 def visitor(db: Any) -> Client:
     """A browser without a login."""
     return Client()
+
+
+@pytest.fixture
+def make(tiny_tokenizer: Path) -> Maker:
+    """Trajectories in the demo policy's tokens, and runs of them."""
+    return Maker(tiny_tokenizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,6 @@ from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def make(tiny_tokenizer: Path) -> Maker:
-    return Maker(tiny_tokenizer)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,6 @@ from rollouts.tito.trajectory import Step, Trajectory
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def make(tiny_tokenizer: Path) -> Maker:
-    return Maker(tiny_tokenizer)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +13,9 @@ from django.urls import reverse
 
 from rollouts import models, services
 from rollouts.tito.trajectory import Row, Trajectory
-from tests.web.trajectory_samples import HOSTILE, Maker, own_row
+from tests.web.trajectory_samples import HOSTILE, own_row
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def make(tiny_tokenizer: Path) -> Maker:
-    return Maker(tiny_tokenizer)
 
 
 @pytest.fixture
