@@ -18,7 +18,7 @@ from rollouts.tito.trajectory import Trajectory
 
 __all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "Kind", "Severity", "diagnose"]
 
-VERSION = 5
+VERSION = 10
 """Goes up when the same trajectory may get other findings than before."""
 
 Rule = Callable[[Break], "Verdict | None"]
@@ -57,6 +57,8 @@ def diagnose(
     hash of the one that the rows were made with, where it is another. Without a codec only what
     ids and messages tell is found, and a ``not_decidable`` says so. Deterministic; O(new tokens) where steps extend.
     """
+    if _is_text_alone(trajectory):
+        return [_not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")]
     case = Case(trajectory, codec, renderer_for, rows_template)
     findings: list[Finding] = []
     kept: list[int] = []
@@ -82,6 +84,18 @@ def diagnose(
     findings += row.row_findings(case)
     findings += _undecidable(case)
     return sorted(findings, key=lambda f: (f.step if f.step is not None else len(case.steps), f.row or 0, f.start))
+
+
+def _is_text_alone(trajectory: Trajectory) -> bool:
+    """A dump of texts: nothing of an engine's answer but what it said. A call without its ids has its finish reason."""
+    return (
+        not trajectory.rows
+        and bool(trajectory.steps)
+        and not any(
+            len(step.prompt_ids) or len(step.completion_ids) or step.logprobs is not None or step.finish_reason
+            for step in trajectory.steps
+        )
+    )
 
 
 def _first_prompt(case: Case, index: int) -> list[Finding]:

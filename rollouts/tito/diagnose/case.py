@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 from rollouts.tito.align import Group, align_ids, align_same_bytes
+from rollouts.tito.canonical import bytes_of_each
 from rollouts.tito.codec import Codec, Renderer, RenderFailed
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.prefix import Link, MergedRow, link_steps, merge_steps, shared_with_stream, stream_length
@@ -20,6 +21,14 @@ RendererFor = Callable[[str], "Renderer | None"]
 # A differing stretch is stored up to this many ids a side.
 MAX_STRETCH = 256
 _WIDEN = 512
+
+
+@lru_cache(maxsize=4)
+def _special_table(vocab_size: int, special_ids: frozenset[int] = frozenset()) -> Mask:
+    """``[vocab_size + 2]``: whether id - 1 is a control token; the ends stand for ids outside the vocabulary."""
+    table: Mask = np.zeros(vocab_size + 2, dtype=np.bool_)
+    table[1 + np.fromiter(special_ids, np.int64)] = True
+    return table
 
 
 class Case:
@@ -47,11 +56,7 @@ class Case:
 
     @cached_property
     def _special(self) -> Mask:
-        """``[vocab_size + 2]``: whether id - 1 is a control token; the ends stand for ids outside the vocabulary."""
-        table: Mask = np.zeros((self.codec.vocab_size if self.codec else 0) + 2, dtype=np.bool_)
-        if self.codec:
-            table[1 + np.fromiter(self.codec.special_ids, np.int64)] = True
-        return table
+        return _special_table(self.codec.vocab_size, self.codec.special_ids) if self.codec else _special_table(0)
 
     def is_special(self, ids: Ids) -> Mask:
         return self._special.take(np.asarray(ids, dtype=np.int64) + 1, mode="clip")
@@ -59,6 +64,12 @@ class Case:
     def bytes_of(self, ids: Ids) -> bytes:
         assert self.codec is not None
         return self.codec.joined_bytes(ids)[0]
+
+    @cached_property
+    def completion_bytes(self) -> list[bytes]:
+        """The bytes of each step's completion, all gathered at once."""
+        assert self.codec is not None
+        return bytes_of_each([step.completion_ids for step in self.steps], self.codec)
 
     def text(self, ids: Ids) -> str:
         """Byte-true text, control tokens kept; empty without a tokenizer."""
@@ -315,6 +326,12 @@ class Break:
     @cached_property
     def first_group(self) -> Group | None:
         return next((group for group in self.groups if not group.equal), None)
+
+    @property
+    def turn_stop(self) -> int:
+        """Where the turn of the first difference ends on the actual side, at the sampled stop token if it came back."""
+        ends = self.start + self._same_turn_end(self.expected[self.start :], self.actual[self.start :])
+        return max(self.actual_stop, ends if ends < len(self.actual) else 0)
 
     @property
     def expected_stretch(self) -> Ids:

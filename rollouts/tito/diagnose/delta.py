@@ -17,6 +17,7 @@ from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.own import control_text_in
+from rollouts.tito.diagnose.request import leading_system
 from rollouts.tito.diagnose.verdict import finding_on_step
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.quote import quoted
@@ -267,10 +268,12 @@ def stop_token_doubled(d: Delta) -> Fault | None:
 
 def message_dropped(d: Delta) -> Fault | None:
     """A new message without a trace in the delta."""
+    if not d.new_messages:
+        return None
     rest = d.data
-    for start, stop in reversed(d.spans(d.new_messages or ())):
+    for start, stop in reversed(d.spans(d.new_messages)):
         rest = rest[:start] + b" " + rest[stop:]
-    for position, message in enumerate(d.new_messages or ()):
+    for position, message in enumerate(d.new_messages):
         # Words that a message shares with one that is there are no trace of it.
         content = message.get("content")
         if message.get("role") == "assistant" or msg.stands_in(content, d.data) or d.case.has_trace(content, rest):
@@ -357,14 +360,22 @@ def system_prompt_injected(d: Delta) -> Fault | None:
         return None
     starts = [start for start in (_system_header(d), _preamble(d, True), _preamble(d, False)) if len(start)]
     bos = d.case.codec.bos_id if d.case.codec else None
+    own = {d.case.spelt(text).strip() for text in leading_system(d.messages or ()) if isinstance(text, str)} - {""}
     extra = [(0, len(d.ids))]
     if d.expected is not None:
         extra = [(group.right_start, group.right_stop) for group in d.groups if not group.equal]
     for start, stop in extra:
+        added = d.case.text(d.ids[start:stop]).strip()
+        if added in own:
+            return Fault(
+                "system_prompt_injected",
+                f"The delta of step {d.index} holds the conversation's system text once more: {quoted(added)}.",
+                start, stop, d.ids[:0],
+            )  # fmt: skip
         for place in range(max(0, start - 3), min(stop, start + 4)):
             ids = d.ids[place:]
             has_bos = bos is not None and len(ids) > 0 and int(ids[0]) == bos and bos != d.stop_id
-            has_header = any(np.array_equal(ids[: len(start)], start) for start in starts)
+            has_header = any(np.array_equal(ids[: len(head)], head) and _too_many(d, head) for head in starts)
             if has_bos or has_header:
                 return Fault(
                     "system_prompt_injected",
@@ -375,8 +386,14 @@ def system_prompt_injected(d: Delta) -> Fault | None:
     return None
 
 
+def _too_many(d: Delta, head: Ids) -> bool:
+    """Whether the delta holds these ids more often than the template writes them there."""
+    given, wanted = (ids.tobytes() for ids in (d.ids, d.ids[:0] if d.expected is None else d.expected))
+    return given.count(head.tobytes()) > wanted.count(head.tobytes())
+
+
 def _system_header(d: Delta) -> Ids:
-    """The ids that the template puts in front of a system text."""
+    """The ids that the template puts in front of a system text, as far as they are needed to know them."""
     renders = [
         d.case.render(
             d.step, [{"role": "system", "content": text}, {"role": "user", "content": "Hello."}], False,
@@ -395,7 +412,10 @@ def _system_header(d: Delta) -> Ids:
     # Some templates put the system text into the first user turn, which starts like every other.
     if heads is not None and np.array_equal(heads[1][len(heads[1]) - len(header) :], header):
         return header[:0]
-    return header if len(header) > 1 else header[:0]
+    if heads is None or not d.case.is_special(header).any():
+        return header if len(header) > 1 else header[:0]
+    # What a user's turn starts with as well tells nothing, and a date behind the header may be another day's.
+    return header[: common_prefix(header, heads[0]) + 1]
 
 
 def _user_headers(d: Delta, with_tools: bool) -> tuple[Ids, Ids] | None:
@@ -460,10 +480,13 @@ def delta_differs(d: Delta) -> Fault | None:
         return None
     start = common_prefix(d.expected, d.ids)
     tail = common_prefix(d.expected[start:][::-1], d.ids[start:][::-1])
+    texts = [d.case.text(ids[start : len(ids) - tail]) for ids in (d.expected, d.ids)]
+    wanted, given = (quoted(text) if text else "nothing" for text in texts)
+    how = f"{given} stands" if texts[0] != texts[1] else "other ids spell it"
     return Fault(
         "delta_differs",
-        f"Behind the completion of step {d.parent_index} the template gives {len(d.expected)} ids; the prompt of step "
-        f"{d.index} has {len(d.ids)} others.",
+        f"Behind the completion of step {d.parent_index} the template gives {len(d.expected)} ids and the prompt of "
+        f"step {d.index} has {len(d.ids)}: where the template writes {wanted}, {how}.",
         start, len(d.ids) - tail, d.expected[start : len(d.expected) - tail],
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ class Cost:
     rows: int = 1
     """Rows that this trajectory becomes, instead of one."""
     prompt_tokens_repaid: int = 0
-    """Prompt tokens that have to be forwarded again."""
+    """Prompt tokens that an earlier row has forwarded already: what this row and that one share from their start."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -119,7 +119,8 @@ _DELTA = _kinds(
     Severity.ERROR,
     ("message_dropped", "Message dropped",
      "A message of the request left no trace in the prompt.",
-     "Use a chat template that renders this kind of message."),
+     ("Where the template leaves it out, use one that renders this kind of message; where the delta does, render all "
+     "new messages of a turn together.")),
     ("tool_messages_split", "Tool messages split",
      "Tool messages that belong together were rendered one by one, each in a turn of its own.",
      "Render all tool messages of a turn together."),

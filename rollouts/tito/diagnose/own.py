@@ -14,7 +14,7 @@ from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import finding_on_step
 from rollouts.tito.quote import clipped, listed
 from rollouts.tito.segments import byte_offsets, content_forms
-from rollouts.tito.trajectory import Ids, Step
+from rollouts.tito.trajectory import Ids, Message, Step
 
 _CONSTANT = 4
 
@@ -44,18 +44,21 @@ def _missing(case: Case, step: Step) -> tuple[str, int, int] | None:
         silent = step.finish_reason == "abort" or step.text == ""
         return None if silent else ("the completion has no ids", n, n)
     for name, ids, start in (("prompt", step.prompt_ids, 0), ("completion", step.completion_ids, n)):
-        unknown = ids < 0
-        if case.codec is not None:
-            unknown |= ids >= case.codec.vocab_size
-        if unknown.any():
+        limit = 2**31 if case.codec is None else case.codec.vocab_size
+        if int(ids.view(np.uint32).max()) >= limit:  # a negative id is a huge one here
+            unknown = (ids < 0) | (ids >= limit)
             place = int(unknown.argmax())
             return (
                 f"{int(unknown.sum())} ids of the {name} are outside the vocabulary, the first is {int(ids[place])}",
                 start + place,
                 start + place + 1,
             )
-        if (ids == ids[0]).all() and _made_up(case, step, ids, name == "completion"):
-            return f"the {name} holds nothing but the id {int(ids[0])} ({len(ids)} times)", start, start + len(ids)
+        if ids[0] == ids[-1] and (ids == ids[0]).all() and _made_up(case, step, ids, name == "completion"):
+            return (
+                f"the {name} holds nothing but the id {int(ids[0])} ({len(ids)} time{'s' * (len(ids) != 1)})",
+                start,
+                start + len(ids),
+            )
     return None
 
 
@@ -93,7 +96,7 @@ def inconsistent(case: Case, index: int) -> Finding | None:
         )  # fmt: skip
     if case.codec is None:
         return None
-    if (place := _text_differs(case, step)) is not None:
+    if (place := _text_differs(case, index)) is not None:
         return finding_on_step(
             case, index, "engine_ids_inconsistent",
             f"The ids that step {index} sampled do not spell the text that came with them.",
@@ -104,14 +107,13 @@ def inconsistent(case: Case, index: int) -> Finding | None:
     return None
 
 
-def _text_differs(case: Case, step: Step) -> int | None:
+def _text_differs(case: Case, index: int) -> int | None:
     """Offset in the completion at which ids and text part; None = they agree as far as can be told."""
-    data = case.bytes_of(step.completion_ids)
+    step = case.steps[index]
+    data = case.completion_bytes[index]
     if step.text is None:
-        said = _said(step)
-        if said and step.reply is not None and not _reply_has_trace(case, step, data):
-            return 0
-        return None
+        silent = step.reply is None or _reply_has_trace(case, step.reply, data) or not _said(step)
+        return None if silent else 0
     # What decoding with special tokens skipped leaves out is often less than all control tokens.
     skipped = np.isin(step.completion_ids, sorted(getattr(case.codec, "skipped_ids", ())))
     kept = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
@@ -132,16 +134,25 @@ def _cut_from(text: str, whole: str) -> bool:
     return whole.startswith(text) or (text.endswith("�") and whole.startswith(text.rstrip("�")))
 
 
-def _reply_has_trace(case: Case, step: Step, data: bytes) -> bool:
-    """Whether most of what the reply says stands in the sampled bytes. Parsers move things, so order is not asked."""
-    assert step.reply is not None
-    values: list[str] = []
-    content = msg.text_of(step.reply.get("content"))
-    values += [content] if isinstance(content, str) else []
-    values += [msg.reasoning_of(step.reply)]
-    values += [str(call["name"] or "") for call in msg.calls_of(step.reply)]
-    values = [value for value in values if value.strip()]
-    return not values or any(case.has_trace(value, data) for value in values)
+def _reply_has_trace(case: Case, reply: Message, data: bytes) -> bool:
+    """Whether something of what the reply says stands in the sampled bytes. Parsers move things, so order is not
+    asked."""
+    empty = True
+    for value in _spoken(reply):
+        if value.strip():
+            empty = False
+            if case.has_trace(value, data):
+                return True
+    return empty
+
+
+def _spoken(reply: Message) -> Iterator[str]:
+    content = msg.text_of(reply.get("content"))
+    if isinstance(content, str):
+        yield content
+    yield msg.reasoning_of(reply)
+    for call in msg.calls_of(reply):
+        yield str(call["name"] or "")
 
 
 def doubled_bos(case: Case, index: int) -> Finding | None:
@@ -162,7 +173,8 @@ def noncanonical(case: Case, indices: Sequence[int]) -> Iterator[Finding]:
         return
     indices = [index for index in indices if len(case.steps[index].completion_ids)]
     streams = [case.steps[index].completion_ids for index in indices]
-    for index, drifts in zip(indices, canonical_check_batch(streams, case.codec), strict=True):
+    data = [case.completion_bytes[index] for index in indices]
+    for index, drifts in zip(indices, canonical_check_batch(streams, case.codec, data), strict=True):
         if not drifts:
             continue
         start, drift = len(case.steps[index].prompt_ids), drifts[0]

@@ -59,11 +59,13 @@ def changed_request(b: Break) -> Verdict | None:
         if len(old) == len(new):
             what = f"the tools of step {b.index} are not those of step {b.parent_index}"
         return Verdict("request_changed", what[0].upper() + what[1:] + ".")
-    before, after = (_system(messages) for messages in b.known_messages)
+    before, after = (leading_system(messages) for messages in b.known_messages)
     if before != after and (before or after):
+        old_text, new_text = ("\n".join(map(_words, texts)) for texts in (before, after))
+        was, now = contrast(old_text, new_text)
         return Verdict(
             "request_changed",
-            f"The system text of step {b.index} is not that of step {b.parent_index}.",
+            f"The system text was {was} at step {b.parent_index} and is {now} at step {b.index}.",
             message_index=0,
         )
     return None
@@ -73,7 +75,7 @@ def tools_of(step: Step) -> list[Any]:
     return list(step.request.tools or ()) if step.request else []
 
 
-def _system(messages: Sequence[Message]) -> list[Any]:
+def leading_system(messages: Sequence[Message]) -> list[Any]:
     """The system texts that a conversation starts with."""
     texts = []
     for message in messages:
@@ -173,13 +175,14 @@ def _head_end(b: Break) -> int:
 
 def history_rewritten(b: Break) -> Verdict | None:
     """An earlier message that is not an assistant's was edited, removed or summarised."""
-    index = b.first_changed
-    if index is None or b.known_messages is None:
+    if b.first_changed is None or b.known_messages is None:
         return None
     before, after = b.known_messages
-    role = before[index].get("role")
-    if index < len(after) and role == after[index].get("role") == "assistant":
+    changed = range(b.first_changed, len(before))
+    index = next((place for place in changed if not _is_assistants_or_same(before, after, place)), None)
+    if index is None:
         return None
+    role = before[index].get("role")
     if index >= len(after):
         what = f"of step {b.parent_index} is gone at step {b.index}"
     elif after[index].get("role") != role:
@@ -195,6 +198,14 @@ def history_rewritten(b: Break) -> Verdict | None:
         f"Message {index} ({role}) {what}{sent * (n < len(before))}.",
         message_index=min(index, max(0, len(after) - 1)),
     )
+
+
+def _is_assistants_or_same(before: Sequence[Message], after: Sequence[Message], index: int) -> bool:
+    """Whether a message is there on both sides, and is the assistant's or unchanged."""
+    if index >= len(after):
+        return False
+    one, other = before[index], after[index]
+    return one.get("role") == other.get("role") == "assistant" or msg.same(one, other)
 
 
 def assistant_rewritten(b: Break) -> Verdict | None:

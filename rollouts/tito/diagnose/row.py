@@ -9,6 +9,7 @@ import numpy as np
 
 from rollouts.tito import rows as checks
 from rollouts.tito.codec import Renderer, RenderFailed
+from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
@@ -53,7 +54,7 @@ def _row_faults(case: Case, row: Row, facts: _TemplateFacts) -> Iterator[RowFaul
     elif not overrun:
         yield from _merged(mask_faults(row, marks))
     others = [checks.logprob_invalid, checks.logprobs_other_distribution, checks.prompt_split_wrong]
-    if not shifted:
+    if not shifted and not overrun:  # advantages stand where the mask should
         others.append(checks.advantage_misplaced)
     for check in others:
         if fault := check(row):
@@ -153,7 +154,8 @@ class _TemplateFacts:
         self.headers = self._opens(renderer, (_QUESTION,))
         if not self.headers:
             return
-        called = self._opens(renderer, _CALLED)
+        # Some templates put arguments together as text and refuse objects.
+        called = self._opens(renderer, _CALLED) or self._opens(renderer, msg.with_json_arguments(_CALLED))
         self.headers += tuple(ids for ids in called if not np.array_equal(ids, self.headers[0]))
         behind = self._around(renderer, (_QUESTION,))[1]
         if len(behind):

@@ -14,6 +14,7 @@ from rollouts.tito.diagnose.case import Break
 from rollouts.tito.diagnose.template import foreign
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.quote import contrast, listed
+from rollouts.tito.trajectory import Ids, Step
 
 _TAG_BEFORE = re.compile(r"(?:<[^<>]{1,64}>|\[[A-Z_/]{2,64}\])\s*\Z")
 _TAG_BEHIND = re.compile(r"\s*(?=<[^<>]{1,64}>|\[/?[A-Z_]{2,64}\])")
@@ -25,12 +26,18 @@ def special_tokens_dropped(b: Break) -> Verdict | None:
         return None
     expected, actual = b.expected_stretch, b.actual_stretch
     dropped = b.case.is_special(expected)
-    if not dropped.any():
-        return None
     fewer = int(b.case.is_special(actual).sum()) < int(dropped.sum())
-    if not (fewer and b.case.bytes_of(expected[~dropped]) == b.case.bytes_of(actual)) and not _text_alone_came_back(b):
+    alone = fewer and b.case.bytes_of(expected[~dropped]) == b.case.bytes_of(actual)
+    if alone or (dropped.any() and _text_alone_came_back(b)):
+        gone = expected[dropped]
+    elif _stop_alone_is_lost(b):
+        gone = b.expected[b.start :]
+    else:
+        gone = _gone_for_good(b)
+    if not len(gone):
         return None
-    names = ", ".join(dict.fromkeys(b.case.text(expected[i : i + 1]) for i in np.flatnonzero(dropped)[:4]))
+    kinds = list(dict.fromkeys(gone.tolist()))
+    names = ", ".join(b.case.text(np.array([kind])) for kind in kinds[:4]) + " and others" * (len(kinds) > 4)
     return Verdict(
         "special_tokens_dropped",
         f"Nothing but control tokens is missing from the prompt of step {b.index}: {names}.",
@@ -45,6 +52,24 @@ def _text_alone_came_back(b: Break) -> bool:
     special = np.flatnonzero(b.case.is_special(actual))
     text = b.case.bytes_of(actual[: int(special[0])] if special.size else actual)
     return bool(said.strip()) and text.strip() == said.strip()
+
+
+def _gone_for_good(b: Break) -> Ids:
+    """The control tokens that are nowhere in a prompt that otherwise spells what was sampled; empty = it does not."""
+    expected, actual = b.expected[b.start :], b.actual[b.start :]
+    gone = expected[b.case.is_special(expected) & ~np.isin(expected, actual)]
+    said, came = (b.case.text(ids).split() for ids in (expected[~np.isin(expected, gone)], actual))
+    spelt = "".join(said)
+    return gone if len(gone) > 1 and spelt and "".join(came).startswith(spelt) else gone[:0]
+
+
+def _stop_alone_is_lost(b: Break) -> bool:
+    """Whether the template writes the sampled stop token and, behind it, just what the later prompt goes on with."""
+    lost, behind = b.expected[b.start :], b.actual[b.start :]
+    if b.known_messages is None or not len(behind) or not b.case.is_special(lost).all():
+        return False
+    rendered = b.case.render(b.step, b.known_messages[1], True, key=("prompt", b.index))
+    return rendered is not None and np.array_equal(rendered[-len(lost) - len(behind) :], np.append(lost, behind))
 
 
 def invalid_utf8(b: Break) -> Verdict | None:
@@ -62,14 +87,15 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
     """The texts part inside a tool call whose values are the same on both sides."""
     if b.case.codec is None or b.same_text or not b.sampled_at(b.start, b.start + 1):
         return None
-    turn_start = b.start
-    for index in b.case.chain(b.parent_index):
-        if len(b.case.steps[index].prompt_ids) <= b.start:
-            turn_start = len(b.case.steps[index].prompt_ids)
-            break
+    chain = (b.case.steps[index] for index in b.case.chain(b.parent_index))
+    turn = next(step for step in chain if len(step.prompt_ids) <= b.start)
+    turn_start = len(turn.prompt_ids)
     old, new = b.case.text(b.expected[turn_start:]), b.case.text(b.actual[turn_start:])
     place = _first_difference(old, new)
+    if _only_white_space(b) and place >= len(_said(b, turn)):
+        return None  # behind the call, not in it
     names = [call["name"] for call in msg.calls_of(b.sent_back or b.parent.reply or {})]
+    names += [b.case.spelt(name) for name in names if isinstance(name, str)]
     for start, stop in call_regions(old, names):
         if start <= place < max(stop, start + 1):
             break
@@ -91,12 +117,22 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
 
 def whitespace_changed(b: Break) -> Verdict | None:
     """Both sides are the same but for white space."""
-    if b.case.codec is None or b.same_text or b.a == b.b:
-        return None
-    if "".join(b.a.split()) != "".join(b.b.split()):
+    if b.case.codec is None or b.same_text or not _only_white_space(b):
         return None
     sampled, came = contrast(b.a, b.b)
     return Verdict("whitespace_changed", f"Only white space differs: {sampled} was sampled, {came} came back.")
+
+
+def _only_white_space(b: Break) -> bool:
+    return b.a != b.b and "".join(b.a.split()) == "".join(b.b.split())
+
+
+def _said(b: Break, step: Step) -> str:
+    """A completion up to its last visible character, without the control tokens that end it."""
+    text = np.flatnonzero(~b.case.is_special(step.completion_ids))
+    while text.size and not b.case.text(step.completion_ids[text[-1:]]).strip():
+        text = text[:-1]
+    return b.case.text(step.completion_ids[: int(text[-1]) + 1]).rstrip() if text.size else ""
 
 
 def boundary_merge(b: Break) -> Verdict | None:

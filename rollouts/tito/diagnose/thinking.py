@@ -93,8 +93,7 @@ def reasoning_misparsed(b: Break) -> Verdict | None:
 def _turn(b: Break) -> str:
     """The turn that the break lies in, as the later prompt renders it: up to the sampled stop token."""
     start = max(0, min(b.start, len(b.parent.prompt_ids)) - 16)
-    stop = max(b.actual_stop, start + 1)
-    return b.case.text(b.actual[start:stop])
+    return b.case.text(b.actual[start : max(b.turn_stop, start + 1)])
 
 
 def _sides(b: Break) -> tuple[str, str]:
@@ -109,7 +108,10 @@ def _sides(b: Break) -> tuple[str, str]:
 
 @lru_cache(maxsize=64)
 def lone_block(one: str, other: str) -> str | None:
-    """The body of a think block at the first difference that only ``one`` has: without it, the two go on alike."""
+    """The body of a think block at the first difference that only ``one`` has: without it, the two go on alike.
+
+    A template that leaves the markers standing around nothing has taken the body as well.
+    """
     shared = _common(one, other)
     for pattern in _BLOCKS:
         for match in pattern.finditer(one):
@@ -118,11 +120,15 @@ def lone_block(one: str, other: str) -> str | None:
             if not start - 4 <= shared <= stop:
                 continue
             left = _SPACE.sub("", one[:start] + one[stop:])
-            right = _SPACE.sub("", other)
             head = len(_SPACE.sub("", one[:start]))
-            agrees = _common(left, right)
-            if agrees >= min(len(left), len(right), head + 12) and agrees >= head:
-                return match.group("body")
+            emptied = pattern.match(other, start) if match.group("body").strip() else None
+            if emptied and emptied.group("body").strip():
+                emptied = None
+            for rest in (other, emptied and other[:start] + other[emptied.end() :]):
+                right = _SPACE.sub("", rest or "")
+                agrees = _common(left, right)
+                if agrees >= min(len(left), len(right), head + 12) and agrees >= head:
+                    return match.group("body")
     return None
 
 

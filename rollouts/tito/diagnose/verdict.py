@@ -57,7 +57,8 @@ def finding_at_break(b: Break, verdict: Verdict) -> Finding:
 
 
 def break_cost(b: Break) -> Cost:
-    """A break costs what was sampled behind it in the continued row, one more row, and its prompt once more."""
+    """A break costs what was sampled behind it in the continued row, one more row, and what the two rows share, which
+    is forwarded once more: the quantity that a replay counts (``strategies.replay.repaid_tokens``)."""
     case = b.case
     lost = 0
     for index in case.chain(b.parent_index):
@@ -68,7 +69,7 @@ def break_cost(b: Break) -> Cost:
         trained_tokens_lost=lost,
         trained_tokens_wrong=0,
         rows=len(case.merged),
-        prompt_tokens_repaid=max(b.actual_stop, min(len(b.actual), len(b.expected))),
+        prompt_tokens_repaid=b.start,
     )
 
 
