@@ -1,13 +1,13 @@
 """Chat templates: render in a sandbox, check, repair. Pure: knows neither storage nor the web."""
 
-from rollouts.chat_templates.checks import check, is_prefix_preserving
+from rollouts.chat_templates.checks import cannot_render, check, is_prefix_preserving
 from rollouts.chat_templates.marks import Marks, find_marks, with_marks
 from rollouts.chat_templates.remembering import RememberingRenderer
 from rollouts.chat_templates.render import Conversation, Provenance, TemplateRenderer, renderer
 from rollouts.chat_templates.repair import Repair, find_repair, with_repair
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
 
-VERSION = 3
+VERSION = 4
 """Raise it when a check can come out differently: stored reports of older versions are made anew."""
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Repair",
     "Status",
     "TemplateRenderer",
+    "cannot_render",
     "check",
     "find_marks",
     "find_repair",

@@ -180,7 +180,8 @@ def check(
     Raises :class:`RenderFailed` when the template cannot be rendered at all: a syntax error, no end, no memory.
     """
     renderer = TemplateRenderer(tokenizer, chat_template)
-    _refuse_what_cannot_render(renderer, tools, kwargs)
+    if problem := cannot_render(renderer, tools, kwargs):
+        raise RenderFailed(problem)
     bench, notes = make_bench(renderer, tools, kwargs)
     if tokenizer is None:
         notes.append("Checked without a tokenizer: at the level of text only, with characters in place of tokens.")
@@ -205,14 +206,19 @@ def check(
     )
 
 
-def _refuse_what_cannot_render(
-    renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
-) -> None:
-    """A template that is broken as a whole gets one sentence, not sixty."""
+def cannot_render(
+    renderer: TemplateRenderer, tools: Sequence[Tool] | None = None, kwargs: Mapping[str, Any] | None = None
+) -> str:
+    """Why a template is broken as a whole, in one sentence and not sixty; empty = it is not.
+
+    One that raises is not: it may want other messages than these.
+    """
     simplest = Conversation([{"role": "user", "content": "UQ1"}], tools, kwargs)
     outcome = renderer.render_many([simplest])[0]
-    if outcome.kind in ("syntax", "time", "memory", "size", "depth", "crash", "forbidden"):
-        raise RenderFailed(outcome.error)
+    return outcome.error if outcome.kind in _BROKEN else ""
+
+
+_BROKEN = ("syntax", "time", "memory", "size", "depth", "crash", "forbidden")
 
 
 def is_prefix_preserving(tokenizer: TemplateTokenizer | None, chat_template: str) -> bool:

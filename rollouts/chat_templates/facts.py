@@ -30,7 +30,7 @@ def _message_that_raises(side: Side) -> str:
     messages = side.conversation.messages
     if side.error_kind != "raises" or not messages:
         return ""
-    return f" (with the messages {', '.join(str(message.get('role')) for message in messages)})"
+    return f" (with the messages {', '.join(str(message.get('role')) for message in messages)})."
 
 
 def unsupported(name: str, title: str, purpose: Purpose, detail: str, decisive: bool = True, **more: Any) -> Check:

@@ -90,10 +90,12 @@ class RememberingRenderer(TemplateRenderer):
         """As of :class:`TemplateRenderer`. The array belongs to the memory: do not write to it."""
         key = _key(messages, tools, kwargs, add_generation_prompt)
         ids = self._ids.get(key)
-        if ids is None:
-            ids = self._encode(self.render_text(messages, tools, kwargs, add_generation_prompt))
-            if key in self._foreseen.rendered:  # only its identities are sure to stay taken
-                self._ids[key] = ids
+        if ids is not None:
+            return ids
+        found = self._foreseen.rendered.get(key)
+        if found is None:
+            return self._encode(super().render_tracked(messages, tools, kwargs, add_generation_prompt)[0])
+        ids = self._ids[key] = self._encode(found.or_raise().text)
         return ids
 
     def _series(self, asks: Sequence[Conversation]) -> tuple[sandbox.Series, list[Key]]:
@@ -103,7 +105,7 @@ class RememberingRenderer(TemplateRenderer):
         for ask in asks:
             clean = self.own_kwargs(ask.kwargs) if ask.kwargs else {}
             renders.append((
-                [messages.place(message) for message in ask.messages],
+                messages.places(ask.messages),
                 None if ask.tools is None else tools.place(ask.tools),
                 kwargs.place(clean, ask.kwargs) if clean else 0,
                 ask.add_generation_prompt,
@@ -127,6 +129,10 @@ class _Table:
             place = self._places[key] = len(self.values)
             self.values.append(value)
         return place
+
+    def places(self, values: Sequence[Any]) -> list[int]:
+        known = [*map(self._places.get, map(id, values))]
+        return [place for place in known if place is not None] if None not in known else [*map(self.place, values)]
 
 
 def _parts(asks: Sequence[Conversation]) -> list[list[Conversation]]:

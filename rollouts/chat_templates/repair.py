@@ -148,7 +148,7 @@ def find_repair(
     goals = {purpose: [one for one in broken if one.purpose is purpose] for purpose in wanted}
     everything = [one for checks in goals.values() for one in checks]
     if not everything:
-        return None, "There is nothing to repair: appending messages keeps what was rendered before."
+        return None, _nothing(report)
     if all(one.comparison is not None and one.comparison.text_passed for one in everything):
         return None, "The text is kept; only the tokens differ, which no change of the template can mend."
     renderer = TemplateRenderer(tokenizer, report.chat_template)
@@ -191,6 +191,28 @@ def _judged(bench: Bench, report: CheckReport) -> list[Conversation]:
 SCOPES = {Purpose.TOOLS: "tools", Purpose.USERS: "all", Purpose.GENERATION: "every"}
 """The purposes that a repair serves, in this order, and the scope of one that serves the earlier ones too."""
 FIXED = "both renders belong to conversations whose history is kept today, so neither may change"
+
+
+def _nothing(report: CheckReport) -> str:
+    """Why there is nothing to repair, and what can be done where that does not mean that all is well."""
+    raising = [
+        one for one in report.checks
+        if one.status is Status.RAISES and one.decisive and one.purpose in SCOPES and one.failed is not None
+    ]  # fmt: skip
+    if raising:
+        first = raising[0]
+        assert first.failed is not None
+        where = "the template" if first.line is None else f"line {first.line} of the template"
+        others = f" and {len(raising) - 1} more" if len(raising) > 1 else ""
+        return (
+            f"There is nothing that a repair could compare: the template renders no conversation of the probe "
+            f"“{first.title}”{others}. {first.failed.error.rstrip('.')}. A refusal may be meant, so no repair takes it "
+            f"away. If your conversations hold such messages, change {where}, or choose another chat template."
+        )
+    void = next((one for one in report.checks if one.name == "tool_append" and one.void), None)
+    if void is not None:
+        return f"{void.detail} If your conversations hold tool results, choose a chat template that renders them."
+    return "There is nothing to repair: appending messages keeps what was rendered before."
 
 
 def _none(broken: Sequence[Check], hopeless: Collection[str], is_late: bool) -> str:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollouts.tito.codec import RenderFailed
 
@@ -74,8 +74,7 @@ class Series:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Rendered:
+class Rendered(NamedTuple):
     """The outcome of a job: ``text``, or a sentence in ``error``."""
 
     text: str = ""
@@ -297,7 +296,7 @@ def _series(outcomes: Sequence[Any]) -> Iterator[Rendered]:
             continue
         kept, rest, spans = outcome
         before = before[:kept] + rest
-        yield Rendered(before, tracked_spans=tuple((a, b) for a, b in spans))
+        yield Rendered(before, tracked_spans=tuple(map(tuple, spans)))
 
 
 def _spoils(outcomes: Sequence[Rendered]) -> bool:

@@ -17,8 +17,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, BinaryIO
 
@@ -111,7 +111,9 @@ WRITTEN_THROUGH = environment(provenance=True)
 
 @lru_cache(maxsize=64)
 def compiled(text: str) -> jinja2.Template:
-    return PLAIN.from_string(text)
+    template = PLAIN.from_string(text)
+    template.globals = dict(template.globals)  # each render copies them, and a chain of maps is slow to copy
+    return template
 
 
 @lru_cache(maxsize=16)
@@ -251,7 +253,10 @@ def failure(error: BaseException) -> dict[str, Any]:
     return {"kind": "raises", "line": line, "error": f"The template fails{where}: {type(error).__name__}: {said}"}
 
 
-def answer(text: str, job: dict[str, Any], limit: bool = True) -> dict[str, Any]:
+Render = Callable[[str, dict[str, Any]], dict[str, Any]]
+
+
+def answer(text: str, job: dict[str, Any], limit: bool = True, render: Render = render_plain) -> dict[str, Any]:
     """One render; without ``limit`` it goes on using the computing time that an earlier one was allowed."""
     if limit:
         used = time.process_time()
@@ -259,10 +264,219 @@ def answer(text: str, job: dict[str, Any], limit: bool = True) -> dict[str, Any]
     now = job.get("now")
     Clock.now = datetime.datetime.fromisoformat(now) if now else datetime.datetime(2026, 1, 1, 12, 0)
     try:
-        render = render_with_lines if job.get("lines") else render_plain
-        return render(text, job["variables"])
+        return (render_with_lines if job.get("lines") else render)(text, job["variables"])
     except Exception as error:
         return failure(error)
+
+
+# -- conversations that grow
+#
+# Most templates write message by message, in one loop at the top. Where a conversation begins like the one before it,
+# the bodies of the messages that both have are not run again: their text is taken over. This is right as long as a body
+# follows from nothing but its message, those before it, the one behind it and what does not change: so a template that
+# carries values from body to body is never resumed (`_walks`), and whatever tells how many messages there are is noted
+# while it renders (`Seen`), so that nothing is taken over from there on.
+
+
+class Beginning:
+    """What a render can be resumed from, and how far it has come."""
+
+    def __init__(self, messages: list[int], fixed: tuple[Any, ...]) -> None:
+        self.messages, self.fixed = messages, fixed
+        """Indices of its messages; tools and kwargs."""
+        self.text = ""
+        self.pieces: list[str] = []
+        self.spans: list[tuple[int, int]] = []
+        self.marks: list[tuple[int, int]] = []
+        """At the start of each body: characters written, spans noted."""
+        self.begun = 0
+        self.alike: int | None = None
+        """Bodies before the first that could see how many messages there are; None = no body could."""
+        self.skipped = 0
+        self.earlier: Beginning | None = None
+
+    def sees_the_end(self) -> None:
+        if self.alike is None:
+            self.alike = self.begun - 1
+
+    def go_on_from(self, earlier: Beginning | None) -> None:
+        """Skip what both have. The last message that both have may have been the last of all, so it is run again."""
+        if earlier is None or earlier.fixed != self.fixed:
+            return
+        n = 0
+        for ours, theirs in zip(self.messages, earlier.messages, strict=False):
+            if ours != theirs:
+                break
+            n += 1
+        alike = n if earlier.alike is None else earlier.alike
+        self.skipped, self.earlier = max(0, min(n - 1, alike, len(earlier.marks) - 1)), earlier
+
+    def begins_body(self) -> bool:
+        """Whether the next body is to be run."""
+        n = self.begun
+        self.begun += 1
+        if n < self.skipped:
+            return False
+        if n == self.skipped and n and self.earlier is not None:
+            before, (written, n_spans) = self.earlier, self.earlier.marks[n]
+            if "".join(self.pieces) != before.text[: before.marks[0][0]]:
+                raise ValueError("what stands before the first message is not the same")
+            self.marks = before.marks[:n]
+            self.pieces[:] = [before.text[:written]]
+            GenerationTracker.spans[:] = before.spans[:n_spans]
+            GenerationTracker.written = written
+        self.marks.append((GenerationTracker.written, len(GenerationTracker.spans)))
+        return True
+
+
+class Seen(list[Any]):
+    """The messages as a template sees them; a look that tells how many there are is noted."""
+
+    def __init__(self, values: list[Any], render: Beginning) -> None:
+        super().__init__(values)
+        self._render = render  # a name that no template can reach
+
+    def __bool__(self) -> bool:
+        return list.__len__(self) > 0  # no render that is resumed has none
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is not int or not 0 <= index <= self._render.begun:
+            self._render.sees_the_end()
+        return list.__getitem__(self, index)
+
+    def __radd__(self, other: Any) -> Any:
+        self._render.sees_the_end()
+        return other + list(self)
+
+
+class Walked(list[Any]):
+    """The messages as the loop walks over them."""
+
+    def __init__(self, values: list[Any], render: Beginning) -> None:
+        super().__init__(values)
+        self._render = render  # a name that no template can reach
+
+
+def _noted(name: str) -> Any:
+    real = getattr(list, name)
+
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._render.sees_the_end()
+        return real(self, *args, **kwargs)
+
+    return look
+
+
+for _name in ("__len__", "__iter__", "__reversed__", "__contains__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__",
+              "__ge__", "__add__", "__mul__", "__rmul__", "__repr__", "index", "count", "copy"):  # fmt: skip
+    setattr(Seen, _name, _noted(_name))
+Walked.__len__ = _noted("__len__")  # type: ignore[method-assign]
+
+_WALK, _BEGINS = f"walk{_NONCE}", f"begins{_NONCE}"
+RESUMABLE = environment(provenance=False)
+RESUMED: list[Beginning] = []
+"""The render in progress."""
+
+
+def _walk(messages: Any) -> Any:
+    if isinstance(messages, Seen):
+        return Walked(list.copy(messages), messages._render)
+    RESUMED[0].sees_the_end()  # the template made another list of them
+    return messages
+
+
+RESUMABLE.filters[_WALK] = _walk
+RESUMABLE.tests[_BEGINS] = lambda _: RESUMED[0].begins_body()
+
+_CARRIES = frozenset({"namespace", "cycler", "joiner", "lipsum", "caller"})
+_ODD_FILTERS = frozenset({"random", "pprint", "attr"})
+_LAZY = frozenset(
+    {"map", "select", "reject", "selectattr", "rejectattr", "batch", "slice", "reverse", "items", "unique"}
+)
+"""Filters that give what can be read once."""
+
+
+def _walks(tree: nodes.Template) -> nodes.For | None:
+    """The loop over the messages, when each run of its body follows from the messages and from nothing else."""
+    loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_name(node.iter, "messages")]
+    if len(loops) != 1 or not isinstance(loops[0].target, nodes.Name):
+        return None
+    loop, place = loops[0], tree.body.index(loops[0])
+    before, upto = nodes.Template(tree.body[:place]), nodes.Template(tree.body[: place + 1])
+    is_odd = (
+        bool(loop.test or loop.else_ or loop.recursive)
+        or any(node.name in _CARRIES for node in tree.find_all(nodes.Name))
+        or any(node.name in _ODD_FILTERS for node in tree.find_all(nodes.Filter))
+        or any(node.attr == "changed" for node in tree.find_all(nodes.Getattr))
+        or any(node.value == "changed" for node in tree.find_all(nodes.Const))
+        or any(True for _ in tree.find_all((nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)))
+        or any(_is_name(node, "add_generation_prompt") for node in upto.find_all(nodes.Name))
+        or any(node.name in _LAZY for kept in before.find_all(nodes.Assign) for node in kept.find_all(nodes.Filter))
+    )
+    return None if is_odd else loop
+
+
+def _is_name(node: nodes.Node, name: str) -> bool:
+    return isinstance(node, nodes.Name) and node.name == name
+
+
+@lru_cache(maxsize=16)
+def resumable(text: str) -> jinja2.Template | None:
+    """The template with its loop over the messages told where it begins; None where it cannot be resumed."""
+    tree = RESUMABLE.parse(text)
+    loop = _walks(tree)
+    if loop is None:
+        return None
+    assert isinstance(loop.target, nodes.Name)
+    message = nodes.Name(loop.target.name, "load")
+    begins = nodes.Test(message, _BEGINS, [], [], None, None)
+    loop.iter = nodes.Filter(loop.iter, _WALK, [], [], None, None)
+    loop.body = [nodes.If(begins, loop.body, [], [])]
+    for node in (message, begins, loop.iter, loop.body[0]):
+        node.set_lineno(loop.lineno).set_environment(RESUMABLE)
+    code = RESUMABLE.compile(tree)
+    return RESUMABLE.template_class.from_code(RESUMABLE, code, dict(RESUMABLE.globals), lambda: True)
+
+
+TRIES = 8
+"""Resumed renders of a template that are made from the start as well, to compare."""
+_tried: dict[str, int] = {}
+"""Template -> how many were the same; -1 = one was not."""
+
+
+def render_growing(text: str, variables: dict[str, Any], here: Beginning, earlier: Beginning | None) -> dict[str, Any]:
+    """:func:`render_plain`, going on from an earlier render where that is the same."""
+    answered = None
+    try:
+        template = resumable(text) if here.messages and _tried.get(text, 0) >= 0 else None
+        if template is not None:
+            answered = _resumed(template, variables, here, earlier)
+    except Exception:  # the plain render says what is wrong, and where
+        here.marks = []
+    if answered is None:
+        return render_plain(text, variables)
+    if here.skipped and _tried.get(text, 0) < TRIES:
+        plain = render_plain(text, variables)
+        _tried[text] = _tried.get(text, 0) + 1 if plain == answered else -1
+        return plain
+    return answered
+
+
+def _resumed(
+    template: jinja2.Template, variables: dict[str, Any], here: Beginning, earlier: Beginning | None
+) -> dict[str, Any]:
+    RESUMED[:] = [here]
+    here.go_on_from(earlier)
+    GenerationTracker.spans, GenerationTracker.written = here.spans, 0
+    seen = {**variables, "messages": Seen(variables["messages"], here)}
+    for chunk in template.root_render_func(template.new_context(seen)):
+        here.pieces.append(chunk)
+        GenerationTracker.written += len(chunk)
+        if GenerationTracker.written > Limits.output_chars:
+            raise TooMuchOutput
+    here.text = "".join(here.pieces)
+    here.pieces, here.earlier = [], None
+    return {"text": here.text, "tracked_spans": here.spans}
 
 
 def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -273,12 +487,16 @@ def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
     base, messages, tools = job["variables"], job["messages"], job["tools"]
     outcomes: list[Any] = []
     before = ""
+    earlier: Beginning | None = None
     for n, (indices, tools_index, kwargs, generation) in enumerate(job["series"]):
         variables = {
             **base, **job["kwargs"][kwargs], "messages": [messages[index] for index in indices],
             "tools": None if tools_index is None else tools[tools_index], "add_generation_prompt": generation,
         }  # fmt: skip
-        rendered = answer(text, {"variables": variables, "now": job.get("now")}, limit=n == 0)
+        here = Beginning(indices, (tools_index, kwargs))
+        render = partial(render_growing, here=here, earlier=earlier)
+        rendered = answer(text, {"variables": variables, "now": job.get("now")}, limit=n == 0, render=render)
+        earlier = here
         if rendered.get("kind") == "memory":
             return rendered
         if "error" in rendered:

@@ -34,10 +34,12 @@ def canonical_check(ids: Ids, codec: Codec) -> list[Drift]:
     return canonical_check_batch([ids], codec)[0]
 
 
-def canonical_check_batch(streams: Sequence[Ids], codec: Codec) -> list[list[Drift]]:
-    """:func:`canonical_check` of each stream, encoding all of them in one call."""
+def canonical_check_batch(
+    streams: Sequence[Ids], codec: Codec, data: Sequence[bytes] | None = None
+) -> list[list[Drift]]:
+    """:func:`canonical_check` of each stream, encoding all of them in one call. ``data``: their bytes, if known."""
     anchor = _anchor(codec)
-    texts = _texts(streams, codec)
+    texts = [one.decode("utf-8", "replace") for one in (bytes_of_each(streams, codec) if data is None else data)]
     encoded = codec.encode_batch([anchor.text + text for text in texts])
     return [
         _drifts(ids, _without_anchor(again, anchor, text, codec), codec)
@@ -45,13 +47,13 @@ def canonical_check_batch(streams: Sequence[Ids], codec: Codec) -> list[list[Dri
     ]
 
 
-def _texts(streams: Sequence[Ids], codec: Codec) -> list[str]:
-    """The text of each stream, half characters as U+FFFD; all bytes are gathered at once."""
+def bytes_of_each(streams: Sequence[Ids], codec: Codec) -> list[bytes]:
+    """The bytes of each stream, all gathered at once."""
     if not streams:
         return []
     data, ends = codec.joined_bytes(np.concatenate(streams))
     at = np.concatenate([[0], ends])[np.cumsum([0, *(len(ids) for ids in streams)])].tolist()
-    return [data[start:stop].decode("utf-8", "replace") for start, stop in pairwise(at)]
+    return [data[start:stop] for start, stop in pairwise(at)]
 
 
 def is_canonical(ids: Ids, codec: Codec) -> bool:

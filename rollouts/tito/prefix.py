@@ -13,13 +13,16 @@ import numpy as np
 from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins, Row, Step
 
 _BLOCK = 1024
+_SMALL = 1 << 16
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
     """How many leading ids two streams share. Stops soon after the first difference."""
+    if a is b:
+        return len(a)
     n = min(len(a), len(b))
-    if n <= _BLOCK and a[:n].tobytes() == b[:n].tobytes():
-        return n  # by far the most frequent answer, and the cheapest comparison of a few ids
+    if n <= _SMALL and a[:n].tobytes() == b[:n].tobytes():
+        return n  # by far the most frequent answer, and the cheapest comparison
     start, block = 0, _BLOCK
     while start < n:
         stop = min(n, start + block)

@@ -115,16 +115,13 @@ def columns_of(row: Row) -> Iterator[tuple[str, Floats]]:
 def _lag(says: Mask, mask: Mask) -> int:
     """How far the column stands behind the mask; 0 when it fits as it is, or nowhere better."""
     at_home = int(np.count_nonzero(says != mask))
-    if at_home < 2:
-        return 0
+    if at_home < 2 or not (says & ~mask).any():
+        return 0  # zeros at the start of a completion are sure tokens: a shift also puts values behind its end
     best, best_lag = at_home, 0
     for lag in (1, -1, *range(2, _MAX_LAG + 1), *range(-2, -_MAX_LAG - 1, -1)):
-        moved = np.zeros_like(mask)
-        if lag > 0:
-            moved[lag:] = mask[:-lag]
-        else:
-            moved[:lag] = mask[-lag:]
-        differ = int(np.count_nonzero(says != moved))
+        # What a shift pushed over the row's end, or drew in behind it, is not known.
+        there, here = (says[lag:], mask[:-lag]) if lag > 0 else (says[:lag], mask[-lag:])
+        differ = int(np.count_nonzero(there != here))
         if differ < best:
             best, best_lag = differ, lag
     # Sampled tokens with a logprob of exactly 0 fit nowhere; a real shift explains nearly all that does not fit.

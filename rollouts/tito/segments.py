@@ -63,13 +63,15 @@ def byte_offsets(pieces: Sequence[bytes]) -> Ids:
 def _headers(whole: bytes, special: Mask, offsets: Ids) -> list[tuple[int, int]]:
     """Byte ranges of the header text right behind each control token."""
     places = np.flatnonzero(special)
+    if not len(places):
+        return []
+    starts = offsets.take(places + 1).tolist()
+    stops = [*offsets.take(places[1:]).tolist(), len(whole)]
     found = []
-    for position, place in enumerate(places):
-        start = int(offsets[place + 1])
-        stop = int(offsets[places[position + 1]]) if position + 1 < len(places) else len(whole)
-        match = _HEADER.match(whole[start : min(stop, start + 256)])
-        if match and match.end():
-            found.append((start, start + match.end()))
+    for start, stop in zip(starts, stops, strict=True):
+        match = _HEADER.match(whole, start, min(stop, start + 256))
+        if match and match.end() > start:
+            found.append((start, match.end()))
     return found
 
 
@@ -117,7 +119,8 @@ def content_forms(content: Any) -> Iterator[tuple[bytes, ...]]:
     if content is None or (isinstance(content, str) and not content.strip()):
         return
     if isinstance(content, str):
-        texts = (content, content.strip(), *_dumped(content), *_dumped(content.strip()))
+        as_it_is = dict.fromkeys((content, content.strip()))
+        texts = (*as_it_is, *(json.dumps(text, ensure_ascii=escaped) for text in as_it_is for escaped in (False, True)))
         forms = tuple(dict.fromkeys(text.encode("utf-8", "replace") for text in texts))
         yield forms
         return

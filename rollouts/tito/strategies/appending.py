@@ -60,7 +60,7 @@ class Appending(ABC):
         self._ask(segment.tools, segment.kwargs)
         yield from segment.prompt_asks[:1]
         for turn in segment.turns[:-1]:
-            if turn.following is not None and self._key(turn.following) not in self._context.memo:
+            if turn.following is not None and not self._context.remembers(self._key(turn.following)):
                 yield from self._foresee_delta(turn.following)
 
     def _ask(self, tools: Tools, kwargs: Mapping[str, Any]) -> None:
@@ -75,7 +75,8 @@ class Appending(ABC):
         if not is_closed:
             # A stop text ended the completion: the stop token is the template's, and has mask 0.
             delta = np.concatenate([self._closing, delta])
-        return delta, self._context.origins(delta, messages)
+        key = "origins", delta.tobytes(), repr(messages)  # strategies mostly agree on a delta
+        return delta, self._context.remember(key, lambda: self._context.origins(delta, messages))
 
     def _probe(self, messages: Sequence[Message]) -> None:  # noqa: B027  not every strategy asks something of templates
         """Raise :class:`StrategyRefused` for a template that this strategy cannot work with."""
@@ -89,7 +90,7 @@ class Appending(ABC):
     def _foresee_difference(
         self, before: Sequence[Message], messages: Sequence[Message], tools: Tools
     ) -> Iterator[Conversation]:
-        if self._shorter_key(before, tools) not in self._context.memo:
+        if not self._context.remembers(self._shorter_key(before, tools)):
             yield Conversation(before, tools, self._kwargs, False)
         yield Conversation([*before, *messages], tools, self._kwargs, True)
 

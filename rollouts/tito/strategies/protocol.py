@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from rollouts.tito.codec import Codec, Conversation, Renderer
-from rollouts.tito.segments import delta_origins
+from rollouts.tito.segments import origins_of_text
 from rollouts.tito.trajectory import Floats, Ids, Mask, Message, Origins, Row, Step
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 Tools = Sequence[Mapping[str, Any]] | None
 T = TypeVar("T")
-MOST_REMEMBERED = 2048
+MOST_REMEMBERED = 8192
+"""Of renders: several times what the trajectories that are rendered together ask for."""
 
 
 class StrategyRefused(Exception):
@@ -47,8 +49,8 @@ class Context:
     renderer: Renderer
     stop_ids: frozenset[int]
     """The ids that end a completion: EOS and what else the model stops at."""
-    memo: dict[Any, Any] = field(default_factory=dict)
-    """Renders that many trajectories need alike."""
+    memo: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
+    """Renders that many trajectories need alike, the one that was needed last behind the others."""
     rows: Context | None = None
     """The same with another chat template, when the rows are made with one and this one gives the prompts alone."""
     bridge: Callable[[Mapping[str, Any]], Extends] | None = None
@@ -65,19 +67,27 @@ class Context:
 
         What is kept is bounded: keys may hold a call's own id.
         """
-        found = self.memo.get(key)
-        if found is None:
+        if self.remembers(key):
+            found = self.memo[key]
+        else:
             try:
                 found = make()
             except StrategyRefused as refusal:
                 found = refusal
-            if len(self.memo) >= MOST_REMEMBERED:
-                self.memo.clear()
+            while len(self.memo) >= MOST_REMEMBERED:
+                self.memo.popitem(last=False)
             self.memo[key] = found
         if isinstance(found, StrategyRefused):
             raise found.with_traceback(None)
         value: T = found
         return value
+
+    def remembers(self, key: Any) -> bool:
+        """Whether the value under a key is at hand; who asks will need it, so it is kept longer than others."""
+        if key not in self.memo:
+            return False
+        self.memo.move_to_end(key)
+        return True
 
     def first_prompt(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         """The prompt of a conversation's first step. Siblings start one after the other, so the last one is kept."""
@@ -90,21 +100,34 @@ class Context:
 
     def origins(self, delta: Ids, messages: Sequence[Message]) -> Origins:
         """Which ids of a delta the template wrote and which are text of the new messages."""
-        return delta_origins(self.codec.token_bytes(delta), self.are(delta, self.codec.special_ids), messages)
+        whole, ends = self.codec.joined_bytes(delta)
+        offsets = np.concatenate([[0], ends])
+        return origins_of_text(whole, offsets, self.are(delta, self.codec.special_ids), messages)
 
     def are(self, ids: Ids, wanted: frozenset[int]) -> Mask:
         """``[n]``: which of the ids are wanted ones."""
         if len(wanted) > 8:
-            return np.isin(ids, np.fromiter(wanted, dtype=np.int64, count=len(wanted)))
-        found: Mask = np.zeros(len(ids), dtype=np.bool_)
-        for one in wanted:
+            # What lies outside of the table reads its first or its last entry, and they are False.
+            return self.remember(wanted, lambda: _table(wanted)).take(ids + 1, mode="clip")
+        if not wanted:
+            return np.zeros(len(ids), dtype=np.bool_)
+        first, *others = wanted
+        found: Mask = ids == first
+        for one in others:
             found |= ids == one
         return found
 
     def after_last(self, ids: Ids, stops: frozenset[int]) -> int:
         """The place right behind the last stop token; 0 where there is none."""
-        places = np.flatnonzero(self.are(ids, stops))
+        places = self.are(ids, stops).nonzero()[0]
         return int(places[-1]) + 1 if places.size else 0
+
+
+def _table(wanted: frozenset[int]) -> Mask:
+    """Whether an id is a wanted one, by the id + 1."""
+    table: Mask = np.zeros(max(wanted) + 3, dtype=np.bool_)
+    table[np.fromiter(wanted, dtype=np.int64, count=len(wanted)) + 1] = True
+    return table
 
 
 def changed_past(

@@ -34,9 +34,9 @@ def joined(pieces: Sequence[Piece], n_steps: int) -> Row:
     """Pieces as one row. Nothing in it was sampled as it stands, so it has no log-probabilities."""
     ids = np.concatenate([piece.ids for piece in pieces]) if pieces else NO_IDS
     mask = np.concatenate([piece.loss_mask for piece in pieces]) if pieces else np.zeros(0, dtype=np.bool_)
-    origin = np.where(mask, Origin.INSERTED, Origin.TEMPLATE).astype(np.uint8)
-    first = int(np.argmax(mask)) if mask.any() else len(mask)
-    origin[:first] = Origin.PROMPT
+    origin: Origins = np.where(mask, np.uint8(Origin.INSERTED), np.uint8(Origin.TEMPLATE))
+    first = int(mask.argmax()) if mask.any() else len(mask)
+    origin[:first] = int(Origin.PROMPT)
     return Row(ids, mask, None, origin, step_indices=tuple(range(n_steps)))
 
 
@@ -152,6 +152,7 @@ class MessageDelta(Rendering):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._pieces: list[Piece] = []
+        self._so_far: Ids = NO_IDS
         self._text_so_far = ""
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
@@ -172,7 +173,7 @@ class MessageDelta(Rendering):
         return [joined(self._pieces, self._n_steps)]
 
     def _prompt(self) -> Ids:
-        return np.concatenate([piece.ids for piece in self._pieces])
+        return self._so_far
 
     def _grow(self, generation: bool, is_trained: bool) -> None:
         text = self._text(self._messages, generation)
@@ -183,7 +184,9 @@ class MessageDelta(Rendering):
             )
         delta = text[len(self._text_so_far) :]
         self._text_so_far = text
-        self._pieces.append(Piece.of(self._context.encode(delta), is_trained))
+        piece = Piece.of(self._context.encode(delta), is_trained)
+        self._pieces.append(piece)
+        self._so_far = np.concatenate([self._so_far, piece.ids])
 
     def foresee(self, segment: Segment) -> Iterator[Conversation]:
         yield from segment.prompt_asks
@@ -202,6 +205,7 @@ class PerMessage(Rendering):
         super().__init__(context)
         self._generation: Ids = NO_IDS
         self._pieces: list[Piece] = []
+        self._so_far: Ids = NO_IDS
         self._asked = ""
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
@@ -220,18 +224,21 @@ class PerMessage(Rendering):
         whole = _whole(segment)
         for index, message in enumerate(whole):
             tools = segment.tools if index == 0 else None
-            if self._key(message, tools) not in self._context.memo:
+            if not self._context.remembers(self._key(message, tools)):
                 yield Conversation([message], tools, segment.kwargs, False)
 
     def rows(self) -> list[Row]:
         return [joined(self._all(), self._n_steps)]
 
     def _prompt(self) -> Ids:
-        return np.concatenate([*(piece.ids for piece in self._all()), self._generation])
+        self._all()
+        return np.concatenate([self._so_far, self._generation])
 
     def _all(self) -> list[Piece]:
-        for index in range(len(self._pieces), len(self._messages)):
-            self._pieces.append(self._piece(self._messages[index], self._tools if index == 0 else None))
+        places = range(len(self._pieces), len(self._messages))
+        new = [self._piece(self._messages[index], self._tools if index == 0 else None) for index in places]
+        self._pieces += new
+        self._so_far = np.concatenate([self._so_far, *(piece.ids for piece in new)])
         return self._pieces
 
     def _key(self, message: Message, tools: Tools) -> Any:
@@ -335,7 +342,7 @@ class EosSplice(Rendering):
         n_stops = int(np.count_nonzero(self._context.are(self._ids(self._messages, False), stops)))
         self._messages.extend(messages)
         full = self._ids(self._messages, True)
-        places = np.flatnonzero(self._context.are(full, stops))
+        places = self._context.are(full, stops).nonzero()[0]
         if not n_stops or len(places) < n_stops:
             raise StrategyRefused(
                 "eos_splice looks for the EOS that ends the last reply, and the chat template writes none there. "

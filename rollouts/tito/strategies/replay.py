@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -65,7 +65,7 @@ def replay(trajectory: Trajectory, strategy: New, context: Context) -> Replay:
 
 def replay_many(
     trajectories: Iterable[Trajectory], strategies: Sequence[New], context: Context
-) -> Iterator[list[Replay]]:
+) -> Generator[list[Replay]]:
     """For each trajectory what :func:`replay` gives for each strategy.
 
     Where the renderer can foresee, the renders of a batch are made together, those of the next batch meanwhile.
@@ -174,7 +174,7 @@ def _replayed(trajectory: Trajectory, talk: _Talk, make: New, context: Context) 
         tuple(rows),
         trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
         lost_tokens=_lost(steps, rows),
-        prompt_tokens_repaid=_repaid(rows),
+        prompt_tokens_repaid=repaid_tokens(rows),
         sampled_tokens=sum(len(step.completion_ids) for step in steps),
         frozen_steps=frozen,
         differs_at=differs or _last_differs(steps, rows),
@@ -228,9 +228,11 @@ def _lost(steps: Sequence[Step], rows: Sequence[Row]) -> int:
     """Sampled tokens minus those that the rows' trained stretches repeat, completion by completion."""
     verbatim = 0
     for row in rows:
-        if row.origin is not None and np.any(row.origin == Origin.SAMPLED):
-            verbatim += int(np.count_nonzero(row.loss_mask & (row.origin == Origin.SAMPLED)))
-            continue
+        if row.origin is not None:
+            is_sampled = row.origin == int(Origin.SAMPLED)
+            if is_sampled.any():
+                verbatim += int(np.count_nonzero(row.loss_mask & is_sampled))
+                continue
         for index, stretch in zip(row.step_indices, _stretches(row), strict=False):
             verbatim += _repeated(steps[index].completion_ids, stretch)
     return sum(len(step.completion_ids) for step in steps) - verbatim
@@ -238,7 +240,10 @@ def _lost(steps: Sequence[Step], rows: Sequence[Row]) -> int:
 
 def _stretches(row: Row) -> list[Ids]:
     """The maximal trained stretches of a row."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], row.loss_mask.astype(np.int8), [0]])))
+    mask = row.loss_mask
+    edges = ((mask[1:] != mask[:-1]).nonzero()[0] + 1).tolist()
+    if len(mask):
+        edges = [*([0] if mask[0] else []), *edges, *([len(mask)] if mask[-1] else [])]
     return [row.ids[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
@@ -251,7 +256,8 @@ def _repeated(sampled: Ids, stretch: Ids) -> int:
     return prefix + suffix
 
 
-def _repaid(rows: Sequence[Row]) -> int:
+def repaid_tokens(rows: Sequence[Row]) -> int:
+    """Tokens that a row shares with an earlier one from its start on, of all rows: they are forwarded again."""
     total = 0
     for index, row in enumerate(rows):
         best = 0
@@ -264,11 +270,13 @@ def _repaid(rows: Sequence[Row]) -> int:
     return total
 
 
-def with_replies(trajectory: Trajectory, parse: Callable[[Ids, Ids], Message]) -> Trajectory:
+def with_replies(trajectory: Trajectory, parse: Callable[[Ids, Ids, Any], Message]) -> Trajectory:
     """The trajectory with a parsed message for each completion whose message neither it nor the next request has."""
     lacking = set(lacks_reply(trajectory))
     steps = tuple(
-        replace(step, reply=parse(step.prompt_ids, step.completion_ids)) if index in lacking else step
+        replace(step, reply=parse(step.prompt_ids, step.completion_ids, step.request and step.request.tools))
+        if index in lacking
+        else step
         for index, step in enumerate(trajectory.steps)
     )
     return replace(trajectory, steps=steps)

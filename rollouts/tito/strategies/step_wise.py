@@ -14,7 +14,7 @@ import numpy as np
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.strategies.appending import ToolDelta
 from rollouts.tito.strategies.protocol import Context, Tools
-from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Row, Step
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step
 
 
 class StepWise(ToolDelta):
@@ -60,15 +60,13 @@ class StepWiseMerged(StepWise):
 
 
 def _row(step: Step, index: int, is_last: bool) -> Row:
-    n_prompt, n_sampled = len(step.prompt_ids), len(step.completion_ids)
-    logprobs = None
+    ids, n_prompt = step.stream, len(step.prompt_ids)
+    mask: Mask = np.zeros(len(ids), dtype=np.bool_)
+    mask[n_prompt:] = True
+    origin: Origins = np.empty(len(ids), dtype=np.uint8)
+    origin[:n_prompt], origin[n_prompt:] = int(Origin.PROMPT), int(Origin.SAMPLED)
+    logprobs: Floats | None = None
     if step.logprobs is not None:
-        logprobs = np.concatenate([np.full(n_prompt, np.nan, dtype=np.float32), step.logprobs])
-    return Row(
-        step.stream,
-        np.repeat([False, True], [n_prompt, n_sampled]),
-        logprobs,
-        np.repeat(np.array([Origin.PROMPT, Origin.SAMPLED], dtype=np.uint8), [n_prompt, n_sampled]),
-        step_indices=(index,),
-        extra={"is_last_step": is_last},
-    )
+        logprobs = np.empty(n_prompt + len(step.logprobs), dtype=np.float32)
+        logprobs[:n_prompt], logprobs[n_prompt:] = np.nan, step.logprobs
+    return Row(ids, mask, logprobs, origin, step_indices=(index,), extra={"is_last_step": is_last})
