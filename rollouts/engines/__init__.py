@@ -14,6 +14,7 @@ from rollouts.engines.protocol import (
     Sampling,
     check_generation,
     check_request,
+    reason,
 )
 
 # Where each is found; nothing is imported before it is asked for, because torch and vllm take seconds and gigabytes.
@@ -25,7 +26,9 @@ ENGINES: dict[str, str] = {
     "scripted": "rollouts.engines.scripted:ScriptedEngine",
 }
 
-LIGHT = frozenset({"vllm_server", "sglang_server", "scripted"})
+SERVERS = frozenset({"vllm_server", "sglang_server"})
+"""Those that ask a server: built with its address instead of a model's folder."""
+LIGHT = SERVERS | {"scripted"}
 """Those that compute next to nothing here; a worker gives each of the others a process of its own."""
 
 
@@ -46,15 +49,10 @@ def build_engine(name: str, path: str, **options: Any) -> Engine:
     return engine
 
 
-def reason(error: BaseException) -> str:
-    """An exception as the end of a sentence: its kind and its first line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
-
-
 __all__ = [
     "ENGINES",
     "LIGHT",
+    "SERVERS",
     "Engine",
     "EngineError",
     "Generation",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
+from itertools import count
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -14,8 +17,12 @@ from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
 T = TypeVar("T")
 
 TRIES = 4
+"""At least; a server that is gone or busy is asked again as long as patience lasts."""
+PATIENCE_S = 120.0
+"""How long a server may be away: about what one takes to start anew with its model."""
 FIRST_WAIT_S = 0.25
 """Doubled after each try."""
+LONGEST_WAIT_S = 10.0
 CONNECT_S = 5.0
 ANSWER_S = 600.0
 """Of one completion, queueing at the server included."""
@@ -23,6 +30,10 @@ PROBE_S = 15.0
 STEP_S = 0.05
 """How long one ``step`` waits for an answer, so that aborts and new requests are not kept waiting."""
 MAX_ANSWER_BYTES = 64 << 20
+BUSY = frozenset({429, 502, 503, 504})
+"""What a server says, or a proxy before it, that will be there again."""
+
+log = logging.getLogger(__name__)
 
 
 class ServerAnswer(Exception):
@@ -63,13 +74,16 @@ class HttpEngine(ABC):
         allowed_hosts: Collection[str] = ("localhost", "127.0.0.1", "::1"),
         api_key: str = "",
         max_model_len: int = 0,
-        logprobs_mode: str = "raw",
+        logprobs_mode: str = "",
         max_live: int = 256,
+        patience: float = PATIENCE_S,
     ) -> None:
         import aiohttp
 
         self.url = check_host(url, allowed_hosts)
-        self.model, self.vocab_size, self.logprobs_mode = model, vocab_size, logprobs_mode
+        self.model, self.vocab_size = model, vocab_size
+        self.logprobs_mode = logprobs_mode or self.logprobs_mode
+        self._patience = patience
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[str, asyncio.Task[Generation]] = {}
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -136,6 +150,10 @@ class HttpEngine(ABC):
     @abstractmethod
     async def _ask(self, request: GenerationRequest) -> Generation: ...
 
+    @abstractmethod
+    def _read(self, answer: Any, request: GenerationRequest) -> Generation:
+        """An answer as a generation. Raises :class:`EngineError` where ids or log-probabilities are missing."""
+
     async def _drop(self, request_id: str) -> None:  # noqa: B027  closing the connection is enough for most
         """Tell the server that nobody waits any more, where closing the connection does not."""
 
@@ -163,29 +181,40 @@ class HttpEngine(ABC):
                 raise ServerAnswer(answer.status, message_of(raw))
         return json.loads(raw)
 
-    async def _call_again(self, path: str, body: Any) -> Any:
-        """:meth:`_call` with retries: on a lost connection, a server that is busy, or one that starts anew."""
+    async def _generate(self, path: str, body: Any, request: GenerationRequest) -> Generation:
+        """Ask for a completion, and again: on a lost connection, a server that is busy, or one that starts anew."""
         import aiohttp
 
-        wait = FIRST_WAIT_S
-        for attempt in range(1, TRIES + 1):
+        wait, began = FIRST_WAIT_S, time.monotonic()
+        for attempt in count(1):
+            patient = attempt < TRIES or time.monotonic() - began < self._patience
             try:
-                return await self._call(path, body)
+                generation = self._read(await self._call(path, body), request)
+                if generation.finish_reason in ("stop", "length"):
+                    return generation
+                # A server that shuts down, or loads other weights, drops what it was at and says so.
+                raise ServerAnswer(503, f"the completion was dropped there ({generation.finish_reason or 'no reason'})")
             except ServerAnswer as error:
                 if error.status in (400, 404, 413, 422):
                     raise RequestRefused(f"The server refused the request ({error}).") from error
-                if attempt == TRIES or error.status not in (408, 429, 500, 502, 503, 504):
+                again = attempt < TRIES if error.status in (408, 500) else patient and error.status in BUSY
+                if not again:
                     raise EngineError(f"The server at {self.url} answered {error}") from error
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                if attempt == TRIES:
+                if not patient:
                     kind = (
                         "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached ({error})"
                     )
-                    raise EngineError(f"The server at {self.url} {kind}; {TRIES} tries were made.") from error
+                    raise EngineError(
+                        f"The server at {self.url} {kind}; {attempt} tries were made in "
+                        f"{time.monotonic() - began:.0f} seconds. Look whether it runs."
+                    ) from error
             except ValueError as error:
                 raise EngineError(f"The server at {self.url} answered with something that is not JSON.") from error
+            if attempt == TRIES:
+                log.warning("server does not answer; asking on url=%s for=%gs", self.url, self._patience)
             await asyncio.sleep(wait)
-            wait *= 2
+            wait = min(wait * 2, LONGEST_WAIT_S)
         raise AssertionError("unreachable")
 
     async def _first(self, path: str, pick: Callable[[Any], Any], default: Any = None) -> Any:

@@ -1,9 +1,10 @@
 """An engine in a process of its own, beside the worker.
 
 An engine needs the interpreter a few thousand times a second. Whatever else runs in its process makes it wait: parsing
-completions, rendering tool messages, taking part in the database's work. So what computes here computes alone, and
-requests and completions cross a pipe. A process is also what an operating system kills when memory runs out: then the
-engine's trajectories fail with that reason, and the worker lives on and starts another.
+completions, rendering tool messages, taking part in the database's work. So what computes here computes alone: requests
+and completions cross a pipe, and the engine's thread reads and writes it itself, between two steps. A process is also
+what an operating system kills when memory runs out: then the engine's trajectories fail with that reason, and the
+worker lives on and starts another.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import contextlib
 import logging
 import logging.handlers
 import os
+import pickle
+import select
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, Future
-from functools import partial
+from concurrent.futures import Future
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from rollouts.engines import ENGINES, Engine, EngineError, Generation, GenerationRequest, reason
-from rollouts.engines.worker import EngineClosed, EngineFacts, EngineLost, EngineThread, Result
+from rollouts.engines.worker import EngineClosed, EngineDriver, EngineFacts, EngineLost, Result, settle
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +41,8 @@ START = (
 )
 """The program of the process. Not ``-m``: what is pickled names this module by its own name."""
 ROOT = Path(__file__).resolve().parents[2]
-CLOSE_SECONDS = 10.0
-"""How long an engine that is told to end may take, before its process is killed."""
+CLOSE_SECONDS = 5.0
+"""How long an engine whose worker is gone may take to end."""
 _NOBODY = -1
 """In the place of a question's number: what was not asked for."""
 
@@ -68,7 +73,7 @@ class EngineProcess:
     def abort(self, request_ids: Iterable[str]) -> None:
         with self._lock:
             if self._life is not None:
-                self._life.send(("abort", 0, list(request_ids)))
+                self._life.send(("abort", None, list(request_ids)))
 
     def close(self, timeout: float | None = 30) -> None:
         with self._lock:
@@ -104,7 +109,10 @@ class EngineProcess:
 
 
 class _Life:
-    """One process, from its start to its end; its thread hears what comes back."""
+    """One process, from its start to its end. A thread hears what comes back, another one writes what is asked.
+
+    The process reads between two steps, so that a writer may have to wait for it; who asks never does.
+    """
 
     def __init__(
         self,
@@ -113,9 +121,10 @@ class _Life:
         on_end: Callable[[_Life, EngineError], None],
         on_tokens: Callable[[int], None],
     ) -> None:
-        self._on_end, self._on_tokens, self._name = on_end, on_tokens, name
+        self._on_end, self._on_tokens = on_end, on_tokens
         self.due: dict[int, Future[Any]] = {}
         self._numbers = count()
+        self._outbox: SimpleQueue[bytes] = SimpleQueue()
         self._pipe, theirs = Pipe()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         # A command's standard output is its result; what an engine says goes where the logs go.
@@ -127,6 +136,7 @@ class _Life:
         self.send((dict(ENGINES), build, name))
         self._thread = threading.Thread(target=self._listen, name=f"{name}-listener", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._write, name=f"{name}-writer", daemon=True).start()
 
     def ask(self, kind: str, value: Any) -> Future[Any]:
         number, future = next(self._numbers), Future[Any]()
@@ -135,8 +145,7 @@ class _Life:
         return future
 
     def send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # it is gone; the thread that listens has heard, or will
-            self._pipe.send(message)
+        self._outbox.put(pickle.dumps(message))
 
     def end(self, timeout: float | None) -> None:
         try:
@@ -145,11 +154,21 @@ class _Life:
             self._process.kill()
         self._thread.join(timeout)
 
+    def _write(self) -> None:
+        """What has gathered goes as one message: the engine reads it in one go."""
+        with contextlib.suppress(OSError):  # it is gone; the thread that listens has heard, or will
+            while first := self._outbox.get():
+                messages = [first]
+                while not self._outbox.empty():
+                    messages.append(self._outbox.get())
+                self._pipe.send(messages)
+
     def _listen(self) -> None:
         error: EngineError | None = None
         try:
             while error is None:
-                error = self._heard(*self._pipe.recv())
+                for answer in self._pipe.recv():
+                    error = error or self._heard(*answer)
         except (EOFError, OSError):
             pass
         except Exception as fault:  # an exception that cannot be built again from its pickle
@@ -157,6 +176,7 @@ class _Life:
         if error is not None:
             self._process.kill()  # there is nothing in it that would be missed, and its memory is wanted
         status = self._process.wait()
+        self._outbox.put(b"")
         self._pipe.close()
         self._on_end(self, error or EngineLost(f"The engine's process ended: {_how(status)}."))
 
@@ -167,18 +187,8 @@ class _Life:
             return error
         if kind == "log":
             logging.getLogger(value.name).handle(value)
-            return None
-        future = self.due.pop(number, None)
-        if future is None:
-            return None
-        if kind == "cancelled":
-            future.cancel()
-        elif kind == "failed":
-            future.set_exception(value)
-        else:
-            if isinstance(value, Generation):
-                self._on_tokens(len(value.completion_ids))
-            future.set_result(value)
+        elif (future := self.due.pop(number, None)) is not None:
+            self._on_tokens(settle(future, kind, value))
         return None
 
 
@@ -191,56 +201,76 @@ def _how(status: int) -> str:
 # -- in the process ----------------------------------------------------------------------------------------------------
 
 
+Answer = tuple[int, str, Any]
+
+
 def serve(pipe: Connection) -> None:
     """Own the engine that the first message tells how to build, until the pipe closes or says so."""
-    engines, build, name = pipe.recv()
-    ENGINES.update(engines)
+    threading.Thread(target=_leave_with_worker, args=(pipe.fileno(),), daemon=True).start()
     sending = threading.RLock()  # a log record may be about what is being sent
 
-    def send(number: int, kind: str, value: Any) -> None:
+    def send(answers: list[Answer]) -> None:
         try:
             with sending:
-                pipe.send((number, kind, value))
+                pipe.send(answers)
         except OSError:
             pass  # the worker is gone, and so will this process be
         except Exception as error:  # what somebody's call gave or raised cannot be pickled
-            send(number, "failed", EngineError(f"The answer cannot leave the engine's process: {reason(error)}"))
+            if len(answers) > 1:
+                for one in answers:
+                    send([one])
+            else:
+                fault = EngineError(f"The answer cannot leave the engine's process: {reason(error)}")
+                send([(answers[0][0], "failed", fault)])
 
+    messages = deque(pipe.recv())
+    engines, build, name = pickle.loads(messages.popleft())
+    ENGINES.update(engines)
     # What is logged here is the worker's to write, in its own form.
     logging.root.addHandler(_Forward(send))
     logging.root.setLevel(logging.INFO)
-
-    def answer(number: int, future: Future[Any]) -> None:
+    answers: list[Answer] = []
+    driver = EngineDriver(build, name, lambda *answer: answers.append(answer))
+    arrives = select.poll()
+    arrives.register(pipe, select.POLLIN)
+    while True:
+        while messages or driver.is_idle() or arrives.poll(0):
+            if not messages:
+                try:
+                    messages.extend(pipe.recv())
+                except (EOFError, OSError):
+                    messages.append(pickle.dumps(None))
+            message = pickle.loads(messages.popleft())
+            if message is None:
+                driver.close()
+                return
+            driver.take(*message)
         try:
-            send(number, "done", future.result())
-        except CancelledError:
-            send(number, "cancelled", None)
-        except EngineLost:
-            pass  # the worker has been told, and tells everybody
-        except Exception as error:
-            send(number, "failed", error)
+            driver.turn()
+        except EngineLost as lost:
+            send([*answers, (_NOBODY, "lost", lost)])
+            return
+        if answers:
+            send(answers)
+            answers.clear()
 
-    owner = EngineThread(build, name, partial(send, _NOBODY, "lost"))
-    try:
-        while (message := pipe.recv()) is not None:
-            kind, number, value = message
-            if kind == "abort":
-                owner.abort(value)
-            else:
-                future: Future[Any] = owner.submit(value) if kind == "submit" else owner.call(value)
-                future.add_done_callback(partial(answer, number))
-    except EOFError:
-        pass
-    owner.close(CLOSE_SECONDS)
+
+def _leave_with_worker(descriptor: int) -> None:
+    """End the process some time after the worker's, whatever the engine is at."""
+    pipe = select.poll()
+    pipe.register(descriptor, 0)  # that the other side is gone is told without being asked for
+    pipe.poll()
+    time.sleep(CLOSE_SECONDS)
+    os._exit(1)
 
 
 class _Forward(logging.handlers.QueueHandler):
-    def __init__(self, send: Callable[[int, str, Any], None]) -> None:
+    def __init__(self, send: Callable[[list[Answer]], None]) -> None:
         super().__init__(send)  # type: ignore[arg-type]
         self._send = send
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        self._send(_NOBODY, "log", record)
+        self._send([(_NOBODY, "log", record)])
 
 
 def main() -> None:

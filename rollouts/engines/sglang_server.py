@@ -16,6 +16,8 @@ class SglangServerEngine(HttpEngine):
     """SGLang's native address; a request is dropped by ``/abort_request``."""
 
     name = "sglang_server"
+    logprobs_mode = "processed"
+    """SGLang's come after the temperature, before top_k, top_p and min_p, unless it was told otherwise."""
 
     async def _connect(self) -> None:
         info = await self._first("/get_server_info", dict, {}) or await self._first("/server_info", dict, {})
@@ -45,7 +47,7 @@ class SglangServerEngine(HttpEngine):
             | ({"sampling_seed": sampling.seed} if sampling.seed is not None else {})
             | ({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
-        return self._read(await self._call_again("/generate", body), request)
+        return await self._generate("/generate", body, request)
 
     def _read(self, answer: Any, request: GenerationRequest) -> Generation:
         try:

@@ -1,16 +1,17 @@
-"""vLLM inside this process: ids in, ids out. The only module that imports vllm, and only when an engine is built."""
+"""vLLM inside this process: ids in, ids out. The only module that imports vllm, and only when something needs it."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request
+from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request, reason
 from rollouts.engines.stops import StopTexts
 from rollouts.tito.trajectory import Floats, Ids, ids_array
 
@@ -23,6 +24,8 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # a command's standard output is its result
     "OMP_NUM_THREADS": "1",
+    # On the CPU every number of tokens in a step has kernels of its own. Left alone 1,024 are kept, some 300 MB.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
 
 
@@ -198,3 +201,55 @@ class VllmEngine:
         self._internal.clear()
         self._watched.clear()
         self.llm_engine.engine_core.shutdown()
+
+
+def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[str, list[dict[str, Any]]]]:
+    """``(text, tools) -> (content, calls)`` by the parser that ``vllm serve --tool-call-parser NAME`` takes.
+
+    ``tokenizer`` is a transformers tokenizer. Raises :class:`EngineError` with a sentence. The import takes seconds.
+    """
+    option = f"The option tool_call_parser names {name!r}"
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    try:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.tool_parsers import ToolParserManager
+    except ImportError as error:
+        raise EngineError(
+            f"{option}, a parser of vLLM, and the worker's machine lacks the package {error.name}. Install vLLM there, "
+            "or take the option away."
+        ) from error
+    if name not in (known := sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers})):
+        raise EngineError(f"{option}, and this vLLM has no such parser; it has {', '.join(known)}.")
+    made: dict[str, Any] = {}  # by the tools: making a parser reads the whole vocabulary
+
+    def read(text: str, tools: Any) -> tuple[str, list[dict[str, Any]]]:
+        try:
+            key = json.dumps(tools, sort_keys=True)
+            if key not in made:
+                made.clear()
+                request = ChatCompletionRequest(messages=[], tools=list(tools) if tools else None)
+                made[key] = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools), request
+            found = made[key][0].extract_tool_calls(text, made[key][1])
+            calls = [call.model_dump(include={"id", "type", "function"}) for call in found.tool_calls]
+        except Exception:
+            return text, []  # a model may write anything
+        for call in calls:
+            call["function"] = {
+                "name": call["function"]["name"],
+                "arguments": _arguments(call["function"]["arguments"]),
+            }
+        return (found.content or "", calls) if calls else (text, [])
+
+    try:
+        ToolParserManager.get_tool_parser(name)(tokenizer, None)
+    except Exception as error:
+        raise EngineError(f"{option}, which cannot be used with this model: {reason(error)}") from error
+    return read
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

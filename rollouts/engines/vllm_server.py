@@ -65,7 +65,7 @@ class VllmServerEngine(HttpEngine):
             }
         else:
             body = {"model": self.model, "prompt": ids, "return_token_ids": True, "add_special_tokens": False} | asked
-        return self._read(await self._call_again(self._path, body), request)
+        return await self._generate(self._path, body, request)
 
     def _read(self, answer: Any, request: GenerationRequest) -> Generation:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -77,62 +76,145 @@ class EngineOwner(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class _Submitted:
-    request: GenerationRequest
-    future: Future[Generation]
+class EngineDriver:
+    """What an owner does with its engine. All of it in one thread, which is the engine's.
+
+    What is asked has a key of the owner's. ``tell(key, kind, value)`` hears how it ended: ``done`` with a result,
+    ``failed`` with an exception, or ``cancelled``.
+    """
+
+    def __init__(self, build: Callable[[], Engine], name: str, tell: Callable[[Any, str, Any], None]) -> None:
+        self._build, self._name, self._tell = build, name, tell
+        self._engine: Engine | None = None
+        self._live: dict[str, tuple[Any, GenerationRequest]] = {}
+        self._arrived: list[GenerationRequest] = []
+        self._aborted: list[str] = []
+        self._calls: list[tuple[Any, Callable[[Engine], Any]]] = []
+
+    def take(self, kind: str, key: Any, value: Any) -> None:
+        """Something to do in the next turn: ``submit`` a request, ``call`` a function, or ``abort`` requests."""
+        if kind == "submit":
+            self._live[value.request_id] = key, value
+            self._arrived.append(value)
+        elif kind == "call":
+            self._calls.append((key, value))
+        else:
+            self._aborted.extend(value)
+
+    def is_idle(self) -> bool:
+        return not (self._live or self._calls or self._aborted)
+
+    def turn(self) -> None:
+        """Do what was taken and let every request grow by a step.
+
+        Raises :class:`EngineLost` when the engine died or cannot be built; it is closed then, and ``drop`` gives
+        those who have not been told.
+        """
+        try:
+            if self._engine is None and (self._arrived or self._calls):
+                self._engine = self._build()
+                log.info("engine ready name=%s version=%s", self._engine.name, self._engine.version)
+            if self._engine is None:
+                self._aborted.clear()
+            else:
+                self._turn(self._engine)
+            return
+        except Exception as error:
+            log.exception("engine lost name=%s", self._name)
+            lost = EngineLost(str(error) if isinstance(error, EngineError) else f"The engine died: {reason(error)}")
+        # Out here, because the error's own traceback would keep the dead engine in memory.
+        self.close()
+        raise lost
+
+    def drop(self) -> list[Any]:
+        """Give up everything that is under way; gives its keys."""
+        keys = [key for key, _ in [*self._live.values(), *self._calls]]
+        for held in (self._live, self._arrived, self._aborted, self._calls):
+            held.clear()
+        return keys
+
+    def close(self) -> None:
+        """Free the engine; the next turn that needs one builds another."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            try:
+                engine.close()
+            except Exception:
+                log.warning("engine did not close cleanly", exc_info=True)
+
+    def _turn(self, engine: Engine) -> None:
+        while self._calls:
+            key, work = self._calls.pop(0)
+            try:
+                result = work(engine)
+            except Exception as error:
+                self._tell(key, "failed", error)
+            else:
+                self._tell(key, "done", result)
+        arrived, self._arrived = self._arrived, []
+        for request in arrived:
+            try:
+                engine.add(request)
+            except RequestRefused as error:
+                self._tell(self._live.pop(request.request_id)[0], "failed", error)
+        self._abort(engine)
+        if not self._live:
+            return
+        if not engine.has_unfinished():
+            raise EngineError("The engine lost requests: it says it is idle while completions are due.")
+        for generation in engine.step():
+            if generation.request_id in self._live:
+                check_generation(generation, self._live[generation.request_id][1], engine.vocab_size)
+                self._tell(self._live.pop(generation.request_id)[0], "done", generation)
+
+    def _abort(self, engine: Engine) -> None:
+        aborted, self._aborted = self._aborted, []
+        dropped = [request_id for request_id in aborted if request_id in self._live]
+        for request_id in dropped:
+            engine.abort(request_id)
+            self._tell(self._live.pop(request_id)[0], "cancelled", None)
+        if dropped:
+            log.info("requests dropped name=%s n=%d left=%d", self._name, len(dropped), len(self._live))
 
 
-@dataclass(eq=False)
-class _Call:
-    work: Callable[[Engine], Any]
-    future: Future[Any]
+def settle(future: Future[Any], kind: str, value: Any) -> int:
+    """End a future as a driver told; gives the tokens that were sampled for it."""
+    if kind == "cancelled":
+        future.cancel()
+    elif kind == "failed":
+        future.set_exception(value)
+    else:
+        future.set_result(value)
+        if isinstance(value, Generation):
+            return len(value.completion_ids)
+    return 0
 
 
 class EngineThread:
-    """An :class:`EngineOwner` with the engine in a thread of this process.
+    """An :class:`EngineOwner` with the engine in a thread of this process."""
 
-    ``on_lost`` hears of a death before those do who wait.
-    """
-
-    def __init__(
-        self,
-        build: Callable[[], Engine],
-        name: str = "engine",
-        on_lost: Callable[[EngineLost], None] = lambda error: None,
-    ) -> None:
-        self._build, self._name, self._on_lost = build, name, on_lost
+    def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
+        self._driver = EngineDriver(build, name, self._told)
+        self._name = name
         self._wake = threading.Condition()
-        self._inbox: deque[_Submitted] = deque()
-        self._aborts: deque[str] = deque()
-        self._calls: deque[_Call] = deque()
+        self._inbox: list[tuple[str, Future[Any] | None, Any]] = []
         self._closing = False
         self._thread: threading.Thread | None = None
         self.tokens = 0
 
     def submit(self, request: GenerationRequest) -> Future[Generation]:
-        future: Future[Generation] = Future()
-        with self._wake:
-            self._start()
-            self._inbox.append(_Submitted(request, future))
-            self._wake.notify()
-        return future
-
-    def abort(self, request_ids: Iterable[str]) -> None:
-        with self._wake:
-            self._aborts.extend(request_ids)
-            self._wake.notify()
+        return self._ask("submit", request)
 
     def call(self, work: Callable[[Any], Result]) -> Future[Result]:
-        future: Future[Result] = Future()
-        with self._wake:
-            self._start()
-            self._calls.append(_Call(work, future))
-            self._wake.notify()
-        return future
+        return self._ask("call", work)
 
     def ask_facts(self) -> Future[EngineFacts]:
         return self.call(EngineFacts.of)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        with self._wake:
+            self._inbox.append(("abort", None, list(request_ids)))
+            self._wake.notify()
 
     def close(self, timeout: float | None = 30) -> None:
         with self._wake:
@@ -142,102 +224,42 @@ class EngineThread:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def _start(self) -> None:
-        if self._closing:
-            raise EngineClosed("The engine is shutting down.")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"{self._name}-owner", daemon=True)
-            self._thread.start()
+    def _ask(self, kind: str, value: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._wake:
+            if self._closing:
+                raise EngineClosed("The engine is shutting down.")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"{self._name}-owner", daemon=True)
+                self._thread.start()
+            self._inbox.append((kind, future, value))
+            self._wake.notify()
+        return future
 
     # -- the owning thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        engine: Engine | None = None
-        live: dict[str, _Submitted] = {}
+        driver = self._driver
         while True:
             with self._wake:
-                while not (self._closing or self._inbox or self._aborts or self._calls or live):
+                while not self._closing and not self._inbox and driver.is_idle():
                     self._wake.wait()
-                arrived, aborted, calls = list(self._inbox), list(self._aborts), list(self._calls)
-                self._inbox.clear()
-                self._aborts.clear()
-                self._calls.clear()
+                inbox, self._inbox = self._inbox, []
                 closing = self._closing
-            live.update((one.request.request_id, one) for one in arrived)
+            for message in inbox:
+                driver.take(*message)
             if closing:
-                self._fail(live, calls, EngineClosed("The engine was shut down before the completion was finished."))
-                _close(engine)
+                self._fail(EngineClosed("The engine was shut down before the completion was finished."))
+                driver.close()
                 return
             try:
-                if engine is None and (arrived or calls):
-                    engine = self._build()
-                    log.info("engine ready name=%s version=%s", engine.name, engine.version)
-                if engine is not None:
-                    while calls:
-                        _answer(calls.pop(0), engine)
-                    self._advance(engine, live, arrived, aborted)
-            except Exception as error:
-                log.exception("engine lost name=%s", self._name)
-                sentence = str(error) if isinstance(error, EngineError) else f"The engine died: {reason(error)}"
-                lost = EngineLost(sentence)
-                self._on_lost(lost)
-                self._fail(live, calls, lost)
-                _close(engine)
-                engine = None
+                driver.turn()
+            except EngineLost as lost:
+                self._fail(lost)
 
-    def _advance(
-        self, engine: Engine, live: dict[str, _Submitted], arrived: list[_Submitted], aborted: list[str]
-    ) -> None:
-        for one in arrived:
-            try:
-                engine.add(one.request)
-            except RequestRefused as error:
-                del live[one.request.request_id]
-                one.future.set_exception(error)
-        dropped = 0
-        for request_id in aborted:
-            one_live = live.get(request_id)
-            if one_live is not None:
-                engine.abort(request_id)
-                del live[request_id]
-                one_live.future.cancel()
-                dropped += 1
-        if dropped:
-            log.info("requests dropped name=%s n=%d left=%d", self._name, dropped, len(live))
-        if not live:
-            return
-        if not engine.has_unfinished():
-            raise EngineError("The engine lost requests: it says it is idle while completions are due.")
-        for generation in engine.step():
-            done = live.get(generation.request_id)
-            if done is None:
-                continue
-            check_generation(generation, done.request, engine.vocab_size)
-            del live[generation.request_id]
-            self.tokens += len(generation.completion_ids)
-            done.future.set_result(generation)
+    def _told(self, future: Future[Any], kind: str, value: Any) -> None:
+        self.tokens += settle(future, kind, value)
 
-    @staticmethod
-    def _fail(live: dict[str, _Submitted], calls: list[_Call], error: EngineError) -> None:
-        due: list[_Submitted | _Call] = [*live.values(), *calls]
-        for one in due:
-            one.future.set_exception(error)
-        live.clear()
-
-
-def _answer(call: _Call, engine: Engine) -> None:
-    try:
-        result = call.work(engine)
-    except Exception as error:
-        call.future.set_exception(error)
-    else:
-        call.future.set_result(result)
-
-
-def _close(engine: Engine | None) -> None:
-    if engine is None:
-        return
-    try:
-        engine.close()
-    except Exception:
-        log.warning("engine did not close cleanly", exc_info=True)
+    def _fail(self, error: EngineError) -> None:
+        for future in self._driver.drop():
+            future.set_exception(error)

@@ -46,7 +46,8 @@ def environment(name: str, prompts: Sequence[Prompt] = ()) -> Environment:
     family, _, env = name.partition(":")
     if family == "skyrl_gym":
         return skyrl_gym.SkyRLGymEnvironment(env, prompts)
-    raise EnvironmentUnavailable(f"{name} makes its own tasks and takes no file of prompts.")
+    sentence = f"{name} makes its own tasks and takes no file of prompts"
+    raise EnvironmentUnavailable(f"{sentence}: leave the file out, or choose the environment prompts.")
 
 
 __all__ = [

@@ -14,6 +14,7 @@ from rollouts.environments.calculator import last_number
 from rollouts.environments.lookup import mentions
 from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
 from rollouts.formats.json_text import json_problem
+from rollouts.tito.given import tools_problem
 
 MAX_LINE = 4 << 20
 """Bytes of one line; what is longer is no prompt."""
@@ -101,8 +102,10 @@ def _prompt(line: bytes) -> Prompt:
         raise ValueError('the last message must be the user\'s or a tool\'s ("role": "user"); the model speaks next.')
     if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
         raise ValueError('"answer" must be a text or a number.')
-    if not (tools is None or (isinstance(tools, list) and all(_is_tool(tool) for tool in tools))):
-        raise ValueError('"tools" must be a list of function schemas, each with a "name".')
+    if not isinstance(tools, list | None):
+        raise ValueError('"tools" must be a list of function schemas.')
+    if problem := tools_problem(tools or ()):
+        raise ValueError(f'"tools" must be a list of function schemas. {problem}')
     return Prompt(messages, None if answer is None else str(answer), tools or None)
 
 
@@ -114,11 +117,6 @@ def _check_message(message: object, place: int) -> None:
     content, calls = message.get("content"), message.get("tool_calls")
     if not isinstance(content, str) and not (content is None and isinstance(calls, list) and calls):
         raise ValueError(f'messages[{place}]: "content" must be a text.')
-
-
-def _is_tool(tool: object) -> bool:
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def matching(text: str, answer: str) -> dict[str, float]:

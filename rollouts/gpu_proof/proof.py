@@ -29,7 +29,7 @@ from rollouts.gpu_proof.model import FULL, SMALL, Shape, make_model
 from rollouts.gpu_proof.rounds import RoundsEnvironment
 from rollouts.launch import LaunchForm, launch, served_models
 from rollouts.models import Run
-from rollouts.tasks.launch import close_engines, engine_of, work_on
+from rollouts.tasks.launch import close_engines, engine_of, live_trajectories, work_on
 from rollouts.tito.trajectory import Trajectory
 
 DEMO, RANDOM = "proof-demo", "proof-random"
@@ -48,7 +48,7 @@ class Plans:
     cpu: bool = False
     trajectories: int = 1024
     live: int = 512
-    """Trajectories under way at once."""
+    """Completions that the engine samples at once."""
     rounds: int = 4
     """Turns of each."""
     mean_tokens: int = 96
@@ -168,7 +168,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     )  # fmt: skip
     say("Random weights: warming up ...")
     _work(replace(form, prompts=min(plans.trajectories, plans.live), seed=plans.seed + 1000))
-    owner = _owner(RANDOM)
+    owner, live = _owner(RANDOM), live_trajectories(served_models()[RANDOM], "proof")
     pairs: list[tuple[Measured, Measured]] = []
     peak, cached = 0, 0
     run, stored = None, []
@@ -183,7 +183,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
         ids = check_ids(stored, witness)
         work = [plan(one, plans.seed + repeat) for _, one in stored]
         say("Random weights: the same work in a bare loop ...")
-        pairs.append((measured, owner.call(partial(bare, work, plans.live)).result()))
+        pairs.append((measured, owner.call(partial(bare, work, live)).result()))
     say("Random weights: scoring what was stored ...")
     assert run is not None
     trajectories = [one for _, one in stored]

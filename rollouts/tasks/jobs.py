@@ -109,7 +109,7 @@ def _export(job: Job, run: Run, tell: Callable[[Job], object]) -> None:
     draft = exports_folder() / f"{job.code}.{job.attempt}.part"
     try:
         with draft.open("wb") as file:
-            n = exporting.write_run(
+            written = exporting.write_run(
                 run, run.trajectories.all(), wanted, file, tell=notes.append, tick=_Progress(job, tell)
             )
         size = draft.stat().st_size
@@ -117,7 +117,8 @@ def _export(job: Job, run: Run, tell: Callable[[Job], object]) -> None:
         os.replace(draft, file_of(job))
         more = [f"And {len(notes) - MOST_NOTES:,} more."] * (len(notes) > MOST_NOTES)
         end_job(
-            job, Job.Status.DONE, n_written=n, bytes_written=size, notes=[*notes[:MOST_NOTES], *more],
+            job, Job.Status.DONE, n_written=written.n, bytes_written=size,
+            notes=[written.left_out, *notes[:MOST_NOTES], *more] if written.left_out else [],
             expires_at=in_days(FILE_DAYS),
         )  # fmt: skip
     finally:

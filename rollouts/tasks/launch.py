@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import shared_task, signals
+from celery.worker.state import active_requests
 from django.db import connection
 
 from rollouts import selectors, services, template_checks
-from rollouts.engines import LIGHT, Sampling, build_engine, reason
+from rollouts.engines import LIGHT, EngineError, Sampling, build_engine, reason
 from rollouts.engines.process import EngineProcess
 from rollouts.engines.worker import EngineOwner, EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
@@ -38,7 +40,9 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS = 20.0
 """A worker that has not renewed a trajectory's lease for so long has lost it to the next one."""
 MAX_LIVE = 64
-"""Trajectories of one run under way at once in one worker, where the model's options name no ``max_live``."""
+"""Completions that an engine of a worker samples at once, where the model's options name no ``max_live``."""
+RESERVE = 1 / 4
+"""So many more trajectories are under way: their environments answer while the engine's batch stays full."""
 
 _engines: dict[tuple[str, str], EngineOwner] = {}
 _engines_lock = threading.Lock()
@@ -94,7 +98,13 @@ class _Work:
         self._lock = threading.Lock()
 
     def do(self) -> BatchEnd:
+        # From the first moment: loading a tokenizer may take longer than a silent run is waited for.
+        with Pulse(self.run.pk, self._renew) as pulse:
+            return self._do(pulse)
+
+    def _do(self, pulse: Pulse) -> BatchEnd:
         from rollouts import tokenizers
+        from rollouts.call_readers import way_of
         from rollouts.parsing import parser, wants_call_ids
         from rollouts.tito.strategies import STRATEGIES, start
 
@@ -114,12 +124,16 @@ class _Work:
             stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
             stop=tuple(form.stop),
         )
-        limits = Limits(
-            sampling, form.max_turns, form.environment_seconds, int(model.options.get("max_live", MAX_LIVE))
-        )
+        limits = Limits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
+        try:
+            way = way_of(tokenizer, context.renderer, str(model.options.get("tool_call_parser", "")))
+        except EngineError as error:
+            return BatchEnd(error=str(error))
+        run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}
+        run.save(update_fields=["settings"])
         recorder = Recorder(self._write)
         try:
-            with Pulse(run.pk, self._renew) as pulse, Ahead(self._more, limits.max_live // 2) as ahead:
+            with Ahead(self._more, limits.max_live // 2) as ahead:
 
                 def should_stop() -> bool:
                     return pulse.cancelled.is_set() or _shutting_down.is_set() or recorder.error is not None
@@ -128,7 +142,7 @@ class _Work:
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
-                    parser(tokenizer.hf, tokenizer.stop_ids),
+                    parser(tokenizer.hf, tokenizer.stop_ids, way.read),
                     limits,
                     Callbacks(ahead.more, recorder.steps, recorder.done, should_stop),
                     form.template_kwargs,
@@ -223,8 +237,23 @@ def engine_of(model: ServedModel, engine: str) -> EngineOwner:
 
 def new_owner(model: ServedModel, engine: str) -> EngineOwner:
     """What computes gets a process of its own, what waits for a server a thread."""
-    owner = EngineThread if engine in LIGHT else EngineProcess
-    return owner(partial(build_engine, engine, model.path, **model.options), f"engine-{model.name}")
+    path, options = model.engine_arguments(engine)
+    name = f"engine-{model.name}"
+    if engine in LIGHT:
+        return EngineThread(partial(build_engine, engine, path, **options), name)
+    return EngineProcess(partial(build_engine, engine, path, **{**options, "max_live": max_live(model)}), name)
+
+
+def max_live(model: ServedModel) -> int:
+    """Completions of a model that its engine samples at once."""
+    return int(model.options.get("max_live", MAX_LIVE))
+
+
+def live_trajectories(model: ServedModel, engine: str) -> int:
+    """Trajectories of one run that are under way at once in one worker."""
+    n = max_live(model)
+    # A server has a batch of its own, which this worker does not know.
+    return n if engine in LIGHT else n + math.ceil(n * RESERVE)
 
 
 def warm_engines() -> dict[tuple[str, str], int]:
@@ -258,6 +287,9 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
 
     def watch() -> None:
         while not _shutting_down.wait(ADOPT_SECONDS):
+            # One with all its hands full would only pile up orders that nobody takes.
+            if len(active_requests) >= sender.controller.concurrency:
+                continue
             try:
                 for run in adopt_orphans(served):
                     send(run)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from rollouts import services
@@ -14,8 +14,10 @@ from rollouts.models import Run, Trajectory
 
 log = logging.getLogger(__name__)
 
-STALE_SECONDS = 30.0
-"""A run under way without a heartbeat for so long has lost its worker."""
+QUIET_SECONDS = 10.0
+"""Three heartbeats missed: the run's worker is probably gone, and what nobody holds a lease on is another one's."""
+STALE_SECONDS = 20.0
+"""A run under way without a heartbeat for so long has lost its worker: every lease of it has run out."""
 LOST_SECONDS = 120.0
 """A run that has been queued for so long may have lost its message with a Redis that was restarted; ask again."""
 
@@ -90,11 +92,14 @@ def is_silent(run: Run) -> bool:
 def adopt_orphans(models: Collection[str]) -> list[Run]:
     """Runs of these models that have lost their worker or their message. Each is given to one caller alone."""
     now = timezone.now()
-    quiet = Q(heartbeat_at=None) | Q(heartbeat_at__lt=now - timedelta(seconds=STALE_SECONDS))
+    quiet = Q(heartbeat_at=None) | Q(heartbeat_at__lt=now - timedelta(seconds=QUIET_SECONDS))
+    its = Trajectory.objects.filter(run=OuterRef("pk"))
+    held = Exists(its.filter(status=Trajectory.Status.RUNNING, lease_until__gte=now))
+    free = Exists(its.filter(status=Trajectory.Status.QUEUED) | its.filter(lease_until__lt=now))
     long_ago = now - timedelta(seconds=LOST_SECONDS)
     unheard = Q(created_at__lt=long_ago) & (Q(heartbeat_at=None) | Q(heartbeat_at__lt=long_ago))
     candidates = Run.objects.filter(
-        Q(status=Run.Status.RUNNING) & quiet | Q(status=Run.Status.QUEUED) & unheard,
+        Q(status=Run.Status.RUNNING) & quiet & (free | ~held) | Q(status=Run.Status.QUEUED) & unheard,
         kind=Run.Kind.LAUNCH,
         model__in=list(models),
     )

@@ -23,9 +23,12 @@ from rollouts.tito.trajectory import Row, Step
 
 log = logging.getLogger(__name__)
 
+NICE = 5
+"""The engine and the loop go first where cores are scarce: what is stored a little later holds up nobody."""
 # The worker decides when it ends, by closing the pipe (dying does): a signal to the whole group must not.
 START = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    f"import os; os.nice({NICE}); "
     "import django; django.setup(); from rollouts.tasks import scribe; scribe.main()"
 )
 """The program of the process. Not ``-m``: the package's models want the applications loaded first."""
