@@ -23,7 +23,7 @@ from rollouts.formats import (
     verifiers_legacy,
     verifiers_traces,
 )
-from rollouts.formats.registry import Format, Rejected
+from rollouts.formats.registry import Format, Rejected, is_named_by_line
 from rollouts.formats.shapes import BadLine, decode
 from rollouts.formats.source import FileRefused, Source
 from rollouts.tito.trajectory import Trajectory
@@ -111,4 +111,4 @@ def read(source: Source, name: str = "auto") -> tuple[Format, Iterator[Trajector
     return chosen, chosen.read(source)
 
 
-__all__ = ["FORMATS", "FileRefused", "Format", "Rejected", "Source", "detect", "read"]
+__all__ = ["FORMATS", "FileRefused", "Format", "Rejected", "Source", "detect", "is_named_by_line", "read"]

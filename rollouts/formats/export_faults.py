@@ -29,8 +29,12 @@ class Fault:
         return f"finding {self.kind}: {self.reason} {remedy}"
 
 
-def row_fault(row: Row, needs_logprobs: bool, needs_prompt: bool = False, longest: int | None = None) -> Fault | None:
-    """The first fault of a row's arrays; None = a trainer may take it."""
+def row_fault(
+    row: Row, needs_logprobs: bool, needs_prompt: bool = False, longest: int | None = None, advantages: bool = True
+) -> Fault | None:
+    """The first fault of a row's arrays; None = a trainer may take it. ``advantages``: the target writes them."""
+    if not len(row.ids):
+        return Fault("It has no token ids: there is nothing to train on.")
     if (found := checks.length_mismatch(row) or checks.mask_overrun(row, False)) is not None:
         return _named(found)
     if not row.loss_mask.any():
@@ -40,7 +44,9 @@ def row_fault(row: Row, needs_logprobs: bool, needs_prompt: bool = False, longes
             return Fault("It has no log-probabilities, and the target needs one for each trained token.")
         if (found := checks.logprob_invalid(row) or _above_zero(row)) is not None:
             return _named(found)
-    if (found := checks.advantage_misplaced(row)) is not None:
+    found = checks.advantage_misplaced(row) if advantages else None
+    # One advantage beside every token, as NeMo RL writes it, is no fault: masked tokens are written with 0.
+    if found is not None and found.severity != "warning":
         return _named(found)
     if needs_prompt and row.loss_mask[0]:
         return Fault("Its first token is under the gradient, and nothing stands before it that could predict it.")

@@ -51,8 +51,12 @@ def _mask(row: Row) -> list[int]:
 
 
 def _advantages(row: Row) -> list[float] | None:
+    """0 where nothing is trained: not every target's loss reads the mask."""
     column = row.columns.get("advantages")
-    return None if column is None else np.nan_to_num(column.astype(np.float64)).tolist()
+    if column is None:
+        return None
+    found = np.nan_to_num(column.astype(np.float64))
+    return np.where(row.loss_mask, found, 0.0).tolist() if len(found) == len(row.loss_mask) else found.tolist()
 
 
 def _from(values: list[Any] | None, start: int) -> list[Any] | None:
@@ -87,10 +91,13 @@ def trl(row: Row, trajectory: Trajectory) -> dict[str, Any]:
 
 def prime_rl(row: Row, trajectory: Trajectory) -> dict[str, Any]:
     temperature = next((step.temperature for step in trajectory.steps if step.temperature is not None), 1.0)
+    recorded = row.columns.get("temperatures")
     return {
         "token_ids": row.ids.tolist(), "mask": row.loss_mask.tolist(), "logprobs": _logprobs(row),
-        "advantages": _advantages(row), "temperatures": [temperature] * len(row.ids),
-        "env_name": str(trajectory.extra.get("env_name", "")), "reward": trajectory.reward,
+        "advantages": _advantages(row),
+        "temperatures": [temperature] * len(row.ids) if recorded is None else recorded.astype(np.float64).tolist(),
+        "env_name": str(trajectory.extra.get("env_name") or row.extra.get("env_name") or ""),
+        "reward": trajectory.reward,
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Rows as other trainers take them: one JSON object a line for each row, or one object of parallel lists for all.
 
-A row that breaks the target's own invariants is refused with the finding that stops it, unless the caller insists.
+A row that breaks the target's own invariants is refused with the finding that stops it, unless the caller insists
+or has its trajectory left out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ FaultOf = Callable[[Trajectory, Sequence[Row]], Fault | None]
 
 class ExportRefused(ValueError):
     """A row breaks an invariant of the target; the message names the trajectory and the fault."""
+
+
+WAYS_OUT = "Leave such trajectories out with --leave-out, or write them all the same with --force."
 
 
 def rows_of(trajectory: Trajectory) -> Sequence[Row]:
@@ -54,6 +58,7 @@ class Export:
     needs_logprobs: bool = True
     needs_prompt: bool = True
     longest: int | None = None
+    writes_advantages: bool = False
     columns: tuple[str, ...] = ()
     """Empty = an object a line; else one JSON object with these lists, an element for each row."""
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -75,25 +80,32 @@ def write(
     file: IO[bytes],
     force: bool = False,
     *,
+    leave_out: Callable[[str], object] | None = None,
     rows: RowsOf | None = None,
     decode: Decode | None = None,
     cause: Callable[[Trajectory], str] | None = None,
 ) -> int:
     """Gives the number of rows written. Raises :class:`ExportRefused` at the first bad row unless ``force``.
 
-    ``rows`` gives other rows than the trajectory's own; ``decode`` the text of ids; ``cause`` what is known of why a
-    trajectory is more than one row.
+    With ``leave_out`` a trajectory with a bad row is not written; it is called with a sentence about each. ``rows``
+    gives other rows than the trajectory's own; ``decode`` the text of ids; ``cause`` what is known of why a trajectory
+    is more than one row.
     """
-    found = _records(target, trajectories, force, rows or target.rows, decode, cause)
+
+    def refuse(why: str) -> None:
+        raise ExportRefused(f"{why} {WAYS_OUT}")
+
+    told = None if force else leave_out or refuse
+    found = _records(target, trajectories, told, rows or target.rows, decode, cause)
     if not target.columns:
         return sum(1 for record in found if file.write(msgspec.json.encode(record) + b"\n"))
-    return _write_columns(target, found, file, force)
+    return _write_columns(target, found, file, may_be_empty=force or leave_out is not None)
 
 
 def _records(
     target: Export,
     trajectories: Iterable[Trajectory],
-    force: bool,
+    told: Callable[[str], object] | None,
     rows_of_one: RowsOf,
     decode: Decode | None,
     cause: Callable[[Trajectory], str] | None,
@@ -101,33 +113,33 @@ def _records(
     recorder = target.start(decode)
     for trajectory in trajectories:
         rows = rows_of_one(trajectory)
-        if not force:
-            _refuse(target, trajectory, rows, cause)
-        yield from recorder(trajectory, rows)
+        if told is not None and (why := _fault(target, trajectory, rows, cause)):
+            told(why)
+        else:
+            yield from recorder(trajectory, rows)
 
 
-def _refuse(
+def _fault(
     target: Export, trajectory: Trajectory, rows: Sequence[Row], cause: Callable[[Trajectory], str] | None
-) -> None:
+) -> str:
+    """Why a trajectory cannot be written, as a sentence; empty = it can."""
     for n, row in enumerate(rows):
-        fault = row_fault(row, target.needs_logprobs, target.needs_prompt, target.longest)
+        fault = row_fault(row, target.needs_logprobs, target.needs_prompt, target.longest, target.writes_advantages)
         if fault is not None:
-            _stop(target, f"Row {n} of trajectory", trajectory, str(fault))
+            return _sentence(target, f"Row {n} of trajectory", trajectory, str(fault))
     for check in target.faults:
         fault = check(trajectory, rows)
         if fault is not None:
             why = cause(trajectory) if cause is not None and check is one_row else ""
-            _stop(target, "Trajectory", trajectory, f"{fault} {why}".strip())
+            return _sentence(target, "Trajectory", trajectory, f"{fault} {why}".strip())
+    return ""
 
 
-def _stop(target: Export, what: str, trajectory: Trajectory, why: str) -> None:
-    raise ExportRefused(
-        f"{what} {trajectory.external_id!r} cannot be exported as {target.name}: {why} "
-        "Leave the trajectory out, or write it all the same with --force."
-    )
+def _sentence(target: Export, what: str, trajectory: Trajectory, why: str) -> str:
+    return f"{what} {trajectory.external_id!r} cannot be exported as {target.name}: {why}"
 
 
-def _write_columns(target: Export, found: Iterator[dict[str, Any]], file: IO[bytes], force: bool) -> int:
+def _write_columns(target: Export, found: Iterator[dict[str, Any]], file: IO[bytes], may_be_empty: bool) -> int:
     """Each list waits in a file of its own, so that memory does not grow with the run."""
     n = 0
     with ExitStack() as stack:
@@ -137,7 +149,7 @@ def _write_columns(target: Export, found: Iterator[dict[str, Any]], file: IO[byt
         for n, record in enumerate(found, start=1):
             for key, spool in spools.items():
                 spool.write((b"," if n > 1 else b"") + msgspec.json.encode(record[key]))
-        if not n and not force:
+        if not n and not may_be_empty:
             raise ExportRefused(f"There is no row to write, and {target.name} has no batch without rows.")
         for place, (key, spool) in enumerate(spools.items()):
             file.write((b"," if place else b"{") + msgspec.json.encode(key) + b":[")
@@ -173,8 +185,11 @@ EXPORTS: dict[str, Export] = {
             columns=("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "external_id"),
         ),
         Export("verl", "verl AgentLoopOutput", records.verl()),
-        Export("prime_rl", "prime-rl TrainingSample", per_row(records.prime_rl), needs_prompt=False),
-        Export("tinker", "Tinker Datum", per_row(records.tinker)),
+        Export(
+            "prime_rl", "prime-rl TrainingSample", per_row(records.prime_rl), needs_prompt=False,
+            writes_advantages=True,
+        ),
+        Export("tinker", "Tinker Datum", per_row(records.tinker), writes_advantages=True),
         Export("sft", "Rows for supervised training", per_row(records.sft), needs_logprobs=False),
     )
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ def canonical_json(value: Any) -> str:
     """JSON text without spaces, keys in their own order. U+0000 and lone surrogates are escaped for the database."""
     try:
         quick = _encode(value)
-        if b"null" not in quick:  # a null may stand for a number that is none
+        if b"null" not in quick or not _NULL.search(quick):  # a null may stand for a number that is none
             return quick.decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
@@ -36,6 +37,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
+_NULL = re.compile(rb"(?:\A|[:\[,])null")
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
 MOST_DEEP = 64

@@ -16,12 +16,13 @@ from rollouts.formats.source import Source
 from rollouts.tito.trajectory import NO_IDS, Message, Step, Trajectory
 
 IDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+_OTHERS = {IDS[1]: prompts.parse_ids, IDS[2]: prompts.parse_floats}
 _OBSERVED = ("function_call_output", "computer_call_output", "custom_tool_call_output")
 _KNOWN = ("response", "reward", "_ng_task_index", "_ng_rollout_index", "reward_parts")
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return each_line(source, _trajectory, decode=lambda data: prompts.decode(data, _calls))
+    return each_line(source, _trajectory, decode=lambda data: prompts.decode(data, _calls, _OTHERS))
 
 
 def _calls(value: Any) -> Iterator[dict[str, Any]]:

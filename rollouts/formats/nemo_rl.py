@@ -58,8 +58,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
         columns=columns,
         extra=extra,
     )
-    idx = _one(value.get("idx"))
-    external_id = f"line-{number}" if idx is None else shapes.text(idx, "idx", 200)
+    external_id = shapes.text(_one(value.get("idx")), "idx", 200) or f"line-{number}"
     return Trajectory(external_id, rows=(row,), reward=shapes.number(_one(value.get("rewards")), "rewards"))
 
 

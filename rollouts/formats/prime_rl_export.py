@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollouts.formats import shapes
@@ -19,7 +19,6 @@ _KNOWN = (
     "schema_version",
     "reward",
     "rollout_id",
-    "env_name",
     "group_id",
 )
 
@@ -37,7 +36,10 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     columns: dict[str, Floats] = {}
     extra: dict[str, Any] = {}
     for name, item in shapes.rest(value, _KNOWN).items():
-        if isinstance(item, list) and item and set(map(type, item)) <= {int, float, bool, type(None)}:
+        types = set(map(type, item)) if isinstance(item, list) else set()
+        if types == {type(None)}:
+            continue  # a column of nulls stands where this loss has no such value
+        if types and types <= {int, float, bool, type(None)}:
             plain = [float(one) if isinstance(one, bool) else one for one in item]
             columns[shapes.text(name, "a column's name", 60)] = shapes.floats(plain, name[:60])
         else:
@@ -53,9 +55,17 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     return Trajectory(
         shapes.text(value.get("rollout_id"), "rollout_id", 200) or f"line-{number}",
         rows=(row,),
-        reward=shapes.number(value.get("reward"), "reward"),
+        reward=_reward(value, columns),
         group=shapes.text(group, "group_id", 200) if isinstance(group, str | int) else "",
     )
+
+
+def _reward(value: Mapping[str, Any], columns: Mapping[str, Floats]) -> float | None:
+    """The sequence's reward, which the trainer writes beside each token."""
+    reward, by_token = value.get("reward"), columns.get("rewards")
+    if reward is None and by_token is not None and (by_token == by_token[0]).all():
+        return float(by_token[0])
+    return shapes.number(reward, "reward")
 
 
 def detect(values: Sequence[Any]) -> bool:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+import numpy as np
+
 from rollouts.formats.shapes import BadLine, decode
 from rollouts.formats.source import Source
 from rollouts.tito.trajectory import Trajectory
+
+_BY_LINE = re.compile(r"line-\d+(-\d+)*(-row-\d+)?")
+
+
+def is_named_by_line(trajectory: Trajectory) -> bool:
+    """Whether a reader called it by its place in the file, because the source has no id for it."""
+    return _BY_LINE.fullmatch(trajectory.external_id) is not None
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,26 @@ class Format:
     suffix: str = ".jsonl"
 
 
+class SeenIds:
+    """Which ids came before. Of each the hash, 8 bytes: a file may hold millions."""
+
+    def __init__(self) -> None:
+        self._sorted = np.zeros(0, dtype=np.int64)
+        self._newest: set[int] = set()
+
+    def __contains__(self, name: str) -> bool:
+        key = hash(name)
+        place = int(self._sorted.searchsorted(key))
+        return key in self._newest or (place < len(self._sorted) and int(self._sorted[place]) == key)
+
+    def add(self, name: str) -> None:
+        self._newest.add(hash(name))
+        if len(self._newest) >= max(4096, len(self._sorted) // 16):
+            newest = np.fromiter(self._newest, np.int64, len(self._newest))
+            self._sorted = np.sort(np.concatenate([self._sorted, newest]))
+            self._newest.clear()
+
+
 def each_line(
     source: Source,
     read_line: Callable[[Any, int], Trajectory | None],
@@ -46,7 +76,7 @@ def each_line(
     decode: Callable[[bytes | None], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
-    seen: set[str] = set()
+    seen = SeenIds()
     for line in source.lines():
         try:
             trajectory = read_line(decode(line.data), line.number)

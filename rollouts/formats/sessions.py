@@ -13,7 +13,7 @@ from rollouts.formats.registry import Rejected
 from rollouts.formats.shapes import BadLine
 from rollouts.formats.source import Source
 from rollouts.tito.prefix import shared_with_stream
-from rollouts.tito.trajectory import Step, Trajectory
+from rollouts.tito.trajectory import Ids, Step, Trajectory
 
 
 @dataclass
@@ -24,6 +24,8 @@ class Session:
     steps: list[tuple[int, Step]] = field(default_factory=list)
     """(ids shared with the stream before, step with the rest of its prompt)."""
     last: Step | None = None
+    names: list[str] = field(default_factory=list)
+    """The source's name of each step, empty where it has none."""
     tokenizer: str = ""
     reward: float | None = None
     group: str = ""
@@ -31,26 +33,41 @@ class Session:
     extra: dict[str, Any] = field(default_factory=dict)
     rejected: Rejected | None = None
 
-    def append(self, step: Step) -> None:
+    def append(self, step: Step, name: str = "") -> None:
         shared = 0
         if self.last is not None:
             shared = shared_with_stream(step.prompt_ids, self.last)
             step = _share_messages(step, self.last)
         self.steps.append((shared, replace(step, prompt_ids=step.prompt_ids[shared:].copy())))
+        self.names.append(name)
         self.last = step
 
+    def stream(self, name: str) -> Ids | None:
+        """Prompt and completion of an earlier step; None when there is none of that name."""
+        if not name or name not in self.names:
+            return None
+        if self.last is not None and self.names[-1] == name:
+            return self.last.stream
+        at = len(self.names) - 1 - self.names[::-1].index(name)
+        return self._whole(at + 1)[at].stream
+
     def trajectory(self, by_length: bool = False) -> Trajectory:
-        steps: list[Step] = []
-        for shared, step in self.steps:
-            if shared:
-                step = replace(step, prompt_ids=np.concatenate([steps[-1].stream[:shared], step.prompt_ids]))
-            steps.append(step)
+        steps = self._whole(len(self.steps))
         if by_length:
             steps.sort(key=lambda step: len(step.prompt_ids))
         return Trajectory(
             self.external_id, tuple(steps), reward=self.reward, tokenizer=self.tokenizer, group=self.group,
             stop_reason=self.stop_reason, extra=self.extra,
         )  # fmt: skip
+
+    def _whole(self, n: int) -> list[Step]:
+        """The first ``n`` steps with their prompts put together."""
+        steps: list[Step] = []
+        for shared, step in self.steps[:n]:
+            if shared:
+                step = replace(step, prompt_ids=np.concatenate([steps[-1].stream[:shared], step.prompt_ids]))
+            steps.append(step)
+        return steps
 
 
 def _share_messages(step: Step, before: Step) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -132,7 +132,12 @@ def optional_ids(value: Any, where: str) -> Ids:
 
 
 def floats(value: Any, where: str) -> Floats:
-    """Numbers as float32; null becomes NaN (writers put it in place of what JSON cannot hold)."""
+    """Numbers as float32; null becomes NaN (writers put it in place of what JSON cannot hold).
+
+    An array was looked over before (``rollouts.formats.prompts``).
+    """
+    if isinstance(value, np.ndarray):
+        return value
     items = sequence(value, where)
     types = set(map(type, items))
     if types <= _NUMBERS:
@@ -222,10 +227,14 @@ def whole(value: Any, where: str, least: int = -(2**31)) -> int | None:
     return value
 
 
-def numbers_by_name(value: Any, where: str) -> dict[str, float]:
+def numbers_by_name(value: Any, where: str, read: Callable[[Any, str], float | None] = number) -> dict[str, float]:
+    """Numbers by name; null says that there is none."""
     found = {}
     for name, item in optional_mapping(value, where).items():
-        found[text(name, f"a name in {where}", 200)] = number(item, f"{where}.{text(name, where, 200)}") or 0.0
+        key = text(name, f"a name in {where}", 200)
+        one = read(item, f"{where}.{key}")
+        if one is not None:
+            found[key] = one
     return found
 
 
@@ -253,6 +262,16 @@ def rest(value: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """What is left of an object: fields of unknown meaning, which are kept."""
     skip = frozenset(known)
     return {key: item for key, item in value.items() if key not in skip}
+
+
+def elements(value: Mapping[str, Any], known: Iterable[str], n: int, i: int) -> dict[str, Any]:
+    """What else a batch of ``n`` says of its element ``i``, and what it says of all of them; null says nothing."""
+    found = {}
+    for key, item in rest(value, known).items():
+        one = item[i] if isinstance(item, list) and len(item) == n else item
+        if one not in (None, {}, []):
+            found[key] = one
+    return found
 
 
 def _name(value: Any) -> str:

@@ -5,6 +5,7 @@ Whole-trajectory elements are rows: the response holds observation tokens too, m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from rollouts.formats.shapes import BadLine
 from rollouts.formats.source import Source
 from rollouts.tito.trajectory import Floats, Origin, Row, Step, Trajectory
 
+_AS_TEXT = re.compile(r"(.+)_\d+", re.DOTALL)
 _LISTS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
           "trajectory_ids", "is_last_step")  # fmt: skip
 
@@ -45,7 +47,7 @@ def _batch(value: dict[str, Any], number: int) -> list[Trajectory]:
             raise BadLine(f"{name} has {len(item)} elements for {n} response_ids.")
         lists[name] = item
     if lists["is_last_step"] is not None:
-        return _step_wise(lists, n, number)
+        return _step_wise(lists, n, number, value)
     elements = [_Element(lists, i) for i in range(n)]
     names = _names(lists["trajectory_ids"], n, number)
     found = []
@@ -57,6 +59,7 @@ def _batch(value: dict[str, Any], number: int) -> list[Trajectory]:
                 reward=element.reward,
                 stop_reason=element.stop_reason,
                 group=_group(lists["trajectory_ids"], i),
+                extra=shapes.elements(value, _LISTS, n, i),
             )
         )
     return found
@@ -106,7 +109,7 @@ class _Element:
         )
 
 
-def _step_wise(lists: dict[str, Any], n: int, number: int) -> list[Trajectory]:
+def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]) -> list[Trajectory]:
     """Steps up to each ``is_last_step`` are one trajectory. Rows follow from them, unless a mask says otherwise."""
     last = shapes.mask(lists["is_last_step"], "is_last_step")
     ids = lists["trajectory_ids"]
@@ -135,6 +138,7 @@ def _step_wise(lists: dict[str, Any], n: int, number: int) -> list[Trajectory]:
                 reward=elements[-1].reward,
                 stop_reason=elements[-1].stop_reason,
                 group=_group(ids, start),
+                extra=shapes.elements(value, _LISTS, n, i),
             )
         )
         start = i + 1
@@ -155,12 +159,15 @@ def _name(value: Any, i: int, number: int) -> str:
     """A trajectory id is a text, or an instance and a repetition of it."""
     if isinstance(value, dict):
         parts = [shapes.text(value.get(key), f"trajectory_ids.{key}", 90) for key in ("instance_id", "repetition_id")]
-        return "-".join(part for part in parts if part) or f"{number}-{i}"
-    return shapes.text(value, "trajectory_ids", 200) or f"{number}-{i}"
+        return "-".join(part for part in parts if part) or f"line-{number}-{i}"
+    return shapes.text(value, "trajectory_ids", 200) or f"line-{number}-{i}"
 
 
 def _group(ids: Any, i: int) -> str:
+    """The instance; SkyRL's own text of an id is ``INSTANCE_REPETITION``."""
     value = ids[i] if ids is not None else None
+    if isinstance(value, str) and (parts := _AS_TEXT.fullmatch(value)):
+        return parts[1]
     return shapes.text(value.get("instance_id"), "instance_id", 200) if isinstance(value, dict) else ""
 
 

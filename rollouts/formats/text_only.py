@@ -114,18 +114,25 @@ def _transposed(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{key: item[i] if isinstance(item, list) else item for key, item in value.items()} for i in range(n)]
 
 
-_NO_REWARDS = ("step", "global_step", "epoch", "advantage", "advantages", "prompt", "completion", "reward")
+_NO_REWARDS = (
+    "step", "gen_step", "global_step", "epoch", "advantage", "advantages", "prompt", "completion", "reward", "entropy"
+)  # fmt: skip
+
+
+def _reward_columns(value: Mapping[str, Any]) -> list[str]:
+    """Each reward function has a column of its name; what ms-swift writes behind the advantages is something else."""
+    names = list(value)
+    behind = names.index("advantages") if "advantages" in names else len(names)
+    if "completion" in names[:behind]:
+        names = names[:behind]
+    return [name for name in names if name not in _NO_REWARDS and type(value[name]) is float]
 
 
 def _completion(value: dict[str, Any], number: int, n: int, of: int) -> Trajectory:
-    """Each reward function has a column of its name; their sum is the reward where none is given."""
+    """The sum of the reward functions is the reward where none is given."""
     said = value.get("completion")
     name = f"line-{number}-{n}" if of > 1 else f"line-{number}"
-    parts = {
-        shapes.text(key, "a column's name", 200): item
-        for key, item in value.items()
-        if key not in _NO_REWARDS and type(item) is float
-    }
+    parts = {shapes.text(key, "a column's name", 200): value[key] for key in _reward_columns(value)}
     extra = shapes.rest(value, ("prompt", "completion", "reward", *parts))
     reward = shapes.number(value.get("reward"), "reward")
     if reward is None and parts:
@@ -139,8 +146,12 @@ def _completion(value: dict[str, Any], number: int, n: int, of: int) -> Trajecto
     return Trajectory(name, steps, reward=reward, reward_parts=parts, extra=extra)
 
 
+_WRITTEN_WITH = ("step", "gen_step", "advantage", "advantages")
+
+
 def _detect_columns(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "prompt", "completion") and ("step" in values[0] or "advantage" in values[0])
+    one = values[0]
+    return has_keys(one, "prompt", "completion") and any(key in one for key in _WRITTEN_WITH)
 
 
 # -- OpenAI-style messages

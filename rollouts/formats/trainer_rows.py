@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,15 @@ def _split_row(prompt: Ids, response: Ids, mask: Mask, logprobs: Floats | None) 
     )
 
 
+def _rest(value: Mapping[str, Any], known: tuple[str, ...], name: str = "") -> dict[str, Any]:
+    """What else the source says, as one field where it has a name; nothing where it says nothing."""
+    found = {key: item for key, item in shapes.rest(value, known).items() if item not in (None, {}, [])}
+    return {name: found} if name and found else found
+
+
 # -- verl
+
+_VERL = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "reward_score", "extra_fields")
 
 
 def _verl(value: Any, number: int) -> Trajectory:
@@ -50,10 +58,14 @@ def _verl(value: Any, number: int) -> Trajectory:
         f"{name}-row-{place}" if place else name,
         rows=(row,),
         reward=shapes.number(value.get("reward_score"), "reward_score"),
+        extra=_rest(value, _VERL) | _rest(more, ("external_id", "row"), "extra_fields"),
     )
 
 
 # -- TRL
+
+
+_TRL = ("completion_ids", "logprobs", "env_mask", "reward", "external_id")
 
 
 def _read_trl(source: Source) -> Iterator[Trajectory | Rejected]:
@@ -71,7 +83,7 @@ def _read_trl(source: Source) -> Iterator[Trajectory | Rejected]:
 def _trl(value: dict[str, Any], number: int, seen: set[str]) -> list[Trajectory]:
     prompts = shapes.sequence(value.get("prompt_ids"), "prompt_ids")
     columns: dict[str, list[Any] | None] = {}
-    for name in ("completion_ids", "logprobs", "env_mask", "reward", "external_id"):
+    for name in _TRL:
         column = value.get(name)
         if column is not None and len(shapes.sequence(column, name)) != len(prompts):
             raise BadLine(f"{name} has {len(column)} elements for {len(prompts)} prompt_ids.")
@@ -91,14 +103,19 @@ def _trl(value: dict[str, Any], number: int, seen: set[str]) -> list[Trajectory]
             np.ones(len(ids), dtype=np.bool_) if mask is None else shapes.mask(mask, f"env_mask[{i}]"),
             shapes.optional_floats(element("logprobs", i), f"logprobs[{i}]"),
         )
-        name = shapes.text(element("external_id", i), f"external_id[{i}]", 180) or f"{number}-{i}"
+        name = shapes.text(element("external_id", i), f"external_id[{i}]", 180) or f"line-{number}-{i}"
         # Rows of one trajectory carry its id.
         unique, n = name, 0
         while unique in seen:
             n += 1
             unique = f"{name}-row-{n}"
         seen.add(unique)
-        found.append(Trajectory(unique, rows=(row,), reward=shapes.number(element("reward", i), f"reward[{i}]")))
+        found.append(
+            Trajectory(
+                unique, rows=(row,), reward=shapes.number(element("reward", i), f"reward[{i}]"),
+                extra=shapes.elements(value, ("prompt_ids", *_TRL), len(prompts), i),
+            )
+        )  # fmt: skip
     return found
 
 
@@ -107,24 +124,48 @@ def _trl(value: dict[str, Any], number: int, seen: set[str]) -> list[Trajectory]
 
 def _prime_rl(value: Any, number: int) -> Trajectory:
     value = shapes.mapping(value, "The line")
-    advantages = value.get("advantages")
     row = Row(
         ids=shapes.ids(value.get("token_ids"), "token_ids"),
         loss_mask=shapes.mask(value.get("mask"), "mask"),
         logprobs=shapes.optional_floats(value.get("logprobs"), "logprobs"),
-        columns={} if advantages is None else {"advantages": shapes.floats(advantages, "advantages")},
+        columns={
+            name: shapes.floats(value[name], name)
+            for name in ("advantages", "temperatures", "ref_logprobs")
+            if value.get(name) is not None
+        },
     )
     return Trajectory(
         f"line-{number}",
         rows=(row,),
         reward=shapes.number(value.get("reward"), "reward"),
-        extra=shapes.rest(value, ("token_ids", "mask", "logprobs", "advantages", "reward", "temperatures")),
+        extra=shapes.rest(
+            value, ("token_ids", "mask", "logprobs", "reward", "advantages", "temperatures", "ref_logprobs")
+        ),
     )
+
+
+def _plain_datum(value: dict[str, Any]) -> dict[str, Any]:
+    """A ``Datum`` as its own ``model_dump_json`` writes it, with its lists out of their chunks and tensors."""
+    if "loss_fn_inputs" not in value:
+        return value
+    inputs = {
+        name: shapes.mapping(tensor, f"loss_fn_inputs.{name[:60]}").get("data")
+        for name, tensor in shapes.mapping(value["loss_fn_inputs"], "loss_fn_inputs").items()
+    }
+    tokens: list[Any] = []
+    model_input = shapes.mapping(value.get("model_input"), "model_input")
+    for n, chunk in enumerate(shapes.sequence(model_input.get("chunks"), "model_input.chunks")):
+        where = f"model_input.chunks[{n}]"
+        tokens += shapes.sequence(shapes.mapping(chunk, where).get("tokens"), f"{where}.tokens")
+    return {**shapes.rest(value, ("loss_fn_inputs",)), **inputs, "model_input": tokens}
+
+
+_TINKER_COLUMNS = ("logprobs", "advantages", "mask")
 
 
 def _tinker(value: Any, number: int) -> Trajectory:
     """Columns stand at the place that predicts their token: the row's first token has none."""
-    value = shapes.mapping(value, "The line")
+    value = _plain_datum(shapes.mapping(value, "The line"))
     model_input = shapes.ids(value.get("model_input"), "model_input")
     targets = shapes.ids(value.get("target_tokens"), "target_tokens")
     if not len(targets) or len(model_input) != len(targets) or not np.array_equal(model_input[1:], targets[:-1]):
@@ -138,7 +179,12 @@ def _tinker(value: Any, number: int) -> Trajectory:
         logprobs=_after(1, shapes.optional_floats(value.get("logprobs"), "logprobs")),
         columns={} if advantages is None else {"advantages": np.nan_to_num(advantages)},
     )
-    return Trajectory(f"line-{number}", rows=(row,))
+    return Trajectory(
+        f"line-{number}", rows=(row,), extra=_rest(value, ("model_input", "target_tokens", *_TINKER_COLUMNS))
+    )
+
+
+_MESSAGE_ARRAYS = ("token_ids", "token_loss_mask", "generation_logprobs")
 
 
 def _nemo(value: Any, number: int) -> Trajectory:
@@ -147,6 +193,7 @@ def _nemo(value: Any, number: int) -> Trajectory:
     ids: list[Ids] = []
     masks: list[Mask] = []
     logprobs: list[Floats] = []
+    said: list[dict[str, Any]] = []
     has_logprobs = False
     for n, item in enumerate(shapes.sequence(value.get("message_log"), "message_log")):
         where = f"message_log[{n}]"
@@ -157,6 +204,7 @@ def _nemo(value: Any, number: int) -> Trajectory:
         found = shapes.optional_floats(message.get("generation_logprobs"), f"{where}.generation_logprobs")
         has_logprobs = has_logprobs or found is not None
         ids.append(own)
+        said.append({**shapes.rest(message, _MESSAGE_ARRAYS), "n_tokens": len(own)})
         masks.append(
             np.full(len(own), is_assistant, dtype=np.bool_)
             if mask is None
@@ -169,8 +217,12 @@ def _nemo(value: Any, number: int) -> Trajectory:
         ids=np.concatenate(ids),
         loss_mask=np.concatenate(masks),
         logprobs=np.concatenate(logprobs) if has_logprobs else None,
+        extra={"messages": said},
     )
-    return Trajectory(f"line-{number}", rows=(row,), reward=shapes.number(value.get("reward"), "reward"))
+    return Trajectory(
+        f"line-{number}", rows=(row,), reward=shapes.number(value.get("reward"), "reward"),
+        extra=_rest(value, ("message_log", "reward")),
+    )  # fmt: skip
 
 
 def _sft(value: Any, number: int) -> Trajectory:
@@ -190,7 +242,10 @@ def _sft(value: Any, number: int) -> Trajectory:
     if wrong:
         raise BadLine(f"labels must be -100 or the token's own id; element {wrong[0]} is neither.")
     mask = np.array([label != _IGNORED for label in labels], dtype=np.bool_)
-    return Trajectory(f"line-{number}", rows=(Row(ids=ids[kept], loss_mask=mask[kept]),))
+    return Trajectory(
+        f"line-{number}", rows=(Row(ids=ids[kept], loss_mask=mask[kept]),),
+        extra=_rest(value, ("input_ids", "labels", "attention_mask")),
+    )  # fmt: skip
 
 
 def _line_format(name: str, title: str, keys: tuple[str, ...], read_line: Callable[[Any, int], Trajectory]) -> Format:
@@ -213,7 +268,15 @@ FORMATS = (
         _ROWS_ALONE,
     ),
     _line_format("prime_rl_samples", "prime-rl TrainingSample", ("token_ids", "mask", "temperatures"), _prime_rl),
-    _line_format("tinker_data", "Tinker Datum", ("model_input", "target_tokens"), _tinker),
+    Format(
+        "tinker_data",
+        "Tinker Datum",
+        lambda values: (
+            has_keys(values[0], "model_input") and bool({"target_tokens", "loss_fn_inputs"} & set(values[0]))
+        ),
+        lambda source: each_line(source, _tinker),
+        _ROWS_ALONE,
+    ),
     _line_format("nemo_message_log", "NeMo RL message log", ("message_log",), _nemo),
     _line_format("sft_rows", "Rows for supervised training", ("input_ids", "labels"), _sft),
 )

@@ -6,13 +6,13 @@ holds before that. Each sampled node is a step; more than one leaf shows as a br
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rollouts.formats import shapes
-from rollouts.formats.registry import Format, Rejected, has_keys
+from rollouts.formats.registry import Format, Rejected, SeenIds, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.formats.source import Source
 from rollouts.tito.trajectory import NO_IDS, Ids, Step, Trajectory
@@ -22,7 +22,7 @@ _NODE = ("parent", "message", "sampled", "token_ids", "mask", "logprobs", "finis
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:
     """A line with several traces gives several trajectories; one bad trace rejects the line."""
-    seen: set[str] = set()
+    seen = SeenIds()
     for line in source.lines():
         try:
             found = _episode(shapes.mapping(shapes.decode(line.data), "The line"), line.number)
@@ -32,19 +32,23 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
         except BadLine as error:
             yield Rejected(line.number, str(error))
             continue
-        seen.update(one.external_id for one in found)
+        for one in found:
+            seen.add(one.external_id)
         yield from found
 
 
 def _episode(value: dict[str, Any], number: int) -> list[Trajectory]:
     traces = shapes.sequence(value.get("traces", [value]), "traces")
-    name = shapes.text(value.get("id") or value.get("episode_id"), "id", 180) or f"line-{number}"
+    if not traces:
+        raise BadLine("traces is empty: the episode ended before a model was called.")
+    episode = shapes.text(value.get("id") or value.get("episode_id"), "id", 180)
     extra = shapes.rest(value, ("traces", "nodes", "calls", "rewards", "reward", "group_id"))
     found = []
     for n, item in enumerate(traces):
         where = f"traces[{n}]"
         trace = shapes.mapping(item, where)
         reward, parts = _reward(trace, value)
+        name = episode or shapes.text(trace.get("id"), f"{where}.id", 180) or f"line-{number}"
         found.append(
             Trajectory(
                 f"{name}-{n}" if len(traces) > 1 else name,
@@ -52,28 +56,49 @@ def _episode(value: dict[str, Any], number: int) -> list[Trajectory]:
                 reward=reward,
                 reward_parts=parts,
                 stop_reason=shapes.text(trace.get("stop_condition"), f"{where}.stop_condition", 60),
-                group=shapes.text(value.get("group_id"), "group_id", 200),
+                group=_group(trace, value),
                 extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition")),
             )
         )
     return found
 
 
+def _group(trace: Mapping[str, Any], episode: Mapping[str, Any]) -> str:
+    """What the trainer grouped by, else the task that the trace solves."""
+    group, task = episode.get("group"), trace.get("task")
+    named = group.get("id") if isinstance(group, dict) else None
+    if isinstance(task, dict):
+        named = named or task.get("key") or task.get("hash")
+    return shapes.text(episode.get("group_id") or named, "group", 200)
+
+
+def _score(value: Any, where: str) -> float | None:
+    """A reward: a number, or a score with its weight."""
+    if isinstance(value, dict):
+        score, weight = (shapes.number(value.get(key), f"{where}.{key}") for key in ("score", "weight"))
+        value = score if score is None or weight is None else score * weight
+    return shapes.number(value, where)
+
+
 def _reward(trace: Mapping[str, Any], episode: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
-    """``rewards`` is a number, or numbers by name whose sum is the reward."""
+    """``rewards`` is a number, or rewards by name whose sum is the reward; null ones were not scored."""
     for holder in (trace, episode):
         if holder.get("reward") is not None:
             return shapes.number(holder["reward"], "reward"), {}
         rewards = holder.get("rewards")
         if isinstance(rewards, dict):
-            parts = shapes.numbers_by_name(rewards, "rewards")
-            return (sum(parts.values()) if parts else None), parts
+            parts = shapes.numbers_by_name(rewards, "rewards", _score)
+            return _sum(parts.values()), parts
         if isinstance(rewards, list):
-            numbers = [shapes.number(item, "rewards") or 0.0 for item in rewards]
-            return (sum(numbers) if numbers else None), {}
+            return _sum(score for item in rewards if (score := _score(item, "rewards")) is not None), {}
         if rewards is not None:
             return shapes.number(rewards, "rewards"), {}
     return None, {}
+
+
+def _sum(numbers: Iterable[float]) -> float | None:
+    found = list(numbers)
+    return shapes.number(sum(found), "The sum of rewards") if found else None
 
 
 def _steps(trace: Mapping[str, Any], where: str) -> tuple[Step, ...]:
@@ -129,11 +154,14 @@ def _step(
         extra["new_messages"] = list(heard)
     if call:
         extra["call"] = shapes.rest(call, ("node", "finish_reason"))
+    sampling = call.get("sampling")
+    temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
     return Step(
         prompt_ids=np.concatenate([before, ids[:start]]),
         completion_ids=ids[start:stop],
         logprobs=logprobs,
         finish_reason=shapes.text(call.get("finish_reason") or node.get("finish_reason"), f"{where}.finish_reason", 30),
+        temperature=shapes.number(temperature, f"{where}: the call's temperature"),
         reply=message,
         extra=extra,
     )

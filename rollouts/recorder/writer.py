@@ -132,6 +132,8 @@ class Writer:
                 if time.monotonic() > beat_at and not self._closing.is_set():
                     beat_at = time.monotonic() + BEAT_S
                     self._beat()
+            if self._reported:
+                self._again(self._report)  # with the calls that came since
             self._again(self._end_run)
         finally:
             # The connection belongs to this thread and would stay open with it.
@@ -183,7 +185,7 @@ class Writer:
                 continue
             steps[name] += read
             lines.append(line)
-            missing = any(not len(step.prompt_ids) or not len(step.completion_ids) for step in read)
+            missing = any(_lacks_ids(step) for step in read)
             self.counts["without_ids"] += missing
         self.counts["unread"] += len(rejected)
         if steps and not self._again(lambda: self._append(steps, table)):
@@ -244,6 +246,8 @@ class Writer:
     def _settle_one(self, name: str, end: End) -> None:
         record = self.run.trajectories.filter(external_id=name).first()
         if record is None:
+            if not self.cancelled.is_set():
+                add_rejections(self.run, SOURCE, [(None, f"The end of session {name!r} came, and no call of it.")])
             return
         findings = findings_for(selectors.load_trajectory(record), self.run)
         settle_trajectory(self.run, name, findings, end.reward, end.stop_reason)
@@ -267,3 +271,8 @@ class Writer:
         if held is not None:
             status = Run.Status.CANCELLED if held.cancel_requested else Run.Status.DONE
             services.end_run(held, status, held.error)
+
+
+def _lacks_ids(step: Step) -> bool:
+    """A call whose client left before its first token has no completion, and nothing is missing."""
+    return not len(step.prompt_ids) or (not len(step.completion_ids) and step.finish_reason != "abort")

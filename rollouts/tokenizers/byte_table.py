@@ -39,6 +39,7 @@ class ByteTable:
         """``byte_level``, ``metaspace``, ``wordpiece`` or ``decoded``: how the bytes were found."""
         self._offsets = offsets
         self._data = data
+        self._bytes = np.frombuffer(data, dtype=np.uint8)
 
     def token_bytes(self, ids: NDArray[np.int32] | Sequence[int]) -> list[bytes]:
         """The bytes of each id; an id outside the vocabulary gives ``b""``."""
@@ -53,14 +54,20 @@ class ByteTable:
     def joined(self, ids: NDArray[np.int32] | Sequence[int]) -> tuple[bytes, NDArray[np.int64]]:
         """The bytes of a stream, and for each of its ids ``[n]`` where they end: one gather, no object per token."""
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
-        known = (array >= 0) & (array < self.vocab_size)
-        safe = np.where(known, array, 0)
-        starts = self._offsets[safe].astype(np.int64)
-        lengths = np.where(known, self._offsets[safe + 1] - starts, 0)
-        ends = np.cumsum(lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        places = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
-        return np.frombuffer(self._data, dtype=np.uint8)[places].tobytes(), ends
+        if not len(array):
+            return b"", array
+        known = None
+        if array.view(np.uint64).max() >= self.vocab_size:  # a negative id is a huge one here
+            known = (array >= 0) & (array < self.vocab_size)
+            array = np.where(known, array, 0)
+        starts = self._offsets.take(array).astype(np.int64)
+        lengths = self._offsets.take(array + 1) - starts
+        if known is not None:
+            lengths *= known
+        ends = lengths.cumsum()
+        places = (starts - ends + lengths).repeat(lengths)
+        places += np.arange(len(places))
+        return self._bytes.take(places).tobytes(), ends
 
     def join(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """The bytes of a stream."""

@@ -62,7 +62,8 @@ class PieceEncoder:
         return ids
 
     def _joined(self, pieces: Sequence[str], head: Ids = NO_IDS) -> Ids:
-        known = [self._piece(piece) for piece in pieces if piece]
+        kept = self._kept
+        known = [kept[piece] if piece in kept else self._piece(piece) for piece in pieces if piece]
         if len(known) == 1 and not len(head):
             return known[0]
         return np.concatenate([head, *known])
