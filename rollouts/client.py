@@ -18,6 +18,7 @@ import random
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
 from typing import IO, Any
@@ -56,8 +57,11 @@ class Client:
         self.run = str(self._post("/api/runs", body, {"Content-Type": "application/json"})["run"])
         return self.run
 
-    def push(self, records: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
-        """Send records; gives ``{"run", "trajectories", "known", "rejected": [{"line", "reason"}], ...}``."""
+    def push(self, records: Iterable[Any] | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        """Send records; gives ``{"run", "trajectories", "known", "rejected": [{"line", "reason"}], ...}``.
+
+        ``prefix`` comes before each id and group: ids that begin anew with each step of training need one.
+        """
         if self.run is None:
             self.create_run("pushed " + time.strftime("%Y-%m-%d %H:%M"))
         one = isinstance(records, (Mapping, str, bytes))
@@ -66,7 +70,9 @@ class Client:
             n = _write_lines([records] if one else records, body)
             if n == 0:
                 return {"run": self.run, "trajectories": 0, "known": 0, "rejected": []}
-            return self._post(f"/api/runs/{self.run}/trajectories", body, {"Content-Type": "application/x-ndjson"})
+            query = f"?{urllib.parse.urlencode({'prefix': prefix})}" if prefix else ""
+            path = f"/api/runs/{self.run}/trajectories{query}"
+            return self._post(path, body, {"Content-Type": "application/x-ndjson"})
 
     def _post(self, path: str, body: Any, headers: dict[str, str]) -> dict[str, Any]:
         failure = PushError(f"{self.url} was not asked.")
@@ -107,9 +113,11 @@ class Client:
         return found
 
 
-def push(url: str, token: str, run: str | None, records: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
+def push(
+    url: str, token: str, run: str | None, records: Iterable[Any] | Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
     """Send records to a run (None makes one); gives what the server counted. Raises :class:`PushError`."""
-    return Client(url, token, run).push(records)
+    return Client(url, token, run).push(records, prefix)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from django.db.models import QuerySet
 
@@ -15,7 +16,7 @@ from rollouts.formats import FORMATS, exports
 from rollouts.formats.exports import EXPORTS, Export, ExportRefused, padded
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.replay import replay
+from rollouts.tito.strategies.replay import replay_many
 from rollouts.tito.trajectory import Row, Trajectory
 
 BATCH = 50
@@ -26,6 +27,11 @@ WRITERS = (*(one.name for one in FORMATS.values() if one.write), *EXPORTS)
 def is_rows(name: str) -> bool:
     """Whether a format holds training rows; else it holds trajectories."""
     return name in EXPORTS
+
+
+def title_of(name: str) -> str:
+    """What a writer's format is called where people choose it."""
+    return EXPORTS[name].title if name in EXPORTS else FORMATS[name].title
 
 
 def suffix_of(name: str) -> str:
@@ -41,6 +47,8 @@ class Wanted:
     """Whose rows are written; empty = those that are stored."""
     force: bool = False
     """Rows that break the target's invariants are written too, and what the strategy refuses is left out."""
+    leave_out: bool = False
+    """Trajectories with such rows are left out, and what the strategy refuses."""
     pad_to: int | None = None
     pad_id: int = 0
 
@@ -49,6 +57,8 @@ class Wanted:
             raise ValueError(f"There is no format {self.format[:40]!r}. Known: {', '.join(WRITERS)}.")
         if self.strategy and self.strategy not in STRATEGIES:
             raise ValueError(f"There is no strategy {self.strategy[:40]!r}. Known: {', '.join(STRATEGIES)}.")
+        if self.force and self.leave_out:
+            raise ValueError("Faulty rows are either written all the same or left out; choose one of the two.")
         if self.pad_to is not None and (self.format != "sft" or self.pad_to < 1):
             raise ValueError("Padding takes a number of tokens from 1 on, and goes with the format sft alone.")
 
@@ -64,6 +74,15 @@ class Wanted:
         return EXPORTS.get(self.format)
 
 
+class Written(NamedTuple):
+    """What an export came to."""
+
+    n: int
+    """Rows, or trajectories."""
+    left_out: str
+    """How many trajectories were left out, as a sentence; empty = none."""
+
+
 def write_run(
     run: models.Run,
     records: QuerySet[models.Trajectory],
@@ -72,21 +91,36 @@ def write_run(
     *,
     tell: Callable[[str], object] = lambda _: None,
     tick: Callable[[], object] = lambda: None,
-) -> int:
-    """Write the finished ones of ``records``; gives how many rows or trajectories.
+) -> Written:
+    """Write the finished ones of ``records``.
 
-    ``tick`` is called for each trajectory that has been read. Raises :class:`ExportRefused` with a sentence. With
-    ``force``, what the strategy cannot be replayed over is left out, and ``tell`` is called with a sentence about it.
+    ``tick`` is called for each trajectory that has been read, ``tell`` with a sentence about each that is left out.
+    Raises :class:`ExportRefused` with a sentence.
     """
+    n_read, n_out, first = 0, 0, ""
+
+    def count() -> None:
+        nonlocal n_read
+        n_read += 1
+        tick()
+
+    def leave_out(why: str) -> None:
+        nonlocal n_out, first
+        n_out, first = n_out + 1, first or why
+        tell(f"Left out: {why}")
+
     finished = records.filter(status=models.Trajectory.Status.DONE).order_by("index").iterator(BATCH)
     # A refusal leaves in the middle, and the cursor must not outlive its connection.
     with closing(loaded(finished)) as values:
         del finished
-        n = _write(run, _ticking(values, tick), wanted, file, tell)
+        n = _write(run, _ticking(values, count), wanted, file, leave_out)
+    if n_out and not n:
+        raise ExportRefused(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
     if wanted.strategy and not n:
         name = wanted.strategy.replace("_", " ")
         raise ExportRefused(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
-    return n
+    verb = "was" if n_out == 1 else "were"
+    return Written(n, f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else "")
 
 
 def _ticking(values: Iterator[Trajectory], tick: Callable[[], object]) -> Iterator[Trajectory]:
@@ -96,20 +130,22 @@ def _ticking(values: Iterator[Trajectory], tick: Callable[[], object]) -> Iterat
 
 
 def _write(
-    run: models.Run, values: Iterator[Trajectory], wanted: Wanted, file: IO[bytes], tell: Callable[[str], object]
+    run: models.Run, values: Iterator[Trajectory], wanted: Wanted, file: IO[bytes], leave_out: Callable[[str], object]
 ) -> int:
     if wanted.strategy:
-        values = _under(wanted.strategy, run, values, wanted.force, tell)
+        values = _under(wanted.strategy, run, values, leave_out if wanted.force or wanted.leave_out else None)
     if (target := wanted.target) is None:
         write = FORMATS[wanted.format].write
         assert write is not None
-        return write(values, file)
+        named = run.tokenizer.name if run.tokenizer else ""
+        return write((replace(one, tokenizer=one.tokenizer or named) for one in values), file)
     codec = codec_of(run)
     return exports.write(
         target,
         values,
         file,
         wanted.force,
+        leave_out=leave_out if wanted.leave_out else None,
         rows=_own_rows if wanted.strategy else None,
         decode=None if codec is None else codec.decode,
         cause=lambda value: cause_of(run, value),
@@ -133,22 +169,31 @@ def _own_rows(trajectory: Trajectory) -> Sequence[Row]:
 
 
 def _under(
-    slug: str, run: models.Run, values: Iterator[Trajectory], force: bool, tell: Callable[[str], object]
+    slug: str, run: models.Run, values: Iterator[Trajectory], leave_out: Callable[[str], object] | None
 ) -> Iterator[Trajectory]:
     """The same trajectories with the rows that a strategy would have made."""
     try:
         context, tokenizer = replays.context_of(run)
     except replays.CannotReplay as error:
         raise ExportRefused(str(error)) from error
-    for value in values:
-        made = replay(replays.complete_replies(value, tokenizer), STRATEGIES[slug], context)
-        if not made.refused:
-            yield replace(value, rows=made.rows)
-            continue
-        sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {made.refused}"
-        if not force:
-            raise ExportRefused(f"{sentence} Choose another strategy, or leave such trajectories out with --force.")
-        tell(f"Left out: {sentence}")
+    pending: deque[Trajectory] = deque()
+
+    def complete() -> Iterator[Trajectory]:
+        for value in values:
+            pending.append(value)
+            yield replays.complete_replies(value, tokenizer, context)
+
+    with closing(replay_many(complete(), [STRATEGIES[slug]], context)) as replayed:
+        for (made,) in replayed:
+            value = pending.popleft()
+            if not made.refused:
+                yield replace(value, rows=made.rows)
+                continue
+            sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {made.refused}"
+            if leave_out is None:
+                way_out = "Choose another strategy, or leave such trajectories out with --leave-out."
+                raise ExportRefused(f"{sentence} {way_out}")
+            leave_out(sentence)
 
 
 def cause_of(run: models.Run, value: Trajectory) -> str:

@@ -14,6 +14,8 @@ from django.conf import settings
 from django.db import transaction
 
 from rollouts import bridges, chat_templates, services, tokenizers
+from rollouts.engines import SERVERS, EngineError
+from rollouts.engines.http import check_host
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
 from rollouts.formats.json_text import json_problem
 from rollouts.models import ChatTemplate, Run, Tokenizer
@@ -53,11 +55,39 @@ class ServedModel:
     path: str
     """Folder with the weights and the tokenizer (for an engine elsewhere: the tokenizer alone)."""
     options: dict[str, Any] = field(default_factory=dict)
-    """For the engine: ``max_live``, ``max_model_len``, ``url``, ..."""
+    """For the engine: ``max_live``, ``max_model_len``, ..., and for one elsewhere ``url`` and ``model``."""
 
     @property
     def queue(self) -> str:
         return f"engine.{self.name}"
+
+    def faults(self, engine: str = "") -> str:
+        """Why no engine can be built of this entry, as a sentence; empty when nothing is known against it."""
+        engine = engine or self.engine
+        if engine not in _engines():
+            return f"There is no engine named {engine!r}; choose one of {_listed(_engines())}."
+        if engine in SERVERS:
+            if not self.options.get("url"):
+                return (
+                    f"The engine {engine} asks a server, and the options of the model {self.name!r} name none: set "
+                    '{"url": "http://HOST:PORT"} in INSPECTOR_MODELS.'
+                )
+            try:
+                check_host(str(self.options["url"]), settings.ENGINE_HOSTS)
+            except EngineError as error:
+                return str(error)
+        return ""
+
+    def engine_arguments(self, engine: str) -> tuple[str, dict[str, Any]]:
+        """What ``build_engine`` is given: the folder, or the address of the server that has the model."""
+        options = dict(self.options)
+        url = str(options.pop("url", ""))
+        options.pop("tool_call_parser", None)
+        if engine not in SERVERS:
+            return self.path, options
+        # A server does not tell how many ids its model has; the tokenizer knows all that it may write.
+        vocab_size = options.pop("vocab_size", 0) or tokenizers.load(self.path).vocab_size
+        return url, {**options, "vocab_size": vocab_size, "allowed_hosts": settings.ENGINE_HOSTS}
 
 
 def served_models() -> dict[str, ServedModel]:
@@ -107,8 +137,8 @@ class LaunchForm:
         models = served_models()
         if self.model not in models:
             found["model"] = f"There is no model named {self.model!r}; choose one of {_listed(models)}."
-        if self.engine and self.engine not in _engines():
-            found["engine"] = f"There is no engine named {self.engine!r}; choose one of {_listed(_engines())}."
+        elif fault := models[self.model].faults(self.engine):
+            found["engine" if self.engine else "model"] = fault
         if self.environment not in ENVIRONMENTS:
             try:
                 environment(self.environment)

@@ -305,7 +305,8 @@ class _Batch:
 
     def _reply(self, live: _Live, ids: Ids) -> Message:
         """A completion as a message. Where the prompt ends inside that same message, its earlier calls do not count."""
-        reply = self._parse(NO_IDS if live.strategy.continues_message else live.prompt_ids, ids)
+        before = NO_IDS if live.strategy.continues_message else live.prompt_ids
+        reply = self._parse(before, ids, live.job.task.tools)
         if not self.call_ids:
             return reply
         # By the seed, where there is one: a run that is made again renders the same ids.

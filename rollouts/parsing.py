@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollouts.tito.trajectory import Ids, Message
+from rollouts.tool_calls import Reader, Tools, plain
 
-Parse = Callable[[Ids, Ids], dict[str, Any]]
-"""``(prompt_ids, completion_ids) -> assistant message``; never raises for what a model wrote."""
+Parse = Callable[[Ids, Ids, Tools], dict[str, Any]]
+"""``(prompt_ids, completion_ids, tools) -> assistant message``; never raises for what a model wrote."""
 
 _TAIL = 64
 """Prompt ids that the parser sees: enough for the generation prompt and what a template pre-writes of the turn."""
 
-_CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>\s*", re.DOTALL)
 _CALL_ID_LETTERS = string.ascii_letters + string.digits
 _CALL_ID_LENGTH = 9
 """Mistral's templates take ids of exactly so many letters and digits; every other template takes these too."""
@@ -26,27 +25,43 @@ _READS_ID = re.compile(r"\b(?:tool_call_)?id\b")
 _THINK = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
-def parser(tokenizer: Any, stop_ids: frozenset[int]) -> Parse:
-    """The tokenizer's own response parsing where it has one (transformers' ``parse_response``), else a plain one.
+def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None) -> Parse:
+    """Calls read by ``read``; without it by the tokenizer's own response parsing, and the plain way where it has none.
 
     ``tokenizer`` is a transformers tokenizer.
     """
-    own = getattr(tokenizer, "response_template", None)
+    own = _compiled(getattr(tokenizer, "response_template", None)) if read is None else None
 
-    def parse(prompt_ids: Ids, completion_ids: Ids) -> dict[str, Any]:
+    def parse(prompt_ids: Ids, completion_ids: Ids, tools: Tools = None) -> dict[str, Any]:
+        said = _unstopped(completion_ids, stop_ids)
         if own is not None:
             try:
                 prefix = tokenizer.decode(prompt_ids[-_TAIL:].tolist())
-                message = tokenizer.parse_response(completion_ids.tolist(), prefix=prefix)
+                message = tokenizer.parse_response(completion_ids.tolist(), own, prefix=prefix)
                 if isinstance(message, Mapping):
-                    stop = tokenizer.decode(completion_ids[len(_unstopped(completion_ids, stop_ids)) :].tolist())
+                    stop = tokenizer.decode(completion_ids[len(said) :].tolist())
                     return {"role": "assistant", "content": "", **_without_stop(message, stop)}
             except Exception:
                 # A model may write anything; a parser that stumbles over it must not end the rollout.
-                return plain_message(tokenizer.decode(_unstopped(completion_ids, stop_ids).tolist()))
-        return plain_message(tokenizer.decode(_unstopped(completion_ids, stop_ids).tolist()))
+                return plain_message(tokenizer.decode(said.tolist()))
+        text = tokenizer.decode(said.tolist())
+        if "</think>" in text and tokenizer.decode(prompt_ids[-_TAIL:].tolist()).rstrip().endswith("<think>"):
+            text = f"<think>{text}"  # the template has begun the thought
+        return plain_message(text, read or plain, tools)
 
     return parse
+
+
+def _compiled(response_template: Any) -> Any:
+    """A response template as transformers would make it of its JSON anew for each completion, at half of a parse."""
+    if response_template is not None:
+        try:
+            from transformers.utils.chat_parsing.response_templates import load_response_template
+
+            return load_response_template(response_template)
+        except Exception:
+            pass  # one that is wrong, or another release: whatever it is, each parse meets it and goes on
+    return response_template
 
 
 def _without_stop(message: Mapping[str, Any], stop: str) -> dict[str, Any]:
@@ -63,26 +78,17 @@ def _without_stop(message: Mapping[str, Any], stop: str) -> dict[str, Any]:
     return {**message, "tool_calls": cut}
 
 
-def plain_message(text: str) -> dict[str, Any]:
-    """``<think>`` and ``<tool_call>`` blocks as most templates write them. A call that is no JSON stays a text."""
+def plain_message(text: str, read: Reader = plain, tools: Tools = None) -> dict[str, Any]:
+    """A ``<think>`` block, what the turn says, and its calls as ``read`` finds them."""
     message: dict[str, Any] = {"role": "assistant"}
     thought = _THINK.match(text)
     if thought:
         message["reasoning_content"] = thought.group(1).strip()
         text = text[thought.end() :]
-    calls = [{"type": "function", "function": _function(body.strip())} for body in _CALL.findall(text)]
-    message["content"] = _CALL.sub("", text)
+    message["content"], calls = read(text, tools)
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _function(body: str) -> Any:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return body
-    return value if isinstance(value, dict) else body
 
 
 def _unstopped(ids: Ids, stop_ids: frozenset[int]) -> Ids:

@@ -16,8 +16,8 @@ from django.db.models import Count, QuerySet, Sum
 from django.utils import timezone
 
 from rollouts import bridges, chat_templates, models, selectors, tokenizers
+from rollouts.call_readers import parser_of
 from rollouts.models import Replay, ReplayRows, Run, Trajectory
-from rollouts.parsing import parser as response_parser
 from rollouts.tito.codec import RenderFailed
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import Replay as Made
@@ -26,7 +26,7 @@ from rollouts.tito.trajectory import Origin, Row
 from rollouts.tito.trajectory import Trajectory as Value
 from rollouts.tokenizers.pieces import PieceEncoder
 
-VERSION = 4
+VERSION = 5
 """Raise it when a strategy makes other rows than before: what is stored is then made anew."""
 
 STEPS_MOST = 500
@@ -146,7 +146,7 @@ def _replayed(record: Trajectory) -> list[Made]:
             f"manage.py replay {record.code}"
         )
     context, loaded = context_of(record.run)
-    (made,) = replay_many([complete_replies(value, loaded)], list(STRATEGIES.values()), context)
+    (made,) = replay_many([complete_replies(value, loaded, context)], list(STRATEGIES.values()), context)
     return made
 
 
@@ -210,7 +210,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[i
     def values() -> Iterator[Value]:
         for record, value in loaded_trajectories(finished(run).filter(index__gt=after)):
             pending.append(record)
-            yield complete_replies(value, loaded)
+            yield complete_replies(value, loaded, context)
 
     for made in replay_many(values(), list(STRATEGIES.values()), context):
         record = pending.popleft()
@@ -272,11 +272,11 @@ def context_of(
     return context, loaded
 
 
-def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer) -> Value:
+def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer, context: Context) -> Value:
     """The trajectory with a message for every completion; the parser is loaded only where one is lacking."""
     if not lacks_reply(value):
         return value
-    return with_replies(value, response_parser(loaded.hf, loaded.stop_ids))
+    return with_replies(value, parser_of(loaded, context.renderer))
 
 
 def figures(made: Made) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import numpy as np
 from rollouts.tito.codec import Renderer, RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.strategies import STRATEGIES, Context, Strategy, StrategyRefused
-from rollouts.tito.trajectory import Ids, Message
+from rollouts.tito.strategies.protocol import Tools
+from rollouts.tito.trajectory import NO_IDS, Ids, Message, Row, Step
 from rollouts.tokenizers import LoadedTokenizer
 
 MOST_TURNS = 40
@@ -28,7 +29,9 @@ def strategy_deltas(
     """Per turn, the strategies grouped by the delta they give; what refuses is listed with its sentence.
 
     A completion is what the template itself writes for the assistant's message behind the generation prompt, up to the
-    stop token, and is encoded alone, as a model that follows the template would have sampled it.
+    stop token, and is encoded alone, as a model that follows the template would have sampled it. The step-wise
+    strategies keep every prompt as the engine read it: here the conversation up to there, rendered, so that no template
+    is refused. ``rows`` holds theirs: per row the messages that it trains, its tokens and how many are trained.
     """
     context = Context(tokenizer, renderer, tokenizer.stop_ids)
     replies = [k for k, message in enumerate(conversation) if message.get("role") == "assistant"][:MOST_TURNS]
@@ -42,8 +45,11 @@ def strategy_deltas(
     refused: dict[str, str] = {}
     turns: list[list[dict[str, Any]]] = [[] for _ in range(len(replies))]
     ends = [*replies[1:], len(conversation)]
+    rows: dict[str, list[dict[str, Any]]] = {}
     for slug, make in STRATEGIES.items():
-        strategy = make(context)
+        strategy: Strategy | _Recorded = make(context)
+        if hasattr(strategy, "take_recorded"):
+            strategy = _Recorded(strategy, context)
         try:
             stream = np.array(strategy.begin(conversation[: replies[0]], tools, kwargs or {}))
             for turn, (place, end) in enumerate(zip(replies, ends, strict=True)):
@@ -52,6 +58,15 @@ def strategy_deltas(
                 if end == place + 1:
                     break
                 stream = _observe(strategy, stream, conversation[place + 1 : end], tokenizer, turns[turn], slug)
+            if isinstance(strategy, _Recorded):
+                rows[slug] = [
+                    {
+                        "messages": [replies[index] for index in row.step_indices],
+                        "tokens": len(row.ids),
+                        "trained": int(row.loss_mask.sum()),
+                    }
+                    for row in strategy.rows()
+                ]
         except (StrategyRefused, RenderFailed) as error:
             refused[slug] = str(error)
     return {
@@ -61,12 +76,42 @@ def strategy_deltas(
             if deltas
         ],
         "refused": refused,
+        "rows": rows,
         "detail": "",
     }
 
 
+class _Recorded:
+    """A strategy whose rows follow from engine calls, fed with calls that render the whole conversation."""
+
+    def __init__(self, strategy: Any, context: Context) -> None:
+        self._strategy, self._context = strategy, context
+        self._messages: list[Message] = []
+        self._steps: list[Step] = []
+        self._asked: tuple[Any, Any] = (None, {})
+        self._prompt: Ids = NO_IDS
+
+    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        self._asked = tools, kwargs
+        return self.observe(messages)
+
+    def sampled(self, ids: Ids, logprobs: None, reply: Message) -> None:
+        self._steps.append(Step(self._prompt, ids))
+        self._messages.append(reply)
+
+    def observe(self, messages: Sequence[Message]) -> Ids:
+        self._messages += messages
+        self._prompt = self._context.renderer.render_ids(self._messages, *self._asked, True)
+        return self._prompt
+
+    def rows(self) -> Sequence[Row]:
+        self._strategy.take_recorded(self._steps)
+        rows: Sequence[Row] = self._strategy.rows()
+        return rows
+
+
 def _observe(
-    strategy: Strategy,
+    strategy: Strategy | _Recorded,
     stream: Ids,
     messages: Sequence[Message],
     tokenizer: LoadedTokenizer,

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from django.core.management.base import CommandError
 
+from rollouts import chat_templates, services
+from rollouts.models import ChatTemplate
+
 
 def read_text(path: str | Path, what: str) -> str:
     """The text of a file; ``what`` it should be begins the sentence of the :class:`CommandError` that may be raised."""
@@ -15,3 +18,18 @@ def read_text(path: str | Path, what: str) -> str:
         raise CommandError(f"{what} {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise CommandError(f"{what} {path} is not UTF-8 text (byte {error.start}). Name another file.") from error
+
+
+def read_chat_template(path: str | Path) -> str:
+    """A chat template that renders. Raises :class:`CommandError` with the line that stops it."""
+    text = read_text(path, "The chat template")
+    if "\0" in text or not text.strip():
+        raise CommandError(f"{path} holds no template text. Name another file.")
+    if problem := chat_templates.cannot_render(chat_templates.renderer(None, text)):
+        raise CommandError(f"The chat template {path} cannot be used. {problem} Mend it, or name another file.")
+    return text
+
+
+def registered_chat_template(path: str | Path) -> ChatTemplate:
+    """The same, kept under the file's name."""
+    return services.register_chat_template(read_chat_template(path), Path(path).stem)

@@ -8,14 +8,14 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.db.models import Count, F, IntegerField, Max, QuerySet, Sum, Value
+from django.db.models import Count, F, IntegerField, Max, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Floor
 
 from rollouts.models import Finding, Run, RunFigures
 from rollouts.selectors.runs import RunSummary, run_summary, summary_from
 from rollouts.tito.diagnose.finding import Severity
 
-VERSION = 2
+VERSION = 3
 """Goes up when other figures are counted."""
 LARGE = 5_000
 """Trajectories from which on counting would keep a page waiting."""
@@ -101,21 +101,22 @@ def run_cost(run: Run, kind: str = "") -> RunCost:
 
 def run_kinds(run: Run) -> list[KindCost]:
     """The kinds that a run has, the most frequent first. Two queries."""
+    counts = ~Q(severity=Severity.INFO)  # what is merely noted costs nothing
     rows = (
         Finding.objects.filter(run=run)
         .values("kind")
         .annotate(
             findings=Count("pk"),
             trajectories=Count("trajectory", distinct=True),
-            trained_tokens_lost=Sum("trained_tokens_lost"),
-            trained_tokens_wrong=Sum("trained_tokens_wrong"),
-            prompt_tokens_repaid=Sum("prompt_tokens_repaid"),
+            trained_tokens_lost=Sum("trained_tokens_lost", filter=counts, default=0),
+            trained_tokens_wrong=Sum("trained_tokens_wrong", filter=counts, default=0),
+            prompt_tokens_repaid=Sum("prompt_tokens_repaid", filter=counts, default=0),
         )
         .order_by("-trajectories", "kind")
     )
-    # A trajectory becomes more rows once, however many findings of a kind say so; what is merely noted costs none.
+    # A trajectory becomes more rows once, however many findings of a kind say so.
     more: Counter[str] = Counter()
-    several = Finding.objects.filter(run=run, rows__gt=1).exclude(severity=Severity.INFO)
+    several = Finding.objects.filter(counts, run=run, rows__gt=1)
     for kind, _, n in several.values_list("kind", "trajectory").annotate(n=Max("rows")).order_by():
         more[kind] += n - 1
     return [KindCost(**row, rows_more=more[row["kind"]]) for row in rows]

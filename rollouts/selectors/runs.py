@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import Avg, Count, Exists, F, FloatField, Max, Min, OuterRef, Q, QuerySet, Value
+from django.db.models import Avg, Count, Exists, F, FloatField, Max, Min, OuterRef, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Floor, Least
 
 from rollouts import models
+from rollouts.tito.diagnose.finding import Severity
 
 N_BINS = 20
 SORTS = ("index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings")
@@ -81,6 +82,10 @@ class RunSummary:
     """Kind -> findings."""
     finding_trajectories: dict[str, int] = field(default_factory=dict)
     """Kind -> trajectories that have it."""
+    finding_severities: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Kind -> severity -> findings, without zeros: a kind can be an error here and a note there."""
+    finding_tokens: dict[str, int] = field(default_factory=dict)
+    """Kind -> tokens that its findings take from training or train as they were not sampled; an info costs none."""
     severities: dict[str, int] = field(default_factory=dict)
     """Severity -> trajectories whose worst finding it is; the empty one counts those without findings."""
 
@@ -235,7 +240,10 @@ def run_summary(run: models.Run) -> RunSummary:
     stops = dict(found.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
     severities = dict(found.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
     kinds = models.Finding.objects.filter(run=run).values_list("kind").annotate(
-        n=Count("pk"), trajectories=Count("trajectory", distinct=True)
+        n=Count("pk"),
+        trajectories=Count("trajectory", distinct=True),
+        tokens=Sum(F("trained_tokens_lost") + F("trained_tokens_wrong"), filter=~Q(severity=Severity.INFO), default=0),
+        **{severity.value: Count("pk", filter=Q(severity=severity)) for severity in Severity},
     ).order_by("-n", "kind")  # fmt: skip
     rows = list(kinds)
     return RunSummary(
@@ -247,8 +255,13 @@ def run_summary(run: models.Run) -> RunSummary:
         reward_std=spread,
         reward_bins=_histogram(found, reward["low"], reward["high"], reward["n"]),
         stop_reasons=stops,
-        finding_counts={kind: n for kind, n, _ in rows},
-        finding_trajectories={kind: n for kind, _, n in rows},
+        finding_counts={kind: n for kind, n, *_ in rows},
+        finding_trajectories={kind: n for kind, _, n, *_ in rows},
+        finding_severities={
+            kind: {severity.value: n for severity, n in zip(Severity, counts, strict=True) if n}
+            for kind, _, _, _, *counts in rows
+        },
+        finding_tokens={kind: n for kind, _, _, n, *_ in rows},
         severities=severities,
     )
 
@@ -281,6 +294,19 @@ class GroupStats:
     def has_no_signal(self) -> bool:
         """All rewards are equal: a group-relative advantage is zero for every one of them."""
         return self.n_rewards > 1 and self.low == self.high
+
+
+def finding_kinds(trajectories: Sequence[models.Trajectory]) -> dict[int, dict[str, str]]:
+    """Key of a trajectory -> kinds of its findings with the worst severity of each, the worst first; one query."""
+    keys = [one.pk for one in trajectories if one.n_findings]
+    found: dict[int, dict[str, str]] = {}
+    if keys:
+        rows = models.Finding.objects.filter(trajectory__in=keys).order_by().distinct()
+        pairs = set(rows.values_list("trajectory", "severity", "kind"))
+        worst_first = {severity.value: place for place, severity in enumerate(Severity)}
+        for trajectory, severity, kind in sorted(pairs, key=lambda pair: (worst_first[pair[1]], pair[2])):
+            found.setdefault(trajectory, {}).setdefault(kind, severity)
+    return found
 
 
 def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]:

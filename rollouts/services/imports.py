@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +22,10 @@ from rollouts.tito.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
-BATCH_TRAJECTORIES = 100
+BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
+BATCH_BYTES = 16_000_000
+"""Of the file; what has text alone has no tokens."""
 BEAT_SECONDS = 0.5
 """How often progress is written and the cancel flag read."""
 IMPORTED = "imported"
@@ -66,7 +69,7 @@ def import_files(
     trajectory in the same pass. A run without a tokenizer takes the registered one that its first file names.
     """
     start_run(run)
-    sizes = [_size(file) for file in files]
+    sizes, names = [_size(file) for file in files], _names(files)
     done = run.settings.get(IMPORTED, {"files": 0, "next_index": 0, "formats": []})
     models.Run.objects.filter(pk=run.pk).update(bytes_total=sum(sizes))
     try:
@@ -76,7 +79,7 @@ def import_files(
             _drop_from(run, done["next_index"])
             before = sum(sizes[:n])
             try:
-                source = file if isinstance(file, Source) else Source.of_path(file)
+                source = file if isinstance(file, Source) else Source.of_path(file, names[n])
                 one = _File(run, source, before, done["next_index"], judge, use_recorded_tokenizer)
                 name = one.read(format_name)
                 done = {
@@ -84,7 +87,7 @@ def import_files(
                 }  # fmt: skip
             except FileRefused as refusal:
                 _drop_from(run, done["next_index"])
-                name = file.name
+                name = names[n]
                 models.Rejection.objects.filter(run=run, file=name).delete()
                 _reject(run, name, [Rejected(None, str(refusal))])
                 done = {**done, "files": n + 1}
@@ -99,6 +102,19 @@ def import_files(
         raise
     finally:
         run.refresh_from_db()
+
+
+def _names(files: Sequence[Path | Source]) -> list[str]:
+    """Files by name, with as much of their folders as tells them apart: trainers write ``step_1/rank_0.jsonl``."""
+    paths = [file.parts if isinstance(file, Path) else (file.name,) for file in files]
+    alike = Counter(path[-1:] for path in paths)
+    names = []
+    for path in paths:
+        n = 1
+        while alike[path[-1:]] > 1 and n < len(path) and any(p != path and p[-n:] == path[-n:] for p in paths):
+            n += 1
+        names.append("/".join(path[-n:]))
+    return names
 
 
 def _size(file: Path | Source) -> int:
@@ -142,6 +158,8 @@ def _drop_from(run: models.Run, index: int) -> None:
 
 def _reject(run: models.Run, file: str, rejected: Sequence[Rejected]) -> None:
     """Keep reasons as far as the run has room, and count all."""
+    if not rejected:
+        return
     room = max(MOST_REJECTIONS - models.Rejection.objects.filter(run=run).count(), 0)
     models.Rejection.objects.bulk_create(
         models.Rejection(run=run, file=file[:500].replace("\0", ""), line=one.line, reason=_plain(one.reason))
@@ -172,7 +190,7 @@ class _File:
         """Gives the name of the format. Raises :class:`FileRefused`, after parts of the file may have been stored."""
         self.source.on_line = self._progress.tick
         chosen, items = formats.read(self.source, format_name)
-        for batch in _batches(items):
+        for batch in _batches(items, self.source):
             _reject(self.run, self.source.name, [one for one in batch if isinstance(one, Rejected)])
             self._save([one for one in batch if isinstance(one, Trajectory)])
             self._progress.tick()
@@ -193,7 +211,7 @@ class _File:
         self.next_index += len(batch)
 
     def _with_free_ids(self, batch: list[Trajectory]) -> list[Trajectory]:
-        """Files of one run may count their lines alike: an id that is taken gets the file's name before it."""
+        """Files of one run may count alike: an id that is taken gets the file's name before it, as does its group."""
         wanted = [one.external_id for one in batch]
         taken = set(self.run.trajectories.filter(external_id__in=wanted).values_list("external_id", flat=True))
         if not taken:
@@ -201,7 +219,8 @@ class _File:
         renamed = []
         for one in batch:
             if one.external_id in taken:
-                one = replace(one, external_id=f"{self.source.name}:{one.external_id}"[-200:])
+                name, group = f"{self.source.name}:{one.external_id}", f"{self.source.name}:{one.group}"
+                one = replace(one, external_id=name[-200:], group=one.group and group[-200:])
             renamed.append(one)
         again = [one.external_id for one in renamed]
         twice = set(self.run.trajectories.filter(external_id__in=again).values_list("external_id", flat=True))
@@ -231,17 +250,18 @@ class _File:
                 self._table = tokenizers.byte_table(self.run.tokenizer.path, byte_tables_folder())
 
 
-def _batches(items: Iterable[Trajectory | Rejected]) -> Iterator[list[Trajectory | Rejected]]:
+def _batches(items: Iterable[Trajectory | Rejected], source: Source) -> Iterator[list[Trajectory | Rejected]]:
     """Piles of bounded size."""
     batch: list[Trajectory | Rejected] = []
-    n_tokens = 0
+    n_tokens, start = 0, 0
     for item in items:
         batch.append(item)
         if isinstance(item, Trajectory):
             n_tokens += sum(len(step.prompt_ids) + len(step.completion_ids) for step in item.steps)
             n_tokens += sum(len(row.ids) for row in item.rows)
-        if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS:
+        n_bytes = source.position - start
+        if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS or n_bytes >= BATCH_BYTES:
             yield batch
-            batch, n_tokens = [], 0
+            batch, n_tokens, start = [], 0, source.position
     if batch:
         yield batch

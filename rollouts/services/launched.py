@@ -15,7 +15,7 @@ from rollouts import models
 from rollouts.selectors.streams import stored_streams
 from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, worst_severity
-from rollouts.services.keys import insert_whole, reserve_keys
+from rollouts.services.keys import change_whole, insert_whole, reserve_keys
 from rollouts.services.trajectories import (
     build_rows,
     bump_run,
@@ -148,28 +148,24 @@ def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
             texts = message_texts(step)
             shared = 0 if link.parent is None else leading_equal(stored.message_texts(link.parent), texts)
             parent = None if link.parent is None else stored.keys[link.parent]
-            record = make_step(
-                models.Trajectory(pk=trajectory_key), index, step, link, parent, texts, shared, contents, next(keys)
-            )
+            record = make_step(trajectory_key, index, step, link, parent, texts, shared, contents, next(keys))
             records.append(record)
-            tokens.append(make_step_tokens(record, step, link, shared, None))
+            tokens.append(make_step_tokens(record, step, link))
             stored.append(record.pk, step, texts)
             added.setdefault(trajectory_key, []).append(record)
         contents.save()
         insert_whole(records)
         insert_whole(tokens)
         per_run: dict[int, list[int]] = {}
+        per_trajectory: list[tuple[int, int, int, int]] = []
         for key, steps in sorted(added.items()):
             n_sampled = sum(step.completion_length for step in steps)
             n_tokens = n_sampled + sum(step.prompt_length - step.shared_length for step in steps)
-            models.Trajectory.objects.filter(pk=key).update(
-                n_steps=F("n_steps") + len(steps),
-                n_tokens=F("n_tokens") + n_tokens,
-                n_sampled=F("n_sampled") + n_sampled,
-            )
+            per_trajectory.append((len(steps), n_tokens, n_sampled, key))
             totals = per_run.setdefault(runs[key], [0, 0, 0])
             for i, value in enumerate((len(steps), n_tokens, n_sampled)):
                 totals[i] += value
+        change_whole(models.Trajectory, ("n_steps", "n_tokens", "n_sampled"), per_trajectory, add=True)
         for run_key, (n_steps, n_tokens, n_sampled) in sorted(per_run.items()):
             models.Run.objects.filter(pk=run_key).update(
                 n_steps=F("n_steps") + n_steps,
@@ -264,9 +260,8 @@ def finish_trajectories(ends: Sequence[End]) -> set[int]:
         insert_rows(built)
         moved = [step for key in ours for step in steps[key] if step.row_index]
         models.Step.objects.bulk_update(moved, ["row_index"], batch_size=100)
-        for key in ours:
-            values_now = {name: getattr(records[key], name) for name in _ENDED}
-            models.Trajectory.objects.filter(pk=key).update(**values_now)
+        ended = [(*(getattr(records[key], name) for name in _ENDED), key) for key in ours]
+        change_whole(models.Trajectory, _ENDED, ended)
         for run_key, found in counts.items():
             run = found[0][0].run
             kinds = add_findings(run, found)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
 from rollouts import models
+from rollouts.formats.json_text import canonical_json
 from rollouts.services.runs import MOST_REJECTIONS
 from rollouts.services.trajectories import TokenTable, save_trajectories
 from rollouts.tito.trajectory import Trajectory
@@ -16,15 +19,46 @@ from rollouts.tito.trajectory import Trajectory
 
 def add_new_trajectories(
     run: models.Run, trajectories: Sequence[Trajectory], token_table: TokenTable | None = None
-) -> tuple[list[models.Trajectory], int]:
-    """Store those whose external id the run does not have; gives them, and how many it has already. One transaction."""
+) -> tuple[list[models.Trajectory], list[Trajectory]]:
+    """Store those whose external id the run does not have; gives them, and those that it has. One transaction."""
     with transaction.atomic():
         # Pushes to one run queue here, so that two of them agree on what is known and on the next index.
         models.Run.objects.select_for_update().get(pk=run.pk)
         wanted = [trajectory.external_id for trajectory in trajectories]
         known = set(run.trajectories.filter(external_id__in=wanted).values_list("external_id", flat=True))
         fresh = [trajectory for trajectory in trajectories if trajectory.external_id not in known]
-        return save_trajectories(run, fresh, token_table=token_table), len(trajectories) - len(fresh)
+        found = [trajectory for trajectory in trajectories if trajectory.external_id in known]
+        return save_trajectories(run, fresh, token_table=token_table), found
+
+
+def named_by_content(trajectory: Trajectory) -> Trajectory:
+    """One whose source has no id, under an id of its place and content: the first line of each push is another."""
+    found = hashlib.sha256()
+    for step in trajectory.steps:
+        found.update(b"%d " % len(step.prompt_ids) + step.completion_ids.tobytes())
+        found.update(canonical_json([step.text, step.reply, step.extra]).encode())
+    for row in trajectory.rows:
+        found.update(row.ids.tobytes() + row.loss_mask.tobytes() + canonical_json(row.extra).encode())
+    found.update(canonical_json([trajectory.reward, trajectory.extra]).encode())
+    return replace(trajectory, external_id=f"{trajectory.external_id}-{found.hexdigest()[:12]}")
+
+
+def differing(run: models.Run, known: Sequence[Trajectory]) -> list[str]:
+    """Ids of those that the run has with other tokens or another reward: another trajectory of the same name."""
+    stored = run.trajectories.filter(external_id__in=[trajectory.external_id for trajectory in known])
+    held = {name: facts for name, *facts in stored.values_list("external_id", "n_steps", "n_sampled", "reward")}
+    return [
+        trajectory.external_id
+        for trajectory in known
+        if trajectory.external_id in held
+        and held[trajectory.external_id] != [len(trajectory.steps), _n_sampled(trajectory), trajectory.reward]
+    ]
+
+
+def _n_sampled(trajectory: Trajectory) -> int:
+    if trajectory.steps:
+        return sum(len(step.completion_ids) for step in trajectory.steps)
+    return sum(int(row.loss_mask.sum()) for row in trajectory.rows)
 
 
 def add_rejections(run: models.Run, source: str, rejected: Sequence[tuple[int | None, str]]) -> None:

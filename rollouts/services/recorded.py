@@ -20,6 +20,7 @@ from rollouts.services.trajectories import (
     TokenTable,
     build_rows,
     bump_run,
+    derive_origins,
     insert_rows,
     leading_equal,
     make_step,
@@ -118,10 +119,13 @@ def _new_step(
     texts = message_texts(step)
     shared = 0 if link.parent is None else leading_equal(held.message_texts(link.parent), texts)
     parent = None if link.parent is None else held.keys[link.parent]
-    stored = make_step(record, len(held), step, link, parent, texts, shared, contents, key)
+    stored = make_step(record.pk, len(held), step, link, parent, texts, shared, contents, key)
     held.append(key, bare, texts)
     held.links.append(link)
-    return stored, make_step_tokens(stored, step, link, shared, table)
+    tokens = make_step_tokens(stored, step, link)
+    if table is not None and link.parent is not None:
+        derive_origins([(tokens, step, shared)], table)
+    return stored, tokens
 
 
 def settle_trajectory(

@@ -63,7 +63,7 @@ def register_tokenizer(
         kept = _keep(folder)
     tokenizers.byte_table(kept, byte_tables_folder())
     named = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
-    label = named.stem if named.is_file() else named.name
+    label = name or (named.stem if named.is_file() else named.name)
     template = register_chat_template(loaded.chat_template, label) if loaded.chat_template else None
     fields = {
         "sha256": loaded.sha256,

@@ -20,7 +20,7 @@ from rollouts.services.keys import bare, insert_whole, reserve_keys
 from rollouts.tito import segments
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.prefix import Link, MergedRow, delta_of, link_steps, merge_steps
-from rollouts.tito.trajectory import Ids, Message, Origins, Row, Step, Trajectory
+from rollouts.tito.trajectory import Ids, Row, Step, Trajectory
 
 
 class TokenTable(Protocol):
@@ -167,17 +167,22 @@ def _build(
     built = Rows(record, [], [], [], [], [])
     row_of_step = _row_of_step(trajectory.rows or merged)
     messages: list[list[str]] = []
+    later: list[tuple[models.StepTokens, Step, int]] = []
     for index, (step, link) in enumerate(zip(trajectory.steps, links, strict=True)):
         parent = built.steps[link.parent] if link.parent is not None else None
         texts = message_texts(step)
         shared = leading_equal(messages[link.parent], texts) if link.parent is not None else 0
         messages.append(texts)
         stored = make_step(
-            record, index, step, link, parent.pk if parent else None, texts, shared, contents, next(step_keys)
+            record.pk, index, step, link, parent.pk if parent else None, texts, shared, contents, next(step_keys)
         )
         stored.row_index = row_of_step.get(index, 0)
         built.steps.append(stored)
-        built.step_tokens.append(make_step_tokens(stored, step, link, shared, token_table))
+        built.step_tokens.append(make_step_tokens(stored, step, link))
+        if link.parent is not None:
+            later.append((built.step_tokens[-1], step, shared))
+    if token_table is not None:
+        derive_origins(later, token_table)
     if trajectory.rows:
         for index, row in enumerate(trajectory.rows):
             _add_own_row(built, index, row, contents, next(row_keys))
@@ -219,7 +224,7 @@ def leading_equal(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 def make_step(
-    record: models.Trajectory,
+    trajectory_key: int,
     index: int,
     step: Step,
     link: Link,
@@ -234,7 +239,7 @@ def make_step(
     return bare(
         models.Step,
         id=key,
-        trajectory_id=record.pk,
+        trajectory_id=trajectory_key,
         index=index,
         parent_id=parent_key,
         shared_length=link.shared_length,
@@ -260,41 +265,48 @@ def make_step(
     )
 
 
-def make_step_tokens(
-    stored: models.Step, step: Step, link: Link, messages_shared: int, token_table: TokenTable | None
-) -> models.StepTokens:
-    """The arrays of a step: what it adds to its parent's stream."""
-    delta = delta_of(step, link)
+def make_step_tokens(stored: models.Step, step: Step, link: Link) -> models.StepTokens:
+    """The arrays of a step: what it adds to its parent's stream, with the origin that a strategy wrote, if one did."""
+    delta, origin = delta_of(step, link), step.delta_origin
     return bare(
         models.StepTokens,
         step_id=stored.pk,
         delta_ids=delta,
-        delta_origin=_delta_origin(step, link, delta, messages_shared, token_table),
+        delta_origin=origin if origin is not None and len(origin) == len(delta) else None,
         completion_ids=step.completion_ids,
         logprobs=step.logprobs,
     )
 
 
-def _delta_origin(
-    step: Step, link: Link, delta: Ids, messages_shared: int, token_table: TokenTable | None
-) -> Origins | None:
-    """What the strategy wrote, else what the text tells; None = not known. A first prompt needs none."""
-    if step.delta_origin is not None:
-        return step.delta_origin if len(step.delta_origin) == len(delta) else None
-    if token_table is None or link.parent is None or not len(delta):
-        return None
-    messages: list[Message] = list(step.request.messages[messages_shared:]) if step.request else []
-    return derive_origin(delta, messages, token_table)
+def derive_origins(
+    steps: Iterable[tuple[models.StepTokens, Step, int]], token_table: TokenTable
+) -> list[models.StepTokens]:
+    """Find who wrote each token between completions where no strategy told: template scaffold or observation.
 
-
-def derive_origin(delta: Ids, new_messages: Sequence[Message], token_table: TokenTable) -> Origins:
-    """Template scaffold or observation, for each id between two completions. Assistant messages are scaffold here."""
-    special = np.zeros(len(delta), dtype=np.bool_)
-    known = (delta >= 0) & (delta < token_table.vocab_size)
-    special[known] = np.asarray(token_table.special)[delta[known]]
-    others = [message for message in new_messages if message.get("role") != "assistant"]
-    whole, ends = token_table.joined(delta)
-    return segments.origins_of_text(whole, np.concatenate([[0], ends]), special, others)
+    For steps that have a parent, each with how many of its messages the parent had; gives those that gained their
+    origins. The bytes of all deltas are gathered at once.
+    """
+    asked = [
+        (tokens, step.request.messages[shared:] if step.request else ())
+        for tokens, step, shared in steps
+        if step.delta_origin is None and len(tokens.delta_ids)
+    ]
+    if not asked:
+        return []
+    ids = np.concatenate([tokens.delta_ids for tokens, _ in asked])
+    whole, ends = token_table.joined(ids)
+    offsets = np.concatenate([[0], ends])
+    special = np.asarray(token_table.special).take(ids, mode="clip") & (ids >= 0) & (ids < token_table.vocab_size)
+    start = 0
+    for tokens, messages in asked:
+        stop = start + len(tokens.delta_ids)
+        first, last = int(offsets[start]), int(offsets[stop])
+        others = [message for message in messages if message.get("role") != "assistant"]
+        tokens.delta_origin = segments.origins_of_text(
+            whole[first:last], offsets[start : stop + 1] - first, special[start:stop], others
+        )
+        start = stop
+    return [tokens for tokens, _ in asked]
 
 
 def _merged_row(
@@ -377,13 +389,10 @@ def fill_origins(
     for trajectory, value in zip(trajectories, values, strict=True):
         if not any(step.delta_origin is None for step in value.steps[1:]):
             continue
-        for stored in trajectory.steps.select_related("tokens").order_by("index"):
-            step = value.steps[stored.index]
-            if step.delta_origin is not None or stored.parent_id is None or not len(stored.tokens.delta_ids):
-                continue
-            messages = list(step.request.messages[stored.messages_shared :]) if step.request else []
-            stored.tokens.delta_origin = derive_origin(stored.tokens.delta_ids, messages, token_table)
-            filled.append(stored.tokens)
+        stored = trajectory.steps.select_related("tokens").filter(parent__isnull=False).order_by("index")
+        filled += derive_origins(
+            [(one.tokens, value.steps[one.index], one.messages_shared) for one in stored], token_table
+        )
     with transaction.atomic():
         for tokens in filled:
             tokens.save(update_fields=["delta_origin"])

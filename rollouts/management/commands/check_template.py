@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts import chat_templates, services, tokenizers
+from rollouts import chat_templates, services, template_checks, tokenizers
 from rollouts.chat_templates.report import CheckReport, Status
 from rollouts.management.files import read_text
-from rollouts.models import Tokenizer
+from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.tito.codec import RenderFailed
+from rollouts.tito.given import messages_problem, tools_problem
 from rollouts.tokenizers import LoadedTokenizer
 
 
@@ -45,12 +46,18 @@ class Command(BaseCommand):
         parser.add_argument(
             "--marks", action="store_true", help="place {%% generation %%} tags that mark exactly what is sampled"
         )
-        parser.add_argument("--all", action="store_true", help="check every registered tokenizer's own chat template")
+        parser.add_argument(
+            "--all",
+            action="store_true",
+            help="every registered tokenizer's own chat template; answers are stored for the page /templates/matrix",
+        )
         parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             status = self._all(options) if options["all"] else self._one(options)
+        except BrokenPipeError:
+            raise
         except (CannotCheck, CommandError, RenderFailed, tokenizers.TokenizerUnusable, OSError) as error:
             self.stderr.write(str(error))
             status = 2
@@ -72,9 +79,9 @@ class Command(BaseCommand):
         report = chat_templates.check(
             tokenizer,
             text,
-            tools=_json_list(options["tools"]),
+            tools=_json_list(options["tools"], tools_problem),
             kwargs=_json_text(options["kwargs"]),
-            conversation=_json_list(options["conversation"]),
+            conversation=_json_list(options["conversation"], messages_problem),
         )
         report = _searched(tokenizer, report, options)
         if options["json"]:
@@ -86,22 +93,26 @@ class Command(BaseCommand):
         return 0 if report.prefix_preserving else 1
 
     def _all(self, options: dict[str, Any]) -> int:
-        rows, status = [], 0
-        for registered in Tokenizer.objects.order_by("name"):
-            row: dict[str, Any] = {"name": registered.name}
-            try:
-                tokenizer = _load(registered)
-                if tokenizer.chat_template is None:
-                    raise CannotCheck("The tokenizer has no chat template.")
-                report = chat_templates.check(tokenizer, tokenizer.chat_template)
-                report = _searched(tokenizer, report, options)
-                row |= report.to_dict()
-                if not report.prefix_preserving:
-                    status = max(status, 1)
-            except (CannotCheck, RenderFailed, tokenizers.TokenizerUnusable, OSError) as error:
-                row |= {"prefix_preserving": None, "error": str(error)}
+        """The stored questions that the matrix shows: what is answered already is not rendered again."""
+        for name in ("tokenizer", "chat_template", "tools", "kwargs", "conversation"):
+            if options[name]:
+                raise CannotCheck(f"--all checks every tokenizer alike; leave --{name.replace('_', '-')} out.")
+        search = options["repair"] or options["marks"]
+        rows: list[dict[str, Any]] = []
+        status = 0
+        for registered in Tokenizer.objects.select_related("chat_template").order_by("name"):
+            report, error = None, "The tokenizer has no chat template."
+            if registered.chat_template is not None:
+                check, _ = template_checks.ask(registered, registered.chat_template)
+                if check.status != TemplateCheck.Status.DONE or (search and template_checks.wants_repair(check)):
+                    template_checks.answer(check, repair=search)
+                report, error = check.report, check.error
+            if report is None or error:
+                rows.append({"name": registered.name, "prefix_preserving": None, "error": error})
                 status = 2
-            rows.append(row)
+                continue
+            rows.append({"name": registered.name, **report})
+            status = max(status, 0 if report["prefix_preserving"] else 1)
         if not rows:
             raise CannotCheck("No tokenizer is registered; name one with --tokenizer DIR.")
         if options["json"]:
@@ -111,6 +122,7 @@ class Command(BaseCommand):
             letters = "".join(_LETTER[c["status"]] for c in row.get("checks", ()))
             self.stdout.write(f"{row['name']:30} {row.get('error') or letters}")
         self.stdout.write("o ok   B broken   R raises   - not rendered")
+        self.stdout.write("The answers are stored: the page /templates/matrix shows them.")
         return status
 
     def _print(self, report: CheckReport) -> None:
@@ -200,13 +212,15 @@ def _json_text(text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def _json_list(path: str | None) -> list[dict[str, Any]] | None:
+def _json_list(path: str | None, problem_of: Callable[[list[Any]], str]) -> list[dict[str, Any]] | None:
     if not path:
         return None
     try:
         value = json.loads(read_text(path, "The file"))
     except (ValueError, RecursionError) as error:
         raise CannotCheck(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+    if not isinstance(value, list):
         raise CannotCheck(f"{path} must hold a JSON list of objects.")
+    if problem := problem_of(value):
+        raise CannotCheck(f"{path}: {problem}")
     return value

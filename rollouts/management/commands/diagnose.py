@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
-from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import services
-from rollouts.management.files import read_text
+from rollouts.management.files import registered_chat_template
 from rollouts.models import Job, Run
 from rollouts.services.jobs import end_job, take_job
 from rollouts.tasks.jobs import send, work_on
@@ -41,8 +40,7 @@ class Command(BaseCommand):
                 run.tokenizer = services.find_tokenizer(options["tokenizer"])
                 run.chat_template = run.chat_template or run.tokenizer.chat_template
             if options["chat_template"]:
-                text = read_text(options["chat_template"], "The chat template")
-                run.chat_template = services.register_chat_template(text, Path(options["chat_template"]).stem)
+                run.chat_template = registered_chat_template(options["chat_template"])
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}

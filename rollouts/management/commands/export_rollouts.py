@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts.exporting import WRITERS, Wanted, is_rows, write_run
+from rollouts.exporting import WRITERS, Wanted, Written, is_rows, write_run
 from rollouts.formats.exports import ExportRefused
 from rollouts.models import Run, Trajectory
 from rollouts.tito.strategies import STRATEGIES
@@ -26,7 +27,12 @@ class Command(BaseCommand):
             "--strategy", default="", choices=["", *STRATEGIES], metavar="SLUG",
             help=f"the rows that this strategy would have made: {', '.join(STRATEGIES)}",
         )  # fmt: skip
-        parser.add_argument(
+        faulty = parser.add_mutually_exclusive_group()
+        faulty.add_argument(
+            "--leave-out", action="store_true",
+            help="leave out trajectories with rows that break the target's invariants, or that --strategy refuses",
+        )  # fmt: skip
+        faulty.add_argument(
             "--force", action="store_true",
             help="write rows that break the target's invariants too, and leave out what --strategy refuses",
         )  # fmt: skip
@@ -36,7 +42,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
-            wanted = Wanted(*(options[name] for name in ("format", "strategy", "force", "pad_to", "pad_id")))
+            wanted = Wanted(**{field.name: options[field.name] for field in fields(Wanted)})
         except ValueError as error:
             raise CommandError(f"--pad-to: {error}") from error
         target = Path(options["output"])
@@ -49,20 +55,25 @@ class Command(BaseCommand):
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with draft.open("wb") as file:
-                n = self._write(file, options["run"], wanted)
+                written = self._write(file, options["run"], wanted)
             os.replace(draft, target)
         except ExportRefused as refusal:
             raise CommandError(str(refusal)) from refusal
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise CommandError(f"{target} cannot be written: {error.strerror}.") from error
         finally:
             draft.unlink(missing_ok=True)
         what = "rows" if is_rows(options["format"]) else "trajectories"
-        self.stdout.write(f"{n:,} {what} written to {target}.")
+        self.stdout.write(f"{written.n:,} {what} written to {target}.")
 
-    def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> int:
+    def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> Written:
         run, records = _find(code)
-        return write_run(run, records, wanted, file, tell=self.stderr.write)
+        written = write_run(run, records, wanted, file, tell=self.stderr.write)
+        if written.left_out:
+            self.stderr.write(written.left_out)
+        return written
 
 
 def _find(code: str) -> tuple[Run, Any]:

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 from rollouts import services
 from rollouts.diagnosis import findings_for
 from rollouts.formats import FORMATS
-from rollouts.management.files import read_text
+from rollouts.management.files import registered_chat_template
 from rollouts.models import Run
 
 
@@ -37,8 +37,7 @@ class Command(BaseCommand):
             tokenizer = services.find_tokenizer(options["tokenizer"]) if options["tokenizer"] else None
             template = tokenizer.chat_template if tokenizer else None
             if options["chat_template"]:
-                text = read_text(options["chat_template"], "The chat template")
-                template = services.register_chat_template(text, Path(options["chat_template"]).stem)
+                template = registered_chat_template(options["chat_template"])
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""

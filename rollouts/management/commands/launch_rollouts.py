@@ -12,9 +12,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import launch as launching
-from rollouts import services
 from rollouts.environments import Prompt, PromptsRejected, read_prompts
 from rollouts.launch import LaunchForm, LaunchRefused
+from rollouts.management.files import registered_chat_template
 from rollouts.models import Run, Trajectory
 from rollouts.tito.diagnose.ending import COMPARE
 
@@ -70,7 +70,7 @@ class Command(BaseCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         names = set(LaunchForm.__dataclass_fields__)
         for name in ("chat_template", "rows_chat_template"):
-            options[name] = _registered(options[name]) if options[name] else ""
+            options[name] = registered_chat_template(options[name]).sha256 if options[name] else ""
         options["template_kwargs"] = _template_kwargs(options["template_kwargs"])
         form = LaunchForm(**{name: value for name, value in options.items() if name in names})
         prompts = self._prompts(options["prompts_file"])
@@ -158,16 +158,6 @@ class Command(BaseCommand):
             f"Run {run.code} is {run.status}: {run.n_finished} of {run.n_expected} trajectories, "
             f"{run.n_failed} failed, {run.n_sampled} tokens sampled, {mean}."
         )
-
-
-def _registered(path: Path) -> str:
-    """The hash under which a file's chat template is registered."""
-    try:
-        return services.register_chat_template(path.read_text(encoding="utf-8"), path.stem).sha256
-    except OSError as error:
-        raise CommandError(f"The chat template {path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:  # not UTF-8, or U+0000 in it
-        raise CommandError(f"{path} is no chat template: {error}") from error
 
 
 def _template_kwargs(text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import models, replays
-from rollouts.management.files import read_text
+from rollouts.management.files import read_chat_template
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import Replay, replay_many
 from rollouts.tito.trajectory import Origin, Row
@@ -77,7 +77,7 @@ def _replayed(
     def values() -> Iterator[Any]:
         for record, value in records:
             pending.append(record)
-            yield replays.complete_replies(value, loaded)
+            yield replays.complete_replies(value, loaded, context)
 
     for made in replay_many(values(), [STRATEGIES[slug] for slug in slugs], context):
         yield pending.popleft(), made
@@ -89,7 +89,7 @@ def _path(tokenizer: str) -> str:
 
 
 def _text(template_file: str) -> str | None:
-    return read_text(template_file, "The chat template") if template_file else None
+    return read_chat_template(template_file) if template_file else None
 
 
 def _json(record: models.Trajectory, made: Replay, with_rows: bool) -> dict[str, Any]:
