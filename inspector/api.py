@@ -64,11 +64,12 @@ def page(
     return response
 
 
-def error_page(request: HttpRequest, status: int, title: str, sentence: str) -> HttpResponse:
-    """A page in the product's style that says what happened and offers a way out."""
+def error_page(request: HttpRequest, status: int, title: str, sentence: str, run: str = "") -> HttpResponse:
+    """A page in the product's style that says what happened and offers a way out, to the run of that code if any."""
     if wants_json(request):
         return JsonResponse({"error": sentence}, status=status)
-    return render(request, "errors/error.html", {"status": status, "title": title, "sentence": sentence}, status=status)
+    context = {"status": status, "title": title, "sentence": sentence, "run_code": run}
+    return render(request, "errors/error.html", context, status=status)
 
 
 def twins(route: str, view: View, name: str) -> list[URLPattern]:

@@ -10,6 +10,7 @@ from django import forms
 from django.conf import settings
 
 from rollouts.models import Tokenizer
+from rollouts.tito.given import messages_problem, tools_problem
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_JSON_CHARACTERS = 200_000
@@ -136,19 +137,14 @@ class TemplateCheckForm(forms.Form):
 
     def clean_conversation(self) -> list[dict[str, Any]] | None:
         messages: list[Any] | None = self.cleaned_data.get("conversation")
-        for number, message in enumerate(messages or (), start=1):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise forms.ValidationError(
-                    f"Message {number} is not an object with a “role”: {json.dumps(message)[:80]}. "
-                    'Write {"role": "user", "content": "…"}.'
-                )
+        if problem := messages_problem(messages or ()):
+            raise forms.ValidationError(problem)
         return messages
 
     def clean_tools(self) -> list[dict[str, Any]] | None:
         tools: list[Any] | None = self.cleaned_data.get("tools")
-        for number, tool in enumerate(tools or (), start=1):
-            if not isinstance(tool, dict):
-                raise forms.ValidationError(f"Tool {number} is not an object: {json.dumps(tool)[:80]}.")
+        if problem := tools_problem(tools or ()):
+            raise forms.ValidationError(problem)
         return tools
 
     def clean(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:
 
 
 def headline(report: Mapping[str, Any]) -> dict[str, str]:
-    """The one sentence on top, its glyph and its tone."""
+    """The one sentence on top, its glyph and its tone, and what it means in plain words."""
     first = report["checks"][0] if report["checks"] else {}
     preserving = report["prefix_preserving"]
     if preserving is None:
@@ -112,8 +112,13 @@ def headline(report: Mapping[str, Any]) -> dict[str, str]:
         text = "It looks prefix-preserving, but only because the tool call or its result is not rendered at all."
         return {"tone": "warning", "glyph": "◆", "text": text}
     if preserving:
-        return {"tone": "done", "glyph": "●", "text": "Prefix-preserving for tool messages."}
-    return {"tone": "error", "glyph": "▲", "text": "Not prefix-preserving for tool messages."}
+        means = "Appending a tool result leaves every token before it as it was."
+        return {"tone": "done", "glyph": "●", "text": "Prefix-preserving for tool messages.", "means": means}
+    means = (
+        "Appending a tool result changes what was rendered before it: a loop that renders the conversation again "
+        "trains on tokens that nobody sampled."
+    )
+    return {"tone": "error", "glyph": "▲", "text": "Not prefix-preserving for tool messages.", "means": means}
 
 
 def _verdict_glyph(text: str) -> str:
@@ -217,7 +222,7 @@ def _strategies(
     messages = [message_words(message) for message in conversation]
     if found is None:
         detail = "Choose a tokenizer to see what each strategy makes of it: strategies append tokens."
-        return {"messages": messages, "turns": [], "refused": {}, "detail": detail}
+        return {"messages": messages, "turns": [], "refused": {}, "rows": {}, "detail": detail}
     turns = [
         {
             "message": turn["message"],
@@ -226,7 +231,13 @@ def _strategies(
         }
         for turn in found["turns"]
     ]
-    return {"messages": messages, "turns": turns, "refused": found["refused"], "detail": found["detail"]}
+    return {
+        "messages": messages,
+        "turns": turns,
+        "refused": found["refused"],
+        "rows": found.get("rows", {}),
+        "detail": found["detail"],
+    }
 
 
 def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from inspector import group_compare
 from inspector import trajectory_data as data
 from inspector.pages import Place, View
 from inspector.sides import Comparison, Line, as_json, compare, first_places, with_texts
@@ -35,11 +36,15 @@ class Question:
     step: data.StepFacts | None
     row: int | None
     against: str
-    """``retokenized`` or ``prompt``."""
+    """``retokenized``, ``prompt`` or ``group``."""
+    other: models.Trajectory | None = None
+    """The trajectory of the same prompt that stands on the right."""
 
 
-def compare_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The comparison as JSON, and what the template needs beside it."""
+def compare_page(
+    params: Mapping[str, str], trajectory: models.Trajectory, is_alone: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The comparison as JSON, and what the template needs beside it. Alone: no other trajectory may be shown."""
     rows, steps = data.read_rows_and_steps(trajectory)
     # Of the same kind is a break at a step whose parent's samples were encoded again; that one lies in the prompt.
     prompts = {step.index: step.prompt_length for step in steps}
@@ -48,17 +53,19 @@ def compare_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tu
         index for index, start in found.values_list("step_index", "start") if start >= prompts.get(index or 0, 0)
     }
     notices: list[str] = []
-    question = _question(params, steps, len(rows), drifting, notices)
+    others = [] if is_alone else group_compare.others_of(trajectory)
+    question = _with_other(params, others, len(rows), notices) or _question(params, steps, len(rows), drifting, notices)
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     report: dict[str, Any] = {
         "step": question.step.index if question.step else None,
         "row": question.row,
         "against": question.against,
+        "with": question.other.code if question.other else None,
         "comparison": None,
         "notices": notices,
     }
     drawn: dict[str, Any] = {
-        "choices": _choices(steps, len(rows), drifting, question),
+        "choices": _choices(steps, len(rows), drifting, question) + group_compare.choices(others, question.other),
         "question": question,
         "notices": notices,
         "here": "side by side",
@@ -69,7 +76,9 @@ def compare_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tu
         notices.append("This trajectory has no tokens: there is nothing to compare.")
         return report, drawn
     answer = (
-        _against_prompt(trajectory, question.step, painter)
+        group_compare.against(trajectory, rows, question.row, question.other, painter, notices)
+        if question.other is not None and question.row is not None
+        else _against_prompt(trajectory, question.step, painter)
         if question.against == "prompt" and question.step is not None
         else _against_retokenized(trajectory, question, rows, painter, notices)
     )
@@ -86,6 +95,22 @@ def compare_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tu
         lines=_linked(comparison, question, steps, tokens_url),
     )
     return report, drawn
+
+
+def _with_other(
+    params: Mapping[str, str], others: Sequence[models.Trajectory], n_rows: int, notices: list[str]
+) -> Question | None:
+    """Against another trajectory of the group, where the address names one."""
+    code = params.get("with", "")
+    if not code or not n_rows:
+        return None
+    other = next((one for one in others if one.code == code), None)
+    if other is None:
+        notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
+        return None
+    asked = params.get("row", "")
+    row = int(asked) if asked.isdigit() and len(asked) < 7 else n_rows - 1
+    return Question(None, min(row, n_rows - 1), "group", other)
 
 
 def _question(
@@ -120,25 +145,28 @@ def _question(
 def _choices(
     steps: list[data.StepFacts], n_rows: int, drifting: set[int | None], question: Question
 ) -> list[dict[str, Any]]:
-    choices = []
     current = question.step.index if question.step else None
-    for step in steps[:CHOICES_MOST]:
-        if step.breaks:
-            choices.append(
-                {"url": f"?step={step.index}&side=prompt", "name": f"step {step.index} prompt", "tone": "breaks",
-                 "title": "the prompt does not start with what was sampled",
-                 "current": step.index == current and question.against == "prompt"}
-            )  # fmt: skip
-        choices.append(
-            {"url": f"?step={step.index}", "name": f"step {step.index}", "tone": "drifts" * (step.index in drifting),
-             "title": "drifts when re-tokenized" if step.index in drifting else "canonical",
-             "current": step.index == current and question.against == "retokenized"}
-        )  # fmt: skip
-    choices += [
-        {"url": f"?row={row}", "name": f"whole row {row}", "tone": "", "title": "", "current": question.row == row}
+    prompts = [
+        {"against": "What the engine should have read next, against what it read:", "tone": "breaks",
+         "url": f"?step={step.index}&side=prompt", "name": f"prompt of step {step.index}",
+         "title": "the prompt does not start with what was sampled",
+         "current": step.index == current and question.against == "prompt"}
+        for step in steps[:CHOICES_MOST] if step.breaks
+    ]  # fmt: skip
+    again = "What was sampled, against the same text encoded again:"
+    completions = [
+        {"against": again, "tone": "drifts" * (step.index in drifting),
+         "url": f"?step={step.index}", "name": f"step {step.index}",
+         "title": "drifts when re-tokenized" if step.index in drifting else "canonical",
+         "current": step.index == current and question.against == "retokenized"}
+        for step in steps[:CHOICES_MOST]
+    ]  # fmt: skip
+    whole = [
+        {"against": again, "tone": "", "url": f"?row={row}", "name": f"whole row {row}", "title": "",
+         "current": question.row == row and question.other is None}
         for row in range(min(n_rows, 40))
-    ]
-    return choices
+    ]  # fmt: skip
+    return prompts + completions + whole
 
 
 Answer = tuple[Comparison, dict[str, str]]
@@ -153,7 +181,6 @@ def _against_prompt(trajectory: models.Trajectory, step: data.StepFacts, painter
     expected = _joined(selectors.load_step_prompt(parent), parent.tokens.completion_ids)
     got = selectors.load_step_prompt(stored[step.index])
     comparison = compare(expected, got, align_ids(expected, got), painter, tail_is_new=True)
-    place = first_places(comparison.site_places)
     if not step.breaks:
         verdict = (
             f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
@@ -172,7 +199,7 @@ def _against_prompt(trajectory: models.Trajectory, step: data.StepFacts, painter
         "right_note": "the ids the engine was given",
         "verdict": verdict,
         "tone": "no" if step.breaks else "yes",
-        "note": f"First difference at token {place}." if comparison.n_sites and step.breaks else "",
+        "note": first_places(comparison.site_places) if comparison.n_sites and step.breaks else "",
     }
 
 
@@ -210,9 +237,11 @@ def _against_retokenized(
             f"token{'s' * (comparison.left_changed != 1)} would become {comparison.right_changed:,} that the model "
             "never sampled."
         )
-        note = f"At token {first_places(comparison.site_places)}."
+        note = first_places(comparison.site_places)
         if any(drift.invalid_utf8 for drift in drifts):
             note += " Some of what was sampled is no text: its bytes become U+FFFD."
+    elif not len(sampled):
+        verdict, note = "Nothing can be compared: the source has no token ids here.", ""
     else:
         verdict = f"Decoding and encoding again gives the same {len(sampled):,} tokens: this is canonical."
         note = ""

@@ -13,7 +13,7 @@ from inspector.api import page
 from inspector.run_data import run_facts
 from inspector.run_figures import cost_of
 from inspector.run_strategies import strategies_of
-from inspector.trajectory_data import kind_words
+from inspector.templatetags.inspector_tags import finding_title
 from rollouts.models import Run
 from rollouts.selectors.figures import KindCost, slice_size
 
@@ -66,7 +66,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     data: dict[str, Any] = {
         "run": run_facts(run),
         "finding": kind,
-        "kinds": [_kind(one, total, here) for one in found.kinds],
+        "kinds": [_kind(one, total, run.n_sampled, here) for one in found.kinds],
         "by_step": [{"step": step, "trajectories": n} for step, n in found.spread.by_step],
         "steps_beyond": found.spread.steps_beyond,
         "along": [{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
@@ -83,19 +83,25 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
          "text": "Share of trajectories with a finding, in the order of the run."},
     ]  # fmt: skip
     return page(
-        request, "runs/cost.html", data, charts=charts, chosen=kind_words(kind)[0] if kind else "",
+        request, "runs/cost.html", data, charts=charts, chosen=finding_title(kind) if kind else "",
         width=WIDTH, base=BASE, bottom=BASE + TICKS, beyond=found.spread.steps_beyond,
     )  # fmt: skip
 
 
-def _kind(one: KindCost, total: int, here: str) -> dict[str, Any]:
+def _kind(one: KindCost, total: int, sampled: int, here: str) -> dict[str, Any]:
     return {
         **asdict(one),
-        "title": kind_words(one.kind)[0],
+        "title": finding_title(one.kind),
         "share": one.trajectories / total if total else 0.0,
         "percent": f"{100 * one.trajectories / total:.1f} %" if total else "",
+        "lost_percent": _percent(one.trained_tokens_lost, sampled),
+        "wrong_percent": _percent(one.trained_tokens_wrong, sampled),
         "url": f"{here}?finding={one.kind}",
     }
+
+
+def _percent(tokens: int, sampled: int) -> str:
+    return f"{100 * tokens / sampled:.1f} %" if tokens and sampled else ""
 
 
 def _slices(total: int, along: list[int]) -> list[tuple[int, int, int, int]]:

@@ -36,7 +36,9 @@ DELTA_MOST = 4096
 RENDER_MOST = 200_000
 
 CONTEXT = 240
-"""Characters shown of what both renders share."""
+"""Characters shown of what both renders share, at most."""
+CONTEXT_LINES = 6
+"""Lines shown of it, at most: what follows is what one came for."""
 
 CACHE_SECONDS = 7 * 24 * 3600
 
@@ -113,6 +115,8 @@ def _marked(same: str, other: str, name: str) -> SafeString:
         # From the start of a line, so that the fold does not cut one.
         line = same.find("\n", hidden) + 1
         hidden = line if 0 < line < len(same) else hidden
+    lines = same[hidden:].splitlines(keepends=True)
+    hidden += sum(map(len, lines[:-CONTEXT_LINES]))
     fold = f"<span class=folded>{hidden:,} equal characters</span>\n" if hidden else ""
     tail = f"<span class={name}>{text_html(other)}</span>" if other else ""
     return mark_safe(f"{fold}<span>{text_html(same[hidden:])}</span>{tail}")

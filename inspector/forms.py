@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.exceptions import NON_FIELD_ERRORS
 from django.core.files.uploadedfile import UploadedFile
 
+from rollouts import chat_templates
 from rollouts.formats import FORMATS, FileRefused, Source
 from rollouts.models import Tokenizer
 
@@ -114,7 +115,7 @@ class ImportForm(PlainForm):
             (NO_TOKENIZER, "None: show ids"),
             *((f"id:{pk}", name) for pk, name in self.registered),
         ]
-        chosen.choices = [("", "Recognise it"), *((one.name, one.title) for one in FORMATS.values())]
+        chosen.choices = [("auto", "Recognise it"), *((one.name, one.title) for one in FORMATS.values())]
 
     @property
     def files_field(self) -> forms.BoundField:
@@ -136,6 +137,8 @@ def read_template(upload: UploadedFile) -> str:
         raise forms.ValidationError("This file is not UTF-8 text, so it is no chat template.") from error
     if "\0" in text or not text.strip():
         raise forms.ValidationError("This file holds no template text.")
+    if problem := chat_templates.cannot_render(chat_templates.renderer(None, text)):
+        raise forms.ValidationError(f"{problem} Mend it, or choose another file.")
     return text
 
 

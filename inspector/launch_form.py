@@ -65,17 +65,17 @@ class NewRunForm(PlainForm):
         "“prompts”.",
     )
     prompts = forms.IntegerField(label="Prompts", min_value=1, max_value=20_000, help_text="Different tasks.")
-    group = forms.IntegerField(label="Group size", min_value=1, max_value=1024, help_text="Trajectories a prompt.")
+    group = forms.IntegerField(label="Group size", min_value=1, max_value=1024, help_text="Trajectories per prompt.")
     max_turns = forms.IntegerField(label="Turns, at most", min_value=1, max_value=200, help_text="Engine calls.")
     environment_seconds = forms.FloatField(
         required=False,
-        label="Seconds a step, at most",
+        label="Seconds per step, at most",
         min_value=0,
         max_value=3600,
         help_text="A tool or environment that takes longer fails its trajectory.",
     )
     max_tokens = forms.IntegerField(
-        label="Tokens a turn, at most",
+        label="Tokens per turn, at most",
         min_value=1,
         max_value=131_072,
         help_text="A cut completion is kept as it is.",

@@ -11,6 +11,7 @@ from django.db.models import Q
 
 from inspector import trajectory_data as data
 from inspector.pages import Place, View, read_place
+from inspector.templatetags.inspector_tags import finding_title
 from inspector.token_html import TokenPainter, Tokens
 from inspector.turns import Turn, mask_table
 from rollouts import models
@@ -88,7 +89,7 @@ def _found(trajectory: models.Trajectory, row: data.RowFacts) -> list[str]:
     of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
     found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO)
     said = found.exclude(kind__in=SAID_BY_TURN).order_by("start", "id").values_list("kind", "evidence", "remedy")
-    return [f"{data.kind_words(kind)[0]}: {evidence} {remedy}" for kind, evidence, remedy in said[:30]]
+    return [f"{finding_title(kind)}: {evidence} {remedy}" for kind, evidence, remedy in said[:30]]
 
 
 def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowFacts, own: str) -> Line:

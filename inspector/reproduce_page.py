@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import Http404, HttpRequest, HttpResponse
 
 from inspector.access import reads_trajectory
-from inspector.trajectory_data import kind_words
+from inspector.templatetags.inspector_tags import finding_title
 from rollouts import models, selectors
 from rollouts.models import Trajectory as Stored
 from rollouts.reproduce import CannotReproduce, script
@@ -36,7 +36,7 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
             revision=tokenizer.revision if tokenizer is not None else "",
             chat_template=_template(run, value, stored),
             name=name,
-            title=kind_words(stored.kind)[0],
+            title=finding_title(stored.kind),
         )
     except CannotReproduce as error:
         raise Http404(str(error)) from error

@@ -12,20 +12,24 @@ from django.core.cache import cache
 from django.urls import reverse
 from django.utils import timezone
 
-from inspector.filters import TrajectoryFilter
+from inspector.filters import SEVERITIES, TrajectoryFilter
 from inspector.health import heartbeat_key
+from inspector.recorded_page import lacks_of
+from inspector.templatetags.inspector_tags import plural
 from rollouts.launch import SEEDS
 from rollouts.models import Rejection, Run, Trajectory
 from rollouts.selectors import GroupStats, RunSummary
 
 ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
-BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported")
+BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
 """Settings of an import that tell its worker what to do, and a reader nothing."""
 
 PATIENCE_SECONDS = 5
 """How long a queued run may wait before the page asks whether any worker is there."""
+QUIET_SECONDS = 10
+"""A launched run that no worker has reported on for longer is said to be silent; they report every three seconds."""
 SILENCE_SECONDS = 60
-"""A running run whose worker gave no sign of life for longer is said to be stuck."""
+"""The same of an import, whose worker may be at one long line."""
 
 
 def is_active(run: Run) -> bool:
@@ -73,7 +77,9 @@ def run_origin(run: Run) -> dict[str, Any]:
         "chat_template": run.chat_template.sha256 if run.chat_template else None,
         "rows_chat_template": run.rows_chat_template.sha256 if run.rows_chat_template else None,
         "seed_note": SEEDS.get(run.engine, "") if run.kind == Run.Kind.LAUNCH else "",
+        "tool_calls_note": run.settings.get("tool_calls_note", ""),
         "created_by": run.created_by.get_username() if run.created_by else None,
+        "lacks": lacks_of(run),
         "settings": {key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
     }
 
@@ -107,12 +113,35 @@ def waiting_sentence(run: Run, now: datetime) -> str:
     if run.status == Run.Status.RUNNING:
         last = run.heartbeat_at or run.started_at
         silence = (now - last).total_seconds() if last else 0
-        if silence > SILENCE_SECONDS:
+        if run.kind != Run.Kind.LAUNCH and silence > SILENCE_SECONDS:
             return (
                 f"The worker has given no sign of life for {round(silence)} seconds. If it died, another one takes the "
                 "run up when its lease is over; you can also cancel the run."
             )
+        if run.kind == Run.Kind.LAUNCH and last and silence > QUIET_SECONDS:
+            return f"{_since(last)} {_what_follows(run)}"
     return ""
+
+
+def _since(last: datetime) -> str:
+    return f"No worker has reported on this run since {timezone.localtime(last):%H:%M:%S %Z}."
+
+
+def _what_follows(run: Run) -> str:
+    """Who goes on with a run whose worker is silent, and when."""
+    kept = "Stored steps are kept, none is sampled twice."
+    lives, queue = _worker_lives(run), _queue_of(run)
+    if lives:
+        return (
+            f"A worker of the queue {queue} lives and takes it over within half a minute of that, or as soon as it has "
+            f"a free place. {kept}"
+        )
+    if lives is None:
+        return f"Redis does not answer: start it again, and a worker on the queue {queue}, or press Resume then. {kept}"
+    return (
+        f"None serves the queue {queue} now. Start the product (make run) or a worker alone (celery -A inspector "
+        f"worker -Q {queue}): it goes on by itself. {kept}"
+    )
 
 
 def progress(run: Run, now: datetime | None = None) -> dict[str, Any]:
@@ -136,6 +165,7 @@ def progress(run: Run, now: datetime | None = None) -> dict[str, Any]:
         if active and total / 20 <= done <= total and done
         else None,
         "waiting": waiting_sentence(run, now) if active else "",
+        "starting": launch and run.status == Run.Status.RUNNING and not run.n_steps,
     }
 
 
@@ -211,28 +241,58 @@ class Choice:
     query: str
     """Empty when the list cannot be filtered by it."""
     chosen: bool
-    note: str = ""
+    notes: tuple[str, ...] = ()
+    severity: str = ""
+    """The worst that its findings have."""
 
 
 def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
-    """Findings by kind, the most frequent first."""
+    """Findings by kind, errors before warnings before notes, and of these the most frequent first."""
     most = max(summary.finding_counts.values(), default=0)
-    return [
-        Choice(
-            kind,
-            count,
-            most,
-            wanted.query(finding="" if wanted.finding == kind else kind),
-            wanted.finding == kind,
-            _share(summary.finding_trajectories.get(kind, 0), sum(summary.by_status.values())),
+    total = sum(summary.by_status.values())
+    choices = []
+    for kind, count in summary.finding_counts.items():
+        severities = summary.finding_severities.get(kind, {})
+        n, tokens = summary.finding_trajectories.get(kind, 0), summary.finding_tokens.get(kind, 0)
+        notes = [f"{plural(n, 'trajectory,trajectories')}, {100 * n / total:.1f} %"] if total else []
+        if len(severities) > 1:
+            notes.append(" and ".join(severity_count(severity, n) for severity, n in severities.items()))
+        if tokens:
+            notes.append(f"{plural(tokens, 'token')} lost or wrong")
+        choices.append(
+            Choice(
+                kind,
+                count,
+                most,
+                wanted.query(finding="" if wanted.finding == kind else kind),
+                wanted.finding == kind,
+                tuple(notes),
+                next(iter(severities), ""),
+            )
         )
-        for kind, count in summary.finding_counts.items()
+    return sorted(choices, key=lambda choice: SEVERITIES.index(choice.severity) if choice.severity else 9)
+
+
+def severity_count(severity: str, n: int) -> str:
+    """`1 error`, `2 warnings`, `3 info`."""
+    return f"{n:,} info" if severity == "info" else plural(n, severity)
+
+
+def judgement(summary: RunSummary) -> list[tuple[str, str]]:
+    """(severity, sentence): how many trajectories have an error, or a warning at worst, or nothing above an info."""
+    counts = summary.severities
+    clean = counts.get("", 0) if set(summary.by_status) == {"done"} else 0
+    said = [
+        ("error", counts.get("error", 0), "with an error"),
+        ("warning", counts.get("warning", 0), "with a warning at worst"),
+        ("info", counts.get("info", 0), "with no more than an info"),
+        ("", clean, "without a finding"),
     ]
-
-
-def _share(n: int, of: int) -> str:
-    trajectories = f"{n:,} {'trajectory' if n == 1 else 'trajectories'}"
-    return f"in {trajectories}, {100 * n / of:.1f} %" if of else ""
+    held = [one for one in said if one[1]]
+    return [
+        (severity, f"{plural(n, 'trajectory,trajectories') if place == 0 else format(n, ',')} {words}")
+        for place, (severity, n, words) in enumerate(held)
+    ]
 
 
 def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
@@ -263,8 +323,9 @@ def is_flat(group: GroupStats, live: bool) -> bool:
     return group.has_no_signal and not (live and group.n_rewards < group.n)
 
 
-def trajectory_facts(trajectory: Trajectory, query: str = "") -> dict[str, Any]:
-    """A trajectory as a line of the list; `query` keeps the list's filter for its siblings."""
+def trajectory_facts(trajectory: Trajectory, kinds: Mapping[str, str], query: str = "") -> dict[str, Any]:
+    """A trajectory as a line of the list, with the worst severity of each kind of its findings; `query` keeps the
+    list's filter for its siblings."""
     return {
         "code": trajectory.code,
         "url": f"/trajectories/{trajectory.code}{query}",
@@ -283,6 +344,7 @@ def trajectory_facts(trajectory: Trajectory, query: str = "") -> dict[str, Any]:
         "trained": trajectory.n_trained,
         "findings": trajectory.n_findings,
         "worst_severity": trajectory.worst_severity,
+        "kinds": dict(kinds),
     }
 
 

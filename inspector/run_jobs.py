@@ -49,7 +49,7 @@ def job_facts(job: Job, run: Run) -> dict[str, Any]:
         "done": job.n_done,
         "total": job.n_total,
         "sentence": _sentence(job),
-        "notes": job.notes,
+        "notes": [for_page(note) for note in job.notes[1:]],
         "options": job.options,
         "file": reverse("job-file", kwargs=where) if is_offered(job) else None,
         "bytes": job.bytes_written,
@@ -62,7 +62,16 @@ def job_facts(job: Job, run: Run) -> dict[str, Any]:
 
 def for_page(sentence: str) -> str:
     """A refusal as the export form, and not the command line, would mend it."""
-    return sentence.replace("with --force", "by ticking “write faulty rows too”").replace("a --strategy", "a strategy")
+    for option, words in _WORDS.items():
+        sentence = sentence.replace(option, words)
+    return sentence
+
+
+_WORDS = {
+    "with --leave-out": "by choosing “leave out”",
+    "with --force": "by choosing “write too”",
+    "a --strategy": "a strategy",
+}
 
 
 def _what(job: Job) -> str:
@@ -78,6 +87,8 @@ def _what(job: Job) -> str:
         parts.append(f"padded to {options['pad_to']:,} with id {options.get('pad_id', 0)}")
     if options.get("force"):
         parts.append("faulty rows too")
+    if options.get("leave_out"):
+        parts.append("faulty trajectories left out")
     return ", ".join(parts)
 
 
@@ -105,4 +116,6 @@ def _sentence(job: Job) -> str:
         return f"{job.n_done:,} trajectories replayed; the cost page shows what each strategy would have made of them."
     if job.status == Job.Status.CANCELLED:
         return f"Cancelled after {done}; there is no file."
-    return f"{job.n_written:,} written." if is_offered(job) else "Its file has expired. Export it again."
+    if not is_offered(job):
+        return "Its file has expired. Export it again."
+    return " ".join([f"{job.n_written:,} written.", *job.notes[:1]])

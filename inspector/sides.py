@@ -203,6 +203,7 @@ def text_of(painter: TokenPainter, ids: Ids) -> str:
 
 
 def first_places(places: Sequence[int], most: int = 5) -> str:
-    """A few offsets in words."""
+    """Where the differences begin, as a sentence: a few offsets and the number of the others."""
     named = ", ".join(f"{place:,}" for place in places[:most])
-    return f"{named}, …" if len(places) > most else named
+    more = f" and {len(places) - most:,} more" if len(places) > most else ""
+    return f"At token{'s' * (len(places) > 1)} {named}{more}."

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from rollouts.launch import served_models
+
 
 @register()
 def check_environment(**_: Any) -> Iterable[CheckMessage]:
@@ -96,6 +98,16 @@ def check_safety(**_: Any) -> Iterable[CheckMessage]:
                 f"Redis at {host} is reached over the network without a password.",
                 hint="Give it one and write rediss://:PASSWORD@HOST:6379/0.",
                 id="inspector.W007",
+            )
+
+
+@register()
+def check_models(**_: Any) -> Iterable[CheckMessage]:
+    """Models that could never be launched. Whether the folder is there only the machine of their worker knows."""
+    for model in served_models().values():
+        if fault := model.faults():
+            yield Error(
+                f"INSPECTOR_MODELS, {model.name}: {fault}", hint="See docs/configuration.md.", id="inspector.E009"
             )
 
 

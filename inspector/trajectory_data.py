@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inspector.templatetags.inspector_tags import finding_meaning, finding_title
 from inspector.token_html import TokenPainter, Tokens
 from inspector.turns import FindingItem, Turn, cost_sentence, header_spans, make_turns, own_spans, roles_of
 from rollouts import models, selectors
 from rollouts.services.tokenizers import byte_tables_folder
-from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.roles import RoleTurn, role_turns
 from rollouts.tito.trajectory import Origin
 from rollouts.tokenizers import TokenizerUnusable, byte_table
@@ -144,26 +145,20 @@ def read_findings(
         if finding.step_index is not None:
             row = row_of_step.get(finding.step_index)
             row = row if row in follows else None
-        title, meaning = kind_words(finding.kind)
         items.append(
             FindingItem(
-                number, finding.kind, title, meaning, finding.severity, finding.axis, finding.step_index, row,
+                number, finding.kind, finding_title(finding.kind), finding_meaning(finding.kind),
+                finding.severity, finding.axis, finding.step_index, row,
                 finding.start, finding.stop, finding.evidence, finding.remedy,
-                cost_sentence(finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,
-                              finding.prompt_tokens_repaid),
+                # What is merely noted costs nothing.
+                "" if finding.severity == Severity.INFO else cost_sentence(
+                    finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,
+                    finding.prompt_tokens_repaid),
                 finding.expected_text, finding.actual_text, finding.missing,
                 finding.step_index in broken and finding.start == starts.get(finding.step_index, -1),
             )
         )  # fmt: skip
     return items
-
-
-def kind_words(kind: str) -> tuple[str, str]:
-    """Title and meaning of a finding's kind; a kind of a later version keeps its slug."""
-    known: Any = KINDS.get(kind)
-    if known is None:
-        return kind.replace("_", " ").capitalize(), ""
-    return known.title, known.meaning
 
 
 def read_turns(

@@ -15,11 +15,13 @@ from inspector import legends
 from inspector import trajectory_data as data
 from inspector.pages import FINDINGS_MOST, RUNS_LIMIT, WINDOW, Lens, Place, View, read_place
 from inspector.reader import Reader, build_reader, wanted_range
+from inspector.recorded_page import lacks_of
 from inspector.siblings import FILTER_FIELDS, find_siblings, no_siblings
 from inspector.token_html import Tokens, value_classes
 from inspector.turns import FindingItem, Turn
 from rollouts import selectors
 from rollouts.models import Run, Trajectory
+from rollouts.services.findings import worst_severity
 
 OUTLINE_MOST = 400
 ROWS_MOST = 60
@@ -50,11 +52,16 @@ def names(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+def shows_one(request: HttpRequest) -> bool:
+    """The visitor of a link to one trajectory alone: no other is theirs to see."""
+    share = getattr(request, "share", None)
+    return share is not None and share.run_id is None
+
+
 def frame(request: HttpRequest, trajectory: Trajectory, here: str) -> dict[str, Any]:
     """What the header of each of a trajectory's pages needs: facts, siblings, tabs. Three queries."""
     run = trajectory.run
-    share = getattr(request, "share", None)
-    is_alone = share is not None and share.run_id is None
+    is_alone = shows_one(request)
     siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, here)
     own, keep = base_url(trajectory), siblings.keep_query
     pages = [
@@ -63,6 +70,7 @@ def frame(request: HttpRequest, trajectory: Trajectory, here: str) -> dict[str, 
         ("deltas", "Template deltas", reverse("trajectory-deltas", args=[trajectory.code]), 0),
         ("mask", "Mask, explained", reverse("trajectory-mask", args=[trajectory.code]), 0),
         ("strategies", "Strategies", reverse("trajectory-strategies", args=[trajectory.code]), 0),
+        ("record", "As recorded", reverse("trajectory-record", args=[trajectory.code]), 0),
     ]
     return {
         "trajectory": trajectory,
@@ -160,6 +168,7 @@ def html_context(request: HttpRequest, trajectory: Trajectory, page: dict[str, A
         "no_findings": _no_findings(trajectory),
         "row_tabs": [
             {"index": row.index, "current": row.index == place.row, "text": f"{row.n_tokens:,}",
+             "worst": worst_severity(item.severity for item in findings if item.row == row.index),
              "url": own + place.query(row=row.index, mark=None, window=0)}
             for row in rows[:ROWS_MOST]
         ],
@@ -190,6 +199,8 @@ def html_context(request: HttpRequest, trajectory: Trajectory, page: dict[str, A
         "window_text": f"tokens {reader.start:,}-{reader.stop:,} of {n_tokens:,}",
         "more_from": f"{reader.stop:,}",
         "nothing_here": _nothing(trajectory),
+        "record_url": reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
+        "lacks": lacks_of(trajectory.run) if trajectory.n_steps and not trajectory.n_tokens else [],
         "live_url": f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_live(trajectory) else "",
         **legends.strips(turns, findings, place, reader, shown, n_tokens, own),
     }  # fmt: skip
@@ -254,7 +265,7 @@ def _no_findings(trajectory: Trajectory) -> str:
 def _nothing(trajectory: Trajectory) -> str:
     if is_live(trajectory):
         return "No step has finished yet. This page grows by itself."
-    return "This trajectory has no tokens: " + (trajectory.error or "the source recorded none.")
+    return "This trajectory has no tokens" + (": the source recorded none." if not trajectory.error else ".")
 
 
 def _outline(turns: Sequence[Turn], place: Place, reader: Reader) -> list[dict[str, Any]]:

@@ -63,6 +63,7 @@ urlpatterns = [
     *twins("trajectories/<code:code>/deltas", trajectories.deltas, name="trajectory-deltas"),
     *twins("trajectories/<code:code>/mask", trajectories.mask, name="trajectory-mask"),
     *twins("trajectories/<code:code>/strategies", trajectories.strategies, name="trajectory-strategies"),
+    *twins("trajectories/<code:code>/record", trajectories.record, name="trajectory-record"),
     path("trajectories/<code:code>/strategies/again", trajectories.strategies_again, name="trajectory-replay"),
     *twins("import", imports.new, name="import"),
     *twins("tokenizers", tokenizers.index, name="tokenizers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.access import may_write
+from rollouts.tito.diagnose.kinds import KINDS
 
 register = template.Library()
 
@@ -128,6 +130,32 @@ def severity_glyph(severity: str) -> str:
 def kind_words(kind: str) -> str:
     """`boundary_merge` as `boundary merge`: a slug that may break over lines."""
     return str(kind).replace("_", " ")
+
+
+@register.filter
+def finding_title(kind: str) -> str:
+    """`bos_mismatch` as `BOS doubled or missing`; a kind of a later version keeps its slug, in words."""
+    known = KINDS.get(kind)
+    return known.title if known else kind_words(kind).capitalize()
+
+
+@register.filter
+def finding_meaning(kind: str) -> str:
+    """One sentence: what happened; empty for a kind of a later version."""
+    known = KINDS.get(kind)
+    return known.meaning if known else ""
+
+
+@register.filter
+def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
+    """The first of some counts, the greatest first."""
+    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
+
+
+@register.simple_tag
+def any_has(items: Iterable[Mapping[str, Any]], name: str) -> bool:
+    """One of the lines of a list has a value there: a column without any is not drawn."""
+    return any(item[name] not in (None, "") for item in items)
 
 
 @register.filter

@@ -6,7 +6,7 @@ from typing import Any
 
 from django import template
 
-from rollouts.exporting import WRITERS
+from rollouts.exporting import WRITERS, is_rows, title_of
 from rollouts.models import Run, Tokenizer
 from rollouts.tito.diagnose import VERSION
 from rollouts.tito.strategies import STRATEGIES
@@ -22,7 +22,10 @@ def run_work(context: Any, run: Run, writer: bool) -> dict[str, Any]:
     return {
         "run": run,
         "writer": writer,
-        "writers": WRITERS,
+        "writers": {
+            "whole trajectories": [(name, title_of(name)) for name in WRITERS if not is_rows(name)],
+            "training rows": [(name, title_of(name)) for name in WRITERS if is_rows(name)],
+        },
         "strategies": {slug: ABOUT.get(slug, "") for slug in STRATEGIES} if can_replay else {},
         "version": VERSION,
         "outdated": run.diagnosis_version is not None and run.diagnosis_version < VERSION,

@@ -7,6 +7,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +23,7 @@ from rollouts import formats, services, tokenizers
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.models import ApiToken, Run, Tokenizer
 from rollouts.services.api_tokens import find_api_token
-from rollouts.services.pushed import add_new_trajectories, add_rejections, note_push
+from rollouts.services.pushed import add_new_trajectories, add_rejections, differing, named_by_content, note_push
 from rollouts.tito.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ MOST_RUN_BYTES = 4 << 20
 """Of a request that makes a run: a name and perhaps a chat template."""
 BATCH_TRAJECTORIES = 50
 BATCH_TOKENS = 1_000_000
+MOST_PREFIX = 60
+MOST_NAME = 200
 MOST_LISTED = 1000
 """Rejected lines that an answer lists; all of them are counted."""
 TYPES = (
@@ -150,7 +153,8 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
         too_large = f"The push is larger than {limit >> 20} MB. Send it in parts, each with whole sessions."
         _receive(request, body, limit, too_large)
         body.flush()
-        return _store(run, Source.of_path(body.name, "The request body"), request.GET.get("format", "auto"))
+        source = Source.of_path(body.name, "The request body")
+        return _store(run, source, request.GET.get("format", "auto"), _prefix(request))
 
 
 def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) -> None:
@@ -177,7 +181,26 @@ def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) 
         raise Refused(400, "The request broke off before its end; nothing of it was stored.")
 
 
-def _store(run: Run, source: Source, format_name: str) -> HttpResponse:
+def _prefix(request: HttpRequest) -> str:
+    prefix = request.GET.get("prefix", "")
+    if len(prefix) > MOST_PREFIX or not prefix.isprintable():
+        raise Refused(400, f"prefix must be a printable text of at most {MOST_PREFIX} characters.")
+    return prefix
+
+
+def _named(trajectory: Trajectory, prefix: str) -> Trajectory | Rejected:
+    """A trajectory as this push calls it: what has no id of its own by its content, all of it with the prefix."""
+    if formats.is_named_by_line(trajectory):
+        trajectory = named_by_content(trajectory)
+    if not prefix:
+        return trajectory
+    name, group = f"{prefix}{trajectory.external_id}", trajectory.group and f"{prefix}{trajectory.group}"
+    if max(len(name), len(group)) > MOST_NAME:
+        return Rejected(None, f"With the prefix the id {trajectory.external_id!r} is over {MOST_NAME} characters.")
+    return replace(trajectory, external_id=name, group=group)
+
+
+def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpResponse:
     try:
         chosen, items = formats.read(source, format_name)
     except FileRefused as error:
@@ -185,17 +208,26 @@ def _store(run: Run, source: Source, format_name: str) -> HttpResponse:
     answer: dict[str, Any] = {"run": run.code, "trajectories": 0, "known": 0, "rejected": [], "n_rejected": 0}
     table = _byte_table(run)
     status = 200
+    others: list[str] = []
     try:
         for batch, rejected in _batches(items):
-            stored, known = add_new_trajectories(run, batch, table)
+            named = [_named(one, prefix) for one in batch]
+            rejected += [one for one in named if isinstance(one, Rejected)]
+            stored, known = add_new_trajectories(run, [one for one in named if isinstance(one, Trajectory)], table)
             answer["trajectories"] += len(stored)
-            answer["known"] += known
+            answer["known"] += len(known)
+            others += differing(run, known) if known else []
             _reject(run, answer, rejected)
     except FileRefused as error:
         # What came before the damage is whole, and a second push knows it.
         _reject(run, answer, [Rejected(None, str(error))])
         answer["error"], status = str(error), 400
     note_push(run, chosen.name)
+    if others:
+        answer["notice"] = (
+            f"{len(others)} known ids came with other tokens or another reward, {others[0]!r} first, and were left as "
+            "they are. Ids that repeat, as in each step of training, need ?prefix=."
+        )
     if answer["trajectories"]:
         _judge_later(run, answer)
     return json_page(answer, status)
@@ -244,7 +276,7 @@ def _judge_later(run: Run, answer: dict[str, Any]) -> None:
         judge_pushed.apply_async((run.pk,))
     except Exception as error:  # kombu's OperationalError, and what redis raises below it
         log.warning("diagnosis not ordered run=%s: %s", run.code, type(error).__name__)
-        answer["notice"] = (
+        answer["notice"] = f"{answer.get('notice', '')} ".lstrip() + (
             "The trajectories are stored without findings, because no worker could be reached "
             f"({type(error).__name__}). `manage.py diagnose {run.code}` makes them."
         )

@@ -77,17 +77,24 @@ def wanted_of(params: Mapping[str, str]) -> Wanted:
             raise ValueError(f"“{given[:40]}” is no whole number; {name} takes one, such as 4096.")
         numbers[name] = int(given) if given else None
     return Wanted(
-        params.get("format", "") or "own_jsonl",
-        params.get("strategy", ""),
-        bool(params.get("force")),
-        numbers["pad_to"],
-        numbers["pad_id"] or 0,
+        format=params.get("format", "") or "own_jsonl",
+        strategy=params.get("strategy", ""),
+        force=bool(params.get("force")) or params.get("faulty") == "force",
+        leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out",
+        pad_to=numbers["pad_to"],
+        pad_id=numbers["pad_id"] or 0,
     )
 
 
 def fits_a_request(run: Run, wanted: Wanted) -> bool:
-    """Whether it is written while the browser waits. Rows of another strategy are replayed, which takes longer."""
-    return not wanted.strategy and run.n_tokens <= LARGEST and run.n_trajectories <= MOST_TRAJECTORIES
+    """Whether it is written while the browser waits. Rows of another strategy are replayed, which takes longer;
+    and what is left out must be named, which a file that is downloaded cannot do."""
+    return (
+        not wanted.strategy
+        and not wanted.leave_out
+        and run.n_tokens <= LARGEST
+        and run.n_trajectories <= MOST_TRAJECTORIES
+    )
 
 
 @reads_run
@@ -96,12 +103,14 @@ def export(request: HttpRequest, run: Run) -> Any:
     try:
         wanted = wanted_of(request.GET)
     except ValueError as error:
-        return error_page(request, 422, "This cannot be written", str(error))
+        return error_page(request, 422, "This cannot be written", str(error), run.code)
     if not fits_a_request(run, wanted):
         return error_page(
-            request, 413, "Too large for a page",
-            "This export takes longer than a request may. Log in and press Export on the page of the run, and a worker "
-            f"writes it. On the server: manage.py export_rollouts {run.code} --format {wanted.format} --output FILE",
+            request, 413, "Only a worker writes this",
+            "An export that is large, replays a strategy or leaves trajectories out is written by a worker. Log in and "
+            "press Export on the page of the run. "
+            f"On the server: manage.py export_rollouts {run.code} --format {wanted.format} --output FILE",
+            run.code,
         )  # fmt: skip
     # Whole or not at all: a refusal must come before the first byte is sent.
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
@@ -109,7 +118,7 @@ def export(request: HttpRequest, run: Run) -> Any:
         exporting.write_run(run, run.trajectories.all(), wanted, file)
     except ExportRefused as refusal:
         file.close()
-        return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)))
+        return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)), run.code)
     file.seek(0)
     return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
 
@@ -126,7 +135,7 @@ def begin_export(request: HttpRequest, code: str) -> HttpResponse:
     try:
         wanted = wanted_of(request.POST)
     except ValueError as error:
-        return error_page(request, 422, "This cannot be written", str(error))
+        return error_page(request, 422, "This cannot be written", str(error), run.code)
     if is_active(run):
         return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
     if fits_a_request(run, wanted) and not wants_json(request):
@@ -184,5 +193,6 @@ def job_file(request: HttpRequest, run: Run, job: str) -> Any:
         return error_page(
             request, 410, "This file is not offered",
             "The export has expired, or was never finished. Go to the page of the run and export it again.",
+            run.code,
         )  # fmt: skip
     return FileResponse(path.open("rb"), as_attachment=True, filename=file_name(run, Wanted(**held.options)))

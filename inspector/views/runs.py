@@ -20,6 +20,7 @@ from inspector.run_data import (
     histogram,
     is_active,
     is_flat,
+    judgement,
     progress,
     rejection_facts,
     run_facts,
@@ -100,6 +101,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
         "summary": summary,
         "chart": histogram(summary),
         "kinds": finding_choices(summary, wanted),
+        "judgement": judgement(summary),
         "stops": stop_choices(summary, wanted),
     }
     if is_fragment(request, "run-live"):
@@ -134,10 +136,11 @@ def _listing(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
     found = selectors.list_trajectories(run, filters, wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
     queued = run.trajectories.filter(status=Trajectory.Status.QUEUED).count() if hides else 0
     groups = selectors.group_stats(run, sorted({item.group for item in found.items if item.group}))
+    kinds = selectors.finding_kinds(found.items)
     query = wanted.query()
     lines = [
         {
-            **trajectory_facts(item, query),
+            **trajectory_facts(item, kinds.get(item.pk, {}), query),
             "zero_variance": item.group in groups and is_flat(groups[item.group], is_active(run)),
         }
         for item in found.items

@@ -19,13 +19,14 @@ from inspector.api import page, wants_json
 from inspector.comparing import compare_page
 from inspector.deltas import deltas_page
 from inspector.mask_audit import mask_page
+from inspector.recorded_page import recorded_page
 from inspector.strategies_page import strategies_page
 from inspector.trajectory_json import tokens_json
 from rollouts import replays
 from rollouts.models import Trajectory
 from rollouts.tasks.replays import order
 
-PAGE_VERSION = 7
+PAGE_VERSION = 11
 """Part of the ETag: raise it when a page's HTML changes, so that no browser keeps the old one."""
 
 View = Callable[..., HttpResponse]
@@ -55,7 +56,7 @@ def _etag(request: HttpRequest, trajectory: Trajectory) -> str:
     user = getattr(request, "user", None)
     run = trajectory.run
     parts = (
-        PAGE_VERSION, trajectory.pk, tokens_page.fingerprint(trajectory), run.n_trajectories, run.name,
+        PAGE_VERSION, trajectory.pk, tokens_page.fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
         run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
         request.get_full_path(), request.COOKIES.get("theme", ""),
         user.pk if user is not None and may_write(request) else "",
@@ -93,7 +94,8 @@ def _answer(
 @reads_trajectory
 @conditional
 def compare(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
-    return _answer(request, trajectory, "compare", "trajectories/compare.html", compare_page(request.GET, trajectory))
+    built = compare_page(request.GET, trajectory, tokens_page.shows_one(request))
+    return _answer(request, trajectory, "compare", "trajectories/compare.html", built)
 
 
 @reads_trajectory
@@ -106,6 +108,12 @@ def deltas(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
 @conditional
 def mask(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
     return _answer(request, trajectory, "mask", "trajectories/mask.html", mask_page(request.GET, trajectory))
+
+
+@reads_trajectory
+@conditional
+def record(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+    return _answer(request, trajectory, "record", "trajectories/record.html", recorded_page(request.GET, trajectory))
 
 
 @reads_trajectory
