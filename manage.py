@@ -2,7 +2,10 @@
 """Run one of Rollout Inspector's commands: `python manage.py help` lists them."""
 
 import os
+import select
+import signal
 import sys
+from typing import TextIO, TypeGuard
 
 
 def main() -> None:
@@ -17,7 +20,18 @@ def main() -> None:
     from django.db.utils import OperationalError, ProgrammingError
 
     try:
-        execute_from_command_line(sys.argv)
+        try:
+            execute_from_command_line(sys.argv)
+        finally:
+            if sys.stdout is not None:  # None where the caller closed it
+                sys.stdout.flush()
+    except BrokenPipeError:
+        cut = [stream for stream in (sys.stdout, sys.stderr) if nobody_reads(stream)]
+        if not cut:
+            raise
+        for stream in cut:  # what is left in its buffer must not fail again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except (OperationalError, ProgrammingError) as error:
         if not migrations_are_missing():
             raise
@@ -25,6 +39,15 @@ def main() -> None:
             f"The database lacks tables or columns of this version ({str(error).splitlines()[0]}). "
             "Run `manage.py migrate` and try again."
         )
+
+
+def nobody_reads(stream: TextIO | None) -> TypeGuard[TextIO]:
+    """Whether a stream is a pipe whose reader has gone, as `| head` does."""
+    if stream is None:
+        return False
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def migrations_are_missing() -> bool:

@@ -5,6 +5,7 @@ What is missing skips a test with the reason, unless CI=true: then it fails, so 
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -234,6 +235,14 @@ def celery_worker_process(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(60)
+
+
+def few_at_once() -> dict[str, str]:
+    """The environment of a worker that is still in the middle of its run when somebody looks."""
+    from django.conf import settings
+
+    model = {**settings.INSPECTOR_MODELS["demo"], "options": {"max_live": 8}}
+    return {"INSPECTOR_MODELS": json.dumps({"demo": model}, default=str)}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

@@ -29,6 +29,7 @@ from tests.conftest import ROOT
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 
 MB = 1_000_000
+TINY = [int(n) for n in os.environ.get("BENCH_IMPORT_TINY", "50000,100000,200000").split(",")]
 SIZE = int(os.environ.get("BENCH_IMPORT_MB", "100")) * MB
 
 
@@ -111,6 +112,26 @@ def our_verdicts(run: Run) -> Verdicts:
     return [(key not in broken, key not in drifts) for key in keys]
 
 
+def memory_of_an_import(path: Path, tokenizer: Path, data: Path) -> tuple[int, int]:
+    """Peak memory of a process that imports a file, MB; and what it holds at the end that is not a mapped file.
+
+    SQLite maps up to 134 MB of the database.
+    """
+    environment = {**os.environ, "INSPECTOR_DATA": str(data), "DJANGO_SETTINGS_MODULE": "inspector.settings"}
+    code = (
+        "import django; django.setup(); from django.core.management import call_command\n"
+        "call_command('migrate', verbosity=0)\n"
+        f"call_command('import_rollouts', {str(path)!r}, tokenizer={str(tokenizer)!r})\n"
+        "held = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
+        "print(*[held[name].split()[0] for name in ('VmHWM', 'RssAnon')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    peak, own = done.stdout.splitlines()[-1].split()
+    return int(peak) // 1000, int(own) // 1000
+
+
 def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
     began = time.process_time()
     result = call()
@@ -167,18 +188,8 @@ def test_memory_does_not_grow_with_the_file(tiny_tokenizer: Path, tmp_path: Path
                 file.writelines(
                     line.replace(b'"_ng_task_index": ', b'"_ng_task_index": %d' % (k + 1)) + b"\n" for line in lines
                 )
-        data = tmp_path / f"data-{size}"
-        environment = {**os.environ, "INSPECTOR_DATA": str(data), "DJANGO_SETTINGS_MODULE": "inspector.settings"}
-        code = (
-            "import django; django.setup(); from django.core.management import call_command\n"
-            "call_command('migrate', verbosity=0)\n"
-            f"call_command('import_rollouts', {str(path)!r}, tokenizer={str(tiny_tokenizer)!r})\n"
-            "print([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1])"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-        )
-        print(f"{size:4d}  {int(done.stdout.split()[-1]) / 1000:.0f}")
+        peak, own = memory_of_an_import(path, tiny_tokenizer, tmp_path / f"data-{size}")
+        print(f"{size:4d}  {peak} ({own} its own)")
         path.unlink()
 
 
@@ -205,10 +216,7 @@ def _curve_file(folder: Path, codec: LoadedTokenizer, calls: int, rollouts: int)
     return path
 
 
-def test_many_tiny_trajectories(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    """What a trajectory costs besides its tokens."""
-    n = 20_000
-    path = tmp_path / "tiny.jsonl"
+def write_tiny_file(path: Path, n: int) -> Path:
     item = {
         "type": "message",
         "content": "a",
@@ -219,6 +227,20 @@ def test_many_tiny_trajectories(tiny_tokenizer: Path, tmp_path: Path) -> None:
     with path.open("w") as file:
         for k in range(n):
             file.write(json.dumps({"id": f"t{k}", "response": {"output": [item]}, "reward": 1.0}) + "\n")
-    took, run = seconds(lambda: import_file(path, tiny_tokenizer))
+    return path
+
+
+def test_many_tiny_trajectories(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """What a trajectory costs besides its tokens. Each of these gets a finding too."""
+    n = 20_000
+    took, run = seconds(lambda: import_file(write_tiny_file(tmp_path / "tiny.jsonl", n), tiny_tokenizer))
     assert Trajectory.objects.filter(run=run).count() == n
     print(f"\n{n:,} trajectories of one call: {took:.1f} s, {took / n * 1e6:.0f} us each")
+
+
+def test_memory_does_not_grow_with_the_number_of_trajectories(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    print("\ntrajectories  peak memory of the importing process, MB")
+    for n in TINY:
+        path = write_tiny_file(tmp_path / f"{n}.jsonl", n)
+        peak, own = memory_of_an_import(path, tiny_tokenizer, tmp_path / f"data-{n}")
+        print(f"{n:12,}  {peak} ({own} its own)")

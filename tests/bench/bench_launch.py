@@ -5,7 +5,9 @@ the same prompts, turns, lengths, tool answers and concurrency, and nothing else
 
 On a machine that others use, both wait for cores, and not equally long. So a second ratio leaves out the time that the
 engine's own thread stood ready to run and got no core. Of a run it is the lower bound: what the worker's other threads
-and processes wait for cores is not left out.
+and processes wait for cores is not left out. A third one compares the processor seconds of the engine's thread: what a
+run adds to its work (further steps, requests and completions that cross the pipe), whoever else wants the cores. It is
+an upper bound, because an engine that has nothing to do does not count.
 """
 
 from __future__ import annotations
@@ -13,24 +15,28 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import pytest
+from django.db import connection
 
-from rollouts import selectors
+from rollouts import selectors, services
 from rollouts.gpu_proof.bare import plan
 from rollouts.launch import LaunchForm, launch, served_models
-from rollouts.models import Finding, Run
+from rollouts.models import Finding, Run, Trajectory
 from rollouts.tasks import launch as work
-from tests.bench.engine_calls import bare, forget, waited_for_a_core
+from tests.bench.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
+from tests.bench.processes import family, processor_seconds, sums
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 
-LIVE = work.MAX_LIVE
 PROMPTS, GROUP = 128, 4
 PAIRS = int(os.environ.get("BENCH_PAIRS", "5"))
+CANCELS = int(os.environ.get("BENCH_CANCELS", "20"))
+RATIOS = ("ratio", "without the waiting for a core", "processor seconds of the engine's thread")
 
 
 @pytest.fixture(autouse=True)
@@ -55,33 +61,73 @@ def test_throughput_against_a_bare_loop(engine: str, request: pytest.FixtureRequ
     if engine == "vllm":
         request.getfixturevalue("vllm_available")
     launched(engine, 16, 1)  # loads the engine and fills every cache
-    owner = work.engine_of(served_models()["demo"], engine)
+    model = served_models()["demo"]
+    owner, live = work.engine_of(model, engine), work.live_trajectories(model, engine)
 
-    def waited() -> float:
-        return owner.call(waited_for_a_core).result()
+    def spent() -> tuple[float, float]:
+        return owner.call(waited_for_a_core).result(), owner.call(computed).result()
 
-    ratios, quiet_ratios = [], []
+    ratios: dict[str, list[float]] = {name: [] for name in RATIOS}
     for pair in range(PAIRS):
         owner.call(forget).result()
-        start = waited()
+        start, processors = spent(), sums(processor_seconds, family())
         run, seconds = launched(engine, PROMPTS, 10 + pair)
-        waited_run = waited() - start
+        waited, busy = (after - before for after, before in zip(spent(), start, strict=True))
+        processors = sums(processor_seconds, family()) - processors
         plans = [plan(one, pair) for one in selectors.load_trajectories(list(run.trajectories.order_by("index")))]
-        start = waited()
-        measured = owner.call(partial(bare, plans, LIVE)).result()
-        waited_bare = waited() - start
+        start = spent()
+        measured = owner.call(partial(bare, plans, live)).result()
+        waited_bare, busy_bare = (after - before for after, before in zip(spent(), start, strict=True))
         assert measured.tokens == run.n_sampled
-        ratios.append(measured.seconds / seconds)
-        quiet_ratios.append((measured.seconds - waited_bare) / (seconds - waited_run))
+        found = (measured.seconds / seconds, (measured.seconds - waited_bare) / (seconds - waited), busy_bare / busy)
+        for values, value in zip(ratios.values(), found, strict=True):
+            values.append(value)
         print(
             f"\n{engine}: {len(plans)} trajectories, {run.n_steps} steps, {run.n_sampled} tokens, "
             f"{Finding.objects.filter(run=run).count()} findings; worker {run.n_sampled / seconds:,.0f} tokens/s, "
-            f"bare loop {measured.tokens_per_second:,.0f}; ratio {ratios[-1]:.3f}; the engine waited for a core "
-            f"{waited_run:.2f} s of {seconds:.2f}, in the bare loop {waited_bare:.2f} of {measured.seconds:.2f}; "
-            f"without that {quiet_ratios[-1]:.3f}"
+            f"bare loop {measured.tokens_per_second:,.0f}; ratio {found[0]:.3f}; the engine waited for a core "
+            f"{waited:.2f} s of {seconds:.2f}, in the bare loop {waited_bare:.2f} of {measured.seconds:.2f}; "
+            f"without that {found[1]:.3f}; its thread computed {busy:.2f} s, in the bare loop {busy_bare:.2f}: "
+            f"{found[2]:.3f}; processor seconds: {', '.join(f'{k} {v:.2f}' for k, v in processors.items())}"
         )
-    for what, values in (("ratio", ratios), ("without the waiting for a core", quiet_ratios)):
+    for what, values in ratios.items():
         print(
             f"{engine}: {what} {median(values):.3f} "
             f"(median of {len(values)} pairs, {min(values):.3f} to {max(values):.3f}; target 0.90)"
         )
+
+
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_seconds_until_a_cancelled_runs_requests_are_dropped(engine: str, request: pytest.FixtureRequest) -> None:
+    """From the moment of asking, as the page does, to the moment when the engine has nothing under way."""
+    if engine == "vllm":
+        request.getfixturevalue("vllm_available")
+    launched(engine, 4, 1)
+    owner = work.engine_of(served_models()["demo"], engine)
+    seconds = []
+    for n in range(CANCELS):
+        run = launch(LaunchForm(engine=engine, prompts=PROMPTS, group=GROUP, seed=100 + n), enqueue=False)
+        with ThreadPoolExecutor(1) as pool:
+            worked = pool.submit(_work_and_close, run.pk)
+            while not Trajectory.objects.filter(run=run, status="done").exists():
+                assert not worked.done(), run.error
+                time.sleep(0.02 + 0.02 * (n % 10))  # not always at the same moment of the worker's own polls
+            began = time.perf_counter()
+            services.cancel_run(run)
+            while owner.call(is_busy).result():
+                pass
+            seconds.append(time.perf_counter() - began)
+            worked.result()
+        run.refresh_from_db()
+        assert run.status == "cancelled"
+    print(
+        f"\n{engine}: requests dropped {median(seconds):.2f} s after a run was cancelled "
+        f"(median of {len(seconds)}, {min(seconds):.2f} to {max(seconds):.2f}; target 2)"
+    )
+
+
+def _work_and_close(key: int) -> None:
+    try:
+        work.work_on(key)
+    finally:
+        connection.close()

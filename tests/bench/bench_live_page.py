@@ -2,6 +2,10 @@
 
 The pages come from a web server in processes of its own, as in ``make run``. A browser that looks has the run's page
 and a trajectory's open, and asks for their live parts as often as the templates tell htmx to.
+
+Where others use the machine, throughput says little. What the pages take is the processor time of the web server, and
+it is printed for each second and browser; what they add to the engine's own work is the third ratio, of the processor
+seconds of its thread. Neither shows what the engine would wait for the web server on a machine without a free core.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from django.conf import settings
@@ -29,7 +33,8 @@ from django.test import Client
 from rollouts.launch import LaunchForm, launch, served_models
 from rollouts.models import Run
 from rollouts.tasks import launch as work
-from tests.bench.engine_calls import forget, waited_for_a_core
+from tests.bench.engine_calls import computed, forget, waited_for_a_core
+from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT, wait_until
 
 pytestmark = [pytest.mark.bench, pytest.mark.sqlite_only, pytest.mark.django_db(transaction=True)]
@@ -37,6 +42,30 @@ pytestmark = [pytest.mark.bench, pytest.mark.sqlite_only, pytest.mark.django_db(
 BROWSERS = int(os.environ.get("BENCH_BROWSERS", "2"))
 PAIRS = int(os.environ.get("BENCH_PAIRS", "5"))
 PROMPTS, GROUP = 128, 4
+
+RATIOS = ("ratio", "without the waiting for a core", "by the engine's processor seconds")
+
+
+class Spent(NamedTuple):
+    seconds: float
+    waited: float
+    """That the engine's thread stood ready and got no core."""
+    computed: float
+    """Processor seconds of the engine's thread."""
+    web: float
+    """Processor seconds of the web server."""
+
+
+class Rate(NamedTuple):
+    """Of one run: tokens a second, without the waiting for a core, and for each second that the engine computed."""
+
+    raw: float
+    quiet: float
+    computed: float
+    used: Spent
+    seen: list[tuple[int, float]]
+    """What each browser got."""
+
 
 LOOK = """
 import http.client, json, select, sys, time
@@ -66,8 +95,8 @@ def engines(tiny_tokenizer: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def web_port(redis_url: str, transactional_db: None, tmp_path: Path) -> Iterator[int]:
-    """A real web server over the test's own database."""
+def web(redis_url: str, transactional_db: None, tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """A real web server over the test's own database: its port and the number of its first process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -88,7 +117,7 @@ def web_port(redis_url: str, transactional_db: None, tmp_path: Path) -> Iterator
         )
     try:
         wait_until(lambda: _answers(port), 60, "the web server answers")
-        yield port
+        yield port, server.pid
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(20)
@@ -125,45 +154,59 @@ def looking(port: int, cookie: str, run: Run, browsers: int) -> Iterator[list[tu
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_throughput_with_open_pages(
-    engine: str, request: pytest.FixtureRequest, web_port: int, django_user_model: Any
+    engine: str, request: pytest.FixtureRequest, web: tuple[int, int], django_user_model: Any
 ) -> None:
     if engine == "vllm":
         request.getfixturevalue("vllm_available")
+    port, web_pid = web
     client = Client()
     client.force_login(django_user_model.objects.create_user("ada", password="a long password"))
     cookie = "; ".join(f"{name}={morsel.value}" for name, morsel in client.cookies.items())
     owner = work.engine_of(served_models()["demo"], engine)
 
-    def rate(browsers: int, prompts: int, seed: int) -> tuple[float, float, list[tuple[int, float]]]:
-        """Tokens a second, the same without the time the engine waited for a core, and what the browsers got."""
+    def spent() -> Spent:
+        server = sums(processor_seconds, family(web_pid, "web")).total()
+        asked = owner.call(waited_for_a_core).result(), owner.call(computed).result()
+        return Spent(time.perf_counter(), *asked, server)
+
+    def rate(browsers: int, prompts: int, seed: int) -> Rate:
         run = launch(LaunchForm(engine=engine, prompts=prompts, group=GROUP, seed=seed), enqueue=False)
         owner.call(forget).result()
-        before = owner.call(waited_for_a_core).result()
-        with looking(web_port, cookie, run, browsers) as seen:
-            began = time.perf_counter()
+        with looking(port, cookie, run, browsers) as seen:
+            before = spent()
             work.work_on(run.pk)
-            seconds = time.perf_counter() - began
-        waited = owner.call(waited_for_a_core).result() - before
+            after = spent()
         run.refresh_from_db()
         assert run.status == "done" and not run.n_failed, run.error
-        return run.n_sampled / seconds, run.n_sampled / (seconds - waited), seen
+        used = Spent(*(b - a for a, b in zip(before, after, strict=True)))
+        return Rate(
+            run.n_sampled / used.seconds, run.n_sampled / (used.seconds - used.waited), run.n_sampled / used.computed,
+            used, seen,
+        )  # fmt: skip
 
     rate(1, 16, 1)  # loads the engine and fills every cache
-    ratios, quiet_ratios = [], []
+    ratios: dict[str, list[float]] = {name: [] for name in RATIOS}
+    shares = []
     for pair in range(PAIRS):
         order = (0, BROWSERS) if pair % 2 else (BROWSERS, 0)
         rates = {browsers: rate(browsers, PROMPTS, 10 + pair) for browsers in order}
-        alone, quiet_alone, _ = rates[0]
-        watched, quiet_watched, seen = rates[BROWSERS]
-        ratios.append(watched / alone)
-        quiet_ratios.append(quiet_watched / quiet_alone)
-        answers, waited = sum(n for n, _ in seen), sum(seconds for _, seconds in seen)
+        alone, watched = rates[0], rates[BROWSERS]
+        for values, one, other in zip(ratios.values(), watched[:3], alone[:3], strict=True):
+            values.append(one / other)
+        answers, waited = sum(n for n, _ in watched.seen), sum(seconds for _, seconds in watched.seen)
+        shares.append(watched.used.web / watched.used.seconds / BROWSERS)
         print(
-            f"\n{engine}: alone {alone:,.0f} tokens/s, with {BROWSERS} browsers {watched:,.0f} ({answers} answers, "
-            f"{waited / max(1, answers) * 1000:.0f} ms each); ratio {ratios[-1]:.3f}, "
-            f"without the engine's waiting for a core {quiet_ratios[-1]:.3f}"
+            f"\n{engine}: alone {alone.raw:,.0f} tokens/s, with {BROWSERS} browsers {watched.raw:,.0f} ({answers} "
+            f"answers, {waited / max(1, answers) * 1000:.0f} ms each); the web server computed "
+            f"{watched.used.web:.2f} s in {watched.used.seconds:.2f} ({alone.used.web:.2f} while nobody looked), "
+            f"{shares[-1] * 1000:.0f} ms for each second and browser; "
+            + ", ".join(f"{name} {values[-1]:.3f}" for name, values in ratios.items())
         )
-    for what, values in (("ratio", ratios), ("without the waiting for a core", quiet_ratios)):
+    print(
+        f"{engine}: the web server computed {median(shares) * 1000:.0f} ms for each second and browser "
+        f"(median of {len(shares)}, {min(shares) * 1000:.0f} to {max(shares) * 1000:.0f})"
+    )
+    for what, values in ratios.items():
         print(
             f"{engine}: {what} {median(values):.3f} "
             f"(median of {len(values)} pairs, {min(values):.3f} to {max(values):.3f}; target 0.98)"

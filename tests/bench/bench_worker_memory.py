@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from rollouts.launch import LaunchForm, launch
 from rollouts.tasks import launch as work
+from tests.bench.processes import family, megabytes, sums
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 
@@ -24,36 +26,13 @@ def engines(tiny_tokenizer: Path) -> Iterator[None]:
     work.close_engines()
 
 
-def resident() -> dict[str, float]:
-    """Megabytes that this process and each of its children hold, by what they are."""
-    found = {"worker": _megabytes(os.getpid())}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_text()
-        except OSError:
-            continue
-        if parent == os.getpid():
-            names = {"engines": "engine", "scribe": "scribe", "sandbox_worker": "template sandbox"}
-            name = next((name for word, name in names.items() if word in command), "other")
-            found[name] = found.get(name, 0) + _megabytes(int(folder.name))
-    return found
-
-
-def _megabytes(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_memory_over_many_runs(engine: str, request: pytest.FixtureRequest) -> None:
     if not Path("/proc/self/statm").exists():
         pytest.skip("memory is read from /proc, which this system lacks")
     if engine == "vllm":
         request.getfixturevalue("vllm_available")
-    shown: dict[int, dict[str, float]] = {}
+    shown: dict[int, Counter[str]] = {}
     for n in range(1, RUNS + 1):
         run = launch(LaunchForm(engine=engine, prompts=8, group=4, seed=n), enqueue=False)
         work.work_on(run.pk)
@@ -61,7 +40,7 @@ def test_memory_over_many_runs(engine: str, request: pytest.FixtureRequest) -> N
         assert (run.status, run.n_finished) == ("done", 32)
         if n in SHOWN or n == RUNS:
             gc.collect()
-            shown[n] = resident()
+            shown[n] = sums(megabytes, family())
             print(f"\n{engine} {n:3} runs: {', '.join(f'{name} {size:.1f}' for name, size in shown[n].items())} MB")
     if 10 in shown and RUNS > 10:
         grown = {name: shown[RUNS][name] - size for name, size in shown[10].items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,3 +27,12 @@ def waited_for_a_core(engine: Any) -> float:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
         return 0.0
+
+
+def computed(engine: Any) -> float:
+    """Processor seconds of the engine's thread: neither what waits nor who else wants the cores counts."""
+    return time.thread_time()
+
+
+def is_busy(engine: Any) -> bool:
+    return bool(engine.has_unfinished())

@@ -119,7 +119,7 @@ def test_a_link_is_made_copied_and_opened_by_somebody_else(open_page: Open, brow
 def test_without_javascript_everything_reads_and_a_link_can_be_made(open_page: Open) -> None:
     run = stored_run(3, "plain")
     page = open_page(f"/runs/{run.code}", javascript=False)
-    assert "t002" in page.inner_text("#run-list") and "boundary merge" in page.inner_text("#run-live")
+    assert "t002" in page.inner_text("#run-list") and "Tokens merged across a boundary" in page.inner_text("#run-live")
     page.click("summary:has-text('Share')")
     page.click("text=Make the link")
     assert "/s/" in page.input_value(".made input")

@@ -249,6 +249,9 @@ def test_everything_reads_without_scripts(open_page, stored):
     page = open_page(path(stored, "?view=tokens&t=40-44"), javascript=False)
     assert page.locator("#pane .k").count() == 4
     assert page.locator(".legend [data-for=mask]").is_visible()
+    # What only JavaScript does is not offered.
+    for dead in ("#find", "[data-copy-link]", "[data-theme-toggle]"):
+        assert page.locator(dead).is_hidden()
     page.click("a[data-lens-choice=origin]")
     assert page.locator("#pane").get_attribute("data-lens") == "origin"
     page.click("text=Side by side")

@@ -19,7 +19,7 @@ from rollouts import models, selectors, services
 from rollouts.launch import LaunchForm
 from rollouts.tasks import launch as work
 from rollouts.tasks import replays, run_state
-from tests.conftest import wait_until
+from tests.conftest import few_at_once, wait_until
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -79,7 +79,7 @@ def test_strategies_appear_when_a_worker_has_replayed_them_and_two_are_compared(
 def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
     open_page: Open, celery_worker_process: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    worker = celery_worker_process("engine.demo")
+    worker = celery_worker_process("engine.demo", env=few_at_once())
     run = launching.launch(LaunchForm(prompts=64, group=1, temperature=0.0, seed=3))
     going_on: list[models.Trajectory] = []
 

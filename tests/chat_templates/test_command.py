@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from rollouts.models import Tokenizer
+from rollouts import services
+from rollouts.models import TemplateCheck
 from rollouts.tokenizers import load
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls }}<|im_end|>\n{% endfor %}"
@@ -93,19 +94,60 @@ def test_what_cannot_be_checked_says_why(tiny_tokenizer: Path, template: Any, tm
 
 
 @pytest.mark.django_db
+def test_what_is_given_as_json_names_the_entry_and_what_it_lacks(template: Any, tmp_path: Path) -> None:
+    given = tmp_path / "given.json"
+    for option, value, said in [
+        ("--tools", {}, "must hold a JSON list of objects"),
+        ("--tools", [{"type": "function", "function": {"name": "f"}}, 5], "given.json: Tool 2 is not an object: 5."),
+        ("--tools", [{"function": "f"}], 'Tool 1 is not an object: {"function": "f"}.'),
+        ("--tools", [{"type": "function", "function": {"parameters": {}}}], "Tool 1 is not a function with a “name”"),
+        ("--conversation", [{"role": "user", "content": "x"}, {"content": "y"}], "Message 2 is not an object with a"),
+    ]:
+        given.write_text(json.dumps(value))
+        status, _, err = run("--chat-template", template(PLAIN), option, str(given))
+        assert (status, said in err) == (2, True), (value, err)
+    for schema in ({"name": "f", "parameters": {}}, {"type": "function", "function": {"name": "f"}}):
+        given.write_text(json.dumps([schema]))
+        assert run("--chat-template", template(PLAIN), "--tools", str(given))[0] == 0
+
+
+@pytest.mark.django_db
 def test_a_registered_name_and_all(tiny_tokenizer: Path) -> None:
     loaded = load(tiny_tokenizer)
-    Tokenizer.objects.create(
-        name="demo", sha256=loaded.sha256, path=str(tiny_tokenizer), source="test", vocab_size=loaded.vocab_size,
-        encoder=loaded.encoder,
-    )  # fmt: skip
+    services.register_tokenizer(tiny_tokenizer, "demo")
     status, out, _ = run("--tokenizer", "demo", "--json")
     found = json.loads(out)["tokenizer"]
     assert (status, found["sha256"], found["name"]) == (0, loaded.sha256, "demo")
     status, out, _ = run("--all")
-    assert status == 0 and out.startswith("demo") and "ooo" in out
+    assert status == 0 and out.startswith("demo") and "ooo" in out and "The answers are stored" in out
+    (stored,) = TemplateCheck.objects.all()
+    assert stored.status == "done" and stored.cells and stored.tokenizer is not None and stored.tokenizer.name == "demo"
     status, out, _ = run("--all", "--json")
-    assert json.loads(out)["tokenizers"][0]["prefix_preserving"] is True
+    (line,) = json.loads(out)["tokenizers"]
+    assert line["prefix_preserving"] is True and line["repair_detail"] == ""
+    # What is answered is not rendered again, unless a repair is asked for that nobody has looked for.
+    TemplateCheck.objects.update(report=stored.report | {"form": "stored"})  # type: ignore[operator]
+    _, out, _ = run("--all", "--json")
+    assert json.loads(out)["tokenizers"][0]["form"] == "stored"
+    _, out, _ = run("--all", "--json", "--repair")
+    (line,) = json.loads(out)["tokenizers"]
+    assert line["form"] != "stored" and "nothing to repair" in line["repair_detail"]
+    assert TemplateCheck.objects.get().report == {key: line[key] for key in line if key != "name"}
+
+
+@pytest.mark.django_db
+def test_all_says_which_could_not_be_checked(tiny_tokenizer: Path) -> None:
+    broken = services.register_tokenizer(tiny_tokenizer, "broken")
+    broken.chat_template = services.register_chat_template("{% if %}")
+    broken.save()
+    status, out, _ = run("--all")
+    assert status == 2 and "syntax error on line 1" in out and TemplateCheck.objects.get().status == "failed"
+    broken.chat_template = None
+    broken.save()
+    status, out, _ = run("--all")
+    assert status == 2 and "The tokenizer has no chat template." in out
+    status, _, err = run("--all", "--kwargs", "{}")
+    assert status == 2 and "leave --kwargs out" in err
 
 
 @pytest.mark.django_db

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.chat_templates import RememberingRenderer, renderer, sandbox
+from rollouts.chat_templates import RememberingRenderer, renderer, sandbox, sandbox_worker
 from rollouts.tito.codec import Conversation, RenderFailed
 from rollouts.tito.trajectory import Message
 from rollouts.tokenizers import load
@@ -93,3 +93,138 @@ def test_what_is_no_json_fails_only_whom_it_concerns(tiny_tokenizer: Path) -> No
     assert made.render_text(TALK[:1]) == TALK[0]["content"]
     with pytest.raises(RenderFailed, match="plain JSON"):
         made.render_text([strange])
+
+
+LONG: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Q 漢字"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "calc", "arguments": {"e": "2"}}}]},
+    {"role": "tool", "name": "calc", "content": "2"},
+    {"role": "tool", "name": "calc", "content": "3"},
+    {"role": "assistant", "content": "<think>\nso\n</think>\n\nIt is 2."},
+    {"role": "user", "content": "And?\n"},
+    {"role": "assistant", "content": "No."},
+]
+
+
+@pytest.fixture
+def skipped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each render that a series may resume, the messages that it did not write again. Nothing is made twice."""
+    seen: list[int] = []
+    real = sandbox_worker._resumed
+
+    def counted(template: Any, variables: Any, here: Any, earlier: Any) -> Any:
+        made = real(template, variables, here, earlier)
+        seen.append(here.skipped)
+        return made
+
+    monkeypatch.setattr(sandbox_worker, "_resumed", counted)
+    # This process is no sandbox: a limit on its computing time would end the tests.
+    monkeypatch.setattr(sandbox_worker.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(sandbox_worker, "TRIES", 0)
+    monkeypatch.setattr(sandbox_worker, "_tried", {})
+    return seen
+
+
+def grown(template: str) -> None:
+    """Every beginning of a conversation, up and down, with and without generation prompt and tools: as from the start.
+
+    Tools go with a length, so that neighbours have the same ones mostly.
+    """
+    lengths = [*range(1, len(LONG) + 1), *range(len(LONG), 0, -2)]
+    renders = [(list(range(n)), 0 if n > 5 else None, 0, with_prompt) for n in lengths for with_prompt in (True, False)]
+    renders.insert(9, ([1, 2, 3], None, 0, True))
+    job = {"variables": {"bos_token": "<s>"}, "messages": LONG, "tools": [TOOLS], "kwargs": [{}], "series": renders}
+    before = ""
+    made = sandbox_worker.answer_series(template, job)["series"]
+    for (indices, tools, _, with_prompt), outcome in zip(renders, made, strict=True):
+        variables = {
+            "bos_token": "<s>", "messages": [LONG[n] for n in indices], "tools": None if tools is None else TOOLS,
+            "add_generation_prompt": with_prompt,
+        }  # fmt: skip
+        plain = sandbox_worker.answer(template, {"variables": variables})
+        if "error" in plain:
+            assert outcome == plain
+            continue
+        before = before[: outcome[0]] + outcome[1]
+        assert {"text": before, "tracked_spans": outcome[2]} == plain
+
+
+LOOP = "{% for message in messages %}"
+EACH = LOOP + "[{{ message.role }}]{% generation %}{{ message.content }}{% endgeneration %}"
+END = "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        EACH + END,
+        "{{ bos_token }}{% if messages and messages[0].role == 'system' %}!{% endif %}{{ tools }}" + EACH + END,
+        EACH + "{{ loop.index }}{% if loop.last %}last{% endif %}" + END,
+        EACH + "{% if loop.nextitem and loop.nextitem.role == 'tool' %}then{% endif %}" + END,
+        EACH + "{% if loop.index0 > 0 and messages[loop.index0 - 1].role == 'tool' %}after{% endif %}" + END,
+        EACH + "{% if messages[loop.index0 + 1] is defined %}then{% endif %}" + END,
+        EACH + END + "{{ messages | length }}{{ messages[-1].role }}",
+        EACH + "{% if message.role == 'tool' %}{% break %}{% endif %}" + END,
+        "{% macro m(x) %}<{{ x }}>{% endmacro %}" + LOOP + "{% set n = n ~ 'x' %}{{ m(message.role) }}{{ n }}" + END,
+        LOOP + "{% if message.role == 'user' %}{% continue %}{% endif %}{{ message.role }}" + END,
+    ],
+)
+def test_a_conversation_that_grows_is_not_written_from_the_start(skipped: list[int], template: str) -> None:
+    grown(template)
+    assert sum(skipped) > len(skipped)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        EACH + "{{ loop.length }}" + END,
+        EACH + "{{ loop.revindex }}" + END,
+        EACH + "{{ loop }}" + END,
+        EACH + "{{ messages[-1].role }}" + END,
+        EACH + "{{ messages[loop.index0 - 1].role }}" + END,
+        EACH + "{% if messages[loop.index0 + 2] is defined %}then{% endif %}" + END,
+        "{% set n = messages | length %}" + EACH + "{{ n }}" + END,
+        "{% set last = messages | last %}" + EACH + "{% if message == last %}last{% endif %}" + END,
+        "{% set messages = messages[:-1] %}" + EACH + END,
+        "{% set all = [] + messages %}" + EACH + "{{ all | length }}" + END,
+        "{% set all = messages + [] %}" + EACH + "{{ all | length }}" + END,
+        "{% set all %}{{ messages }}{% endset %}" + EACH + "{{ all | length }}" + END,
+        "{% set all = messages | tojson %}" + EACH + "{{ all | length }}" + END,
+        "{% set n = messages.count(messages[0]) ~ messages.index(messages[0]) %}" + EACH + "{{ n }}" + END,
+        "{% set many = [1, 2] == messages %}" + EACH + END,
+        "{% set ns = namespace(n=0) %}" + EACH + "{% set ns.n = ns.n + 1 %}{{ ns.n }}" + END,
+        "{% set c = cycler('a', 'b', 'c') %}" + EACH + "{{ c.next() }}" + END,
+        "{% set j = joiner(',') %}" + EACH + "{{ j() }}" + END,
+        "{% set names = ['a', 'b', 'c'] | map('upper') %}" + EACH + "{% for n in names %}{{ n }}{% endfor %}" + END,
+        EACH + "{% if loop.changed(message.role) %}new{% endif %}" + END,
+        EACH + "{% if add_generation_prompt %}>{% endif %}" + END,
+        "{% for m in messages %}{{ m.role }}{% endfor %}" + EACH + END,
+        "{% for message in messages if message.role != 'user' %}{{ message.content }}" + END,
+        "{% for message in messages recursive %}{{ message.content }}" + END,
+        "{% block a %}" + EACH + END + "{% endblock %}",
+    ],
+)
+def test_what_tells_how_long_a_conversation_is_or_carries_values_is_written_from_the_start(
+    skipped: list[int], template: str
+) -> None:
+    grown(template)
+    assert sum(skipped) == 0
+
+
+def test_every_real_template_writes_the_same_however_conversations_grow(corpus: Path, skipped: list[int]) -> None:
+    for path in sorted((corpus / "templates").glob("*.jinja")):
+        grown(path.read_text())
+    assert sum(skipped) > 100
+
+
+def test_a_template_that_was_resumed_wrongly_once_is_not_resumed_again(
+    skipped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = "{% set ns = namespace(n=0) %}" + EACH + "{% set ns.n = ns.n + 1 %}{{ ns.n }}" + END
+    monkeypatch.setattr(sandbox_worker, "TRIES", 8)
+    monkeypatch.setattr(sandbox_worker, "_CARRIES", frozenset())
+    sandbox_worker.resumable.cache_clear()
+    grown(counts)
+    sandbox_worker.resumable.cache_clear()
+    assert sandbox_worker._tried == {counts: -1} and sum(map(bool, skipped)) == 1

@@ -72,6 +72,16 @@ def test_nothing_is_offered_where_nothing_can_be(tiny_tokenizer: Path) -> None:
     assert find_repair(tokenizer, check(tokenizer, PLAIN)) == (
         None, "There is nothing to repair: appending messages keeps what was rendered before.",
     )  # fmt: skip
+    refusing = "\n{% if messages[-1].role == 'tool' %}{{ raise_exception('No tools, please.') }}{% endif %}" + PLAIN
+    report = check(tokenizer, refusing)
+    assert "(with the messages user, assistant, tool). Probed in" in report.check("tool_append").detail
+    repair, detail = find_repair(tokenizer, report)
+    assert repair is None and "raises on line 2: No tools, please. A refusal may be meant" in detail
+    assert "more. " in detail and "change line 2 of the template, or choose another" in detail
+    silent = PLAIN.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}", 1)
+    assert silent != PLAIN
+    repair, detail = find_repair(tokenizer, check(tokenizer, silent))
+    assert repair is None and "is not rendered at all" in detail and "choose a chat template that renders" in detail
     hopeless = "{{ messages | length }}" + PLAIN
     repair, detail = find_repair(tokenizer, check(tokenizer, hopeless), seconds=60)
     assert repair is None and detail.startswith("No repair was found") and "tool result" in detail

@@ -26,6 +26,7 @@ Answer = Callable[[str, Any], tuple[int, Any]]
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], str]]:
     """Start a server on a free port that answers as the given function says; returns its address."""
     monkeypatch.setattr(http, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.01)
     servers = []
 
     def start(answer: Answer) -> str:
@@ -76,9 +77,13 @@ def sglang_like(path: str, body: Any) -> tuple[int, Any]:
         return 200, {"version": "0.5", "context_length": 64}
     if path == "/generate":
         assert body["input_ids"] == PROMPT.tolist() and body["return_logprob"] is True
-        meta = {"output_token_logprobs": [[-0.5, 8, None], [-0.25, 9, None]],
-                "finish_reason": {"type": "stop", "matched": 9}}  # fmt: skip
-        return 200, {"output_ids": [8, 9], "meta_info": meta}
+        meta = {
+            "id": body["rid"], "finish_reason": {"type": "stop", "matched": 9}, "prompt_tokens": 3,
+            "weight_version": "default", "input_token_logprobs": [],
+            "output_token_logprobs": [[-0.5, 8, None], [-0.25, 9, None]], "completion_tokens": 2, "cached_tokens": 0,
+            "e2e_latency": 0.1,
+        }  # fmt: skip
+        return 200, {"text": " x", "output_ids": [8, 9], "meta_info": meta}
     return 404, {}
 
 
@@ -172,6 +177,87 @@ def test_a_busy_server_is_asked_again(engine: Any) -> None:
 
     assert complete(engine("vllm_server", with_change(vllm_like, "/v1/completions", busy))).completion_ids.size == 2
     assert len(asked) == 3
+
+
+def test_a_server_that_goes_away_and_comes_back_costs_nothing(serve: Callable[[Answer], str]) -> None:
+    """The answer is asked for again, more often than the usual tries, until somebody listens at the address again."""
+    url = serve(vllm_like)
+    built: Any = build_engine("vllm_server", url, vocab_size=100, patience=60)
+    gone: list[float] = []
+    real = built._call
+
+    async def away(path: str, body: Any = None, timeout: float = 0) -> Any:
+        if len(gone) < 3 * http.TRIES:
+            gone.append(timeout)
+            raise ConnectionRefusedError("nobody listens")
+        return await real(path, body)
+
+    built._call = away
+    assert complete(built).completion_ids.tolist() == [8, 9] and len(gone) == 3 * http.TRIES
+    built.close()
+
+
+@pytest.mark.parametrize("status", [0, 503])
+def test_a_server_that_stays_away_is_given_up_when_patience_ends(engine: Any, status: int) -> None:
+    asked: list[Any] = []
+
+    def gone(body: Any) -> tuple[int, Any]:
+        asked.append(body)
+        return status or 200, {"error": "starting"}
+
+    built = engine("vllm_server", with_change(vllm_like, "/v1/completions", gone), patience=0)
+    if not status:
+        built.url = "http://127.0.0.1:9"  # where nobody listens
+    with pytest.raises(EngineError, match="503: starting" if status else r"cannot be reached.*4 tries.*Look whether"):
+        complete(built)
+    assert len(asked) == (http.TRIES if status else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "at", "reply"),
+    [
+        ("sglang_server", sglang_like, "/generate", {
+            "text": "", "output_ids": [8],
+            "meta_info": {"finish_reason": {"type": "abort", "message": "Abort by user", "status_code": None},
+                          "output_token_logprobs": [[-0.5, 8, None]]}}),
+        ("vllm_server", vllm_like, "/v1/completions", {
+            "choices": [{"token_ids": [8], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "abort"}]}),
+    ],
+)  # fmt: skip
+def test_a_completion_that_the_server_dropped_is_asked_for_again(
+    engine: Any, name: str, base: Answer, at: str, reply: Any
+) -> None:
+    """Half a completion with the word abort is no completion: nobody may train on it as if the model had ended it."""
+    dropped: list[Any] = []
+
+    def drop(body: Any) -> tuple[int, Any]:
+        dropped.append(body)
+        return (200, reply) if len(dropped) == 1 else base(at, body)
+
+    assert complete(engine(name, with_change(base, at, drop))).completion_ids.tolist() == [8, 9]
+    assert len(dropped) == 2
+    dropped.clear()
+    built = engine(name, with_change(base, at, lambda _: (200, reply)), patience=0)
+    with pytest.raises(EngineError, match=r"the completion was dropped there \(abort\)"):
+        complete(built)
+
+
+def test_an_aborted_request_is_dropped_at_an_sglang_server_by_its_name(engine: Any) -> None:
+    ended, dropped = threading.Event(), []
+
+    def answer(path: str, body: Any) -> tuple[int, Any]:
+        if path == "/generate":
+            ended.wait(30)
+        if path == "/abort_request":
+            dropped.append(body)
+        return sglang_like(path, body)
+
+    built = engine("sglang_server", answer)
+    built.add(GenerationRequest("r.7", PROMPT, Sampling(max_tokens=4)))
+    assert built.step() == []
+    built.abort("r.7")
+    assert dropped == [{"rid": "r.7"}] and not built.has_unfinished()
+    ended.set()
 
 
 def test_a_server_that_stays_broken_is_given_up_with_its_words(engine: Any) -> None:

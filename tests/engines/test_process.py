@@ -57,6 +57,20 @@ class Dying(ScriptedEngine):
         raise MemoryError("no block is free")
 
 
+class Held(ScriptedEngine):
+    """Its steps wait for a file, and make one that says so."""
+
+    def __init__(self, gate: Path) -> None:
+        super().__init__(max_model_len=1_000_000)
+        self.gate = gate
+
+    def step(self) -> list[Generation]:
+        self.gate.with_name("held").touch()
+        while not self.gate.exists():
+            time.sleep(0.01)
+        return super().step()
+
+
 def not_there() -> ScriptedEngine:
     raise EngineError("The folder holds no model.")
 
@@ -126,6 +140,20 @@ def test_an_abort_reaches_the_engine_and_leaves_the_others(start: Start) -> None
     with pytest.raises(CancelledError):
         gone.result(60)
     assert owner.call(live_of).result(60) == 1 and not stays.done()
+
+
+def test_nobody_who_asks_waits_for_a_step(start: Start, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    owner = start(partial(Held, gate))
+    many = tuple(range(500)) * 200  # each request is larger than what a pipe holds
+    futures = [owner.submit(request(str(n), ids=many)) for n in range(10)]
+    gone = owner.submit(request("gone"))
+    owner.abort(["gone"])
+    assert not any(future.done() for future in futures)
+    gate.touch()
+    assert {len(future.result(60).completion_ids) for future in futures} == {5}
+    with pytest.raises(CancelledError):
+        gone.result(60)
 
 
 def test_an_engine_that_dies_ends_all_with_one_error_and_a_new_process_follows(start: Start) -> None:
@@ -199,18 +227,25 @@ def test_closing_fails_what_is_under_way_and_ends_the_process(start: Start) -> N
 
 
 WORKER = """
-import time
+import sys, time
+from functools import partial
+from pathlib import Path
 from rollouts.engines.process import EngineProcess
-from tests.engines.test_process import Endless, pid_of, request
-owner = EngineProcess(Endless)
+from tests.engines.test_process import Endless, Held, pid_of, request
+engine, folder = sys.argv[1], Path(sys.argv[2])
+owner = EngineProcess(partial(Held, folder / "gate") if engine == "stuck" else Endless)
+pid = owner.call(pid_of).result(60)
 owner.submit(request("x", 500))
-print(owner.call(pid_of).result(60), flush=True)
+while engine == "stuck" and not (folder / "held").exists():
+    time.sleep(0.01)
+print(pid, flush=True)
 time.sleep(600)
 """
 
 
-def test_the_process_ends_with_a_worker_that_is_killed() -> None:
-    worker = subprocess.Popen([sys.executable, "-c", WORKER], cwd=ROOT, stdout=subprocess.PIPE)
+@pytest.mark.parametrize("engine", ["well", "stuck"])
+def test_the_process_ends_with_a_worker_that_is_killed(engine: str, tmp_path: Path) -> None:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, engine, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
     try:
         assert worker.stdout is not None
         pid = int(worker.stdout.readline())

@@ -53,6 +53,13 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         environment("chess")
 
 
+def test_a_file_of_prompts_is_refused_with_the_way_out():
+    with pytest.raises(
+        EnvironmentUnavailable, match=r"calculator makes its own tasks .*: leave the file out, or choose"
+    ):
+        environment("calculator", [Prompt([{"role": "user", "content": "x"}])])
+
+
 def test_naming_them_imports_neither_package():
     code = "import sys, rollouts.environments; print([n for n in ('reasoning_gym', 'skyrl_gym') if n in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import CommandError, call_command
+from django.test import Client
 
 from rollouts import selectors
 from rollouts.environments import Prompt
@@ -65,6 +67,34 @@ def test_a_data_set_of_reasoning_gym_scores() -> None:
     _, trajectories = finished("reasoning_gym:chain_sum")
     for one in trajectories:
         assert set(one.reward_parts) == {"score", "formatted"} and one.reward == one.reward_parts["score"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "parts"),
+    [
+        ("skyrl_gym:gsm8k", ()),
+        ("reasoning_gym:chain_sum", ("score", "formatted")),
+        ("prompts", ("exact", "last_number")),
+    ],
+)
+def test_each_is_launched_through_the_form_and_shows_its_parts(
+    environment: str, parts: tuple[str, ...], admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work.run_rollouts, "apply_async", lambda args, **_: work.work_on(args[0]))
+    fields = admin_client.get("/runs/new").context["form"]
+    asked = {name: field.value() for name, field in ((one.name, one) for one in fields) if field.value() is not None}
+    asked |= {"environment": environment, "prompts": 2, "group": 1, "seed": 7, "max_turns": 2, "max_tokens": 48}
+    if environment == "prompts":
+        line = json.dumps({"messages": ASK, "answer": "42"}).encode()
+        asked["prompts_file"] = SimpleUploadedFile("prompts.jsonl", line)
+    answer = admin_client.post("/runs/new", asked)
+    assert answer.status_code == 302, answer.context["form"].errors
+    run = Run.objects.get()
+    assert (run.status, run.n_finished, run.n_rewards) == ("done", 2, 2)
+    for one in run.trajectories.all():
+        assert one.reward is not None and set(parts) <= set(one.reward_parts)
+        page = admin_client.get(f"/trajectories/{one.code}").content.decode()
+        assert all(f"{name} {one.reward_parts[name]:g}" in page for name in parts)
 
 
 @pytest.mark.parametrize(

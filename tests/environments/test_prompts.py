@@ -55,7 +55,7 @@ def test_tools_are_kept():
         ({"messages": ASK, "answer": [42]}, '"answer" must be'),
         ({"messages": ASK, "answer": True}, '"answer" must be'),
         ({"messages": ASK, "tools": {}}, '"tools" must be'),
-        ({"messages": ASK, "tools": [{"function": {}}]}, '"tools" must be'),
+        ({"messages": ASK, "tools": [TOOL, {"function": {}}]}, "Tool 2 is not a function with a “name”"),
     ],
 )
 def test_a_bad_line_is_told_with_its_number(record, says):

@@ -188,5 +188,6 @@ def test_the_server_names_the_command_and_opens_no_pickle() -> None:
             if {"pickle", "dill", "joblib", "cloudpickle", "convert_pickle"} & {*names, *(module or "").split(".")} or (
                 called.startswith(("torch.load(", "pd.read_pickle(")) or "allow_pickle=True" in called
             ):
-                openers.add(path.name)
-    assert openers <= {"convert_pickle.py"} and openers
+                openers.add(str(path.relative_to(ROOT / "rollouts")))
+    # The engine's process is given pickles by the worker that started it, through a pipe of theirs, and by nobody else.
+    assert openers == {"management/commands/convert_pickle.py", "engines/process.py"}

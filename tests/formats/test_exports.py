@@ -10,7 +10,7 @@ import pytest
 
 from rollouts.formats.export_faults import row_fault
 from rollouts.formats.exports import EXPORTS, ExportRefused, padded, rows_of, write
-from rollouts.tito.trajectory import Row, Trajectory
+from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
 from tests.formats.test_formats import read
 from tests.storage.build import chain, rows_only
 
@@ -191,9 +191,39 @@ def test_an_unsound_row_is_refused_with_its_finding_unless_told_to(reason: str, 
     if name == "sft" and "log" in reason and "length" not in reason:
         assert len(export(name, bad)) == 1  # nobody asks a supervised row for log-probabilities
         return
+    if "advantage" in reason and name not in ("prime_rl", "tinker"):
+        assert export(name, bad)  # the others write no advantages
+        return
     with pytest.raises(ExportRefused, match=f"Row 0 of trajectory 'bad' cannot be exported as {name}: .*{reason}"):
         export(name, bad)
     assert export(name, bad, force=True)
+
+
+@pytest.mark.parametrize("name", ["prime_rl", "tinker"])
+def test_one_advantage_beside_every_token_is_written_where_tokens_are_trained(name: str) -> None:
+    """NeMo RL expands a row's advantage over all of its tokens, the masked ones too."""
+    row = replace(ROW, columns={"advantages": np.full(len(ROW.ids), 0.5, dtype=np.float32)})
+    (one,) = export(name, Trajectory("a", rows=(row,), reward=1.0))
+    assert one["advantages"] == [0.5 if trained else 0.0 for trained in one["mask"]]
+
+
+@pytest.mark.parametrize("name", list(EXPORTS))
+def test_text_alone_has_nothing_to_train_on(name: str) -> None:
+    said = Trajectory("t", (Step(NO_IDS, NO_IDS, text="4"),), reward=1.0)
+    with pytest.raises(ExportRefused, match="It has no token ids"):
+        export(name, said)
+
+
+@pytest.mark.parametrize("name", list(EXPORTS))
+def test_a_trajectory_with_an_unsound_row_is_left_out_whole(name: str) -> None:
+    bad = Trajectory("bad", rows=(ROW, replace(ROW, loss_mask=np.zeros(len(ROW.ids), dtype=np.bool_))), reward=1.0)
+    told: list[str] = []
+    assert export(name, bad, VALUE, bad, leave_out=told.append) == export(name, VALUE)
+    (one,) = set(told)
+    assert len(told) == 2 and f"trajectory 'bad' cannot be exported as {name}: finding mask_overrun" in one
+    assert "--" not in one, "what is left out needs no way out"
+    with pytest.raises(ExportRefused, match=r"with --leave-out, or write them all the same with --force\.$"):
+        export(name, bad)
 
 
 def test_a_sound_row_has_no_fault() -> None:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import zstandard
 
 from rollouts import formats
 from rollouts.formats import FileRefused, Rejected, Source, source
+from rollouts.formats.registry import SeenIds
 from rollouts.tito.trajectory import Trajectory
 from tests.storage.build import assert_same, chain, rows_only
 
@@ -166,6 +168,9 @@ def test_nemo_rl_rows_are_cut_at_their_length() -> None:
         0.5,
         0.5,
     ]
+    assert [read(jsonl(changed(TRAIN, "idx", to=empty)))[1][0].external_id for empty in ("", [""], None)] == [
+        "line-1"
+    ] * 3
     unwrapped = {key: value[0] if isinstance(value, list) else value for key, value in TRAIN.items()}
     assert np.array_equal(read(jsonl(unwrapped))[1][0].rows[0].ids, row.ids)
 
@@ -230,6 +235,18 @@ def test_a_bad_line_is_named_and_the_rest_is_read(line: bytes, good: dict[str, A
 def test_an_id_that_comes_twice_is_rejected(good: dict[str, Any]) -> None:
     _, found, (rejected,) = read(jsonl(good, good))
     assert len(found) == 1 and rejected.line == 2 and "earlier line" in rejected.reason
+
+
+def test_ids_that_came_before_are_known_however_many_there_are() -> None:
+    seen, known = SeenIds(), set()
+    rng = random.Random(1)
+    for _ in range(30_000):
+        name = f"t{rng.randrange(20_000)}"
+        assert (name in seen) == (name in known)
+        if name not in known:
+            seen.add(name)
+            known.add(name)
+    assert len(seen._newest) < 4096 and len(seen._sorted) + len(seen._newest) == len(known)
 
 
 def test_an_id_that_the_database_cannot_hold_is_rejected() -> None:

@@ -12,7 +12,8 @@ from rollouts.formats.json_text import canonical_json
 @pytest.mark.parametrize(
     "value",
     [
-        {"b": 1, "a": [True, 2.5, "x"]}, {"a": None}, "nullable", "é\u2028\x7f\t\"\\/", "\0", {"n": 2**70}, {"n": -0.0},
+        {"b": 1, "a": [True, 2.5, "x"]}, {"a": None}, "nullable", "null", ["a, null", "b:null]", None],
+        None, "é\u2028\x7f\t\"\\/", "\0", {"n": 2**70}, {"n": -0.0},
         [], {}, [{"a": {}}], {"deep": [[[[1]]]]}, 12345678901234567890,
     ],
 )  # fmt: skip
@@ -24,6 +25,7 @@ def test_it_is_what_json_writes(value: Any) -> None:
 
 def test_what_json_cannot_hold() -> None:
     assert canonical_json({"a": float("nan")}) == '{"a":NaN}'
+    assert canonical_json(["null", float("nan")]) == '["null",NaN]' and canonical_json(float("inf")) == "Infinity"
     assert canonical_json({"a": "\ud800"}) == '{"a":"\\ud800"}'
     assert canonical_json({"a": np.array([1, 2])}) == '{"a":[1,2]}'
     assert canonical_json({"a": np.float32(0.5)}) == '{"a":0.5}'

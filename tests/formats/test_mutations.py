@@ -1,8 +1,12 @@
-"""Every reader against changed examples: a value, a sentence, or a refusal; never another exception."""
+"""Every reader against changed examples: a value, a sentence, or a refusal; never another exception.
+
+``INSPECTOR_TEST_MUTATIONS=10000 python -m pytest tests/formats/test_mutations.py`` reads so many of every format.
+"""
 
 import copy
 import io
 import json
+import os
 import random
 from typing import Any
 
@@ -16,6 +20,9 @@ from tests.formats.test_formats import CALL, GYM, TRAIN, jsonl, read
 from tests.formats.test_text_formats import AREAL, EVALS, MESSAGES, SWIFT, VERL
 from tests.formats.test_trainer_formats import CAPTURE, EXPORT, LEGACY, RLLM, SKYRL, TRACE
 from tests.storage.build import chain, rows_only
+
+FILES = int(os.environ.get("INSPECTOR_TEST_MUTATIONS", "500"))
+"""Changed files of each format."""
 
 ODD: list[Any] = [
     None, -1, 0, 2**31, 2**70, 1.5, True, "", "\0", "x" * 300, [], {}, [[]], {"a": []}, "\ud800", 1e308, -0.0, [None],
@@ -96,7 +103,7 @@ def changed_values(rng: random.Random, name: str) -> list[Any]:
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_a_changed_file_is_read_or_answered_with_a_sentence(name: str) -> None:
     rng = random.Random(name)
-    for n in range(500):
+    for n in range(FILES):
         values = changed_values(rng, name)
         data = jsonl(*values)
         if n % 3 == 0:
@@ -124,7 +131,7 @@ def test_a_changed_file_is_read_or_answered_with_a_sentence(name: str) -> None:
 
 def test_rows_survive_the_same() -> None:
     rng = random.Random(1)
-    for _ in range(500):
+    for _ in range(FILES):
         value = own(rows_only())
         mutate_value(rng, value)
         _, found, rejected = read(jsonl(own(chain("other", hostile="")), value), "own_jsonl")

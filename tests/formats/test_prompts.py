@@ -17,17 +17,22 @@ def holders(value: Any) -> Any:
     yield from value["calls"]
 
 
+OTHERS = {"generation_token_ids": prompts.parse_ids, "generation_log_probs": prompts.parse_floats}
+
+
 def listed(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: listed(item) for key, item in value.items()}
     if isinstance(value, list):
         return [listed(item) for item in value]
+    if isinstance(value, float) and abs(value) < 1e38:
+        return float(np.float32(value))  # as an array of log-probabilities holds it
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def both(data: bytes) -> tuple[Any, Any]:
     results: list[Any] = []
-    for decode in (lambda: prompts.decode(data, holders), lambda: shapes.decode(data)):
+    for decode in (lambda: prompts.decode(data, holders, OTHERS), lambda: shapes.decode(data)):
         try:
             results.append(listed(decode()))
         except BadLine as error:
@@ -35,8 +40,8 @@ def both(data: bytes) -> tuple[Any, Any]:
     return results[0], results[1]
 
 
-def line(*ids: list[Any], separators: tuple[str, str] = (", ", ": ")) -> bytes:
-    calls = [{"n": n, "prompt_token_ids": one} for n, one in enumerate(ids)]
+def line(*ids: list[Any], separators: tuple[str, str] = (", ", ": "), sampled: Any = ()) -> bytes:
+    calls = [{"n": n, "prompt_token_ids": one, **dict(sampled)} for n, one in enumerate(ids)]
     return json.dumps({"calls": calls}, separators=separators).encode()
 
 
@@ -77,6 +82,15 @@ def test_prompts_become_arrays_and_share_what_repeats() -> None:
         b'{"calls": [[{"prompt_token_ids": [4]}]]}',
         b'{"calls": 3, "prompt_token_ids": [4]}',
         b'["prompt_token_ids", [1]]',
+        b'{"calls": [{"generation_token_ids": [1, -2]}, {"generation_log_probs": [-0.5, 1]}]}',
+        b'{"calls": [{"generation_log_probs": [1, null, 2], "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"generation_log_probs": [1e39], "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"generation_log_probs": [1e400], "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"generation_log_probs": [NaN], "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"generation_log_probs": [{"prompt_token_ids": [4]}], "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"generation_token_ids": 0, "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"generation_token_ids": 1, "generation\\u005ftoken_ids": 0, "prompt_token_ids": [4]}]}',
+        b'{"calls": [{"generation_token_ids": [3], "prompt_token_ids": [1]}, {"generation_token_ids": [4]}]}',
         b'"prompt_token_ids"',
     ],
 )  # fmt: skip
@@ -94,7 +108,9 @@ def test_changed_lines_are_read_as_they_always_are() -> None:
             ids = ids[: rng.choice([len(ids), len(ids), rng.randint(0, 3)])]
             ids += [rng.choice([1, 12, 123, 2**31 - 1]) for _ in range(rng.randint(0, 3))]
             calls.append(list(ids))
-        data = bytearray(line(*calls, separators=rng.choice([(",", ":"), (", ", ": "), (" ,", " :\t")])))
+        sampled = rng.choice([{}, {"generation_token_ids": [4, 5], "generation_log_probs": [-1.5, 0]}])
+        separators = rng.choice([(",", ":"), (", ", ": "), (" ,", " :\t")])
+        data = bytearray(line(*calls, separators=separators, sampled=sampled))
         for _ in range(rng.randint(0, 2)):
             at = rng.randrange(len(data))
             data[at : at + rng.randint(0, 2)] = rng.choice([b"", b"1", b",", b"]", b"[", b" ", b'"', b"\\", b"-", b"."])
@@ -108,3 +124,10 @@ def test_the_same_numbers_in_another_spelling_are_read_anew() -> None:
     value = prompts.decode(data, holders)
     assert value["calls"][1]["prompt_token_ids"].tolist() == [1, 2, 3, 4]
     assert msgspec.json.decode(data)["calls"][1]["prompt_token_ids"] == [1, 2, 3, 4]
+
+
+def test_what_was_sampled_becomes_arrays_too() -> None:
+    data = line([1], [1, 4, 5, 2], sampled={"generation_token_ids": [4, 5], "generation_log_probs": [-1, 0.5]})
+    (one, _) = prompts.decode(data, holders, OTHERS)["calls"]
+    assert one["generation_token_ids"].tolist() == [4, 5] and one["generation_token_ids"].dtype == np.int32
+    assert one["generation_log_probs"].tolist() == [-1.0, 0.5] and one["generation_log_probs"].dtype == np.float32

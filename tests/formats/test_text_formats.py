@@ -60,6 +60,23 @@ def test_columns_of_reward_functions_are_parts_of_the_reward() -> None:
         assert one.extra == {"step": 3, "advantage": 0.5}
 
 
+def test_what_stands_behind_the_advantages_is_no_reward() -> None:
+    """ms-swift's table: the reward functions, the advantages, then whatever else was logged."""
+    table = {
+        "gen_step": [1, 1], "prompt": ["a", "b"], "completion": ["A", "B"], "Accuracy": [1.0, 0.0],
+        "Format": [0.5, None], "advantages": [0.1, -0.1], "entropy": [0.3, 0.4], "solution_length": [9.0, 8.0],
+    }  # fmt: skip
+    name, found, rejected = read(jsonl(table))
+    assert (name, rejected, [one.reward for one in found]) == ("completions", [], [1.5, 0.0])
+    assert [one.reward_parts for one in found] == [{"Accuracy": 1.0, "Format": 0.5}, {"Accuracy": 0.0}]
+    assert found[0].extra == {"gen_step": 1, "advantages": 0.1, "entropy": 0.3, "solution_length": 9.0}
+    # A writer that sorts its keys says nothing by their order.
+    assert read(jsonl(dict(sorted(table.items()))))[1][0].reward_parts["Format"] == 0.5
+    del table["completion"]
+    _, found, (refused,) = read(jsonl(SWIFT, table))
+    assert len(found) == 2 and "completion is missing" in refused.reason
+
+
 def test_a_conversation_has_a_step_for_each_answer() -> None:
     name, (one,), _ = read(jsonl(MESSAGES))
     assert name == "messages" and [len(step.request.messages) for step in one.steps if step.request] == [1, 3]

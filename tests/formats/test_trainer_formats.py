@@ -8,6 +8,7 @@ import pytest
 
 from rollouts.formats import Source, detect
 from tests.formats.test_formats import changed, jsonl, read
+from tests.storage.build import assert_same
 
 CAPTURE = {
     "schema_version": 1, "rollout_id": "r1", "model_call_id": "c", "model": "m", "prompt_token_ids": [1, 2],
@@ -79,6 +80,23 @@ def test_a_compact_logprob_stays_with_its_token_when_the_mask_has_a_hole() -> No
     assert logprobs is not None and logprobs[[0, 2]].tolist() == [-0.5, -0.25] and np.isnan(logprobs[1])
 
 
+def test_rewards_with_weights_and_rewards_that_were_not_scored() -> None:
+    """verifiers writes a score with its weight, and null where scoring did not run; the task is the group."""
+    rewards = {"right": {"score": 1.0, "weight": 0.5}, "form": {"score": 1.0, "weight": 1.0}, "late": None}
+    (trace,) = TRACE["traces"]
+    written = {**trace, "id": "t1", "rewards": rewards, "task": {"type": "T", "data": {}, "key": "task-7"}}
+    written["calls"] = [{"node": 1, "sampling": {"temperature": 0.5}}]
+    _, (one,), rejected = read(jsonl({"traces": [written]}))
+    assert (rejected, one.external_id, one.group, one.reward) == ([], "t1", "task-7", 1.5)
+    assert one.reward_parts == {"right": 0.5, "form": 1.0} and one.steps[0].temperature == 0.5
+    _, (one,), _ = read(jsonl({"traces": [{**written, "rewards": {"late": None}}], "group": {"id": "g"}}))
+    assert (one.reward, one.reward_parts, one.group) == (None, {}, "g")
+    _, found, (refused,) = read(jsonl({"traces": [{**written, "rewards": {"right": {"score": "1"}}}]}))
+    assert not found and "rewards.right.score must be a number, not a text" in refused.reason
+    _, found, (refused,) = read(jsonl({"traces": []}, TRACE))
+    assert len(found) == 1 and "traces is empty" in refused.reason
+
+
 @pytest.mark.parametrize("parent", [5, 1, -1, "0"])
 def test_a_node_hangs_on_an_earlier_one(parent: Any) -> None:
     _, found, (rejected,) = read(jsonl(changed(TRACE, "traces", 0, "nodes", 1, "parent", to=parent)))
@@ -96,7 +114,14 @@ def test_exported_rows_bring_the_trainers_columns() -> None:
     (row,) = one.rows
     assert name == "prime_rl_export" and row.loss_mask.tolist() == [False, True, True]
     assert set(row.columns) == {"advantages", "trainer_logprobs", "entropy", "is_masked"}
-    assert row.logprobs is not None and np.isnan(row.logprobs[2]) and row.extra == {}
+    assert row.logprobs is not None and np.isnan(row.logprobs[2]) and row.extra == {"env_name": "calc"}
+
+
+def test_the_reward_beside_each_token_is_the_rows_and_a_column_of_nulls_is_none() -> None:
+    (one,) = read(jsonl({**EXPORT, "rewards": [0.5, 0.5, 0.5], "mismatch_kl": [None, None, None]}))[1]
+    assert one.reward == 0.5 and "rewards" in one.rows[0].columns and "mismatch_kl" not in one.rows[0].columns
+    (one,) = read(jsonl({**EXPORT, "rewards": [0.5, 0.0, 0.5]}))[1]
+    assert one.reward is None
 
 
 def test_a_step_wise_batch_is_trajectories_of_steps() -> None:
@@ -106,6 +131,13 @@ def test_a_step_wise_batch_is_trajectories_of_steps() -> None:
     masked = read(jsonl(changed(SKYRL, "loss_masks", to=[[1], [1, 0], [1]])))[1][0]
     assert [row.step_indices for row in masked.rows] == [(0,), (1,)]
     assert masked.rows[1].loss_mask.tolist() == [False] * 4 + [True, False]
+
+
+def test_the_group_of_a_skyrl_id_is_its_instance() -> None:
+    for ids in (["q_7_0", "q_7_0", "q_7_1"], [{"instance_id": "q_7", "repetition_id": n} for n in (0, 0, 1)]):
+        found = read(jsonl({**SKYRL, "trajectory_ids": ids}))[1]
+        assert [one.group for one in found] == ["q_7", "q_7"] and len({one.external_id for one in found}) == 2
+    assert [one.group for one in read(jsonl(SKYRL))[1]] == ["", ""]
 
 
 def test_a_whole_trajectory_batch_is_rows() -> None:
@@ -141,6 +173,68 @@ def test_gateway_traces() -> None:
     assert one.steps[0].request is not None
     bare = {key: value for key, value in RLLM.items() if key != "tools"}
     assert read(jsonl(bare))[1][0].steps[0].request is None  # which tools were rendered is not known
+
+
+def test_a_gateway_trace_that_stores_what_its_prompt_adds() -> None:
+    """rLLM's cumulative mode: the prompt is the stream of the call named, and the ids written."""
+    root = {**RLLM, "prompt_delta_token_ids": None, "parent_trace_id": None}
+    link = {**root, "trace_id": "u", "prompt_token_ids": [], "prompt_delta_token_ids": [7], "parent_trace_id": "t"}
+    last = {**link, "trace_id": "v", "prompt_delta_token_ids": [8], "parent_trace_id": "u"}
+    again = {**link, "trace_id": "w", "prompt_delta_token_ids": [9]}
+    _, (one,), rejected = read(jsonl(root, link, last, again))
+    assert rejected == []
+    assert [step.prompt_ids.tolist() for step in one.steps] == [
+        [1], [1, 2, 3, 7], [1, 2, 3, 7, 2, 3, 8], [1, 2, 3, 9]
+    ]  # fmt: skip
+    _, found, (refused,) = read(jsonl(root, {**link, "parent_trace_id": "x"}))
+    assert not found and "continues the call 'x'" in refused.reason
+
+
+def test_the_tools_of_the_raw_request_make_a_request_whole() -> None:
+    bare = {key: value for key, value in RLLM.items() if key != "tools"}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    (one,) = read(jsonl({**bare, "raw_request": {"messages": bare["messages"], "tools": tools}}))[1]
+    assert one.steps[0].request is not None and one.steps[0].request.tools == tuple(tools)
+
+
+def test_what_a_trainers_row_says_beside_its_arrays_is_kept() -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "verl_agent_loop": {"prompt_ids": [1], "response_ids": [2], "response_mask": [1], "num_turns": 4,
+                            "metrics": {"tool_calls": 0.5}, "extra_fields": {"row": 0, "turn_scores": [1]}},
+        "trl_rollouts": {"prompt_ids": [[1], [1]], "completion_ids": [[2], [3]], "logprobs": [[-1], [-1]],
+                         "num_turns": [4, 5], "extra_fields": {"turn_scores": [1]}},
+        "skyrl": {"prompt_token_ids": [[1], [1]], "response_ids": [[2], [3]], "loss_masks": [[1], [1]],
+                  "num_turns": [4, 5], "rollout_metrics": {"tool_calls": 0.5}, "rollout_expert_indices": None},
+        "nemo_message_log": {"message_log": [{"role": "user", "token_ids": [1]}, {"role": "assistant", "token_ids":
+                             [2]}], "num_turns": 4},
+        "sft_rows": {"input_ids": [1, 2], "labels": [-100, 2], "num_turns": 4},
+    }  # fmt: skip
+    for name, value in rows.items():
+        found_name, found, rejected = read(jsonl(value))
+        assert (found_name, rejected, found[0].extra["num_turns"]) == (name, [], 4)
+        assert found[-1].extra["num_turns"] == (5 if len(found) == 2 else 4)
+        assert found[0].extra.get("metrics", {"tool_calls": 0.5}) == {"tool_calls": 0.5}
+        assert found[0].extra.get("extra_fields", {"turn_scores": [1]}) == {"turn_scores": [1]}
+    log = read(jsonl(rows["nemo_message_log"]))[1][0].rows[0]
+    assert log.extra == {"messages": [{"role": "user", "n_tokens": 1}, {"role": "assistant", "n_tokens": 1}]}
+    sample = {"token_ids": [1, 2], "mask": [0, 1], "temperatures": [1.0, 0.5], "env_name": "calc"}
+    (one,) = read(jsonl(sample))[1]
+    assert one.rows[0].columns["temperatures"].tolist() == [1.0, 0.5] and one.extra == {"env_name": "calc"}
+
+
+def test_a_datum_as_tinker_writes_it_itself() -> None:
+    tensor = {"dtype": "float32", "shape": [2]}
+    lists = {"model_input": [1, 2], "target_tokens": [2, 3], "logprobs": [0.0, -0.5], "mask": [0, 1]}
+    written = {
+        "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1]}, {"type": "encoded_text", "tokens": [2]}]},
+        "loss_fn_inputs": {name: {"data": data, **tensor} for name, data in lists.items() if name != "model_input"},
+    }
+    name, (one,), rejected = read(jsonl(written))
+    assert (name, rejected) == ("tinker_data", [])
+    assert_same(one, read(jsonl(lists))[1][0])
+    image = {**written, "model_input": {"chunks": [{"type": "image", "data": "x"}]}}
+    _, found, (refused,) = read(jsonl(image))
+    assert not found and "model_input.chunks[0].tokens must be a list" in refused.reason
 
 
 def test_every_format_is_recognised_by_its_content_alone() -> None:

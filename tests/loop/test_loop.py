@@ -17,8 +17,9 @@ from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import Outcome, Task
 from rollouts.loop import Job, step_seed
+from rollouts.parsing import parser
 from rollouts.tito.strategies import STRATEGIES, StrategyRefused
-from rollouts.tito.trajectory import Ids, Origin
+from rollouts.tito.trajectory import NO_IDS, Ids, Origin
 from tests.conftest import wait_until
 from tests.loop.harness import Harness
 
@@ -50,6 +51,19 @@ def test_a_trajectory_grows_by_sampled_ids_and_by_the_templates_delta(harness: H
     observed = harness.context.codec.decode(delta[second.delta_origin == Origin.OBSERVATION])
     assert observed == "42"
     assert first.delta_origin is None
+
+
+def test_a_response_template_is_compiled_once_and_not_for_each_completion(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.utils.chat_parsing import response_templates
+
+    parse = parser(harness.tokenizer.hf, harness.context.stop_ids)
+    compiled: list[str] = []
+    monkeypatch.setattr(response_templates, "_build_field", lambda name, field: compiled.append(name))
+    reply = parse(NO_IDS, harness.context.codec.encode(CALL))
+    assert reply["tool_calls"][0]["function"] == {"name": "calculator", "arguments": {"expression": "6*7"}}
+    assert compiled == []
 
 
 def test_what_a_step_carries(harness: Harness) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,50 @@ def test_a_command_on_a_database_without_tables_says_what_to_do(tmp_path: Path) 
     assert "Run `manage.py migrate`" in ended.stderr and "Traceback" not in ended.stderr
 
 
+TEMPLATE = "rollouts/demo_policy/chat_template.jinja"
+
+
+@pytest.mark.parametrize(
+    ("command", "unbuffered"),
+    [
+        (["check"], ""), (["check_template", "--chat-template", TEMPLATE], "1"),
+        (["check_template", "--chat-template", TEMPLATE, "--json"], ""),
+    ],
+)  # fmt: skip
+def test_a_command_whose_reader_has_gone_ends_quietly(tmp_path: Path, command: list[str], unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "INSPECTOR_DATA": str(tmp_path), "DATABASE_URL": "", "PYTHONUNBUFFERED": unbuffered}
+    with os.fdopen(writer) as pipe:
+        ended = subprocess.run(
+            [sys.executable, "manage.py", *command], cwd=ROOT, env=environment, stdout=pipe, stderr=subprocess.PIPE
+        )
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_command_without_a_standard_output_ends_as_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    import manage
+
+    done: list[list[str]] = []
+    monkeypatch.setattr("django.core.management.execute_from_command_line", done.append)
+    monkeypatch.setattr(sys, "stdout", None)
+    manage.main()
+    assert len(done) == 1
+
+
+def test_another_broken_pipe_is_still_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import manage
+
+    def breaks(_: list[str]) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("django.core.management.execute_from_command_line", breaks)
+    with (ROOT / TEMPLATE).open() as file, pytest.raises(BrokenPipeError):
+        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setattr(sys, "stderr", file)
+        manage.main()
+
+
 def test_the_settings_as_they_are_pass_every_check() -> None:
     assert [found for found in run_checks() if found.id.startswith("inspector.E")] == []
 
@@ -69,6 +114,7 @@ def test_the_settings_as_they_are_pass_every_check() -> None:
         ({"ALLOWED_HOSTS": ["*"]}, "inspector.W006"),
         ({"ALLOWED_HOSTS": ["a.example"], "REDIS_URL": "redis://b.example:6379/0"}, "inspector.W007"),
         ({"INSPECTOR_DATA": Path(__file__) / "data"}, "inspector.E002"),
+        ({"INSPECTOR_MODELS": {"far": {"engine": "vllm_server", "path": "/x"}}}, "inspector.E009"),
     ],
 )
 def test_a_misconfiguration_is_named_with_the_way_out(settings, change: dict, expected: str) -> None:

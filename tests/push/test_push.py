@@ -64,6 +64,35 @@ def test_what_is_there_already_is_known_and_unchanged(token: str, run: Run, judg
     assert run.n_trajectories == run.trajectories.count() == 3
 
 
+def test_what_has_no_id_is_named_by_its_content(token: str, run: Run) -> None:
+    """The first line of the next step is another trajectory; the same bytes again are the same one."""
+    said = {"input": "2+2?", "output": "4", "score": 1.0, "step": 1}
+    for step in (1, 2):
+        assert push(token, run, [{**said, "step": step}] * 2)[1]["trajectories"] == 2
+        _, again = push(token, run, [{**said, "step": step}] * 2)
+        assert (again["trajectories"], again["known"]) == (0, 2) and "notice" not in again
+    batch = {"prompt_token_ids": [[1]], "response_ids": [[2]], "loss_masks": [[1]], "rewards": [1.0]}
+    for ids in ([2], [3]):
+        assert push(token, run, [{**batch, "response_ids": [ids]}])[1]["trajectories"] == 1
+
+
+def test_ids_that_repeat_are_said_and_a_prefix_keeps_them_apart(token: str, run: Run) -> None:
+    push(token, run, episodes(2))
+    _, answer = push(token, run, [call("s0", [1, 2, 3], [4, 5, 6]), *episodes(1, start=1)])
+    assert (answer["trajectories"], answer["known"]) == (0, 2)
+    assert "1 known ids came with other tokens or another reward, 's0' first" in answer["notice"]
+    path = f"/api/runs/{run.code}/trajectories"
+    for _ in range(2):
+        status, answer = send(token, f"{path}?prefix=step-2/", lines(episodes(2)))
+        assert status == 200 and answer["trajectories"] + answer["known"] == 2 and "notice" not in answer
+    assert set(run.trajectories.values_list("external_id", flat=True)) == {"s0", "s1", "step-2/s0", "step-2/s1"}
+    for prefix in ("x" * 61, "%00"):
+        status, answer = send(token, f"{path}?prefix={prefix}", lines(episodes(1)))
+        assert status == 400 and "prefix must be" in answer["error"]
+    status, answer = send(token, f"{path}?prefix=step-2/", lines([call("s" * 195, [1], [2])]))
+    assert (status, answer["n_rejected"]) == (200, 1) and "over 200 characters" in answer["rejected"][0]["reason"]
+
+
 def test_two_runs_do_not_know_each_other(token: str, run: Run) -> None:
     push(token, run, episodes(1))
     other = services.create_run(Run.Kind.IMPORT, "other")

@@ -126,6 +126,14 @@ class TestWhatIsStored:
         assert (stored.reward, stored.stop_reason, stored.status) == (0.5, "answered", "done")
         assert (stored.run.n_rewards, stored.run.reward_sum) == (1, 0.5)
 
+    def test_the_end_of_a_session_that_had_no_call_is_said(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            await bench.chat("hi", session="s")
+            await (await bench.http.post(f"{bench.recorded}/recorder/sessions/sess", data=b'{"reward": 1.0}')).read()
+
+        record(scenario)
+        assert run.n_trajectories == run.n_rejected == 1 and "'sess'" in run.rejections.get().reason
+
     def test_a_settled_trajectory_goes_on(self, run: Run, record: Any) -> None:
         async def scenario(bench: Bench) -> None:
             await bench.chat("hi", session="s")
@@ -268,6 +276,17 @@ class TestWhatGoesWrong:
         record(lambda bench: bench.chat("hi", session="s"), server=FakeServer(gives_ids=False))
         assert "1 of 1 recorded calls" in run.error and "without token ids" in run.error and run.status == "done"
         assert run.n_steps == 1
+
+    def test_the_report_counts_the_calls_that_came_after(self, run: Run, record: Any) -> None:
+        async def scenario(bench: Bench) -> None:
+            await bench.chat("hi", session="s")
+            server.gives_ids = True
+            for n in range(3):
+                await bench.chat(f"q{n}", session=f"s{n}")
+
+        server = FakeServer(gives_ids=False)
+        record(scenario, server=server)
+        assert "1 of 4 recorded calls" in run.error
 
     def test_ids_are_no_report(self, run: Run, record: Any) -> None:
         record(lambda bench: bench.chat("hi", session="s"))

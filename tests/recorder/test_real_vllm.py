@@ -9,20 +9,28 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from django.db import connection
 
 from rollouts import selectors, services
-from rollouts.engines import GenerationRequest, Sampling, build_engine
-from rollouts.models import Run
+from rollouts.engines import Generation, GenerationRequest, Sampling, build_engine
+from rollouts.launch import LaunchForm, can_resume, launch
+from rollouts.models import Run, Step
 from rollouts.recorder import wire
+from rollouts.tasks import launch as work
 from rollouts.tito.trajectory import ids_array
+from rollouts.tokenizers import load
 from tests.conftest import missing, wait_until
 from tests.recorder.conftest import Start, ask, stop
 
@@ -36,41 +44,56 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+@dataclass
+class Servers:
+    """Two servers of the demo policy, by the way they take ids. They start side by side."""
+
+    urls: dict[str, str]
+    begin: Callable[[str], None]
+    kill: Callable[[str], None]
+
+
 @pytest.fixture(scope="module")
-def servers(
-    vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, str]]:
-    """Addresses of two servers of the demo policy, by the way they take ids. They start side by side."""
+def servers(vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("servers")
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    processes, urls = {}, {}
-    for name, options in {"/v1/completions": [], "/inference/v1/generate": ["--enable-scale-out"]}.items():
-        port = free_port()
+    ways: dict[str, list[str]] = {"/v1/completions": [], "/inference/v1/generate": ["--enable-scale-out"]}
+    ports = {name: free_port() for name in ways}
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def begin(name: str) -> None:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_tokenizer),
-                   "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-                   "--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(64 << 20),
-                   "--block-size", "32", "--logprobs-mode", "processed_logprobs", *options]  # fmt: skip
-        with (folder / f"{port}.log").open("wb") as file:
+                   "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(ports[name]),
+                   "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill",
+                   "--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32",
+                   "--logprobs-mode", "processed_logprobs", *ways[name]]  # fmt: skip
+        with (folder / f"{ports[name]}.log").open("wb") as file:
             processes[name] = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
-        urls[name] = f"http://127.0.0.1:{port}"
+
+    def kill(name: str) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(processes[name].pid, signal.SIGKILL)  # its engine is a process of its own, and may be left behind
+        processes[name].wait(30)
+
+    for name in ways:
+        begin(name)
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     try:
         for name, process in processes.items():
             wait_until(partial(ended_or_healthy, process, urls[name]), 400, "the vLLM server answers")
             if process.poll() is not None:
-                log = folder / f"{urls[name].rpartition(':')[2]}.log"
+                log = folder / f"{ports[name]}.log"
                 missing(f"the vLLM server did not start:\n{log.read_text(errors='replace')[-2000:]}")
-        yield urls
+        yield Servers(urls, begin, kill)
     finally:
         for process in processes.values():
             process.terminate()
-        for process in processes.values():
+        for name, process in processes.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its engine is a process of its own, and may be left behind
-            process.wait(30)
+            kill(name)
 
 
 def ended_or_healthy(process: subprocess.Popen[bytes], url: str) -> bool:
@@ -81,30 +104,135 @@ def ended_or_healthy(process: subprocess.Popen[bytes], url: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("way", ["/v1/completions", "/inference/v1/generate"])
-def test_the_engine_asks_a_real_server(servers: dict[str, str], way: str) -> None:
-    engine: Any = build_engine("vllm_server", servers[way], vocab_size=500, model="demo")
+WAYS = ["/v1/completions", "/inference/v1/generate"]
 
-    def complete(**sampling: Any) -> Any:
-        engine.add(GenerationRequest("r", ids_array([5, 6, 7]), Sampling(seed=3, max_tokens=16, **sampling)))
-        found: list[Any] = []
-        wait_until(lambda: bool(found.extend(engine.step()) or found), 120, "the completion has come")
-        return found[0]
 
+@pytest.fixture
+def engine(servers: Servers, way: str) -> Iterator[Any]:
+    built: Any = build_engine("vllm_server", servers.urls[way], vocab_size=1200, model="demo")
+    assert built._path == way
+    yield built
+    built.close()
+
+
+def complete(engine: Any, prompt: Sequence[int] = (5, 6, 7), **sampling: Any) -> Generation:
+    """One completion, of 16 tokens drawn by the seed 3 unless told otherwise."""
+    sampling = {"seed": 3, "max_tokens": 16} | sampling
+    engine.add(GenerationRequest("r", ids_array(list(prompt)), Sampling(**sampling)))
+    found: list[Generation] = []
+    wait_until(lambda: bool(found.extend(engine.step()) or found), 120, "the completion has come")
+    return found[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_engine_asks_a_real_server(engine: Any) -> None:
+    first, again = complete(engine), complete(engine)
+    assert first.completion_ids.tolist() == again.completion_ids.tolist() and first.completion_ids.size == 16
+    assert first.logprobs.size == 16 and (first.logprobs <= 0).all() and first.finish_reason == "length"
+    wanted = int(first.completion_ids[3])
+    stopped = complete(engine, stop_token_ids=(wanted,))
+    assert stopped.completion_ids[-1] == wanted and stopped.stop_reason == str(wanted)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_text_ends_behind_the_token_that_completes_it(engine: Any, tiny_tokenizer: Path) -> None:
+    """Texts that end at a token, inside one, and that only several tokens spell: no sampled id is cut or made up."""
+    codec = load(tiny_tokenizer)
+    prompt = codec.encode("<|im_start|>user\nWhat is 12 * 7?<|im_end|>\n<|im_start|>assistant\n").tolist()
+    whole = complete(engine, prompt, max_tokens=48)
+    ids = whole.completion_ids
+    pieces = [codec.decode(ids[n : n + 1]) for n in range(len(ids))]
+    several = next(n for n in range(2, len(ids)) if pieces[n].isascii() and pieces[n - 1].isascii())
+    long = next(n for n in range(len(ids)) if len(pieces[n]) > 2 and pieces[n].isascii() and "<" not in pieces[n])
+    for text in (pieces[several - 1] + pieces[several], pieces[long][:-1], pieces[long]):
+        stopped = complete(engine, prompt, max_tokens=48, stop=(text,))
+        length = len(stopped.completion_ids)
+        assert stopped.completion_ids.tolist() == ids[:length].tolist()
+        assert stopped.logprobs.size == length
+        assert np.allclose(stopped.logprobs, whole.logprobs[:length], atol=1e-4)
+        said, before = codec.decode(ids[:length]), codec.decode(ids[: length - 1])
+        assert text in said and text not in before
+        assert (stopped.finish_reason, stopped.stop_reason) == ("stop", text)
+
+
+@pytest.fixture
+def far(servers: Servers, tiny_tokenizer: Path, settings: Any) -> Iterator[LaunchForm]:
+    """A launch on the demo policy that somebody else serves."""
+    entry = {"engine": "vllm_server", "path": str(tiny_tokenizer)}
+    options = {"url": servers.urls["/v1/completions"], "model": "demo", "logprobs_mode": "processed"}
+    settings.INSPECTOR_MODELS = {"far": entry | {"options": options}}
+    yield LaunchForm(model="far", prompts=6, group=2, temperature=0.0, seed=3)
+    work.close_engines()
+
+
+def test_a_run_asks_a_real_server(far: LaunchForm) -> None:
+    run = launch(replace(far, stop=["</tool_call>"]), enqueue=False)
+    work.work_on(run.pk)
+    run.refresh_from_db()
+    assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 12, 0)
+    steps = Step.objects.filter(trajectory__run=run)
+    assert steps.count() > 12 and all(step.engine.startswith("vllm_server 0") for step in steps)
+    assert "</tool_call>" in set(steps.values_list("stop_reason", flat=True))
+    assert set(steps.values_list("logprobs_mode", flat=True)) == {"processed"}
+    codec = load(run.tokenizer.path)  # type: ignore[union-attr]
+    for record in run.trajectories.all():
+        value = selectors.load_trajectory(record)
+        for before, after in pairwise(value.steps):
+            assert after.prompt_ids[: len(before.stream)].tolist() == before.stream.tolist()
+        # What ended it is the last token's, and nothing is cut off the reply but what stands behind the call.
+        called = [step for step in value.steps if step.stop_reason == "</tool_call>"]
+        assert all(codec.decode(step.completion_ids).endswith("</tool_call>") for step in called)
+        assert all(step.reply and step.reply["tool_calls"] for step in called)
+
+
+def test_a_run_outlives_its_server(
+    far: LaunchForm, servers: Servers, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed in mid-run and started again: what was asked is asked again, no step lost or twice."""
+    way = "/v1/completions"
+    settings.INSPECTOR_MODELS["far"]["options"] |= {"max_live": 8}
+    killed, store = threading.Event(), work._Work._write
+
+    def write(self: Any, steps: Any, finished: Any) -> None:
+        if not killed.is_set():
+            servers.kill(way)
+            killed.set()
+        store(self, steps, finished)
+
+    monkeypatch.setattr(work._Work, "_write", write)
+    run = launch(replace(far, prompts=40, temperature=1.0), enqueue=False)
+    working = threading.Thread(target=_work_and_close, args=(run.pk,))
+    working.start()
     try:
-        assert engine._path == way
-        first, again = complete(), complete()
-        assert first.completion_ids.tolist() == again.completion_ids.tolist() and first.completion_ids.size == 16
-        assert first.logprobs.size == 16 and (first.logprobs <= 0).all() and first.finish_reason == "length"
-        wanted = int(first.completion_ids[3])
-        stopped = complete(stop_token_ids=(wanted,))
-        assert stopped.completion_ids[-1] == wanted and stopped.stop_reason == str(wanted)
+        assert killed.wait(240)
+        assert run.trajectories.filter(status="done").count() < 80
+        servers.begin(way)
     finally:
-        engine.close()
+        working.join(400)
+    run.refresh_from_db()
+    assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 80, 0)
+    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
+    assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
 
 
-def test_a_real_server_is_recorded(start: Start, servers: dict[str, str], tiny_tokenizer: Path) -> None:
-    direct = servers["/v1/completions"]
+def _work_and_close(run_id: int) -> None:
+    try:
+        work.work_on(run_id)
+    finally:
+        connection.close()
+
+
+def test_a_run_whose_server_stays_away_ends_with_a_sentence(far: LaunchForm, servers: Servers, settings: Any) -> None:
+    settings.INSPECTOR_MODELS["far"]["options"] |= {"url": f"http://127.0.0.1:{free_port()}"}
+    run = launch(far, enqueue=False)
+    work.work_on(run.pk)
+    run.refresh_from_db()
+    assert run.status == "failed" and "No server answers at http://127.0.0.1" in run.error
+    assert "Start it, or correct the address" in run.error and can_resume(run)
+
+
+def test_a_real_server_is_recorded(start: Start, servers: Servers, tiny_tokenizer: Path) -> None:
+    direct = servers.urls["/v1/completions"]
     services.register_tokenizer(tiny_tokenizer, "demo")
     process, said = start(direct, "--tokenizer", "demo", "--logprobs")
     assert said["engine"].startswith("vllm 0")

@@ -1,15 +1,19 @@
 """Changed files of every format through a whole import: whole trajectories or a sentence, never anything else.
 
-``INSPECTOR_TEST_MUTATIONS=10000`` imports so many files of every format instead of a few.
+``INSPECTOR_TEST_MUTATIONS=10000`` imports so many files of every format instead of a few; ``test_mutations.py`` in
+``tests/formats`` then reads so many.
 """
 
 import gzip
+import io
 import json
 import logging
 import os
 import random
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import zstandard
 
@@ -36,6 +40,8 @@ def changed_file(rng: random.Random, name: str, n: int) -> Source:
     data = jsonl(*values)
     if rng.random() < 0.3:
         data = json.dumps(values, indent=rng.choice([None, 2])).encode()
+    if rng.random() < 0.1:
+        data = as_parquet(values) or data
     if rng.random() < 0.4:
         data = mutate_bytes(rng, data)
     pack = rng.random()
@@ -44,6 +50,16 @@ def changed_file(rng: random.Random, name: str, n: int) -> Source:
         if rng.random() < 0.5:
             data = mutate_bytes(rng, data)
     return Source.of_bytes(data, f"{n}.jsonl")
+
+
+def as_parquet(values: list[Any]) -> bytes:
+    """Empty where the columns have no common types."""
+    file = io.BytesIO()
+    try:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(values), file)
+    except (pyarrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError, AttributeError):
+        return b""
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))

@@ -9,6 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command, load_command_class
 
 from rollouts import models, selectors
+from rollouts.models import ChatTemplate, Run
 from tests.formats.test_formats import CALL, GYM, changed, jsonl
 from tests.storage.build import assert_same
 
@@ -53,6 +54,28 @@ def test_import_of_nothing_is_an_error_with_a_sentence(tmp_path: Path) -> None:
         call("import_rollouts", tmp_path / "x.pt", "--tokenizer", "nothing")
     with pytest.raises(CommandError, match=r"x\.pt is not UTF-8 text"):
         call("import_rollouts", tmp_path / "x.pt", "--chat-template", tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("command", ["import_rollouts", "diagnose", "replay", "launch_rollouts"])
+def test_a_chat_template_that_cannot_render_is_refused_with_its_line(file: Path, command: str, tmp_path: Path) -> None:
+    call("import_rollouts", file)
+    run = Run.objects.get()
+    target = {"import_rollouts": [file], "launch_rollouts": []}.get(command, [run.code])
+    template = tmp_path / "broken.jinja"
+    for text, sentence in (
+        (
+            "{{ messages }}\n{% for m in messages %}",
+            r"syntax error on line 2: .*endfor.* Mend it, or name another file\.",
+        ),
+        (" \n", "broken.jinja holds no template text"),
+        ("\0{{ messages }}", "broken.jinja holds no template text"),
+    ):
+        template.write_text(text)
+        with pytest.raises(CommandError, match=sentence):
+            call(command, *target, "--chat-template", template)
+    run.refresh_from_db()
+    assert run.chat_template is None and not run.jobs.exists()
+    assert Run.objects.count() == 1 and not ChatTemplate.objects.filter(label="broken").exists()
 
 
 @pytest.mark.parametrize(

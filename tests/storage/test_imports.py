@@ -122,8 +122,25 @@ def test_an_import_whose_worker_died_goes_on_at_the_file_it_was_at(
     assert run.finding_counts == {"branch": 16}
 
 
+def test_long_texts_are_stored_a_few_at_a_time(run: models.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "BATCH_BYTES", 100_000)
+    stored: list[int] = []
+
+    def look(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+        stored.append(models.Trajectory.objects.count())
+        return []
+
+    lines = [
+        {"messages": [{"role": "user", "content": f"{n} " + "x" * 30_000}, {"role": "assistant", "content": "y"}]}
+        for n in range(12)
+    ]
+    services.import_files(run, [Source.of_bytes(jsonl(*lines))], judge=look)
+    assert run.n_trajectories == 12 and sorted(set(stored)) == [0, 4, 8]
+
+
 def test_progress_is_written_while_a_file_is_read(run: models.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imports, "BEAT_SECONDS", 0)
+    monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 100)
     seen: list[int] = []
 
     def look(trajectory: Trajectory, run: models.Run) -> list[Finding]:
@@ -140,6 +157,19 @@ def test_the_same_ids_in_two_files_are_told_apart_by_the_file(run: models.Run) -
     services.import_files(run, files)
     assert list(run.trajectories.order_by("index").values_list("external_id", flat=True)) == ["7", "rank_1.jsonl:7"]
     assert run.n_rejected == 1 and "is in this run already" in run.rejections.get().reason
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(run: models.Run, tmp_path: Path) -> None:
+    """Steps of training: the same names, ids and groups in each folder."""
+    files = [tmp_path / f"step_{n}" / "rank_0.jsonl" for n in range(4)]
+    for n, file in enumerate(files):
+        file.parent.mkdir()
+        file.write_bytes(jsonl(GYM) if n < 3 else b"nonsense")
+    services.import_files(run, files)
+    found = list(run.trajectories.order_by("index").values_list("external_id", "group"))
+    later = [(f"step_{n}/rank_0.jsonl:0-2", f"step_{n}/rank_0.jsonl:0") for n in (1, 2)]
+    assert found == [("0-2", "0"), *later]
+    assert [one.file for one in run.rejections.all()] == ["step_3/rank_0.jsonl"]
 
 
 def test_only_so_many_rejections_are_kept_and_all_are_counted(run: models.Run, monkeypatch: pytest.MonkeyPatch) -> None:

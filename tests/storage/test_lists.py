@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from rollouts import models, selectors, services
 from rollouts.selectors import SORTS, TrajectoryFilters
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tokenizers import TokenizerUnusable
 from tests.storage.build import chain
 
@@ -27,7 +27,10 @@ def run() -> models.Run:
         for n, reward in enumerate(REWARDS)
     ]
     found = [
-        [Finding(Axis.STREAM, "branch", Severity.INFO), Finding(Axis.STREAM, "unclassified", Severity.ERROR)][: n % 3]
+        [
+            Finding(Axis.STREAM, "branch", Severity.INFO, cost=Cost(2)),
+            Finding(Axis.STREAM, "unclassified", Severity.ERROR, cost=Cost(2, 1)),
+        ][: n % 3]
         for n in range(len(values))
     ]
     services.save_trajectories(run, values, found)
@@ -112,6 +115,8 @@ def test_the_summary_counts_in_a_fixed_number_of_queries(run: models.Run) -> Non
     assert summary.reward_bins[0].n == 1
     assert summary.finding_counts == {"branch": 7, "unclassified": 3} == summary.finding_trajectories
     assert summary.severities == {"": 4, "info": 4, "error": 3}
+    assert summary.finding_severities == {"branch": {"info": 7}, "unclassified": {"error": 3}}
+    assert summary.finding_tokens == {"branch": 0, "unclassified": 9}  # an info costs nothing
     before = count(run)
     services.save_trajectories(run, [chain(f"more-{n}") for n in range(20)])
     assert count(run) == before <= 6
@@ -143,6 +148,7 @@ def test_shares_are_found_by_their_hash_and_revoked_once(run: models.Run) -> Non
 
 def test_a_tokenizer_is_registered_once_by_its_contents(tiny_tokenizer: Path, tmp_path: Path) -> None:
     first = services.register_tokenizer(tiny_tokenizer, "demo")
+    assert first.chat_template is not None and first.chat_template.label == "demo"
     assert services.register_tokenizer(tiny_tokenizer, "demo") == first
     assert first.chat_template is not None and Path(first.path).is_dir() and first.vocab_size > 100
     assert services.find_tokenizer("demo") == first

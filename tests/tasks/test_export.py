@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
-from rollouts import models, selectors, services
+from rollouts import models, replays, selectors, services
+from rollouts.chat_templates import sandbox
 from rollouts.exporting import WRITERS
 from rollouts.formats import Source, read
 from rollouts.launch import LaunchForm, launch
 from rollouts.tasks import launch as work
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.replay import replay
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,6 +53,15 @@ def test_every_format_of_a_launched_run_is_read_again(run: models.Run, tmp_path:
         assert found and all(hasattr(one, "external_id") for one in found), (name, chosen.name, found)
 
 
+def test_our_own_format_names_the_tokenizer_of_the_run(run: models.Run, tmp_path: Path) -> None:
+    assert run.tokenizer is not None
+    for name in ("own_jsonl", "own_parquet"):
+        export(run, name, tmp_path)
+        call_command("import_rollouts", str(tmp_path / "out"), stdout=io.StringIO())
+        again = models.Run.objects.order_by("-pk")[0]
+        assert again.tokenizer == run.tokenizer and "not_decidable" not in again.finding_counts
+
+
 def test_a_strategy_gives_its_own_rows(run: models.Run, tmp_path: Path) -> None:
     steps = sum(len(value.steps) for value in selectors.load_trajectories(list(run.trajectories.all())))
     merged = json.loads(export(run, "skyrl", tmp_path, "--strategy", "tool_delta"))
@@ -57,8 +69,46 @@ def test_a_strategy_gives_its_own_rows(run: models.Run, tmp_path: Path) -> None:
     assert len(merged["response_ids"]) == run.n_trajectories and len(single["response_ids"]) == steps
     with pytest.raises(CommandError, match="cannot be exported as verl: It has no log-probabilities"):
         export(run, "verl", tmp_path, "--strategy", "retokenize")
+    with pytest.raises(CommandError, match=r"Every trajectory would be left out.* It has no log-probabilities"):
+        export(run, "verl", tmp_path, "--strategy", "retokenize", "--leave-out")
     lines = export(run, "sft", tmp_path, "--strategy", "retokenize", "--pad-to", 4000, "--pad-id", 7).splitlines()
     assert [len(json.loads(line)["input_ids"]) for line in lines] == [4000] * run.n_trajectories
+
+
+def test_a_strategy_renders_many_trajectories_at_once(
+    run: models.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[int] = []
+    real = sandbox.Pool.render
+
+    def counted(self: sandbox.Pool, template: str, jobs: Sequence[Any]) -> list[sandbox.Rendered]:
+        trips.append(len(jobs))
+        return real(self, template, jobs)
+
+    monkeypatch.setattr(sandbox.Pool, "render", counted)
+    lines = export(run, "sft", tmp_path, "--strategy", "retokenize").splitlines()
+    assert len(trips) == 1
+    context, tokenizer = replays.context_of(run)
+    for line, value in zip(lines, selectors.load_trajectories(list(run.trajectories.order_by("index"))), strict=True):
+        (row,) = replay(replays.complete_replies(value, tokenizer, context), STRATEGIES["retokenize"], context).rows
+        assert json.loads(line)["input_ids"] == row.ids.tolist()
+
+
+def test_what_cannot_be_written_is_left_out_and_named(tmp_path: Path) -> None:
+    run = services.create_run(models.Run.Kind.IMPORT, "r")
+    services.save_trajectories(run, [chain("a"), chain("b", broken_at=1), chain("c")], [[], [], []])
+    out, told, errors = tmp_path / "out", io.StringIO(), io.StringIO()
+    asked = ("export_rollouts", run.code, "--format", "skyrl", "--leave-out", "--output", out)
+    call_command(*asked, stdout=told, stderr=errors)
+    assert len(json.loads(out.read_bytes())["response_ids"]) == 2 and "2 rows written" in told.getvalue()
+    named, count = errors.getvalue().splitlines()
+    assert named.startswith("Left out: Trajectory 'b' cannot be exported as skyrl: It is 2 rows")
+    assert count == "1 of 3 trajectories was left out."
+    run.trajectories.exclude(external_id="b").delete()
+    with pytest.raises(CommandError, match=r"Every trajectory would be left out.* The first: Trajectory 'b' cannot"):
+        call_command(*asked, stderr=io.StringIO())
+    with pytest.raises(CommandError, match="not allowed with argument"):
+        call_command(*asked, "--force")
 
 
 def test_the_text_of_messages_is_decoded(run: models.Run, tmp_path: Path) -> None:
@@ -87,7 +137,7 @@ def test_a_strategy_needs_a_tokenizer_and_messages(tmp_path: Path, run: models.R
         stdout=io.StringIO(), stderr=err,
     )  # fmt: skip
     assert out.exists() and "Left out: Trajectory 'b'" in err.getvalue()
-    with pytest.raises(CommandError, match="makes no row of any trajectory here"):
+    with pytest.raises(CommandError, match=r"Every trajectory would be left out.* 'b' has no rows under"):
         export(bare.trajectories.get(external_id="b"), "verl", tmp_path, "--strategy", "tool_delta", "--force")
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from rollouts.diagnosis import diagnose_and_save
 from rollouts.engines import Engine, EngineError, Generation
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
-from rollouts.launch import LaunchForm, LaunchRefused, launch
+from rollouts.launch import LaunchForm, LaunchRefused, launch, served_models
 from rollouts.models import Run, TemplateCheck, Trajectory
 from rollouts.tasks import launch as work
 from rollouts.tasks import run_state
@@ -78,6 +81,7 @@ class TestWhatIsQueued:
         [
             ({"model": "gpt-9"}, "model", "choose one of demo"),
             ({"engine": "warp"}, "engine", "no engine named"),
+            ({"engine": "vllm_server"}, "engine", 'set {"url": "http://HOST:PORT"} in INSPECTOR_MODELS'),
             ({"environment": "chess"}, "environment", "calculator"),
             ({"strategy": "hope"}, "strategy", "tool_delta"),
             ({"prompts": 0}, "prompts", "from 1 to"),
@@ -102,6 +106,14 @@ class TestWhatIsQueued:
         with pytest.raises(LaunchRefused, match="tokenizer of empty"):
             launch(LaunchForm(model="empty"), enqueue=False)
 
+    def test_a_server_on_a_host_that_is_not_allowed_is_not_asked(self, settings: Any, tiny_tokenizer: Path) -> None:
+        options = {"url": "http://10.0.0.1:8000"}
+        settings.INSPECTOR_MODELS = {
+            "far": {"engine": "sglang_server", "path": str(tiny_tokenizer), "options": options}
+        }
+        with pytest.raises(LaunchRefused, match=r"host 10\.0\.0\.1 is not allowed.*INSPECTOR_ENGINE_HOSTS"):
+            launch(LaunchForm(model="far"), enqueue=False)
+
     def test_a_broker_that_does_not_answer_fails_the_run_in_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: Any, **__: Any) -> None:
             raise ConnectionError("refused")
@@ -113,6 +125,14 @@ class TestWhatIsQueued:
 
 
 class TestTheWork:
+    def test_more_trajectories_are_under_way_than_the_engine_takes_at_once(self) -> None:
+        model = replace(served_models()["demo"], options={"max_live": 8})
+        assert work.live_trajectories(model, "transformers") == 10
+        assert work.live_trajectories(model, "vllm_server") == 8  # the server's own batch is not known here
+        owner = work.new_owner(model, "transformers")
+        assert owner.call(attrgetter("_max_live")).result(60) == 8
+        owner.close()
+
     def test_every_trajectory_is_stored_token_by_token(self) -> None:
         run = done_run(temperature=0.0)
         assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 6, 0)
@@ -127,6 +147,21 @@ class TestTheWork:
                 assert step.logprobs is not None and len(step.logprobs) == len(step.completion_ids)
                 assert step.engine.startswith("transformers ") and step.logprobs_mode == "processed"
         assert run.n_sampled == sum(record.n_sampled for record in run.trajectories.all()) > 0
+
+    def test_a_run_says_how_calls_are_read(self) -> None:
+        said = done_run(prompts=1, group=1).settings
+        assert said["tool_calls"] == "the tokenizer's response template" and said["tool_calls_note"] == ""
+
+    def test_a_parser_that_cannot_be_had_ends_the_run_with_a_sentence(
+        self, settings: Any, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        entry = {"engine": "transformers", "path": str(tiny_tokenizer), "options": {"tool_call_parser": "hermes"}}
+        settings.INSPECTOR_MODELS = {"demo": entry}
+        for name in [one for one in sys.modules if one.startswith("vllm.")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "vllm", None)
+        run = done_run(prompts=1, group=1)
+        assert run.status == "failed" and "lacks the package vllm" in run.error
 
     def test_a_run_is_repeatable_by_its_seed(self) -> None:
         def streams(run: Run) -> list[list[list[int]]]:
@@ -313,6 +348,7 @@ class TestOrphans:
         [
             ("running", 0, None, True),
             ("running", 300, 40, True),
+            ("running", 300, 12, True),
             ("running", 300, 5, False),
             ("queued", 5, None, False),
             ("queued", 300, None, True),
@@ -332,6 +368,25 @@ class TestOrphans:
             heartbeat_at=None if heartbeat is None else now - timedelta(seconds=heartbeat),
         )
         assert [one.pk for one in run_state.adopt_orphans(["demo"])] == ([run.pk] if adopted else [])
+
+    def test_a_silent_run_is_taken_over_when_there_is_something_to_take(self) -> None:
+        run = launch(LaunchForm(**SMALL), enqueue=False)
+        first, *rest = run.trajectories.order_by("index")
+
+        def adopted(seconds: float) -> bool:
+            """Is it, with the last heartbeat and a lease of 20 seconds taken so long ago?"""
+            then = timezone.now() - timedelta(seconds=seconds)
+            Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=then)
+            run.trajectories.filter(status="running").update(lease_until=then + timedelta(seconds=20))
+            return bool(run_state.adopt_orphans(["demo"]))
+
+        assert not adopted(5) and adopted(12)  # nobody holds what is queued
+        run.trajectories.update(status="running")
+        assert not adopted(12) and adopted(21)  # the leases have to run out
+        run.trajectories.update(status="done", lease_until=None)
+        assert adopted(12)  # all are done, and nobody is left to say so
+        run.trajectories.filter(pk=first.pk).update(status="running")
+        assert not adopted(12) and adopted(21) and rest
 
 
 class TestCommand:
@@ -365,7 +420,10 @@ class TestCommand:
         }  # fmt: skip
         assert json.loads(out)["rows_chat_template"] == run.rows_chat_template_id
         (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-        for wrong, words in ((str(tmp_path / "none"), "cannot be read"), (str(tmp_path / "bytes"), "no chat template")):
+        for wrong, words in (
+            (str(tmp_path / "none"), "cannot be read"),
+            (str(tmp_path / "bytes"), "is not UTF-8 text"),
+        ):
             with pytest.raises(CommandError, match=words):
                 self.call("--chat-template", wrong)
         with pytest.raises(CommandError, match="not JSON"):

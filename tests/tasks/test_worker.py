@@ -23,7 +23,7 @@ from rollouts import selectors, services
 from rollouts.launch import LaunchForm, launch, resume
 from rollouts.models import Run, Step, Trajectory
 from rollouts.tasks.launch import run_rollouts
-from tests.conftest import _answers, missing, wait_until
+from tests.conftest import _answers, few_at_once, missing, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -102,6 +102,7 @@ def test_a_run_goes_through_a_real_worker_to_its_end(
     assert right >= 10, f"the demo policy answered {right} of 16"
 
 
+@pytest.mark.sqlite_only
 def test_two_runs_share_one_worker(celery_worker_process: Start) -> None:
     celery_worker_process("engine.demo")
     runs = [launch(LaunchForm(prompts=10, group=2, seed=seed)) for seed in (1, 2)]
@@ -114,6 +115,7 @@ def test_two_runs_share_one_worker(celery_worker_process: Start) -> None:
     assert second.started_at < first.finished_at or first.started_at < second.finished_at
 
 
+@pytest.mark.sqlite_only
 def test_cancel_reaches_the_engine(celery_worker_process: Start, tmp_path: Path) -> None:
     celery_worker_process("engine.demo")
     run = launch(LaunchForm(prompts=3000, group=4, seed=5))
@@ -165,14 +167,16 @@ def _sampled_by_worker() -> dict[str, int]:
 
 
 def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: Path) -> None:
-    worker = celery_worker_process("engine.demo")
-    run = launch(LaunchForm(prompts=30, group=4, seed=8))
+    worker = celery_worker_process("engine.demo", env=few_at_once())
+    run = launch(LaunchForm(prompts=15, group=4, seed=8))
     wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
     (scribe,) = _scribes_of(worker.pid)
+    # Where cores are scarce the engine and the loop go first.
+    assert os.getpriority(os.PRIO_PROCESS, scribe) > os.getpriority(os.PRIO_PROCESS, worker.pid)
     os.kill(scribe, signal.SIGKILL)
     wait_until(lambda: _scribes_of(worker.pid) not in ([], [scribe]), 60, "another scribe has taken its place")
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
     assert "scribe lost; starting another" in (tmp_path / "worker-0.log").read_text()
     assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
     assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
@@ -195,34 +199,62 @@ def _read(path: Path) -> bytes:
         return b""
 
 
+@pytest.mark.sqlite_only
 def test_a_killed_worker_costs_no_stored_step(celery_worker_process: Start) -> None:
-    first = celery_worker_process("engine.demo")
-    run = launch(LaunchForm(prompts=30, group=4, seed=6))
+    first = celery_worker_process("engine.demo", env=few_at_once())
+    run = launch(LaunchForm(prompts=15, group=4, seed=6))
     wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
     os.killpg(first.pid, signal.SIGKILL)
     first.wait(60)
     run.refresh_from_db()
     assert run.status == "running"
     stored = _stored(run)
-    # What a minute's silence brings about: the leases and the heartbeat are old.
-    past = timezone.now() - timedelta(minutes=2)
-    Trajectory.objects.filter(run=run, status="running").update(lease_until=past)
+    # What half a minute's silence brings about: the leases and the heartbeat are old.
+    past = timezone.now() - timedelta(seconds=31)
+    Trajectory.objects.filter(run=run, status="running").update(lease_until=past + timedelta(seconds=20))
     Run.objects.filter(pk=run.pk).update(heartbeat_at=past)
     celery_worker_process("engine.demo")
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
     after = _stored(run)
     assert stored and all(after[key] == value for key, value in stored.items())
     _check_streams(run)
     assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
 
 
+def test_a_living_worker_takes_over_what_a_killed_one_held(celery_worker_process: Start) -> None:
+    """Two work on one run; one is killed. The other does what is left, and what the dead one held as leases run out."""
+    queues = ("engine.demo", "engine.spare")
+    workers_of = {queue: celery_worker_process(queue) for queue in queues}
+    for queue in queues:
+        warm = launch(LaunchForm(prompts=1, group=1), enqueue=False)
+        run_rollouts.apply_async((warm.pk,), queue=queue)
+        wait_until(lambda warm=warm: _ended(warm), 240, "the first small run has ended")  # type: ignore[misc]
+    run = launch(LaunchForm(prompts=60, group=4, seed=6), enqueue=False)
+    for queue in queues:
+        run_rollouts.apply_async((run.pk,), queue=queue)
+    wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
+    spare = workers_of["engine.spare"]
+    os.killpg(spare.pid, signal.SIGKILL)
+    spare.wait(60)
+    killed = timezone.now()
+    wait_until(lambda: _ended(run), 240, "the run has ended")
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 240, 0)
+    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
+    _check_streams(run)
+    held = run.trajectories.filter(attempt=2)
+    if held.exists():  # else it had just handed everything over
+        assert held.order_by("finished_at").first().finished_at > killed  # type: ignore[union-attr]
+    print("ended after", run.finished_at - killed)  # type: ignore[operator]
+
+
+@pytest.mark.sqlite_only
 def test_a_redis_restarted_in_mid_run_costs_nothing(
     celery_worker_process: Start, own_redis: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     redis = own_redis()
-    first = celery_worker_process("engine.demo")
-    run = launch(LaunchForm(prompts=30, group=4, seed=9))
+    first = celery_worker_process("engine.demo", env=few_at_once())
+    run = launch(LaunchForm(prompts=15, group=4, seed=9))
     wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
     redis.kill()
     redis.wait(60)
@@ -232,7 +264,7 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
     assert late.status == "failed" and "press Resume" in late.error
     own_redis()
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
     # Celery's consumer does not outlive its broker's connection: it ends its work first, and its supervisor (serve, or
     # the system's own) starts the next one.
     wait_until(lambda: first.poll() is not None, 120, "the worker without a broker has ended")
@@ -244,8 +276,8 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
 
 
 def test_a_worker_that_is_asked_to_stop_hands_its_run_to_the_next(celery_worker_process: Start) -> None:
-    first = celery_worker_process("engine.demo")
-    run = launch(LaunchForm(prompts=30, group=4, seed=7))
+    first = celery_worker_process("engine.demo", env=few_at_once())
+    run = launch(LaunchForm(prompts=15, group=4, seed=7))
     wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
     first.send_signal(signal.SIGTERM)
     assert first.wait(120) == 0
@@ -253,10 +285,11 @@ def test_a_worker_that_is_asked_to_stop_hands_its_run_to_the_next(celery_worker_
     assert run.status == "running" and not run.trajectories.filter(status="running").exists()
     celery_worker_process("engine.demo")
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
     _check_streams(run)
 
 
+@pytest.mark.sqlite_only
 def test_a_launched_run_says_why_it_failed(celery_worker_process: Start, tmp_path: Any, tiny_tokenizer: Any) -> None:
     for file in tiny_tokenizer.iterdir():
         if file.suffix != ".safetensors":

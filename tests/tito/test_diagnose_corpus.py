@@ -59,18 +59,29 @@ def test_planted_faults_of_other_families_are_named(corpus: Path, tokenizer: str
     assert [text for text in problems if text] == []
 
 
-def test_an_answer_behind_a_tool_result_is_the_assistants(corpus: Path) -> None:
-    """Mistral opens it without a header: only the end of the results stands before it."""
-    codec = load(corpus / "tokenizers" / "mistral-nemo")
-    template_renderer = renderer(codec, (corpus / "templates" / "mistral-nemo.jinja").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    ("name", "mark", "options"),
+    [
+        ("mistral-nemo", "[TOOL_RESULTS]", {}),
+        # Its template adds arguments up as text and refuses objects.
+        ("deepseek-r1", "<｜tool▁output▁begin｜>", {"string_arguments": True}),
+    ],
+)
+def test_an_answer_behind_a_tool_result_is_the_assistants(
+    corpus: Path, name: str, mark: str, options: dict[str, bool]
+) -> None:
+    """Both open it without a header: only the end of the results stands before it."""
+    codec = load(corpus / "tokenizers" / name)
+    text = (corpus / "tokenizers" / name / "chat_template.jinja").read_text(encoding="utf-8")
+    template_renderer = renderer(codec, text)
     trajectory = PLANTERS["clean"](
-        World("mistral-nemo", codec, template_renderer, random.Random(3), system=False)
+        World(name, codec, template_renderer, random.Random(3), system=False, **options)
     ).trajectory
     (row,) = merged_rows(trajectory.steps)
     bare = replace(row, origin=None, step_indices=(), logprobs=np.nan_to_num(row.logprobs))
     assert [f.kind for f in diagnose(Trajectory("t", rows=(bare,)), codec, lambda sha: template_renderer)] == []
     mask = row.loss_mask.copy()
-    results = np.flatnonzero(row.ids == codec.token_id("[TOOL_RESULTS]"))[-1]
+    results = np.flatnonzero(row.ids == codec.token_id(mark))[-1]
     mask[results + 1 : results + 4] = True
     (finding,) = diagnose(Trajectory("t", rows=(replace(bare, loss_mask=mask),)), codec, lambda sha: template_renderer)
     assert (finding.kind, finding.start, finding.stop) == ("observation_trained", results + 1, results + 4)

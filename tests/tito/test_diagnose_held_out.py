@@ -3,10 +3,19 @@
 import numpy as np
 import pytest
 
+from rollouts.chat_templates import renderer
 from rollouts.tito.diagnose import Finding, Severity, diagnose
+from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
 from tests.tito.plant_world import World
 from tests.tito.worlds import world
+
+PLAIN_TURNS = """\
+{% for m in messages %}{% if m.role == 'system' %}<|system|>{{ m.content }}
+{%- elif m.role == 'user' %}<|user|>{{ m.content }}
+{%- else %}<|bot|>{{ m.content }}<|shut|>{% endif %}{% endfor -%}
+{%- if add_generation_prompt %}<|bot|><think>{% endif %}"""
+"""Headers of one token; a think tag that the generation prompt opens and the history does not write."""
 
 ASKED = {"role": "user", "content": "Where does Ada live?"}
 SAID = {"role": "assistant", "content": "She lives in Cusco."}
@@ -84,7 +93,7 @@ def test_a_compaction_that_keeps_the_first_step_whole_is_no_branch(role: str) ->
     cut = [*turn.after, {"role": role, "content": "Summary: it was computed."}, {"role": "user", "content": "Go on."}]
     last = w.final(cut, w.render(cut), "Gladly.")
     kinds = {step: kind for kind, step in loud(w, turn.first(), second, third, last)}
-    assert kinds == {3: "history_rewritten" if role == "user" else "assistant_rewritten"}
+    assert kinds == {3: "history_rewritten"}
 
 
 def test_what_a_template_moves_was_not_cut() -> None:
@@ -106,3 +115,109 @@ def test_a_stop_token_behind_another_control_token_is_still_the_stop_token() -> 
     assert loud(w, rows=(Row(ids, mask),)) == []
     mask[len(prompt) + len(said)] = False
     assert loud(w, rows=(Row(ids, mask),)) == [("stop_token_untrained", None)]
+
+
+def rewritten(before: list[Message], after: list[Message]) -> list[tuple[str, int | None]]:
+    """What a second step is called whose prompt is the render of other messages."""
+    w = world("stable", tools=False)
+    first = w.step(
+        before, w.render(before), w.codec.encode("It is so.<|shut|>"), {"role": "assistant", "content": "It is so."}
+    )
+    return loud(w, first, w.final(after, w.render(after), "Yes."))
+
+
+def test_messages_that_are_gone_or_new_are_no_rewritten_answer() -> None:
+    """The first that differs is the assistant's on both sides, but what stands behind it moved as well."""
+    turns: list[Message] = [
+        ASKED, SAID, {"role": "user", "content": "And Bo?"}, {"role": "assistant", "content": "In Lima."},
+        {"role": "user", "content": "And Cy?"},
+    ]  # fmt: skip
+    behind: list[Message] = [{"role": "assistant", "content": "It is so."}, {"role": "user", "content": "Thanks."}]
+    assert rewritten(turns, [ASKED, *turns[3:], *behind]) == [("history_rewritten", 1)]
+    noted: list[Message] = [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "Mind this."}]
+    assert rewritten(turns, [ASKED, *noted, *turns[1:], *behind]) == [("history_rewritten", 1)]
+    other: Message = {"role": "assistant", "content": "She lives in Lisbon."}
+    assert rewritten(turns, [ASKED, other, *turns[2:], *behind]) == [("assistant_rewritten", 1)]
+
+
+def test_a_stop_token_that_only_the_harness_lost_was_dropped() -> None:
+    w = world("stable", tools=False)
+    asked: Message = {"role": "user", "content": "Go on."}
+    first, _ = talk(w, asked, delta=w.codec.encode(""))
+    behind = w.codec.encode("<|shut|>\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")[1:]
+    lost = w.final([ASKED, SAID, asked], np.concatenate([first.stream[:-1], behind]), "Yes.")
+    assert loud(w, first, lost) == [("special_tokens_dropped", 1)]
+    more = w.final([ASKED, SAID, asked], np.concatenate([first.stream[:-1], behind[1:]]), "Yes.")
+    assert loud(w, first, more) != [("special_tokens_dropped", 1)]
+
+
+def test_a_prompt_made_of_text_without_control_tokens() -> None:
+    w = world("stable", tools=False)
+    asked: Message = {"role": "user", "content": "Go on."}
+    first, _ = talk(w, asked, delta=w.codec.encode(""))
+    text = w.decode(first.stream) + "\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n"
+    bare = text.replace("<|open|>", "").replace("<|shut|>", "")
+    for prompt, kind in ((bare, "special_tokens_dropped"), (bare.replace("lives", "lived"), "unclassified")):
+        last = w.final([ASKED, SAID, asked], w.codec.encode(prompt), "Yes.")
+        assert loud(w, first, last) == [(kind, 1)]
+
+
+def test_white_space_behind_a_call_without_json() -> None:
+    w = world("headers")
+    turn = w.turn()
+    line = w.codec.encode("</call>\n")[len(w.codec.encode("</call>")) :]
+    back = np.concatenate([turn.p, turn.g, turn.d])
+    for place, kind in ((len(turn.g) - 1, "whitespace_changed"), (1, "tool_call_reserialized")):
+        sampled = np.concatenate([turn.g[:place], line, turn.g[place:]]).astype(np.int32)
+        first = w.step(turn.messages, turn.p, sampled, turn.reply)
+        assert loud(w, first, w.final(turn.after, back)) == [(kind, 1)]
+
+
+def test_a_system_block_whose_header_is_one_token_or_none() -> None:
+    for template, header in ((PLAIN_TURNS, "<|system|>"), (PLAIN_TURNS.replace("<|system|>", ""), "")):
+        w = world("stable", tools=False)
+        w.renderer = renderer(w.codec, template)
+        system: Message = {"role": "system", "content": "You answer briefly."}
+        asked: Message = {"role": "user", "content": "Go on."}
+        prompt = w.render([system, ASKED])
+        first = w.step([system, ASKED], prompt, w.codec.encode("Thus.</think>She does.<|shut|>"), None)
+        for added, kinds in ((f"{header}You answer briefly.", ["system_prompt_injected"]), ("", [])):
+            delta = w.codec.encode(f"{added}<|user|>Go on.<|bot|><think>")
+            said = {"role": "assistant", "content": "She does.", "reasoning_content": "Thus."}
+            last = w.step(
+                [system, ASKED, said, asked], np.concatenate([first.stream, delta]), first.completion_ids, None
+            )
+            assert [kind for kind, _ in loud(w, first, last)] == kinds
+
+
+def test_reasoning_that_came_back_as_content_without_its_opening_tag() -> None:
+    w = world("stable", tools=False)
+    w.renderer = renderer(w.codec, PLAIN_TURNS)
+    asked: Message = {"role": "user", "content": "Go on."}
+    for content, kind in (("Thus.</think>She does.", "reasoning_misparsed"), ("She does.", "thinking_stripped")):
+        said = {"role": "assistant", "content": content}
+        first = w.step([ASKED], w.render([ASKED]), w.codec.encode("Thus.</think>She does.<|shut|>"), said)
+        last = w.step([ASKED, said, asked], w.render([ASKED, said, asked]), first.completion_ids, None)
+        assert loud(w, first, last)[0] == (kind, 1)
+
+
+def test_a_block_of_which_only_the_markers_are_left() -> None:
+    assert (
+        lone_block("<bot><think>Thus so.</think>She does.", "<bot><think></think>She does.<user>Go on.") == "Thus so."
+    )
+    assert lone_block("<bot><think>Thus so.</think>She does.", "<bot><think></think>He does not.<user>Go on.") is None
+    assert lone_block("<bot><think>Thus so.</think>She does.", "<bot><think>Thus.</think>She does.<user>Go.") is None
+
+
+def test_sentences_show_both_sides() -> None:
+    w = world("stable", tools=False)
+    asked: Message = {"role": "user", "content": "Go on."}
+    delta = w.codec.encode("\n<|open|>user\nGo on.<|shut|>\n<|open|>tools\n<|open|>assistant\n")
+    (other,) = diagnose(Trajectory("t", talk(w, asked, delta=delta)), w.codec, lambda sha: w.renderer)
+    assert other.kind == "delta_differs"
+    assert other.evidence.endswith(r"where the template writes nothing, 'tools\n<|open|>' stands.")
+    before: list[Message] = [{"role": "system", "content": "It is Monday."}, ASKED]
+    after: list[Message] = [{"role": "system", "content": "It is Friday."}, ASKED, SAID, asked]
+    first = w.step(before, w.render(before), w.codec.encode("She lives in Cusco.<|shut|>"), SAID)
+    found = diagnose(Trajectory("t", (first, w.final(after, w.render(after), "Yes."))), w.codec, lambda sha: w.renderer)
+    assert [(f.kind, "Monday" in f.evidence and "Friday" in f.evidence) for f in found] == [("request_changed", True)]

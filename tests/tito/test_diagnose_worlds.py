@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from rollouts.tito.diagnose import BREAK_RULES, KINDS, Finding, Severity, diagnose
+from rollouts.tito.prefix import merged_rows
+from rollouts.tito.strategies.replay import repaid_tokens
 from rollouts.tito.trajectory import Step, Trajectory, ids_array
 from tests.tito.plant import PLANTERS, CannotPlant, Case, World, planted, with_lead
 from tests.tito.worlds import world
@@ -77,6 +79,16 @@ def test_offsets_and_ids_of_a_boundary_merge() -> None:
     assert len(finding.expected_ids) + len(finding.actual_ids) < 8
 
 
+def test_what_a_break_pays_again_is_what_a_replay_counts() -> None:
+    w = world("toggling")
+    repaid = {}
+    for case in planted(w, 1):
+        paid = sum(found.cost.prompt_tokens_repaid for found in findings_of(case, w))
+        repaid[case.name] = paid, repaid_tokens(merged_rows(case.trajectory.steps))
+    assert {name: pair for name, pair in repaid.items() if pair[0] != pair[1]} == {}
+    assert repaid["boundary_merge"][0] > 0 and repaid["clean"] == (0, 0)
+
+
 def test_offsets_and_ids_of_a_noncanonical_sample() -> None:
     w, case, finding = first("stable", "noncanonical_sampling")
     before, after = case.trajectory.steps
@@ -143,6 +155,15 @@ def test_without_a_tokenizer_what_ids_tell_is_still_found() -> None:
         ("unclassified", 1, "the tokenizer"),
     }
     assert set(named(bare(([1, 2], [])))) == {gap, ("token_ids_missing", 0, "")}
+
+
+def test_text_alone_is_not_decidable_and_a_call_without_its_ids_is_an_error() -> None:
+    nothing = ids_array([])
+    said = Step(nothing, nothing, text="4")
+    assert named(Trajectory("t", (said, said))) == [("not_decidable", 0, "token ids")]
+    called = replace(said, finish_reason="stop")
+    assert ("token_ids_missing", 1, "") in named(Trajectory("t", (said, called)))
+    assert ("token_ids_missing", 0, "") in named(Trajectory("t", (called,)))
 
 
 def test_without_messages_what_text_tells_is_still_found() -> None:

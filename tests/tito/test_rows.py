@@ -75,6 +75,28 @@ def shifted(by: int) -> Row:
     return replace(good, logprobs=np.roll(good.logprobs, by))
 
 
+def test_sure_tokens_at_the_start_of_the_only_completion_are_no_shift() -> None:
+    """Their logprob is exactly 0: a shift would also put values behind the completion's end."""
+    one = row([(HEAD, 0), (OPEN, 0), (ONE, 1), (SHUT, 1)])
+    assert one.logprobs is not None
+    values = one.logprobs.copy()
+    values[N_HEAD : N_HEAD + 2] = 0
+    assert kinds(replace(one, logprobs=values)) == []
+    assert kinds(replace(one, logprobs=np.roll(one.logprobs, -1))) == ["columns_shifted"]
+
+
+def test_a_shift_that_pushes_the_last_token_over_the_end() -> None:
+    good = row()
+    late = np.concatenate([[False], good.loss_mask[:-1]])
+    assert kinds(replace(good, loss_mask=late)) == ["columns_shifted"]
+
+
+def test_a_mask_that_runs_over_is_one_finding() -> None:
+    good = row()
+    for mask in (np.ones_like(good.loss_mask), np.zeros_like(good.loss_mask)):
+        assert kinds(replace(good, loss_mask=mask)) == ["mask_overrun"]
+
+
 def with_logprob(value: float) -> Row:
     good = row()
     assert good.logprobs is not None

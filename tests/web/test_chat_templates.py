@@ -125,6 +125,7 @@ def test_what_a_template_writes_is_escaped(client: Client, answered: None) -> No
         ({}, "Paste a chat template, or choose a tokenizer that has one."),
         ({"chat_template": SAFE, "tools": "[1,"}, "This is not JSON (line 1, column 4: "),
         ({"chat_template": SAFE, "tools": "{}"}, "This has to be a JSON list."),
+        ({"chat_template": SAFE, "tools": '[{"type": "function"}]'}, "Tool 1 is not a function with a “name”"),
         ({"chat_template": SAFE, "kwargs": "[" * 50_000}, "This is not JSON"),
         ({"chat_template": SAFE, "tokenizer": "nobody"}, "Select a valid choice"),
     ],

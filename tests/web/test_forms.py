@@ -147,7 +147,7 @@ def own_lines(n: int) -> bytes:
 
 def test_a_dropped_file_is_imported_and_its_run_shown(web: Client, at_once: None) -> None:
     file = SimpleUploadedFile("rollouts.jsonl", own_lines(3))
-    answer = web.post("/import", {"files": [file]}, follow=True)
+    answer = web.post("/import", {"files": [file], "format": "auto"}, follow=True)
     run = Run.objects.get()
     assert answer.redirect_chain[-1][0] == f"/runs/{run.code}"
     assert run.status == Run.Status.DONE and run.n_trajectories == 3 and run.name == "rollouts.jsonl"
@@ -217,6 +217,17 @@ def test_an_import_brings_its_own_tokenizer_and_template(web: Client, at_once: N
     )
     run = Run.objects.get()
     assert run.tokenizer is not None and run.chat_template is not None and run.chat_template.text == "{{ messages }}"
+
+
+def test_a_chat_template_that_cannot_render_is_refused_with_its_line(web: Client, tiny_tokenizer: Path) -> None:
+    for address, more in (
+        ("/import", {"files": [SimpleUploadedFile("a.jsonl", own_lines(1))]}),
+        ("/tokenizers", {"folder": str(tiny_tokenizer), "name": "broken"}),
+    ):
+        template = SimpleUploadedFile("t.jinja", b"{{ messages }}\n{% endif %}")
+        answer = web.post(address, more | {"chat_template": template})
+        assert answer.status_code == 422 and "syntax error on line 2" in answer.content.decode(), address
+    assert not Run.objects.exists() and not Tokenizer.objects.filter(name="broken").exists()
 
 
 def test_an_upload_beyond_the_limit_is_413(web: Client, settings: Any) -> None:

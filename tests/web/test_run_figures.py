@@ -86,8 +86,9 @@ def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("address", "most"),
-    # session, user, run, figures, jobs, trajectories, group stats, tokenizers; the cost asks for the replays too
-    [("", 8), (".json", 7), ("/cost", 5), ("/cost?finding=branch", 5), ("?finding=branch&at=0", 8), ("?flawed=1", 8)],
+    # session, user, run, figures, jobs, trajectories, group stats, kinds of findings, tokenizers; the cost asks for the
+    # replays too
+    [("", 9), (".json", 8), ("/cost", 5), ("/cost?finding=branch", 5), ("?finding=branch&at=0", 9), ("?flawed=1", 9)],
 )
 def test_a_large_run_asks_a_handful(web: Client, address: str, most: int, django_assert_num_queries: Any) -> None:
     for n in (4, 60):

@@ -12,11 +12,13 @@ from django.utils import timezone
 
 from inspector.views import run_work
 from rollouts import services
+from rollouts.exporting import WRITERS
 from rollouts.models import Finding, Job, Run
 from rollouts.tasks.jobs import do_job, drop_files, file_of
 from rollouts.tito.diagnose import VERSION
 from rollouts.tito.diagnose.finding import Axis, Cost, Severity
 from rollouts.tito.diagnose.finding import Finding as Value
+from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
 
 pytestmark = pytest.mark.django_db
@@ -36,10 +38,14 @@ def test_cost_adds_up_by_kind_step_and_place(web: Client) -> None:
     assert kinds["history_rewritten"]["trained_tokens_lost"] == 10
     assert kinds["history_rewritten"]["prompt_tokens_repaid"] == 14
     assert kinds["history_rewritten"]["rows_more"] == 4
+    assert kinds["history_rewritten"]["lost_percent"] == "62.5 %"  # of the 16 sampled
+    assert kinds["history_rewritten"]["wrong_percent"] == ""
     twice = stored_run(1, "twice", findings=[[costly(0), costly(1), finding(severity=Severity.INFO)]])
     (kind,) = (one for one in web.get(f"/runs/{twice.code}/cost.json").json()["kinds"] if one["findings"] == 2)
     assert kind["rows_more"] == 2  # three rows instead of one, said twice
     assert kinds["boundary_merge"]["share"] == 0.5
+    said = "an earlier row has forwarded already"
+    assert all(said in web.get(page).content.decode() for page in (f"/runs/{run.code}/cost", "/help"))
     assert body["by_step"] == [{"step": 0, "trajectories": 1}, {"step": 1, "trajectories": 3}]
     assert [part["trajectories"] for part in body["along"]] == [0, 1, 1, 1]
 
@@ -74,6 +80,8 @@ def test_a_run_is_exported_whole_or_refused_with_the_reason(web: Client) -> None
     assert answer.status_code == 200 and len(lines) >= 3 and all(json.loads(line) for line in lines)
     refused = web.get(f"/runs/{run.code}/export", {"format": "verl"})
     assert refused.status_code == 422 and "cannot be exported as verl" in refused.content.decode()
+    assert f'href="/runs/{run.code}#work">Back to the run' in refused.content.decode()
+    assert "Back to the run" not in web.get("/runs/zzzzzzzz").content.decode()
     forced = web.get(f"/runs/{run.code}/export", {"format": "sft"})
     assert forced.status_code == 200 and b"".join(forced.streaming_content)
     assert web.get(f"/runs/{run.code}/export", {"format": "pickle"}).status_code == 422
@@ -114,6 +122,7 @@ def test_a_small_export_is_downloaded_at_once(web: Client, sent: list[int]) -> N
     [
         ({"format": "pickle"}, "There is no format"),
         ({"format": "sft", "strategy": "wish"}, "There is no strategy"),
+        ({"format": "sft", "force": "1", "faulty": "leave_out"}, "choose one of the two"),
         ({"format": "verl", "pad_to": "9"}, "goes with the format sft alone"),
         ({"format": "sft", "pad_to": "٣"}, "is no whole number"),
     ],
@@ -131,7 +140,23 @@ def test_a_refused_row_ends_the_job_with_the_finding(web: Client, sent: list[int
     do_job(Job.objects.get(code=job["code"]).pk)
     (line,) = web.get(f"/runs/{run.code}.json").json()["jobs"]
     assert line["status"] == "failed" and "cannot be exported as verl" in line["sentence"] and line["file"] is None
-    assert "ticking" in line["sentence"]
+    assert "by choosing “leave out”" in line["sentence"] and "--" not in line["sentence"]
+
+
+def test_a_worker_names_what_it_left_out(web: Client, sent: list[int]) -> None:
+    run = stored_run(0)
+    services.save_trajectories(run, [chain("whole"), chain("broken", broken_at=1)], [[], []])
+    asked = {"format": "skyrl", "faulty": "leave_out"}
+    assert '<option value="leave_out"' in web.get(f"/runs/{run.code}").content.decode()
+    assert web.get(f"/runs/{run.code}/export", asked).status_code == 413
+    page = web.post(f"/runs/{run.code}/exports", asked, follow=True).content.decode()
+    assert "faulty trajectories left out" in page
+    do_job(sent[0])
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "1 written. 1 of 2 trajectories was left out." in page and "1 note<" in page
+    assert (
+        "Trajectory &#x27;broken&#x27; cannot be exported as skyrl" in page and "--" not in page.split('id="work"')[1]
+    )
 
 
 @pytest.fixture
@@ -206,6 +231,15 @@ def test_the_run_page_offers_all_of_it_and_tells_old_findings(web: Client) -> No
     assert web.get(f"/runs/{run.code}.json").json()["run"]["diagnosis_version"] == VERSION
     Run.objects.filter(pk=run.pk).update(diagnosis_version=0)
     assert "older version" in web.get(f"/runs/{run.code}").content.decode()
+
+
+def test_formats_are_offered_by_their_titles(web: Client) -> None:
+    page = web.get(f"/runs/{stored_run(1).code}").content.decode()
+    whole, rows = page[page.index("whole trajectories") :].split('label="training rows"')
+    assert '<option value="own_jsonl">Rollout Inspector JSONL (lossless) · own_jsonl</option>' in whole
+    assert '<option value="verl">verl AgentLoopOutput · verl</option>' in rows and "verl" not in whole
+    for name in WRITERS:
+        assert page.count(f'<option value="{name}">') == 1
 
 
 def test_a_finding_has_its_script(web: Client, visitor: Client) -> None:

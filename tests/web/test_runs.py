@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,12 +11,14 @@ from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 
+from inspector import run_data
 from inspector.filters import TrajectoryFilter
 from inspector.health import heartbeat_key
 from inspector.views import runs as views
 from rollouts import services
 from rollouts.models import Rejection, Run, Trajectory
-from rollouts.tito.diagnose.finding import Severity
+from rollouts.tito.diagnose.finding import Cost, Severity
+from rollouts.tito.diagnose.kinds import KINDS
 from tests.web.samples import finding, stored_run, trajectory
 
 pytestmark = pytest.mark.django_db
@@ -97,6 +100,40 @@ def test_a_run_shows_counts_findings_rewards_and_stop_reasons(web: Client) -> No
     page = web.get(f"/runs/{run.code}").content.decode()
     assert f'href="/runs/{run.code}?finding=boundary_merge"' in page
     assert "<svg" in page and "As a table" in page
+
+
+def test_a_run_says_its_findings_in_words_and_the_worst_first(web: Client) -> None:
+    cost = Cost(trained_tokens_lost=3)
+    found = [
+        [finding("branch", Severity.INFO), finding("branch", Severity.INFO)],
+        [replace(finding("bos_mismatch"), cost=cost), finding("branch", Severity.INFO)],
+        [],
+    ]
+    run = stored_run(3, findings=found)
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert page.index("BOS doubled or missing") < page.index("Branch")
+    assert "1 trajectory, 33.3 %" in page and "3 tokens lost or wrong" in page
+    assert "1 trajectory with an error" in page and "1 without a finding" in page and "with a warning" not in page
+    noted = stored_run(2, "noted", findings=[[finding("branch", Severity.INFO)], []])
+    assert "1 trajectory with no more than an info" in web.get(f"/runs/{noted.code}").content.decode()
+    lines = web.get(f"/runs/{run.code}.json").json()["trajectories"]
+    assert [line["kinds"] for line in lines] == [{"branch": "info"}, {"bos_mismatch": "error", "branch": "info"}, {}]
+    chips = web.get("/?text=sample").content.decode()
+    assert "</b> Branch" in chips and chips.index("</b> Branch") < chips.index("</b> BOS doubled")
+
+
+def test_the_list_of_runs_names_a_few_kinds_and_counts_the_others(web: Client) -> None:
+    stored_run(1, findings=[[finding(kind) for kind in sorted(KINDS)[:7]]])
+    page = web.get("/").content.decode()
+    assert page.count('class="chip" href="/runs/') == 5 and "and 3 kinds more" in page
+
+
+def test_a_column_without_a_value_is_not_drawn(web: Client) -> None:
+    run = services.create_run("import", "bare")
+    services.save_trajectories(run, [trajectory("a", None, "")])
+    assert ">Group</th>" not in (page := web.get(f"/runs/{run.code}").content.decode()) and ">Reward</th>" not in page
+    services.save_trajectories(run, [trajectory("b", 0.0, "g")])
+    assert ">Group</th>" in (page := web.get(f"/runs/{run.code}").content.decode()) and ">Reward</th>" in page
 
 
 @pytest.mark.parametrize(
@@ -227,12 +264,34 @@ def test_a_run_that_nobody_takes_says_so_after_a_while(web: Client) -> None:
         cache.delete(heartbeat_key("engine.demo"))
 
 
-def test_a_worker_that_went_silent_is_noticed(web: Client) -> None:
+def test_a_worker_that_went_silent_is_noticed(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     run = services.create_run("launch", "silent", model="demo", n_expected=4)
     services.start_run(run)
-    assert "no sign of life" not in web.get(f"/runs/{run.code}").content.decode()
-    Run.objects.filter(pk=run.pk).update(heartbeat_at=timezone.now() - timedelta(seconds=90))
-    assert "no sign of life" in web.get(f"/runs/{run.code}").content.decode()
+
+    def said() -> str:
+        return str(web.get(f"/runs/{run.code}.json").json()["progress"]["waiting"])
+
+    assert said() == ""
+    last = timezone.now() - timedelta(seconds=15)
+    Run.objects.filter(pk=run.pk).update(heartbeat_at=last)
+    assert said().startswith(f"No worker has reported on this run since {last:%H:%M:%S} UTC. None serves the queue")
+    assert "celery -A inspector worker -Q engine.demo" in said() and "goes on by itself" in said()
+    cache.set(heartbeat_key("engine.demo"), 1)
+    try:
+        assert "lives and takes it over" in said() and "none is sampled twice" in said()
+    finally:
+        cache.delete(heartbeat_key("engine.demo"))
+    monkeypatch.setattr(run_data, "_worker_lives", lambda run: None)
+    assert "Redis does not answer" in said()
+
+
+def test_how_calls_are_read_is_shown_and_what_is_wrong_with_it(web: Client) -> None:
+    run = services.create_run("launch", "calls", model="demo", settings={"tool_calls": "some way"})
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "some way" in page and "tool-calls-note" not in page
+    Run.objects.filter(pk=run.pk).update(settings={"tool_calls": "some way", "tool_calls_note": "Not <so> good."})
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "Not &lt;so&gt; good." in page and "tool calls note" not in page
 
 
 def test_progress_is_told_in_numbers(web: Client) -> None:
@@ -371,3 +430,31 @@ def test_severities_are_shown_with_a_word_and_a_glyph(web: Client) -> None:
     services.save_trajectories(run, [trajectory("a")], [[finding(severity=Severity.WARNING)]])
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "◆" in page and "warning" in page
+
+
+def test_before_the_first_turn_the_page_says_what_keeps_it(web: Client) -> None:
+    run = services.create_run("launch", "young", model="demo", n_expected=4)
+    services.start_run(run)
+    assert "loads the engine" in web.get(f"/runs/{run.code}").content.decode()
+    Run.objects.filter(pk=run.pk).update(n_steps=1)
+    assert "loads the engine" not in web.get(f"/runs/{run.code}").content.decode()
+
+
+def test_a_run_without_a_token_is_not_called_clean(web: Client) -> None:
+    run = services.create_run("launch", "stopped", model="demo", n_expected=1)
+    services.add_queued_trajectories(run, [services.NewTrajectory("a", "g", {}, 1)])
+    services.end_run(run, Run.Status.CANCELLED)
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "There is nothing to judge" in page and "Every prompt starts with" not in page
+    assert "Every prompt starts with" in web.get(f"/runs/{stored_run(1).code}").content.decode()
+
+
+def test_an_import_that_gave_nothing_shows_why_and_no_empty_list(web: Client) -> None:
+    run = services.create_run("import", "nothing")
+    assert "Filter trajectories" in web.get(f"/runs/{run.code}").content.decode()  # they may still come
+    services.end_run(run, Run.Status.FAILED, "bad.jsonl could not be recognised.")
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "could not be recognised" in page and "Delete this run" in page
+    assert 'href="#work"' in web.get(f"/runs/{stored_run(1).code}").content.decode()  # the way down to the export
+    for absent in ("Filter trajectories", "Why trajectories ended", "Export as", 'href="#work"'):
+        assert absent not in page

@@ -78,6 +78,17 @@ def test_a_link_opens_its_run_its_trajectories_and_nothing_else(web: Client, vis
     assert visitor.get("/runs.json").status_code == 401
 
 
+def test_the_note_of_a_link_stands_on_every_page_it_opens(web: Client, visitor: Client) -> None:
+    run = stored_run(2)
+    trajectory = run.trajectories.get(external_id="t001")
+    note = "look at <the> colon"
+    visitor.get(share(web, "trajectory", trajectory.code, note=note))
+    for page in ("", "/compare", "/mask"):
+        html = visitor.get(f"/trajectories/{trajectory.code}{page}").content.decode()
+        assert html.count("look at &lt;the&gt; colon") == 3  # the bar on top, its title, and the page's head
+    assert "colon" not in web.get(f"/trajectories/{trajectory.code}").content.decode()
+
+
 def test_a_link_to_a_trajectory_does_not_open_its_run(web: Client, visitor: Client) -> None:
     run = stored_run(2)
     first, second = run.trajectories.order_by("index")

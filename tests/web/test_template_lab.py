@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
@@ -149,6 +151,27 @@ def test_an_own_conversation_is_probed_and_goes_through_every_strategy(
     assert other != address and ask(web, tokenizer="demo", conversation=json.dumps(TALK, indent=1))[0] == address
 
 
+def test_a_template_that_rewrites_history_has_step_wise_rows(web: Client, answered: None, tokenizer: Tokenizer) -> None:
+    talk = [*TALK, {"role": "assistant", "content": "Any time."}, {"role": "user", "content": "and 3+3?"}]
+    asked = {"tokenizer": "demo", "conversation": json.dumps(talk)}
+    found = {}
+    for name, template in (("safe", SAFE), ("broken", BROKEN)):
+        way, page = ask(web, chat_template=template, **asked)
+        found[name] = web.get(way + "/conversation.json").json()["strategies"]
+        page = web.get(way + "/conversation").content.decode()
+        assert "<code>step_wise</code></dt><dd>2 rows" in page, name
+    broken, safe = found["broken"], found["safe"]
+    assert "tool_delta" in broken["refused"] and not {"step_wise", "step_wise_merged"} & set(broken["refused"])
+    first = next(d for d in broken["turns"][0]["deltas"] if "step_wise" in d["strategies"])
+    assert first["shared"] < first["stream"] and "step_wise_merged" in first["strategies"]
+    assert [row["messages"] for row in broken["rows"]["step_wise"]] == [[1], [3]]
+    assert [row["messages"] for row in broken["rows"]["step_wise_merged"]] == [[1], [3]]
+    assert [row["messages"] for row in safe["rows"]["step_wise_merged"]] == [[1, 3]]
+    for rows in (broken["rows"], safe["rows"]):
+        assert all(0 < row["trained"] < row["tokens"] for made in rows.values() for row in made)
+    assert sum(row["trained"] for row in safe["rows"]["step_wise"]) == safe["rows"]["step_wise_merged"][0]["trained"]
+
+
 @pytest.mark.parametrize(
     ("conversation", "sentence"),
     [
@@ -265,6 +288,13 @@ def test_the_matrix_is_made_filtered_and_given_as_csv(
     assert table[1][table[0].index("tool_append")] == "broken" and table[2][table[0].index("tool_append")] == "ok"
 
 
+def test_the_matrix_shows_what_the_command_answered(web: Client, tokenizer: Tokenizer) -> None:
+    call_command("check_template", "--all", stdout=io.StringIO())
+    twin = web.get("/templates/matrix.json").json()
+    assert (twin["missing"], twin["answered"]) == (0, 1)
+    assert twin["tokenizers"][0]["prefix_preserving"] is True and twin["tokenizers"][0]["cells"]["tool_append"] == "ok"
+
+
 def test_the_words_of_a_message() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "image"}, "b"]
     assert message_words({"role": "user", "content": parts})["text"] == "a {'type': 'image'} b"
@@ -301,7 +331,7 @@ def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: 
     a, b = (services.register_chat_template(text, name) for text, name in ((BROKEN, "old"), (SAFE, "<new>")))
     way = f"/templates/compare?a={a.sha256}&b={b.sha256}"
     page = web.get(way).content.decode()
-    assert "2 templates of the two have not been checked" in page and "+++ &lt;new&gt;" in page
+    assert "Neither template has been checked" in page and "+++ &lt;new&gt;" in page
     page = web.post("/templates/compare", {"a": a.sha256, "b": b.sha256, "tokenizer": ""}, follow=True).content.decode()
     assert "broken → ok" in page
     twin = web.get(way.replace("compare", "compare.json")).json()
@@ -310,7 +340,12 @@ def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: 
     same = web.get(f"/templates/compare.json?a={a.sha256}&b={a.sha256}").json()
     assert same["same"] and not any(probe["turned"] or probe["render_differs"] for probe in same["probes"])
     assert web.get("/templates/compare?a=nothing&b=nothing").status_code == 404
-    assert web.get("/templates/compare").status_code == 200 and ChatTemplate.objects.count() == 2
+    offered = web.get("/templates/compare").content.decode()
+    assert ChatTemplate.objects.count() == 2
+    # Two that differ are chosen beforehand: the first of the one list, another of the other.
+    one, other = offered.split('id="c-b"')
+    (first, *_), (chosen,) = re.findall(r'<option value="(\w+)"', one), re.findall(r'value="(\w+)" selected', other)
+    assert "selected" not in one.split('id="c-a"')[1] and first != chosen
 
 
 def test_a_question_that_got_lost_says_so_and_can_be_asked_again(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,8 +12,12 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
+from inspector import group_compare
+from inspector.deltas import CONTEXT_LINES, _marked
+from inspector.sides import first_places
 from rollouts import models, services
-from rollouts.tito.trajectory import Row, Trajectory
+from rollouts.tito.diagnose.finding import Severity
+from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
 from tests.web.trajectory_samples import HOSTILE, own_row
 
 pytestmark = pytest.mark.django_db
@@ -174,12 +179,21 @@ def test_findings_are_listed_with_their_sentences_and_places(make, reader):
         "error",
     ):
         assert words in html
+    tabs = html[html.index("row-tabs") : html.index("reader-bar")].split("</a>")
+    assert "has findings" not in tabs[0] and 'aria-label="has findings: error"' in tabs[1]
     report = reader.get(reverse("trajectory-json", args=[stored.code]) + "?row=1").json()
     assert report["findings"][0]["row"] == 1
     assert report["window"]["tokens"][found[0].start]["findings"] == [f"1: {report['findings'][0]['title']} (error)"]
     assert report["window"]["tokens"][found[0].start - 1]["findings"] == []
     marked = page_text(reader.get(url(stored, "?row=1&view=tokens")))
     assert "f" in {name for part in marked.split("<i class=")[1:] for name in part.split(">")[0].strip('"').split()}
+
+
+def test_what_is_merely_noted_costs_nothing(make, reader):
+    broken, found = make.broken("b")
+    noted = [replace(one, severity=Severity.INFO) for one in found]
+    html = page_text(reader.get(url(only(make.run([broken], [noted])))))
+    assert "The prompt leaves the stream." in html and "instead of one" not in html
 
 
 def test_siblings_honour_the_filter_of_the_list(make, reader):
@@ -277,6 +291,10 @@ def test_a_broken_step_is_compared_with_its_parents_stream(make, reader):
     stored = only(make.run([broken], [found]))
     html = page_text(reader.get(url(stored, page="trajectory-compare")))
     assert "Expected: the stream of step 0" in html and "Read: the prompt of step 1" in html
+    offered = html[html.index('aria-label="What to compare"') : html.index("</nav>", html.index("What to compare"))]
+    read, again = offered.split("against the same text encoded again")
+    assert "?step=1&amp;side=prompt" in read and "?step=0" not in read
+    assert "?step=0" in again and "?row=1" in again and "side=prompt" not in again
     report = reader.get(url(stored, page="trajectory-compare") + ".json?step=1&side=prompt").json()
     sites = report["comparison"]["sites"]
     assert sites[0]["left_start"] == found[0].start
@@ -342,6 +360,57 @@ def test_deltas_are_the_ids_between_completions_with_both_renders(make, reader):
     assert "84" in first["full_render"] and "84" not in first["prefix_render"]
     html = page_text(reader.get(url(stored, page="trajectory-deltas")))
     assert "render without the new messages" in html and "class=added" in html
+
+
+def test_two_rollouts_of_a_prompt_stand_side_by_side(make, reader, monkeypatch):
+    other = make.conversation("b", turns=2)
+    ids = other.steps[-1].completion_ids.copy()
+    ids[3] = ids[4]
+    changed = replace(other, steps=(other.steps[0], replace(other.steps[-1], completion_ids=ids)), reward=0.25)
+    apart = replace(make.conversation("c", turns=2), group="g1")
+    run = make.run([make.conversation("a", turns=2), changed, apart])
+    a, b, c = run.trajectories.order_by("index")
+    page = page_text(reader.get(url(a, page="trajectory-compare")))
+    assert f"?with={b.code}" in page and "b, reward 0.25" in page and f"?with={c.code}" not in page
+    report = reader.get(url(a, f".json?with={b.code}", "trajectory-compare")).json()
+    (site,) = report["comparison"]["sites"]
+    place = len(other.steps[-1].prompt_ids) + 3
+    assert (report["with"], report["against"], report["row"]) == (b.code, "group", 0)
+    assert (site["left_start"], site["right_ids"]) == (place, [int(ids[3])])
+    words = page_text(reader.get(url(a, f"?with={b.code}", "trajectory-compare")))
+    assert f"share their first {place:,} tokens and differ in 1 place" in words
+    for stranger in (c.code, "nothing"):
+        said = page_text(reader.get(url(a, f"?with={stranger}", "trajectory-compare")))
+        assert "no ended trajectory" in said
+    same = page_text(reader.get(url(b, f"?with={a.code}&row=7", "trajectory-compare")))
+    assert "b against a" in same  # a row that is not there is the last one
+    monkeypatch.setattr(group_compare, "ROW_MOST", 10)
+    assert "at most 10 are compared" in page_text(reader.get(url(a, f"?with={b.code}", "trajectory-compare")))
+    models.Trajectory.objects.filter(pk=b.pk).update(status="running")
+    assert f"?with={b.code}" not in page_text(reader.get(url(a, "?step=1", "trajectory-compare")))
+
+
+def test_the_visitor_of_a_link_to_one_rollout_is_offered_no_other(make, client, django_user_model):
+    run = make.run([make.conversation("a"), make.conversation("b")])
+    a, b = run.trajectories.order_by("index")
+    _, token = services.create_share(django_user_model.objects.create_user("ada"), a)
+    client.get(reverse("share-open", args=[token]))
+    assert b.code not in page_text(client.get(url(a, page="trajectory-compare")))
+    assert "no ended trajectory" in page_text(client.get(url(a, f"?with={b.code}", "trajectory-compare")))
+
+
+def test_places_are_a_sentence():
+    assert first_places([7]) == "At token 7."
+    assert first_places([1, 1200]) == "At tokens 1, 1,200."
+    assert first_places(list(range(9))) == "At tokens 0, 1, 2, 3, 4 and 4 more."
+
+
+def test_of_what_both_renders_share_a_few_lines_are_drawn():
+    drawn = _marked("".join(f"line {n}\n" for n in range(40)) + "end", "new", "added")
+    assert drawn.count("line ") == CONTEXT_LINES - 1 and "end" in drawn and "line 39" in drawn
+    hidden = len("".join(f"line {n}\n" for n in range(40 - CONTEXT_LINES + 1)))
+    assert f"{hidden} equal characters" in drawn
+    assert "equal characters" not in _marked("short\n", "new", "added")
 
 
 def test_a_delta_without_messages_says_what_is_missing(make, reader):
@@ -410,6 +479,56 @@ def test_the_mask_page_says_what_the_diagnosis_found_in_this_row(make, reader):
     said = reader.get(url(stored, page="trajectory-mask") + ".json").json()["oddities"]
     assert any(one.startswith("Generation prompt trained: The assistant header at ") for one in said), said
     assert reader.get(url(only(run), page="trajectory-mask") + ".json").json()["oddities"] == []
+
+
+# --- as recorded ------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_said_is_shown_step_by_step_with_every_other_field(make, reader):
+    value = make.conversation("a", turns=2)
+    second = replace(
+        value.steps[1], reply={"role": "assistant", "content": [{"type": "text", "text": HOSTILE}], "refusal": None},
+        policy_version="v7", extra={"created_at": 3, "usage": {"prompt_tokens": 4}},
+    )  # fmt: skip
+    stored = only(make.run([replace(value, steps=(value.steps[0], second), extra={"agent_ref": {"name": "solver"}})]))
+    html = page_text(reader.get(url(stored, page="trajectory-record")))
+    pane = Pane(html)
+    assert "What is 12 * 7?" in pane.text and "calculator" in pane.text and HOSTILE.split("\t")[0] in pane.text
+    assert not pane.styled and "<script>alert" not in html and "policy version v7" in html
+    twin = json.loads(reader.get(url(stored, page="trajectory-record") + ".json").content)
+    assert twin["fields"] == {"agent_ref": {"name": "solver"}} and twin["steps"][1]["fields"] == second.extra
+    assert [message["role"] for message in twin["steps"][1]["messages"]] == ["assistant", "tool"]
+
+
+def test_text_without_ids_is_read_where_it_was_recorded(make, reader):
+    said = Trajectory("t", (Step(NO_IDS, NO_IDS, text="4<end>", extra={"prompt": "2 + 2?"}),), reward=1.0)
+    stored = only(make.run([said], format="verl"))
+    lacks = "The file holds text and no token ids"
+    tokens = page_text(reader.get(url(stored)))
+    assert "No tokenizer." not in page_text(reader.get(url(only(make.run([said], format="verl", tokenizer=None)))))
+    assert lacks in tokens and url(stored, page="trajectory-record") in tokens
+    pane = Pane(page_text(reader.get(url(stored, page="trajectory-record"))))
+    assert "2 + 2?" in pane.text and "4<end>" in pane.text
+    run = page_text(reader.get(reverse("run", args=[stored.run.code])))
+    assert lacks in run
+    beside = page_text(reader.get(url(stored, page="trajectory-compare")))
+    assert "no token ids here" in beside and "canonical." not in beside
+    assert lacks not in page_text(reader.get(url(only(make.run([said], format="own_jsonl")), page="trajectory-record")))
+
+
+def test_the_record_shows_some_steps_and_the_start_of_a_long_text(make, reader, monkeypatch):
+    value = make.conversation("long", turns=30)
+    stored = only(make.run([replace(value, extra={"note": "\ud800 " + "x" * 5000})]))
+    where = url(stored, page="trajectory-record")
+    assert json.loads(reader.get(where + ".json").content)["fields"]["note"].endswith("x" * 5000)
+    monkeypatch.setattr("inspector.recorded_page.TEXT_CHARACTERS", 1000)
+    twin = json.loads(reader.get(where + ".json").content)
+    assert len(twin["steps"]) == 20 and twin["fields"]["characters"] > 5000 and len(twin["fields"]["clipped"]) == 1000
+    html = page_text(reader.get(where))
+    assert "the first 1,000 of 5,0" in html and f"{where}?step=20" in html
+    rest = json.loads(reader.get(where + ".json?step=20").content)
+    assert [step["index"] for step in rest["steps"]] == list(range(20, 30))
+    assert reader.get(where + "?step=-1").status_code == reader.get(where + "?step=" + "9" * 30).status_code == 200
 
 
 # --- cost, caching, access --------------------------------------------------------------------------------------------
@@ -495,12 +614,16 @@ def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
 def test_a_trajectory_without_steps_yet_has_a_page(make, reader):
     run = services.create_run("launch", "live", tokenizer=make.record)
     stored = models.Trajectory.objects.create(run=run, external_id="x", index=0, status="queued")
-    assert "This page grows by itself" in page_text(reader.get(url(stored)))
-    for page in ("trajectory-compare", "trajectory-deltas", "trajectory-mask"):
+    html = page_text(reader.get(url(stored)))
+    assert "This page grows by itself" in html and "ticks are findings" not in html
+    for page in ("trajectory-compare", "trajectory-deltas", "trajectory-mask", "trajectory-record"):
         assert reader.get(url(stored, page=page)).status_code == 200
 
 
-@pytest.mark.parametrize("page", ["trajectory", "trajectory-compare", "trajectory-deltas", "trajectory-mask"])
+PAGES = ["trajectory", "trajectory-compare", "trajectory-deltas", "trajectory-mask", "trajectory-record"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_page_needs_a_login_or_a_link_and_has_a_twin(make, reader, page):
     stored = only(make.run([make.conversation("a")]))
     assert Client().get(url(stored, page=page)).status_code == 302

@@ -240,11 +240,11 @@ def test_a_reply_is_parsed_only_where_nobody_recorded_it(corpus: Path) -> None:
     silent = replace(whole, steps=tuple(replace(step, reply=None) for step in whole.steps))
     parsed: list[int] = []
 
-    def parse(prompt: Any, ids: Any) -> Message:
+    def parse(prompt: Any, ids: Any, tools: Any) -> Message:
         parsed.append(len(prompt))
         return {"role": "assistant", "content": "x"}
 
     complete = with_replies(silent, parse)
     assert parsed == [len(whole.steps[-1].prompt_ids)] and complete.steps[-1].reply == parse(
-        whole.steps[-1].prompt_ids, 0
+        whole.steps[-1].prompt_ids, 0, None
     )

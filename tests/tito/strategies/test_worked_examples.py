@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from rollouts.chat_templates import renderer
+from rollouts.parsing import parser
 from rollouts.tito.strategies import STRATEGIES, Context, Strategy, StrategyRefused
 from rollouts.tito.strategies.replay import replay
-from rollouts.tito.trajectory import Ids, Origin, Row, Step, Trajectory, ids_array
+from rollouts.tito.trajectory import NO_IDS, Ids, Origin, Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
+from rollouts.tool_calls import learn
 
 Make = Callable[..., Context]
 
@@ -26,6 +28,11 @@ REPLY = {
 }
 RESULT = {"role": "tool", "name": "calc", "content": "4"}
 ANSWER = {"role": "assistant", "content": "4."}
+THOUGHT = {
+    "role": "assistant",
+    "content": "<think>user asked about a simple math question.</think> 2 + 2 = 4",
+}
+THANKS = {"role": "user", "content": "Thank you!"}
 MORE = {"role": "user", "content": "?"}
 # What the model "sampled" in the post: a call that its own template would have written with other white space.
 SAMPLED = [
@@ -48,6 +55,28 @@ def context(corpus: Path) -> Make:
 def started(slug: str, context: Context, tools: Any = None) -> tuple[Strategy, Ids]:
     strategy = STRATEGIES[slug](context)
     return strategy, strategy.begin([USER], tools, {})
+
+
+class TestTheConversationOfThePost:
+    """Its other printed ids: a whole conversation, an answer and a call read back."""
+
+    def test_a_conversation_is_rendered_to_the_printed_ids(self, context: Make) -> None:
+        made = context("qwen2.5")
+        system = [2610, 525, 1207, 16948, 11, 3465, 553, 54364, 14817, 13, 1446, 525, 264, 10950, 17847, 13]
+        asked = [151644, 872, 198, 3838, 594, 220, 17, 10, 17, 30, 151645, 198]
+        answered = [151644, 77091, 198, 19, 13, 151645, 198]
+        whole = [151644, 8948, 198, *system, 151645, 198, *asked, *answered]
+        assert made.renderer.render_ids([USER, ANSWER]).tolist() == whole
+
+    def test_a_completion_is_read_to_know_where_the_turn_goes(self, context: Make) -> None:
+        made = context("qwen2.5")
+        parse = parser(made.codec.hf, made.stop_ids, learn(made.renderer))  # type: ignore[attr-defined]
+        assert parse(NO_IDS, ids_array([19, 13, 151645]), None) == ANSWER
+        function = {"name": "calculator", "arguments": {"expr": "2+2"}}
+        called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        assert parse(NO_IDS, ids_array(SAMPLED), None) == called
+        cut = parse(NO_IDS, ids_array(SAMPLED[:-4]), None)  # a limit in the middle of the call: nothing is dispatched
+        assert "tool_calls" not in cut
 
 
 class TestToolDelta:
@@ -112,6 +141,36 @@ class TestFixedBase:
         delta = made.codec.decode(following[len(prompt) + len(response) :])
         assert delta == "\n<|im_start|>user\nObservation1<|im_end|>\n<|im_start|>assistant\n"
 
+    def test_the_whole_conversation_of_the_document(self, context: Make) -> None:
+        """As printed there, but for the newline behind the last sampled <|im_end|>; trained are the responses."""
+        made = context("qwen2.5")
+        strategy = STRATEGIES["fixed_base"](made)
+        system = {"role": "system", "content": "System prompt here"}
+        strategy.begin([system, {"role": "user", "content": "Question here"}], None, {})
+        for n in (1, 2):
+            strategy.sampled(made.codec.encode(f"Response{n}<|im_end|>"), None, None)
+            strategy.observe([{"role": "user", "content": f"Observation{n}"}])
+        strategy.sampled(made.codec.encode("Response3<|im_end|>"), None, None)
+        (row,) = strategy.rows()
+        assert made.codec.decode(row.ids) == (
+            "<|im_start|>system\nSystem prompt here<|im_end|>\n<|im_start|>user\nQuestion here<|im_end|>\n"
+            "<|im_start|>assistant\nResponse1<|im_end|>\n<|im_start|>user\nObservation1<|im_end|>\n"
+            "<|im_start|>assistant\nResponse2<|im_end|>\n<|im_start|>user\nObservation2<|im_end|>\n"
+            "<|im_start|>assistant\nResponse3<|im_end|>"
+        )
+        assert made.codec.decode(row.ids[row.loss_mask]) == "Response1<|im_end|>Response2<|im_end|>Response3<|im_end|>"
+
+    @pytest.mark.parametrize(("tokenizer", "template"), [("qwen3", "qwen3"), ("qwen2.5", "qwq-32b")])
+    def test_thoughts_that_the_template_would_strip_stay(self, context: Make, tokenizer: str, template: str) -> None:
+        made = context(tokenizer, template)
+        strategy, _ = started("fixed_base", made)
+        sampled = made.codec.encode(f"{THOUGHT['content']}<|im_end|>")
+        strategy.sampled(sampled, None, THOUGHT)
+        following = strategy.observe([THANKS])
+        assert f"{THOUGHT['content']}<|im_end|>\n<|im_start|>user\nThank you!" in made.codec.decode(following)
+        stripped = made.renderer.render_text([USER, THOUGHT, THANKS], None, None, True)
+        assert "simple math question" not in stripped and "2 + 2 = 4" in stripped
+
     def test_a_template_that_looks_back_at_the_call_renders_otherwise(self, context: Make) -> None:
         """The trap: the base ends in a user turn, so a template that wants a call before a result has none."""
         made = context("mistral-nemo")
@@ -160,6 +219,21 @@ class TestRetokenize:
         assert row.ids.tolist() == list(reference["input_ids"])
         assert row.loss_mask.astype(int).tolist() == list(reference["assistant_masks"])
 
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_the_templates_of_skyrl_keep_or_drop_earlier_thoughts(self, context: Make, kept: bool) -> None:
+        """Their third code path: the mask is that of the tags, and the row holds the thoughts that they write."""
+        made = context("qwen3", f"skyrl--qwen3_with{'' if kept else 'out'}_thinking")
+        strategy, _ = started("retokenize", made)
+        replies = [{"role": "assistant", "content": f"<think>\nthought {n}\n</think>\n\nResponse{n}"} for n in (1, 2)]
+        for n, reply in enumerate(replies):
+            strategy.sampled(made.codec.encode(f"{reply['content']}<|im_end|>"), None, reply)
+            if n == 0:
+                strategy.observe([{"role": "user", "content": "Observation1"}])
+        (row,) = strategy.rows()
+        trained = made.codec.decode(row.ids[row.loss_mask])
+        assert "Response1" in trained and "thought 2" in trained and "Observation1" not in trained
+        assert ("thought 1" in made.codec.decode(row.ids)) is kept
+
     def test_a_template_without_tags_is_refused(self, context: Make) -> None:
         with pytest.raises(StrategyRefused, match="generation"):
             started("retokenize", context("qwen2.5"))
@@ -183,15 +257,28 @@ class TestMessageDelta:
         strategy.observe([{"role": "user", "content": "Thank you!"}])
         assert made.codec.decode(strategy.rows()[0].ids).endswith("<|im_start|>assistant\n")
 
-    def test_a_template_that_drops_earlier_thoughts_is_refused(self, context: Make) -> None:
-        thought = {"role": "assistant", "content": "<think>user asked about a sum.</think> 2 + 2 = 4"}
-        strategy, _ = started("message_delta", context("qwen3"))
-        strategy.sampled(ids_array(SAMPLED), None, thought)
+    @pytest.mark.parametrize(("tokenizer", "template"), [("qwen3", "qwen3"), ("qwen2.5", "qwq-32b")])
+    def test_a_template_that_drops_earlier_thoughts_is_refused(
+        self, context: Make, tokenizer: str, template: str
+    ) -> None:
+        strategy, _ = started("message_delta", context(tokenizer, template))
         with pytest.raises(StrategyRefused, match="changed what stood before"):
-            strategy.observe([{"role": "user", "content": "Thank you!"}])
+            strategy.sampled(ids_array(SAMPLED), None, THOUGHT)  # QwQ's begins the thought, and writes none here
+            strategy.observe([THANKS])
 
 
 class TestPerMessage:
+    def test_two_newlines_are_one_token_together_and_two_apart(self, context: Make) -> None:
+        """The ids as printed: the same text, and other ids where the pieces meet."""
+        codec = context("qwen2.5").codec
+        pieces = ["<|im_start|>user", "\n<tool_response>\n", "\n1 + 1 = 2\n", "\n</tool_response>", "<|im_end|>"]
+        together = codec.encode("".join(pieces)).tolist()
+        apart = [i for piece in pieces for i in codec.encode(piece).tolist()]
+        value = [16, 488, 220, 16, 284, 220, 17]
+        assert together == [151644, 872, 198, 27, 14172, 9655, 1339, *value, 271, 522, 14172, 9655, 29, 151645]
+        assert apart == [151644, 872, 198, 27, 14172, 9655, 397, 198, *value, 198, 198, 522, 14172, 9655, 29, 151645]
+        assert codec.decode(ids_array(together)) == codec.decode(ids_array(apart))
+
     def test_each_message_brings_its_own_default_system_text(self, context: Make) -> None:
         made = context("qwen2.5")
         strategy = STRATEGIES["per_message"](made)
