@@ -169,12 +169,10 @@ def _sampled_by_worker() -> dict[str, int]:
 def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: Path) -> None:
     worker = celery_worker_process("engine.demo", env=few_at_once())
     run = launch(LaunchForm(prompts=15, group=4, seed=8))
-    wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
-    (scribe,) = _scribes_of(worker.pid)
-    # Where cores are scarce the engine and the loop go first.
-    assert os.getpriority(os.PRIO_PROCESS, scribe) > os.getpriority(os.PRIO_PROCESS, worker.pid)
-    os.kill(scribe, signal.SIGKILL)
-    wait_until(lambda: _scribes_of(worker.pid) not in ([], [scribe]), 60, "another scribe has taken its place")
+    wait_until(lambda: len(_scribes_of(worker.pid)) == 1, 120, "something is to be stored")
+    # At once, so with the first pile in its hands: how much of the run that is depends on the machine.
+    (lost,) = _scribes_of(worker.pid)
+    os.kill(lost, signal.SIGKILL)
     wait_until(lambda: _ended(run), 240, "the run has ended")
     assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
     assert "scribe lost; starting another" in (tmp_path / "worker-0.log").read_text()
@@ -182,6 +180,10 @@ def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: P
     assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
     assert run.n_sampled == sum(Step.objects.filter(trajectory__run=run).values_list("completion_length", flat=True))
     _check_streams(run)
+    (scribe,) = _scribes_of(worker.pid)
+    assert scribe != lost
+    # Where cores are scarce the engine and the loop go first.
+    assert os.getpriority(os.PRIO_PROCESS, scribe) > os.getpriority(os.PRIO_PROCESS, worker.pid)
 
 
 def _scribes_of(pid: int) -> list[int]:
