@@ -2,12 +2,16 @@
 
 import io
 import json
+import math
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from rollouts import formats
-from rollouts.formats import FileRefused
+from rollouts.formats import FileRefused, Source
+from rollouts.formats.parquet import rows
+from rollouts.tito.trajectory import Trajectory
 from tests.formats.test_formats import CALL, changed, jsonl, read
 from tests.storage.build import assert_same, chain, rows_only
 
@@ -119,3 +123,33 @@ def test_our_own_formats_are_lossless(name: str) -> None:
     for one, other in zip(values, back, strict=True):
         assert_same(one, other)
     assert json.loads(json.dumps([one.external_id for one in back])) == ["a", "b", "r"]
+
+
+def test_parquet_is_read_and_written_in_pieces_of_bounded_size() -> None:
+    """Of a row group that holds all rows, one row's values are Python objects at a time; ours gathers small rows."""
+    n, size = 24, 40_000
+    row = {"token_ids": list(range(1_000, 1_000 + size)), "token_loss_mask": [1] * size, "idx": 0}
+    data = parquet([{**row, "idx": idx} for idx in range(n)])
+    tracemalloc.start()
+    found = [len(one.rows[0].ids) for one in formats.read(Source.of_bytes(data))[1] if isinstance(one, Trajectory)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == [size] * n and peak < n * size * 36 / 3  # a number in a list takes 36 bytes and more
+    file = io.BytesIO()
+    assert formats.FORMATS["own_parquet"].write((rows_only() for _ in range(300)), file) == 300  # type: ignore[misc]
+    import pyarrow.parquet as pq
+
+    assert pq.ParquetFile(file).metadata.num_row_groups == 1
+
+
+def test_parquet_says_what_json_says() -> None:
+    value = {
+        "token_ids": [1, 2, 3], "token_loss_mask": [True, False, True], "idx": 7, "advantages": [0.5, None, math.nan],
+        "generation_logprobs": [-0.25, math.nan, -math.inf], "note": None, "text": 'a"\u2028\0', "nested": [[1], []],
+        "bytes": b"x",
+    }  # fmt: skip
+    (row,) = rows(io.BytesIO(parquet([value])), "x.parquet")
+    assert json.loads(row) == {
+        "token_ids": [1, 2, 3], "token_loss_mask": [True, False, True], "idx": 7, "advantages": [0.5, None, None],
+        "generation_logprobs": [-0.25, None, None], "text": 'a"\u2028\0', "nested": [[1], []], "bytes": "b'x'",
+    }  # fmt: skip
