@@ -18,8 +18,8 @@ View = Callable[..., HttpResponse]
 
 
 def wants_json(request: HttpRequest) -> bool:
-    """The address ends in `.json`."""
-    return request.path.endswith(".json")
+    """The address ends in `.json`, or is one that trainers send to."""
+    return request.path.endswith(".json") or request.path.startswith("/api/")
 
 
 def is_fragment(request: HttpRequest, target: str) -> bool:

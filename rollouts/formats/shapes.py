@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message
 MAX_DEPTH = 100
 """Nesting of a line. Deeper JSON is nobody's rollout, and would exhaust the stack of those who read it later."""
 _NUMBERS = {int, float}
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Perhaps half a character. Unlike the decoder of other lines, Python's takes one alone for text."""
 
 
 class BadLine(ValueError):
@@ -51,9 +54,14 @@ def _with_nan(data: bytes) -> Any:
     if b"NaN" not in data and b"Infinity" not in data:
         return None
     try:
-        return json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
+        value = json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
+        if _HALF.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadLine("The line holds half a character (a lone surrogate), which no text can keep.") from None
     except (ValueError, RecursionError):
         return None
+    return value
 
 
 def _finite(text: str) -> float:

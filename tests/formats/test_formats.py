@@ -219,7 +219,8 @@ BAD_LINES = {
     b"{": "not valid JSON", b'{"a": NaN}': "must be", b'{"a": 1e400}': "cannot be kept",
     b'{"a": "\xff"}': "UTF-8", b'{"session_id": "x", "a": ' + b"[" * 90000: "JSON",
     b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}": "nested more than 100",
-    b'{"a": "\\ud800"}': "not valid JSON", b"[1]": "must be a JSON object", b'"text"': "must be a JSON object",
+    b'{"a": "\\ud800"}': "not valid JSON", b'{"a": "\\ud800", "b": NaN}': "half a character",
+    b"[1]": "must be a JSON object", b'"text"': "must be a JSON object",
 }  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def test_a_chunked_body(token: str, run: Run) -> None:
         ({"token": None}, 401, "Bearer"),
         ({"token": "ri_wrong"}, 401, "revoked"),
         ({"token": "x" * 10_000}, 401, "revoked"),
-        ({"code": "zzzzzzzzzzzz"}, 404, "no run"),
+        ({"code": "zzzzzzzzzzzz"}, 404, "no run"), ({"code": "No-Code"}, 404, "nothing at this address"),
         ({"body": b"\x80\x04\x95pickle", }, 415, "pickle"),
         ({"body": b'{"some": "json"}\n'}, 415, "no format"),
         ({"body": b""}, 411, "how long"),
