@@ -8,7 +8,7 @@ from rollouts.tito.diagnose import Finding, Severity, diagnose
 from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
 from tests.tito.plant_world import World
-from tests.tito.worlds import world
+from tests.tito.worlds import STABLE, world
 
 PLAIN_TURNS = """\
 {% for m in messages %}{% if m.role == 'system' %}<|system|>{{ m.content }}
@@ -221,3 +221,25 @@ def test_sentences_show_both_sides() -> None:
     first = w.step(before, w.render(before), w.codec.encode("She lives in Cusco.<|shut|>"), SAID)
     found = diagnose(Trajectory("t", (first, w.final(after, w.render(after), "Yes."))), w.codec, lambda sha: w.renderer)
     assert [(f.kind, "Monday" in f.evidence and "Friday" in f.evidence) for f in found] == [("request_changed", True)]
+
+
+def test_a_call_that_merges_with_the_header_is_still_a_call() -> None:
+    """The end of the generation prompt and the start of the call are one token when they are encoded as one text."""
+    line = "{% if not loop.first or m.content %}\n{% endif %}"
+    assert line in STABLE
+    w = world("stable")
+    template = STABLE.replace("{{ think(m, true) }}", "").replace(line, "n short: ")
+    w.renderer = renderer(w.codec, template.replace("<|open|>assistant\n", "<|open|>assistant\nI"))
+    messages = w.opening()
+    reply, result = w.calling(), w.result()
+    prompt, after = w.text(messages), [*messages, reply, result]
+    completion = w.text([*messages, reply], gen=False)[len(prompt) : -1]
+    back = w.render(after)
+    for sampled, kind in (
+        (completion.replace('": ', '":'), "tool_call_reserialized"),
+        (completion.replace("false", "False"), "tool_call_reserialized"),
+        (completion, "boundary_merge"),
+    ):
+        first = w.step(messages, w.codec.encode(prompt), w.codec.encode(sampled), reply)
+        assert not np.array_equal(back[: len(first.prompt_ids)], first.prompt_ids)
+        assert loud(w, first, w.final(after, back)) == [(kind, 1)]

@@ -18,7 +18,7 @@ from rollouts.tito.trajectory import Trajectory
 
 __all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "Kind", "Severity", "diagnose"]
 
-VERSION = 10
+VERSION = 11
 """Goes up when the same trajectory may get other findings than before."""
 
 Rule = Callable[[Break], "Verdict | None"]

@@ -15,13 +15,14 @@ def template_not_append_only(b: Break) -> Verdict | None:
     """The streams part in text that the template wrote, with equal messages on both sides."""
     if b.known_messages is not None and b.first_changed is not None:
         return None
-    in_prompt = not b.sampled_at(b.start, b.start + 1)
-    tail = b.expected[b.start :]
+    start = b.text_start  # tokens that merged over the seam of prompt and completion are not the template's doing
+    in_prompt = not b.sampled_at(start, start + 1)
+    tail = b.expected[start:]
     if not in_prompt and not (len(tail) <= 4 and b.case.is_special(tail).all()):
         return None
     if b.case.codec is not None and b.same_text:
         return None
-    if in_prompt and len(b.parent.prompt_ids) - b.start > _tail_length(b) and not _template_did_it(b):
+    if in_prompt and len(b.parent.prompt_ids) - start > _tail_length(b) and not _template_did_it(b):
         return None
     return Verdict(
         "template_not_append_only",

@@ -85,12 +85,11 @@ def invalid_utf8(b: Break) -> Verdict | None:
 
 def tool_call_reserialized(b: Break) -> Verdict | None:
     """The texts part inside a tool call whose values are the same on both sides."""
-    if b.case.codec is None or b.same_text or not b.sampled_at(b.start, b.start + 1):
+    if b.case.codec is None or b.same_text or not b.sampled_at(b.text_start, b.text_start + 1):
         return None
     chain = (b.case.steps[index] for index in b.case.chain(b.parent_index))
-    turn = next(step for step in chain if len(step.prompt_ids) <= b.start)
-    turn_start = len(turn.prompt_ids)
-    old, new = b.case.text(b.expected[turn_start:]), b.case.text(b.actual[turn_start:])
+    turn = next(step for step in chain if len(step.prompt_ids) <= b.text_start)
+    old, new = b.text_from(len(turn.prompt_ids))
     place = _first_difference(old, new)
     if _only_white_space(b) and place >= len(_said(b, turn)):
         return None  # behind the call, not in it
@@ -111,7 +110,7 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
     return Verdict(
         "tool_call_reserialized",
         f"The tool call was parsed and written again: {was} became {now}; {values}.",
-        message_index=len(b.known_messages[0]) if b.known_messages and b.in_completion else None,
+        message_index=len(b.known_messages[0]) if b.known_messages and turn is b.parent else None,
     )
 
 
