@@ -12,7 +12,15 @@ from rollouts.tito.align import Group, align_ids, align_same_bytes
 from rollouts.tito.canonical import bytes_of_each
 from rollouts.tito.codec import Codec, Renderer, RenderFailed
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.prefix import Link, MergedRow, common_prefix, link_steps, merge_steps, shared_with_stream, stream_length
+from rollouts.tito.prefix import (
+    Link,
+    MergedRow,
+    common_prefix,
+    link_steps,
+    merge_steps,
+    shared_with_stream,
+    stream_length,
+)
 from rollouts.tito.quote import window_text
 from rollouts.tito.segments import byte_offsets
 from rollouts.tito.trajectory import Ids, Mask, Message, Step, Trajectory
@@ -259,13 +267,13 @@ class Break:
 
     @cached_property
     def text_start(self) -> int:
-        """The first offset of the sampled side that spells something else; before it tokens may only be cut otherwise."""
+        """The first offset of the sampled side that spells something else; before it only the cuts may differ."""
         if self.case.codec is None:
             return self.start
-        left, right = (np.frombuffer(tail, np.uint8) for tail in (self._expected_tail_bytes, self._actual_tail_bytes))
-        pieces = self.case.codec.token_bytes(self.expected[self.start :])
-        ends = np.cumsum([len(piece) for piece in pieces])
-        return self.start + int(np.searchsorted(ends, common_prefix(left, right), side="right"))
+        tails = self._expected_tail_bytes, self._actual_tail_bytes[: len(self._expected_tail_bytes)]
+        same = common_prefix(*(np.frombuffer(tail, np.uint8).astype(np.int32) for tail in tails))
+        offsets = byte_offsets(self.case.codec.token_bytes(self.expected[self.start :]))
+        return self.start + int(np.searchsorted(offsets[1:], same, side="right"))
 
     def text_from(self, start: int) -> tuple[str, str]:
         """The rest of both sides as text, from an offset of the sampled side at or before ``text_start``."""
