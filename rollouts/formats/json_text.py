@@ -15,7 +15,7 @@ def canonical_json(value: Any) -> str:
     """JSON text without spaces, keys in their own order. U+0000 and lone surrogates are escaped for the database."""
     try:
         quick = _encode(value)
-        if b"null" not in quick or not _NULL.search(quick):  # a null may stand for a number that is none
+        if not _NULL.search(quick):  # a null may stand for a number that is none
             return quick.decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
@@ -37,7 +37,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
-_NULL = re.compile(rb"(?:\A|[:\[,])null")
+_NULL = re.compile(rb"null(?<![^:\[,]null)")  # as a value; a literal in front is found fast
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
 MOST_DEEP = 64

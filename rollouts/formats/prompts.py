@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heapreplace
 from typing import Annotated, Any
 
 import msgspec
@@ -34,8 +36,9 @@ def parse_ids(text: bytes) -> Ids:
 
 
 def parse_floats(text: bytes) -> Floats:
-    """A JSON list of numbers that fit into 32 bits. Raises ``ValueError`` for any other."""
-    return shapes.floats(_floats_decoder.decode(text), "")
+    """A JSON list of numbers that fit into 32 bits. Raises ``ValueError`` or ``OverflowError`` for any other."""
+    values = _floats_decoder.decode(text)
+    return np.frombuffer(struct.pack(f"<{len(values)}f", *values), np.dtype("<f4"))
 
 
 Parse = Callable[[bytes], Array]
@@ -68,43 +71,56 @@ def _cut(data: bytes, parsers: Mapping[str, Parse]) -> tuple[bytes, list[tuple[s
     """
     pieces: list[bytes] = []
     arrays: list[tuple[str, Array]] = []
-    done, before, prompt = 0, b"", None
-    places = {name: data.find(b'"%b"' % name.encode()) for name in parsers}
-    while found := [(at, name) for name, at in places.items() if at >= 0]:
-        key, name = min(found)
-        opens = _OPENS.match(data, key + len(name) + 2)
-        start = key + 1 if opens is None else opens.end()
+    done = 0
+    known: list[tuple[bytes, Ids]] = []
+    keys = [(b'"%b"' % name.encode(), name) for name in parsers]
+    places = sorted((at, key, name) for key, name in keys if (at := data.find(key)) >= 0)
+    while places:
+        at, key, name = places[0]
+        opens = _OPENS.match(data, at + len(key))
+        start = at + 1 if opens is None else opens.end()
         stop = data.find(b"]", start)
-        if stop < 0 or data[key - 1 : key] == b"\\":
+        if stop < 0 or data[at - 1 : at] == b"\\":
             return None
         if opens is not None:
+            text = data[start:stop]
             try:
-                if name == PROMPT:
-                    array = prompt = _longer(data, start, stop, before, prompt)
-                    before = data[start:stop]
-                else:
-                    array = parsers[name](data[start - 1 : stop + 1])
-            except (ValueError, RecursionError):
+                array = _longer(text, known) if name == PROMPT else parsers[name](b"[%b]" % text)
+            except (ValueError, OverflowError, RecursionError):
                 pass
             else:
+                if name == PROMPT:
+                    known = [(text, array)]
+                elif parsers[name] is parse_ids:
+                    known = [*known[:1], (text, array)]
                 pieces += (data[done : start - 1], b"%d" % len(arrays))
                 arrays.append((name, array))
                 done = start = stop + 1
-        for other, at in places.items():
-            if 0 <= at < start:
-                places[other] = data.find(b'"%b"' % other.encode(), start)
+        if (at := data.find(key, start)) >= 0:
+            heapreplace(places, (at, key, name))
+        else:
+            heappop(places)
     return (b"".join([*pieces, data[done:]]), arrays) if arrays else None
 
 
-def _longer(data: bytes, start: int, stop: int, before: bytes, prompt: Ids | None) -> Ids:
-    """The prompt ``data[start:stop]``; what it begins with is taken from the prompt before where it is the same."""
-    shared = len(before)
-    if prompt is None or not shared or not data.startswith(before + b",", start):
-        return parse_ids(data[start - 1 : stop + 1])
-    new = parse_ids(b"[%b]" % data[start + shared + 1 : stop])
-    if not len(new):
-        raise ValueError("a comma and nothing behind it")
-    return np.concatenate([prompt, new])
+def _longer(text: bytes, known: Sequence[tuple[bytes, Ids]]) -> Ids:
+    """The ids of a prompt. It begins with what is ``known``, the prompt before and what was sampled behind that, as far
+    as the bytes are the same."""
+    parts: list[Ids] = []
+    place = 0
+    for piece, ids in known:
+        end = place + len(piece)
+        if not piece or not text.startswith(piece, place) or text[end : end + 1] not in (b"", b","):
+            break
+        parts.append(ids)
+        place = end + 1
+        if text.startswith(b" ", place):
+            place += 1
+    if place <= len(text):
+        parts.append(parse_ids(b"[%b]" % text[place:]))
+        if place and not len(parts[-1]):
+            raise ValueError("a comma and nothing behind it")
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _put_back(value: Any, arrays: list[tuple[str, Array]], holders: Callable[[Any], Iterable[dict[str, Any]]]) -> bool:

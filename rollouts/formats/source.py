@@ -68,7 +68,7 @@ class Source:
                 raise FileRefused(f"There is no file {path}.")
             with path.open("rb"):
                 pass
-            return cls(name or path.name, lambda: path.open("rb"), path.stat().st_size)
+            return cls(name or path.name, lambda: path.open("rb", 1 << 20), path.stat().st_size)
         except OSError as error:
             raise FileRefused(f"{path} cannot be read: {error.strerror}.") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
 from collections import Counter
@@ -28,6 +29,8 @@ BATCH_BYTES = 16_000_000
 """Of the file; what has text alone has no tokens."""
 BEAT_SECONDS = 0.5
 """How often progress is written and the cancel flag read."""
+GC_THRESHOLD = 100_000
+"""New objects until the cyclic collector looks at them."""
 IMPORTED = "imported"
 """In the run's settings: what is complete, so that an import that was killed goes on at the file it was at."""
 
@@ -56,6 +59,18 @@ class _Progress:
             raise _Cancelled
 
 
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """An import makes many objects and hardly a cycle, so that the collector is hardly ever worth its look at all."""
+    before = gc.get_threshold()
+    gc.set_threshold(GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@_rare_collections()
 def import_files(
     run: models.Run,
     files: Sequence[Path | Source],

@@ -20,6 +20,9 @@ def holders(value: Any) -> Any:
 OTHERS = {"generation_token_ids": prompts.parse_ids, "generation_log_probs": prompts.parse_floats}
 
 
+SAMPLED = {"generation_token_ids": [4, 5], "generation_log_probs": [-1.5, 0]}
+
+
 def listed(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: listed(item) for key, item in value.items()}
@@ -68,6 +71,13 @@ def test_prompts_become_arrays_and_share_what_repeats() -> None:
         line([1, 2], [1, 2, True]),
         line([1, 2], [1, 2, "3"]),
         line([1, 2], [1, 2, [3]]),
+        line([1], [1, 4, 5], [1, 4, 5, 4, 5, 6], [1, 4, 5, 4], [], [4, 5], sampled=SAMPLED),
+        line([1], [1, 4, 56], [1, 4, 56, 4, 5.0], [1, 4, 56, 4, 5, 7], sampled=SAMPLED),
+        line([1], [1, 4, 5], [1, 4, 5, 4, 5, 6], separators=(",", ":"), sampled=SAMPLED),
+        line([1], [1, 4, 5], [1, 4, 5, 4, 5], sampled={"generation_token_ids": []}),
+        line([1], [1, 4, 5, 6], sampled=SAMPLED).replace(b", 6]", b",]"),
+        line([1], [1, 4, 5, 6], sampled=SAMPLED).replace(b", 6]", b", ]"),
+        line([1], [1, 4, 5, 6], sampled=SAMPLED).replace(b"5, 6]", b"5 6]"),
         b'{"calls": [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 2,]}]}',
         b'{"calls": [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 2, , 3]}]}',
         b'{"calls": [{"prompt_token_ids": [ 1 , 2 ]}, {"prompt_token_ids" : [ 1 , 2 , 3\t]}]}',
@@ -106,9 +116,10 @@ def test_changed_lines_are_read_as_they_always_are() -> None:
         calls = []
         for _ in range(rng.randint(1, 4)):
             ids = ids[: rng.choice([len(ids), len(ids), rng.randint(0, 3)])]
+            ids += rng.choice([[], [4, 5]])  # what was sampled behind the prompt before
             ids += [rng.choice([1, 12, 123, 2**31 - 1]) for _ in range(rng.randint(0, 3))]
             calls.append(list(ids))
-        sampled = rng.choice([{}, {"generation_token_ids": [4, 5], "generation_log_probs": [-1.5, 0]}])
+        sampled = rng.choice([{}, SAMPLED])
         separators = rng.choice([(",", ":"), (", ", ": "), (" ,", " :\t")])
         data = bytearray(line(*calls, separators=separators, sampled=sampled))
         for _ in range(rng.randint(0, 2)):
@@ -116,6 +127,23 @@ def test_changed_lines_are_read_as_they_always_are() -> None:
             data[at : at + rng.randint(0, 2)] = rng.choice([b"", b"1", b",", b"]", b"[", b" ", b'"', b"\\", b"-", b"."])
         left, right = both(bytes(data))
         assert left == right, bytes(data)
+
+
+def test_what_was_sampled_is_not_parsed_again_in_the_next_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def parse_ids(text: bytes) -> Any:
+        parsed.append(text)
+        return np.array(json.loads(text), dtype=np.int32)
+
+    monkeypatch.setattr(prompts, "parse_ids", parse_ids)
+    data = line([1, 2], [1, 2, 4, 5, 7], [1, 2, 4, 5, 7, 4, 5], sampled=SAMPLED)
+    value = prompts.decode(data, holders, {**OTHERS, "generation_token_ids": parse_ids})
+    assert parsed == [b"[1, 2]", b"[4, 5]", b"[7]", b"[4, 5]", b"[4, 5]"]
+    assert [call["prompt_token_ids"].tolist() for call in value["calls"]][1:] == [
+        [1, 2, 4, 5, 7],
+        [1, 2, 4, 5, 7, 4, 5],
+    ]
 
 
 def test_the_same_numbers_in_another_spelling_are_read_anew() -> None:

@@ -1,6 +1,7 @@
 """Imports: each file whole or not at all, told how far, stopped when asked, taken up again after a crash."""
 
 import copy
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,17 @@ def test_progress_is_written_while_a_file_is_read(run: models.Run, monkeypatch: 
     lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(500)])
     services.import_files(run, [Source.of_bytes(lines)], judge=look)
     assert 0 < seen[0] < seen[-1] <= run.bytes_total == len(lines)
+
+
+def test_the_collector_is_left_as_it_was(run: models.Run) -> None:
+    before, during = gc.get_threshold(), set()
+
+    def look(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+        during.add(gc.get_threshold()[0])
+        return []
+
+    services.import_files(run, [Source.of_bytes(jsonl(GYM))], judge=look)
+    assert during == {imports.GC_THRESHOLD} and gc.get_threshold() == before
 
 
 def test_the_same_ids_in_two_files_are_told_apart_by_the_file(run: models.Run) -> None:
