@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString, mark_safe
 from inspector.check_repair import marks, message_words, repairs, search
 from inspector.text_html import text_html
 from rollouts import template_checks
+from rollouts.chat_templates.checks import TITO_POST
 from rollouts.models import TemplateCheck
 
 GLYPHS = {"ok": "●", "broken": "▲", "raises": "◆", "unsupported": "○"}
@@ -21,7 +22,8 @@ MARKED = "k f"
 
 
 def summary(check: TemplateCheck) -> dict[str, Any]:
-    """A check in a list, without its report."""
+    """A check in a list, without its report. ``void``: nothing changes only because nothing is rendered."""
+    cells = check.cells or {}
     return {
         "code": check.code,
         "tokenizer": check.tokenizer.name if check.tokenizer else None,
@@ -30,7 +32,8 @@ def summary(check: TemplateCheck) -> dict[str, Any]:
         "status": check.status,
         "error": check.error,
         "created_at": check.created_at,
-        "prefix_preserving": (check.cells or {}).get("prefix_preserving"),
+        "prefix_preserving": cells.get("prefix_preserving"),
+        "void": bool(cells.get("probes", {}).get(TITO_POST, {}).get("void")),
         "own_arguments": bool(check.question),
     }
 

@@ -78,9 +78,9 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     )
     charts = [
         {"id": "by-step", "title": "By step", "head": "Step", "bars": step_bars,
-         "text": "Trajectories with a finding at each step."},
+         "text": "Share of all trajectories that have a finding at that step."},
         {"id": "along", "title": "Along the run", "head": "Trajectories", "bars": slice_bars,
-         "text": "Share of trajectories with a finding, in the order of the run."},
+         "text": "Share of trajectories with a finding, from the first trajectory of the run to the last."},
     ]  # fmt: skip
     return page(
         request, "runs/cost.html", data, charts=charts, chosen=finding_title(kind) if kind else "",

@@ -12,7 +12,7 @@ from django.http import QueryDict
 from rollouts import selectors
 
 SORTS = {
-    "index": "number",
+    "index": "place in the run",
     "-reward": "reward, best first",
     "reward": "reward, worst first",
     "-n_tokens": "longest first",

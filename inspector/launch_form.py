@@ -54,25 +54,28 @@ def _pasted(label: str) -> forms.CharField:
 class NewRunForm(PlainForm):
     """What a launch asks for; sent unchanged it makes a run that works."""
 
-    name = forms.CharField(max_length=200, required=False, help_text="Optional. Left empty, the model names it.")
+    name = forms.CharField(
+        max_length=200,
+        required=False,
+        help_text="Optional. Left empty, the run is called after its model and environment.",
+    )
     model = forms.ChoiceField(help_text="Served by a worker of its own.")
     strategy = forms.ChoiceField(help_text="How observations become the next prompt.")
     environment = forms.ChoiceField(help_text="Makes the tasks, answers tool calls, scores.")
     prompts_file = forms.FileField(
         required=False,
         label="File of prompts",
-        help_text="Optional JSON Lines with “messages”, and where wanted “answer” and “tools”, for the environment "
-        "“prompts”.",
+        help_text="For the environment “prompts”: JSON Lines with “messages”, where wanted “answer” and “tools”.",
     )
     prompts = forms.IntegerField(label="Prompts", min_value=1, max_value=20_000, help_text="Different tasks.")
     group = forms.IntegerField(label="Group size", min_value=1, max_value=1024, help_text="Trajectories per prompt.")
     max_turns = forms.IntegerField(label="Turns, at most", min_value=1, max_value=200, help_text="Engine calls.")
     environment_seconds = forms.FloatField(
         required=False,
-        label="Seconds per step, at most",
+        label="Seconds per tool call, at most",
         min_value=0,
         max_value=3600,
-        help_text="A tool or environment that takes longer fails its trajectory.",
+        help_text="An environment that takes longer for its answer fails the trajectory.",
     )
     max_tokens = forms.IntegerField(
         label="Tokens per turn, at most",
@@ -231,6 +234,11 @@ class NewRunForm(PlainForm):
         """Put the launch's own objections beside their fields."""
         for name, sentence in problems.items():
             self.add_error(name if name in self.fields else None, sentence)
+
+
+def form_labels() -> dict[str, str]:
+    """Setting -> what the form calls it."""
+    return {name: str(field.label) for name, field in NewRunForm.base_fields.items() if field.label}
 
 
 def filled_in(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:

@@ -82,6 +82,7 @@ def strips(
                                                       window=0)}
             for piece in pieces
         ],
+        "map_by_roles": any(turn.part == "reply" for turn in turns),
         "map_text": f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
         "map_findings": [
             {"severity": item.severity, **extent(item.start, item.start)}

@@ -217,7 +217,8 @@ def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]
         if part == "message":
             answer = "there are none" if not total else f"{'YES' if trained else 'no'}: {answer}"
         said.append((question, answer))
-    return [*said, ("Which tokens were sampled?", "not recorded; turns are told by their role headers")]
+    which = "none as they stand" if tokens.origin_known else "not recorded"
+    return [*said, ("Which tokens were sampled?", f"{which}; turns are told by their role headers")]
 
 
 def oddities(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[str]:
@@ -242,7 +243,7 @@ def oddities(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[s
         else (
             (Origin.OBSERVATION, "text of a tool or of the environment"),
             (Origin.TEMPLATE, "scaffold that the chat template wrote"),
-            (Origin.INSERTED, "tokens that a strategy added"),
+            (Origin.INSERTED, "tokens that the strategy added, or encoded again from text"),
             (Origin.PROMPT, "tokens of the first prompt"),
         )
     ):

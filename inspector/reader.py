@@ -134,7 +134,7 @@ def _lens_notes(tokens: Tokens, place: Place) -> dict[str, str]:
         notes["logprob"] = "The log-probability lens colours nothing: " + (
             "the source recorded no log-probabilities."
             if sampled
-            else f"no token {here} was sampled, and only sampled tokens have one."
+            else f"no token {here} is recorded as sampled, and only sampled tokens have one."
         )
     elif bool((np.nan_to_num(tokens.logprobs, nan=0.0) == 0.0).all()):
         notes["logprob"] = "The log-probability lens colours nothing: every recorded log-probability is exactly 0."

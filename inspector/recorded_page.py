@@ -60,6 +60,7 @@ def recorded_page(params: Mapping[str, str], trajectory: models.Trajectory) -> t
         "steps": [_step(step, bodies) for step in steps],
     }
     drawn = {
+        "here": "as recorded",
         "lacks": report["lacks"],
         "fields": _fields(report["fields"]),
         "rows": [{"index": row["index"], "fields": _fields(row["fields"])} for row in report["rows"]],

@@ -274,8 +274,8 @@ def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choic
 
 
 def severity_count(severity: str, n: int) -> str:
-    """`1 error`, `2 warnings`, `3 info`."""
-    return f"{n:,} info" if severity == "info" else plural(n, severity)
+    """`1 error`, `2 warnings`, `3 info findings`."""
+    return plural(n, "info finding" if severity == "info" else severity)
 
 
 def judgement(summary: RunSummary) -> list[tuple[str, str]]:
@@ -284,8 +284,8 @@ def judgement(summary: RunSummary) -> list[tuple[str, str]]:
     clean = counts.get("", 0) if set(summary.by_status) == {"done"} else 0
     said = [
         ("error", counts.get("error", 0), "with an error"),
-        ("warning", counts.get("warning", 0), "with a warning at worst"),
-        ("info", counts.get("info", 0), "with no more than an info"),
+        ("warning", counts.get("warning", 0), "with a warning and no error"),
+        ("info", counts.get("info", 0), "with info findings alone"),
         ("", clean, "without a finding"),
     ]
     held = [one for one in said if one[1]]
@@ -348,15 +348,29 @@ def trajectory_facts(trajectory: Trajectory, kinds: Mapping[str, str], query: st
     }
 
 
+def tokenizer_note(run: Run, summary: RunSummary) -> str:
+    """That ids cannot be read as text, or are hardly those of the run's tokenizer; empty while all is well."""
+    if is_active(run) or not run.n_tokens:
+        return ""
+    if run.tokenizer is None:
+        return "No tokenizer: ids are shown as ids, and findings that need text are left open as “Not decidable”."
+    if summary.finding_trajectories.get("token_ids_missing") == run.n_trajectories:
+        return (
+            f"Every trajectory has ids that are missing or outside the vocabulary of the tokenizer "
+            f"“{run.tokenizer.name}”. Is it the tokenizer of this model?"
+        )
+    return ""
+
+
 def rejection_facts(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
     """Lines that could not be read, in the order of the files."""
     return [{"file": item.file, "line": item.line, "reason": item.reason} for item in rejections]
 
 
-def settings_words(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The settings of a launch as pairs for a list: names in words, nested ones as JSON."""
+def settings_words(settings: Mapping[str, Any], labels: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """The settings of a launch as pairs for a list: under the form's own labels, nested ones as JSON."""
     return [
-        (key.replace("_", " "), _word(key, value))
+        (labels.get(key) or key.replace("_", " ").capitalize(), _word(key, value))
         for key, value in settings.items()
         # Engine and templates are the run's own columns: what the settings hold is a wish, which may be empty.
         if key not in (*BOOKKEEPING, "engine", "chat_template", "rows_chat_template")
@@ -365,6 +379,6 @@ def settings_words(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _word(key: str, value: Any) -> Any:
-    if key == "compare":
+    if key in ("compare", "strategy"):
         return str(value).replace("_", " ")
     return value if isinstance(value, str | int | float | bool) else json.dumps(value)

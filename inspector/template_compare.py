@@ -15,7 +15,7 @@ from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 def choices() -> list[dict[str, str]]:
     """Every chat template that was registered or checked, newest first, without its text."""
     found = ChatTemplate.objects.order_by("-created_at").values_list("sha256", "label")[:300]
-    return [{"sha256": sha256, "label": label or sha256[:12]} for sha256, label in found]
+    return [{"sha256": sha256, "label": label or "unnamed template"} for sha256, label in found]
 
 
 def compare(a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None) -> dict[str, Any]:

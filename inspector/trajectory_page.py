@@ -161,7 +161,6 @@ def html_context(request: HttpRequest, trajectory: Trajectory, page: dict[str, A
         **context,
         "place": place,
         "reader": reader,
-        "json_url": f"{own}.json{place.query()}",
         "window_json_url": f"{own}.json{window_query}",
         "tokenizer_missing": missing,
         "findings": _finding_entries(findings, place, trajectory, own),
@@ -239,15 +238,19 @@ def _finding_entries(
             where = "the template’s probe"
         stop = f"-{item.stop:,}" if item.stop > item.start + 1 else ""
         sides = {"step": item.step, "side": "prompt"} if item.has_sides and item.breaks else {"step": item.step}
+        compare_url = f"{compare}?{urlencode(sides)}" if item.has_sides else ""
+        delta_url = f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else ""
+        url = own + place.query(row=item.row or 0, mark=mark if item.row is not None else None, window=0)
         entries.append(
             {
                 "item": item,
-                "place": f"{where}, token {item.start:,}{stop}",
-                "url": own + place.query(row=item.row or 0, mark=mark if item.row is not None else None, window=0),
+                "place": f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
+                # A step whose stream is in no row, because a strategy made the rows anew, is shown on another page.
+                "url": url if item.row is not None else compare_url or delta_url or url,
                 "current": item.row == place.row and place.mark == mark,
-                "compare_url": f"{compare}?{urlencode(sides)}" if item.has_sides else "",
+                "compare_url": compare_url,
                 "script_url": "" if is_probe else reverse("finding-script", args=[trajectory.code, item.number]),
-                "delta_url": f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else "",
+                "delta_url": delta_url,
             }
         )
     return entries

@@ -39,7 +39,7 @@ class ChatTemplate(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
-        return self.label or self.sha256[:12]
+        return self.label or f"unnamed template {self.sha256[:8]}"
 
 
 class Tokenizer(models.Model):

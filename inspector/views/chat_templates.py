@@ -31,7 +31,10 @@ PROBE_NAME = 60
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def index(request: HttpRequest) -> HttpResponse:
-    """The form, and the checks asked last; a run or a finding (:func:`subject`) fills it in, or leads to its check."""
+    """The form, and the checks asked last; a run or a finding (:func:`subject`) fills it in, or leads to its check.
+
+    ``?check=`` fills in what that check asked, to be changed and asked again.
+    """
     name = ""
     if request.method == "POST":
         form = TemplateCheckForm(request.POST, request.FILES)
@@ -44,7 +47,8 @@ def index(request: HttpRequest) -> HttpResponse:
         if known is not None:
             return redirect(_address(known, failing_probe(known.cells, request.GET.get("probe", ""))))
         name = asked.run.name if asked else ""
-        form = TemplateCheckForm(initial=asked.initial() if asked else {"tokenizer": request.GET.get("tokenizer", "")})
+        before = _asked_before(request.GET.get("check", "")) or {"tokenizer": request.GET.get("tokenizer", "")}
+        form = TemplateCheckForm(initial=asked.initial() if asked else before)
     recent = TemplateCheck.objects.select_related("tokenizer", "chat_template").defer("chat_template__text", "report")
     data = {"checks": [summary(check) for check in recent.order_by("-created_at", "-pk")[:RECENT]]}
     status = 400 if form.errors else 200
@@ -60,24 +64,29 @@ def conversation(request: HttpRequest) -> HttpResponse:
         if check is not None:
             return redirect("check-conversation", code=check.code)
     else:
-        form = ConversationForm(initial=_asked_before(request.GET.get("check", "")))
+        before = _asked_before(request.GET.get("check", ""))
+        form = ConversationForm(initial={"conversation": EXAMPLE, **(before or _first())})
     data = {"errors": {name: [str(one) for one in errors] for name, errors in form.errors.items()}}
     status = 400 if form.errors else 200
     return page(request, "chat_templates/conversation.html", data, status=status, form=form)
 
 
+def _first() -> dict[str, Any]:
+    first = Tokenizer.objects.exclude(chat_template=None).order_by("name").first()
+    return {"tokenizer": first.name if first else ""}
+
+
 def _asked_before(code: str) -> dict[str, Any]:
+    """A form filled in with what a check asked; empty where there is no such check."""
     known = TemplateCheck.objects.select_related("tokenizer__chat_template", "chat_template").defer("report")
     check = known.filter(code=code[:64].replace("\0", "")).first() if code else None
     if check is None:
-        first = Tokenizer.objects.exclude(chat_template=None).order_by("name").first()
-        return {"tokenizer": first.name if first else "", "conversation": EXAMPLE}
+        return {}
     own = check.tokenizer is not None and check.tokenizer.chat_template_id == check.chat_template_id
     asked = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}
     return {
         "tokenizer": check.tokenizer.name if check.tokenizer else "",
         "chat_template": "" if own else check.chat_template.text,
-        "conversation": EXAMPLE,
         **asked,
     }
 

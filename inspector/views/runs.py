@@ -14,6 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 from inspector.access import reads_run
 from inspector.api import is_fragment, json_page, page, wants_json
 from inspector.filters import SORTS, STATUSES, TrajectoryFilter
+from inspector.launch_form import form_labels
 from inspector.refusal import refusal
 from inspector.run_data import (
     finding_choices,
@@ -27,6 +28,7 @@ from inspector.run_data import (
     run_origin,
     settings_words,
     stop_choices,
+    tokenizer_note,
     trajectory_facts,
 )
 from inspector.run_figures import summary_of
@@ -113,6 +115,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
         "refusal": shell["refusal"],
         "summary": summary,
         "rejections": rejection_facts(rejections),
+        "tokenizer_note": tokenizer_note(run, summary),
         **jobs,
         "filter": {**dict(wanted.pairs()), "sort": wanted.sort},
         **_listing(run, wanted),
@@ -121,7 +124,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
         return json_page({**data, "notices": wanted.notices})
     only_html = {
         "sorts": SORTS,
-        "settings_words": settings_words(run.settings),
+        "settings_words": settings_words(run.settings, form_labels()),
         "target": run,
         "page_size": TRAJECTORIES_PER_PAGE,
         "stop_names": [name for name in summary.stop_reasons if name],

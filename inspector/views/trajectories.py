@@ -26,7 +26,7 @@ from rollouts import replays
 from rollouts.models import Trajectory
 from rollouts.tasks.replays import order
 
-PAGE_VERSION = 11
+PAGE_VERSION = 12
 """Part of the ETag: raise it when a page's HTML changes, so that no browser keeps the old one."""
 
 View = Callable[..., HttpResponse]
@@ -85,10 +85,8 @@ def _answer(
     report, drawn = built
     if wants_json(request):
         return page(request, "", {**tokens_page.names(trajectory), **report})
-    own = f"{request.path}.json"
-    query = f"?{request.META['QUERY_STRING']}" if request.META.get("QUERY_STRING") else ""
     frame = tokens_page.frame(request, trajectory, here)
-    return page(request, template, {**frame, "report": report, "json_url": own + query, **drawn})
+    return page(request, template, {**frame, "report": report, **drawn})
 
 
 @reads_trajectory

@@ -53,16 +53,24 @@ function goFinding(step) {
   if (!all.length) return say("no findings");
   if (findingAt < 0) findingAt = all.findIndex((link) => link.getAttribute("aria-current") === "true");
   findingAt = findingAt < 0 ? (step > 0 ? 0 : all.length - 1) : (findingAt + step + all.length) % all.length;
-  openFinding(all[findingAt]);
+  if (all[findingAt].dataset.row) return openFinding(all[findingAt]);
+  // It lies in no row: the key would leave the page and lose the list. Its link has the focus, Enter follows it.
+  mark(all[findingAt]);
+  all[findingAt].focus();
+  say(`finding ${findingAt + 1} of ${all.length}, in no row: Enter opens it`);
 }
 
-function openFinding(link) {
+function mark(link) {
   const all = findings();
   findingAt = all.indexOf(link);
   all.forEach((other) => other.removeAttribute("aria-current"));
   link.setAttribute("aria-current", "true");
   link.scrollIntoView({ block: "nearest" });
   say(`finding ${findingAt + 1} of ${all.length}`);
+}
+
+function openFinding(link) {
+  mark(link);
   const [row, start, stop] = [link.dataset.row, Number(link.dataset.a), Number(link.dataset.b)];
   if (row === "" || row !== pane()?.dataset.row || !reveal(start, Math.max(stop, start + 1))) location.assign(link.href);
 }

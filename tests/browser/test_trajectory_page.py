@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import expect
 
 from rollouts import models
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.trajectory import Row
 from tests.web.trajectory_samples import HOSTILE, Maker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -131,6 +135,28 @@ def test_keys_walk_turns_findings_siblings_and_lenses(open_page, stored):
     says(page, "finding 1 of 1")
     page.keyboard.press("h")
     page.wait_for_selector("h1:has-text('a')")
+
+
+def test_n_stays_on_the_page_for_a_finding_in_no_row_and_enter_opens_it(open_page, make):
+    value = make.conversation("a")
+    where = len(value.steps[0].prompt_ids)
+    evidence = {"evidence": "Drifts.", "remedy": "Keep the ids."}
+    found = [
+        Finding(Axis.ROW, "row_not_sampled", Severity.ERROR, row=0, start=5, stop=8, **evidence),
+        Finding(Axis.STREAM, "noncanonical_sampling", Severity.INFO, step=0, start=where, stop=where + 2, **evidence),
+    ]
+    row = Row(value.steps[-1].stream, np.arange(len(value.steps[-1].stream)) > where)
+    stored = make.run([replace(value, rows=(row,))], [found]).trajectories.get()
+    page = open_page(path(stored))
+    page.keyboard.press("n")
+    page.keyboard.press("n")
+    said = [page.locator("#pane-status").inner_text()]
+    page.keyboard.press("n")
+    said.append(page.locator("#pane-status").inner_text())
+    assert any("in no row" in words for words in said), said
+    page.locator("a.finding-jump[data-row='']").focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"/compare\?step=0$"))
 
 
 def test_keys_are_off_while_typing(open_page, stored):

@@ -114,6 +114,22 @@ def test_a_hostile_template_ends_in_a_sentence(client: Client, answered: None, t
     assert "could not be checked" in page or "cannot be checked" in page
 
 
+def test_a_check_is_changed_and_asked_again(client: Client, answered: None) -> None:
+    response = ask(client, chat_template="{% for m in messages %}{{ m.content", kwargs='{"a": 1}')
+    page, code = response.content.decode(), TemplateCheck.objects.get().code
+    assert "It could not be checked" in page and "Launch with this template" not in page
+    assert f'href="/templates?check={code}"' in page
+    form = client.get(f"/templates?check={code}").context["form"]
+    assert form["chat_template"].value() == "{% for m in messages %}{{ m.content" and '"a": 1' in form["kwargs"].value()
+    assert not form["conversation"].value()
+
+
+def test_a_template_that_renders_nothing_is_not_listed_as_safe(client: Client, answered: None) -> None:
+    ask(client, chat_template="hello")
+    page = client.get("/templates").content.decode()
+    assert "only because nothing is rendered" in page and "● yes" not in page
+
+
 def test_what_a_template_writes_is_escaped(client: Client, answered: None) -> None:
     page = ask(client, chat_template=BROKEN.replace("[", "<img src=x onerror=alert(1)>")).content.decode()
     assert "<img src=x" not in page and "&lt;img src=x" in page

@@ -49,7 +49,12 @@ def test_everything_that_is_sampled_with_is_stored_and_shown(web: Client) -> Non
         "template_kwargs": {"enable_thinking": False},
     }  # fmt: skip
     page = web.get(f"/runs/{run.code}").content.decode()
-    for name, value in (("top k", "40"), ("min p", "0.05"), ("environment seconds", "2.5"), ("compare", "strict")):
+    for name, value in (
+        ("top_k", "40"),
+        ("min_p", "0.05"),
+        ("Seconds per tool call, at most", "2.5"),
+        ("Compare with a full render", "strict"),
+    ):
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
     assert "&lt;/answer&gt;" in page and "enable_thinking" in page and "The same seed gives the same tokens" in page
     assert web.get(f"/runs/{run.code}.json").json()["run"]["settings"]["stop"] == ["</answer>", "\n\n"]

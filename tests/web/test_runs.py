@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def test_a_run_says_its_findings_in_words_and_the_worst_first(web: Client) -> No
     assert "1 trajectory, 33.3 %" in page and "3 tokens lost or wrong" in page
     assert "1 trajectory with an error" in page and "1 without a finding" in page and "with a warning" not in page
     noted = stored_run(2, "noted", findings=[[finding("branch", Severity.INFO)], []])
-    assert "1 trajectory with no more than an info" in web.get(f"/runs/{noted.code}").content.decode()
+    assert "1 trajectory with info findings alone" in web.get(f"/runs/{noted.code}").content.decode()
     lines = web.get(f"/runs/{run.code}.json").json()["trajectories"]
     assert [line["kinds"] for line in lines] == [{"branch": "info"}, {"bos_mismatch": "error", "branch": "info"}, {}]
     chips = web.get("/?text=sample").content.decode()
@@ -238,7 +239,7 @@ def test_rejected_lines_are_listed_with_number_and_reason(web: Client) -> None:
     Rejection.objects.create(run=run, file="a<b>.jsonl", line=17, reason="The ids are no list.")
     Run.objects.filter(pk=run.pk).update(n_rejected=1)
     page = web.get(f"/runs/{run.code}").content.decode()
-    assert "1 line rejected" in page and "17" in page and "The ids are no list." in page and "a&lt;b&gt;.jsonl" in page
+    assert "1 rejected" in page and "17" in page and "The ids are no list." in page and "a&lt;b&gt;.jsonl" in page
     assert web.get(f"/runs/{run.code}.json").json()["rejections"][0]["line"] == 17
 
 
@@ -247,6 +248,30 @@ def test_a_failed_run_says_why(web: Client) -> None:
     services.end_run(run, Run.Status.FAILED, "The engine ran out of memory.")
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "Why it failed" in page and "The engine ran out of memory." in page
+
+
+def test_a_failed_import_leads_back_to_the_form_and_says_its_reason_once(web: Client) -> None:
+    run = services.create_run("import", "notes.txt")
+    Rejection.objects.create(run=run, file="notes.txt", line=None, reason="notes.txt could not be recognised.")
+    Run.objects.filter(pk=run.pk).update(n_rejected=1)
+    services.end_run(run, Run.Status.FAILED, "Nothing was imported. notes.txt could not be recognised.")
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert "Import again" in page and "the whole file" in page and page.count("notes.txt could not be recognised") == 1
+
+
+def test_a_run_says_that_it_has_no_tokenizer_or_that_of_another_model(web: Client, tiny_tokenizer: Path) -> None:
+    bare = stored_run(2, findings=[[], []])
+    body = web.get(f"/runs/{bare.code}.json").json()
+    assert (
+        body["tokenizer_note"].startswith("No tokenizer")
+        and 'id="judge"' in web.get(f"/runs/{bare.code}").content.decode()
+    )
+    demo = services.register_tokenizer(tiny_tokenizer, name="demo")
+    missing = [finding("token_ids_missing")]
+    right = stored_run(2, tokenizer=demo, findings=[missing, []])
+    assert not web.get(f"/runs/{right.code}.json").json()["tokenizer_note"]
+    wrong = stored_run(2, tokenizer=demo, findings=[missing, missing])
+    assert "“demo”" in web.get(f"/runs/{wrong.code}.json").json()["tokenizer_note"]
 
 
 # --- live -----------------------------------------------------------------------------------------------------------
