@@ -172,17 +172,17 @@ def _to_the_end(row: Row, marks: Marks) -> RowFault | None:
 def _run_faults(row: Row, marks: Marks, start: int, stop: int) -> Iterator[RowFault]:
     """One trained stretch: does it start behind the header, and end with the stop token?"""
     headers = header_places(marks, row.ids)
-    for first, last in headers:
-        if first < stop and start < last:
-            yield _header(max(first, start), min(last, stop))
-            if start < first - 1:
-                yield _observation(start, first)
-            start = last
-            break
-    else:
-        if headers and _outside_turn(row, marks, start, [last for _, last in headers]):
-            yield _observation(start, stop)
-            return
+    opens = [last for _, last in headers]
+    inside = [(first, last) for first, last in headers if first < stop and start < last]
+    if headers and not inside and _outside_turn(row, marks, start, opens):
+        yield _observation(start, stop)
+        return
+    for first, last in inside:
+        yield _header(max(first, start), min(last, stop))
+        behind = start if _outside_turn(row, marks, start, opens) else _behind_stop(row, marks, start, first)
+        if behind < first - 1:
+            yield _observation(behind, first)
+        start = last
     end = stop
     while end > start and marks.blank[end - 1] and not marks.special[end - 1]:
         end -= 1
@@ -205,6 +205,12 @@ def _outside_turn(row: Row, marks: Marks, start: int, opens: list[int]) -> bool:
         return True
     between = row.ids[before[-1] : start]
     return bool(np.isin(between, list(marks.stop_ids)).any())
+
+
+def _behind_stop(row: Row, marks: Marks, start: int, stop: int) -> int:
+    """Where the assistant's turn ended before ``stop``; ``start`` when it did not."""
+    ends = np.flatnonzero(np.isin(row.ids[start:stop], list(marks.stop_ids)))
+    return start + int(ends[0]) + 1 if ends.size else start
 
 
 def _was_sampled(row: Row, place: int) -> bool:

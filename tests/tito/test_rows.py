@@ -175,6 +175,35 @@ def test_without_a_template_the_turns_are_found_in_the_row(kind: str) -> None:
     assert kinds(WITNESSES[kind][-1], template=False) == [kind]
 
 
+@pytest.mark.parametrize("template", [True, False])
+def test_a_stretch_over_several_turns_begins_where_the_assistants_turn_ended(template: bool) -> None:
+    between = [(LINE + TOOL, 1), (OPEN, 1)]
+    last = [(LINE + TOOL, 0), (OPEN, 0), (ONE + SHUT, 1)]
+    once = [(HEAD, 0), (OPEN, 0), (ONE + SHUT, 1), *between, (TWO + SHUT, 1), *last]
+    twice = [*once[:-3], *between, (ONE + SHUT, 1), *last]
+    for parts, n in ((once, 1), (twice, 2)):
+        findings = {finding.kind: finding for finding in found(row(parts), template=template)}
+        observed, header = (findings.pop(kind) for kind in ("observation_trained", "generation_prompt_trained"))
+        assert not findings
+        at = N_HEAD + N_ONE
+        assert (observed.start, observed.stop) == (at, at + len(LINE + TOOL))
+        assert (header.start, header.stop) == (observed.stop, observed.stop + len(OPEN))
+        assert observed.cost.trained_tokens_wrong == n * len(LINE + TOOL)
+        assert header.cost.trained_tokens_wrong == n * len(OPEN)
+
+
+def test_advantages_where_the_mask_should_be_are_no_second_fault() -> None:
+    good, stop = row(), N_HEAD + N_ONE - 1
+    for start, end, kind in ((stop, stop + 1, "stop_token_untrained"), (stop + 1, stop + 2, "separator_trained")):
+        mask = good.loss_mask.copy()
+        mask[start:end] ^= True
+        assert kinds(replace(good, loss_mask=mask)) == [kind]
+        values = good.columns["advantages"].copy()
+        values[N_HEAD] = 0
+        two = replace(good, loss_mask=mask, columns={"advantages": values})
+        assert sorted(kinds(two)) == sorted([kind, "advantage_misplaced"])
+
+
 def test_near_misses_are_no_faults() -> None:
     assert kinds(hotter(1.02)) == []
     assert kinds(row(extra={"prompt_length": N_HEAD})) == []

@@ -49,13 +49,15 @@ def _row_faults(case: Case, row: Row, facts: _TemplateFacts) -> Iterator[RowFaul
         yield overrun
     # A row that trains nothing or everything has no pattern that columns could be shifted against.
     shifted = None if overrun else checks.columns_shifted(row)
+    others = [checks.logprob_invalid, checks.logprobs_other_distribution, checks.prompt_split_wrong]
     if shifted:
         yield shifted
     elif not overrun:
-        yield from _merged(mask_faults(row, marks))
-    others = [checks.logprob_invalid, checks.logprobs_other_distribution, checks.prompt_split_wrong]
-    if not shifted and not overrun:  # advantages stand where the mask should
-        others.append(checks.advantage_misplaced)
+        wrong = list(mask_faults(row, marks))
+        yield from _merged(wrong)
+        # Advantages that stand where the mask should follow from the mask's fault.
+        if not wrong or checks.advantage_misplaced(_mended(row, wrong)):
+            others.append(checks.advantage_misplaced)
     for check in others:
         if fault := check(row):
             yield fault
@@ -63,7 +65,15 @@ def _row_faults(case: Case, row: Row, facts: _TemplateFacts) -> Iterator[RowFaul
         yield fault
 
 
-def _merged(faults: Iterator[RowFault]) -> Iterator[RowFault]:
+def _mended(row: Row, faults: Sequence[RowFault]) -> Row:
+    """The row with the mask that it should have."""
+    mask = row.loss_mask.copy()
+    for fault in faults:
+        mask[fault.start : fault.stop] ^= True
+    return replace(row, loss_mask=mask)
+
+
+def _merged(faults: Sequence[RowFault]) -> Iterator[RowFault]:
     """One finding a kind: the first place, with the counts of all."""
     by_kind: dict[str, RowFault] = {}
     for fault in faults:
