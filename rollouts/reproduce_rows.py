@@ -239,8 +239,12 @@ def _not_sampled(finding: Finding, trajectory: Trajectory, row: Row, data: Data)
 
 def _flags(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
     data["IS_LAST_STEP"] = [row.extra.get("is_last_step") for row in trajectory.rows]
+    data["PLACES"] = [row.extra.get("batch_index", n) for n, row in enumerate(trajectory.rows)]
     right = "[False] * (len(IS_LAST_STEP) - 1) + [True]"
-    return [(f"IS_LAST_STEP != {right}", "the last row alone is marked as the last")], ""
+    apart = "any(b - a != 1 for a, b in zip(PLACES, PLACES[1:]))"
+    return [
+        (f"IS_LAST_STEP != {right} or {apart}", "the rows stand together and the last alone is marked as the last")
+    ], ""
 
 
 def _versions(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rollouts.formats import shapes
+from rollouts.formats.json_text import canonical_json
 from rollouts.formats.registry import Format, Rejected, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.formats.source import Source
-from rollouts.tito.trajectory import Floats, Origin, Row, Step, Trajectory
+from rollouts.tito.trajectory import Floats, Mask, Origin, Row, Step, Trajectory
 
 _AS_TEXT = re.compile(r"(.+)_\d+", re.DOTALL)
 _LISTS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
@@ -110,42 +112,54 @@ class _Element:
 
 
 def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]) -> list[Trajectory]:
-    """Steps up to each ``is_last_step`` are one trajectory. Rows follow from them, unless a mask says otherwise."""
+    """Steps of one id are one trajectory. Rows follow from them, unless a mask, order or flag says otherwise."""
     last = shapes.mask(lists["is_last_step"], "is_last_step")
     ids = lists["trajectory_ids"]
     if ids is None:
         raise BadLine("is_last_step is there and trajectory_ids is not; step-wise output needs both.")
-    if n and not last[-1]:
-        raise BadLine("is_last_step ends with false: the last trajectory has no end.")
     found: list[Trajectory] = []
-    start = 0
-    for i in range(n):
-        if i > start and not shapes.same(ids[i], ids[start]):
-            raise BadLine(f"trajectory_ids changes at element {i}, where is_last_step is not true before it.")
-        if not last[i]:
-            continue
-        elements = [_Element(lists, k) for k in range(start, i + 1)]
+    for places in _places(ids, last):
+        elements = [_Element(lists, k) for k in places]
         steps = tuple(
             Step(one.prompt, one.response, one.logprobs, finish_reason=one.stop_reason[:30]) for one in elements
         )
-        plain = all(one.mask.all() and len(one.mask) == len(one.response) for one in elements)
-        rows = () if plain else tuple(one.row((k,)) for k, one in enumerate(elements))
+        rows = tuple(one.row((k,)) for k, one in enumerate(elements))
+        if places != list(range(places[0], places[-1] + 1)) or not _ends_once(last, places):
+            # The trainer would take it so: a finding, and no reason to show nothing.
+            rows = tuple(
+                replace(row, extra={"is_last_step": bool(last[k]), "batch_index": k})
+                for k, row in zip(places, rows, strict=True)
+            )
+        elif all(one.mask.all() and len(one.mask) == len(one.response) for one in elements):
+            rows = ()
         found.append(
             Trajectory(
-                _name(ids[start], len(found), number),
+                _name(ids[places[0]], len(found), number),
                 steps,
                 rows,
                 reward=elements[-1].reward,
                 stop_reason=elements[-1].stop_reason,
-                group=_group(ids, start),
-                extra=shapes.elements(value, _LISTS, n, i),
+                group=_group(ids, places[0]),
+                extra=shapes.elements(value, _LISTS, n, places[-1]),
             )
         )
-        start = i + 1
     names = [one.external_id for one in found]
     if len(set(names)) != len(names):
-        raise BadLine("trajectory_ids names a trajectory twice: its steps are not adjacent.")
+        raise BadLine("trajectory_ids gives one name to two trajectories.")
     return found
+
+
+def _places(ids: list[Any], last: Mask) -> list[list[int]]:
+    """Which elements are steps of which trajectory; one without an id ends where its flag says."""
+    found: dict[str, list[int]] = {}
+    for i, one in enumerate(ids):
+        key = f"until {int(last[:i].sum())}" if one is None else canonical_json(one)
+        found.setdefault(key, []).append(i)
+    return list(found.values())
+
+
+def _ends_once(last: Mask, places: list[int]) -> bool:
+    return bool(last[places[-1]]) and not last[places[:-1]].any()
 
 
 def _names(ids: Any, n: int, number: int) -> list[str]:

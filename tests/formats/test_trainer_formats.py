@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rollouts.formats import Source, detect
+from rollouts.tito.diagnose import diagnose
 from tests.formats.test_formats import changed, jsonl, read
 from tests.storage.build import assert_same
 
@@ -153,11 +154,8 @@ def test_a_whole_trajectory_batch_is_rows() -> None:
 @pytest.mark.parametrize(
     ("path", "to", "reason"),
     [
-        ("is_last_step", [False, True, False], "has no end"),
-        ("is_last_step", [False, False, True], "changes at element 2"),
         ("is_last_step", [True], "1 elements for 3"),
         ("trajectory_ids", None, "needs both"),
-        ("trajectory_ids", ["A", "B", "A"], "changes at element 1"),
         ("rewards", [0.0], "1 elements for 3"),
         ("loss_masks", [[1], [1, 2], [1]], "must hold 0 and 1"),
     ],
@@ -165,6 +163,28 @@ def test_a_whole_trajectory_batch_is_rows() -> None:
 def test_a_batch_that_breaks_its_invariants_is_rejected_whole(path: str, to: Any, reason: str) -> None:
     _, found, (rejected,) = read(jsonl(changed(SKYRL, path, to=to)))
     assert not found and reason in rejected.reason
+
+
+@pytest.mark.parametrize(
+    ("ids", "flags", "says"),
+    [
+        (["A", "A", "B"], [False, True, False], {"B": "Row 0 of 1 is the last step and is not marked."}),
+        (["A", "A", "B"], [False, False, True], {"A": "Row 1 of 2 is the last step and is not marked."}),
+        (["A", "A", "B"], [True, True, True], {"A": "Row 0 of 2 is marked as the last step and is not."}),
+        (["A", "B", "A"], [False, True, True], {"A": "Row 1 of 2 is element 2 of its batch, and the row before it is"}),
+        (["A", "A", "B"], [False, True, True], {}),
+        ([None, None, None], [False, True, True], {}),
+    ],
+)
+def test_steps_out_of_order_are_read_and_named(ids: list[Any], flags: list[bool], says: dict[str, str]) -> None:
+    _, found, rejected = read(jsonl({**SKYRL, "trajectory_ids": ids, "is_last_step": flags}))
+    assert rejected == [] and [len(one.steps) for one in found] == [2, 1]
+    findings = {
+        one.external_id: [f for f in diagnose(one, None) if f.axis == "row" and f.severity == "error"] for one in found
+    }
+    loud = {name: [f.evidence for f in those] for name, those in findings.items() if those}
+    assert loud.keys() == says.keys() and all(those[0].startswith(says[name]) for name, those in loud.items())
+    assert {f.kind for those in findings.values() for f in those} <= {"step_order_invalid"}
 
 
 def test_gateway_traces() -> None:

@@ -128,6 +128,18 @@ def flagged(*flags: bool) -> Trajectory:
     return Trajectory("t", (), tuple(replace(GOOD, extra={"is_last_step": flag}) for flag in flags))
 
 
+def placed(*places: int) -> Trajectory:
+    flags = [place == places[-1] for place in places]
+    return Trajectory(
+        "t",
+        (),
+        tuple(
+            replace(GOOD, extra={"is_last_step": flag, "batch_index": place})
+            for flag, place in zip(flags, places, strict=True)
+        ),
+    )
+
+
 def mended(bad: Row) -> Row:
     """The sound row with whatever else the bad one has beside the fault."""
     repeated = len(bad.ids) != len(GOOD.ids)
@@ -159,6 +171,7 @@ PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
     ("trained_twice", Trajectory("t", STEPS, (merged(), merged())), SOUND),
     ("never_trained", Trajectory("t", STEPS, (ONLY_FIRST,)), SOUND),
     ("step_order_invalid", flagged(False, True, True), flagged(False, False, True)),
+    ("step_order_invalid", placed(0, 2), placed(0, 1)),
     (
         "mixed_policy_versions",
         Trajectory("t", (replace(FIRST, policy_version="7"), replace(SECOND, policy_version="8"))),

@@ -283,18 +283,24 @@ def _on_step(case: Case, index: int, kind: str, start: int, stop: int, evidence:
 
 
 def _order(case: Case) -> Iterator[Finding]:
-    """The last-step flags of step-wise rows: on the last row, and on no other."""
+    """Step-wise rows: one behind the other in their batch, the last-step flag on the last one and on no other."""
     rows: Sequence[Row] = case.trajectory.rows
     flags = [row.extra.get("is_last_step") for row in rows]
     if not flags or any(not isinstance(flag, bool) for flag in flags):
         return
-    wrong = next((i for i, flag in enumerate(flags) if flag != (i == len(flags) - 1)), None)
+    places = [row.extra.get("batch_index") for row in rows]
+    wrong = None
+    if all(type(place) is int for place in places):
+        wrong = next((i for i in range(1, len(rows)) if places[i] - places[i - 1] != 1), None)  # type: ignore[operator]
     if wrong is not None:
+        what = f"is element {places[wrong]} of its batch, and the row before it is element {places[wrong - 1]}"
+    else:
+        wrong = next((i for i, flag in enumerate(flags) if flag != (i == len(flags) - 1)), None)
+        if wrong is None:
+            return
         what = "is marked as the last step and is not" if flags[wrong] else "is the last step and is not marked"
-        yield _finding(
-            case, wrong, rows[wrong],
-            RowFault("step_order_invalid", 0, len(rows[wrong].ids), f"Row {wrong} of {len(rows)} {what}."),
-        )  # fmt: skip
+    fault = RowFault("step_order_invalid", 0, len(rows[wrong].ids), f"Row {wrong} of {len(rows)} {what}.")
+    yield _finding(case, wrong, rows[wrong], fault)
 
 
 def _versions(case: Case) -> Iterator[Finding]:
