@@ -26,6 +26,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 ROOT = Path(__file__).resolve().parent.parent
+# The folders whose tests start processes and wait for them.
+WORK_FOLDERS = ("tasks", "recorder", "gpu_proof", "ops")
 # The folders whose tests are run a second time when the database is PostgreSQL.
 DATABASE_FOLDERS = ("storage", "tasks", "web", "ops", "commands", "push", "recorder")
 
@@ -44,29 +46,47 @@ def missing(reason: str) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Browser tests come last: Playwright keeps an event loop running, in which nobody else's can start.
 
-    With INSPECTOR_TEST_DATABASE_ONLY=1 keep the tests that use the database.
+    INSPECTOR_TEST_PART names the part of them that tests/run.py wants; without it all are kept.
     """
     items.sort(key=lambda item: Path(item.path).is_relative_to(ROOT / "tests" / "browser"))
-    if os.environ.get("INSPECTOR_TEST_DATABASE_ONLY") != "1":
+    part = os.environ.get("INSPECTOR_TEST_PART")
+    if not part:
         return
-    from django.test import TransactionTestCase
-
-    def uses_database(item: pytest.Item) -> bool:
-        folder = Path(item.path).relative_to(ROOT / "tests").parts[0]
-        # What vLLM does is the same on any database, and it is slow to start.
-        if folder not in DATABASE_FOLDERS or item.get_closest_marker("sqlite_only") or item.get_closest_marker("vllm"):
-            return False
-        asked = {"db", "transactional_db", "live_server", "client", "admin_client"} & set(
-            getattr(item, "fixturenames", ())
-        )
-        cls = getattr(item, "cls", None)
-        return bool(
-            asked or item.get_closest_marker("django_db") or (cls is not None and issubclass(cls, TransactionTestCase))
-        )
-
-    kept = [item for item in items if uses_database(item)]
+    kept = [item for item in items if PARTS[part](item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+def _needs_database(item: pytest.Item) -> bool:
+    from django.test import TransactionTestCase
+
+    asked = {"db", "transactional_db", "live_server", "client", "admin_client"} & set(getattr(item, "fixturenames", ()))
+    cls = getattr(item, "cls", None)
+    return bool(
+        asked or item.get_closest_marker("django_db") or (cls is not None and issubclass(cls, TransactionTestCase))
+    )
+
+
+def _is_plain(item: pytest.Item) -> bool:
+    return not (_needs_database(item) or item.get_closest_marker("vllm") or _folder(item) == "browser")
+
+
+def _may_differ_on_postgres(item: pytest.Item) -> bool:
+    # What vLLM does is the same on any database, and it is slow to start.
+    same = item.get_closest_marker("sqlite_only") or item.get_closest_marker("vllm")
+    return _folder(item) in DATABASE_FOLDERS and not same and _needs_database(item)
+
+
+def _folder(item: pytest.Item) -> str:
+    return Path(item.path).relative_to(ROOT / "tests").parts[0]
+
+
+PARTS: dict[str, Callable[[pytest.Item], bool]] = {
+    "work": lambda item: _folder(item) in WORK_FOLDERS and not _is_plain(item),
+    "pages": lambda item: _folder(item) not in WORK_FOLDERS and not _is_plain(item),
+    "plain": _is_plain,
+    "again": _may_differ_on_postgres,
+}
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,37 @@
 """`make test`: every test on SQLite and, where a PostgreSQL answers, those that use the database on that as well.
 
-The two passes run side by side where there are two processors. What the second one says is printed after the first has
-ended; the last line is pytest's summary of the run on SQLite, which is the whole one.
+The tests run in parts, side by side where there are two processors: those that start real workers and servers mostly
+wait. One part is shown as it comes; what the others say is printed after they have ended, and at the end stands
+pytest's summary of each.
 """
 
 import argparse
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from dataclasses import dataclass
+from typing import IO
+
+NO_TESTS = 5
+"""Pytest's exit status when none of the chosen tests is in a part."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run of pytest: `name` says to conftest.py which tests are in it."""
+
+    name: str
+    title: str
+    database: str = ""
+
+
+WORK = Part("work", "workers, servers and commands, on SQLite")
+PAGES = Part("pages", "everything else that uses the database or a browser, on SQLite")
+PLAIN = Part("plain", "the tests that need no database")
 
 
 def postgres_answers(url: str) -> bool:
@@ -25,17 +48,47 @@ def postgres_answers(url: str) -> bool:
         return False
 
 
-def run_shown(command: list[str], env: dict[str, str]) -> tuple[int, bytes]:
-    """Run it with its output passed on as it comes; gives its status and the last line."""
-    print("--- all tests, on SQLite", flush=True)
-    tail = b""
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        while piece := process.stdout.read1():
-            sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
-            tail = (tail + piece)[-1000:]
-    return process.returncode, tail.rstrip().rpartition(b"\n")[2]
+class Pass:
+    """Parts that run one after the other, in processes of their own."""
+
+    def __init__(self, parts: list[Part], pytest: list[str], env: dict[str, str]) -> None:
+        self._parts, self._pytest, self._env = parts, pytest, env
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self.summaries: list[str] = []
+        self.failed = False
+        self.tested = False
+
+    def run(self, output: IO[bytes]) -> None:
+        """Run them with what they print passed on as it comes."""
+        for part in self._parts:
+            if not self._stopped:
+                self._run(part, output)
+
+    def stop(self) -> None:
+        """End what runs, and begin nothing more."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.terminate()
+
+    def _run(self, part: Part, output: IO[bytes]) -> None:
+        env = {**self._env, "INSPECTOR_TEST_PART": part.name}
+        if part.database:
+            env["DATABASE_URL"] = part.database
+        output.write(f"--- {part.title}\n".encode())
+        output.flush()
+        tail = b""
+        with subprocess.Popen(self._pytest, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            self._process = process
+            assert process.stdout is not None
+            while piece := process.stdout.read1():
+                output.write(piece)
+                output.flush()
+                tail = (tail + piece)[-1000:]
+        self.failed |= process.returncode not in (0, NO_TESTS)
+        self.tested |= process.returncode != NO_TESTS
+        last = tail.rstrip().rpartition(b"\n")[2].decode(errors="replace")
+        self.summaries.append(f"--- {part.title}: exit status {process.returncode}\n{last}")
 
 
 def main() -> int:
@@ -47,34 +100,45 @@ def main() -> int:
     for name in ("DATABASE_URL", "REDIS_URL", "INSPECTOR_DATA", "DJANGO_SETTINGS_MODULE", "DEBUG", "SECRET_KEY"):
         base.pop(name, None)  # a developer's own settings must not decide what the tests see
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.rest]
-    if not postgres_answers(options.postgres):
-        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-            print(f"--- CI=true allows no skips, and no PostgreSQL answers at {options.postgres}")
-            print("    Start one that lets us make databases, or name it in INSPECTOR_TEST_POSTGRES.")
-            return 1
+    passes = [[WORK], [PAGES, PLAIN]]
+    if postgres_answers(options.postgres):
+        passes.append([Part("again", "the tests that use the database, on PostgreSQL", options.postgres)])
+    elif os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+        print(f"--- CI=true allows no skips, and no PostgreSQL answers at {options.postgres}")
+        print("    Start one that lets us make databases, or name it in INSPECTOR_TEST_POSTGRES.")
+        return 1
+    else:
         print("--- no PostgreSQL answers (INSPECTOR_TEST_POSTGRES names one): storage is tested on SQLite alone")
-        return run_shown(pytest, base)[0]
-    again = {**base, "DATABASE_URL": options.postgres, "INSPECTOR_TEST_DATABASE_ONLY": "1"}
-    # A test Redis that somebody named is emptied by both passes: then one has to wait for the other.
+    shown, *others = [Pass(parts, pytest, base) for parts in passes]
+    # A test Redis that somebody named is emptied by every pass: then one has to wait for the other.
     side_by_side = (os.cpu_count() or 1) > 1 and not os.environ.get("INSPECTOR_TEST_REDIS")
-    with tempfile.TemporaryFile() as output:
-        second = subprocess.Popen(pytest, env=again, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            if not side_by_side:
-                second.wait()
-            status, last = run_shown(pytest, base)
-            second.wait()
-        finally:
-            if second.poll() is None:  # Ctrl-C
-                second.terminate()
-                second.wait()
-        output.seek(0)
-        print("--- the tests that use the database, on PostgreSQL", flush=True)
-        sys.stdout.buffer.write(output.read())
-        sys.stdout.buffer.flush()
-    print(f"--- exit status {second.returncode} on PostgreSQL, {status} on SQLite:", flush=True)
-    print(last.decode(errors="replace"), flush=True)
-    return status or (0 if second.returncode == 5 else second.returncode)  # 5: none of the chosen tests uses it
+    if not side_by_side:
+        for one in (shown, *others):
+            one.run(sys.stdout.buffer)
+    else:
+        with contextlib.ExitStack() as stack:
+            outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in others]
+            threads = [
+                threading.Thread(target=one.run, args=(output,)) for one, output in zip(others, outputs, strict=True)
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                shown.run(sys.stdout.buffer)
+                for thread in threads:
+                    thread.join()
+            except KeyboardInterrupt:
+                for one in others:
+                    one.stop()
+                raise
+            for output in outputs:
+                output.seek(0)
+                shutil.copyfileobj(output, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+    for one in (*others, shown):
+        print("\n".join(one.summaries))
+    done = (shown, *others)
+    return int(any(one.failed for one in done) or not any(one.tested for one in done))
 
 
 if __name__ == "__main__":

@@ -136,16 +136,32 @@ def test_cancel_reaches_the_engine(celery_worker_process: Start, tmp_path: Path)
     assert "engine lost" not in log.read_text()
 
 
+def _warm(queue: str) -> Run:
+    """A small run, ended: the queue's worker has its engine loaded and the process that stores for it started."""
+    run = launch(LaunchForm(prompts=1, group=1), enqueue=False)
+    run_rollouts.apply_async((run.pk,), queue=queue)
+    wait_until(lambda: _ended(run), 240, "the first small run has ended")
+    return run
+
+
+def _in_the_middle(seed: int) -> Run:
+    """A run of which a part is stored and a part is not begun, on a worker that samples few at once.
+
+    The worker is warm: one that still starts what stores has sampled a good part of the run when it is done.
+    """
+    _warm("engine.demo")
+    run = launch(LaunchForm(prompts=30, group=4, seed=seed))
+    wait_until(lambda: run.trajectories.filter(status="done").exists(), 120, "some are done")
+    return run
+
+
 def test_two_workers_on_two_queues_share_the_trajectories_of_one_run(celery_worker_process: Start) -> None:
     queues = ("engine.demo", "engine.spare")
     before = {}
     for queue in queues:
         celery_worker_process(queue)
         # With its engine warm neither can be done before the other has begun.
-        warm = launch(LaunchForm(prompts=1, group=1), enqueue=False)
-        run_rollouts.apply_async((warm.pk,), queue=queue)
-        wait_until(lambda warm=warm: _ended(warm), 240, "the first small run has ended")  # type: ignore[misc]
-        before[queue] = warm.n_sampled  # a worker says what it did every two seconds, so not what it says now
+        before[queue] = _warm(queue).n_sampled  # a worker says what it did every two seconds, so not what it says now
     run = launch(LaunchForm(prompts=60, group=4, seed=4), enqueue=False)
     for queue in queues:
         run_rollouts.apply_async((run.pk,), queue=queue)
@@ -166,6 +182,7 @@ def _sampled_by_worker() -> dict[str, int]:
     return {one.queues[0]: sum(engine.tokens for engine in one.engines) for one in found}
 
 
+@pytest.mark.sqlite_only
 def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: Path) -> None:
     worker = celery_worker_process("engine.demo", env=few_at_once())
     run = launch(LaunchForm(prompts=15, group=4, seed=8))
@@ -204,8 +221,7 @@ def _read(path: Path) -> bytes:
 @pytest.mark.sqlite_only
 def test_a_killed_worker_costs_no_stored_step(celery_worker_process: Start) -> None:
     first = celery_worker_process("engine.demo", env=few_at_once())
-    run = launch(LaunchForm(prompts=15, group=4, seed=6))
-    wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
+    run = _in_the_middle(seed=6)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait(60)
     run.refresh_from_db()
@@ -217,7 +233,7 @@ def test_a_killed_worker_costs_no_stored_step(celery_worker_process: Start) -> N
     Run.objects.filter(pk=run.pk).update(heartbeat_at=past)
     celery_worker_process("engine.demo")
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
     after = _stored(run)
     assert stored and all(after[key] == value for key, value in stored.items())
     _check_streams(run)
@@ -229,9 +245,7 @@ def test_a_living_worker_takes_over_what_a_killed_one_held(celery_worker_process
     queues = ("engine.demo", "engine.spare")
     workers_of = {queue: celery_worker_process(queue) for queue in queues}
     for queue in queues:
-        warm = launch(LaunchForm(prompts=1, group=1), enqueue=False)
-        run_rollouts.apply_async((warm.pk,), queue=queue)
-        wait_until(lambda warm=warm: _ended(warm), 240, "the first small run has ended")  # type: ignore[misc]
+        _warm(queue)
     run = launch(LaunchForm(prompts=60, group=4, seed=6), enqueue=False)
     for queue in queues:
         run_rollouts.apply_async((run.pk,), queue=queue)
@@ -256,8 +270,7 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
 ) -> None:
     redis = own_redis()
     first = celery_worker_process("engine.demo", env=few_at_once())
-    run = launch(LaunchForm(prompts=15, group=4, seed=9))
-    wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
+    run = _in_the_middle(seed=9)
     redis.kill()
     redis.wait(60)
     before = run.trajectories.filter(status="done").count()
@@ -266,7 +279,7 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
     assert late.status == "failed" and "press Resume" in late.error
     own_redis()
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
     # Celery's consumer does not outlive its broker's connection: it ends its work first, and its supervisor (serve, or
     # the system's own) starts the next one.
     wait_until(lambda: first.poll() is not None, 120, "the worker without a broker has ended")
@@ -277,17 +290,17 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
     assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
 
 
+@pytest.mark.sqlite_only
 def test_a_worker_that_is_asked_to_stop_hands_its_run_to_the_next(celery_worker_process: Start) -> None:
     first = celery_worker_process("engine.demo", env=few_at_once())
-    run = launch(LaunchForm(prompts=15, group=4, seed=7))
-    wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
+    run = _in_the_middle(seed=7)
     first.send_signal(signal.SIGTERM)
     assert first.wait(120) == 0
     run.refresh_from_db()
     assert run.status == "running" and not run.trajectories.filter(status="running").exists()
     celery_worker_process("engine.demo")
     wait_until(lambda: _ended(run), 240, "the run has ended")
-    assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
+    assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)
     _check_streams(run)
 
 
