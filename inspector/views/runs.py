@@ -36,6 +36,7 @@ from inspector.run_jobs import has_just_judged, job_facts, latest_jobs
 from inspector.run_jobs import is_active as is_active_job
 from rollouts import launch, selectors, services
 from rollouts.models import Run, Trajectory
+from rollouts.selectors.figures import worst_of
 
 RUNS_PER_PAGE = 25
 TRAJECTORIES_PER_PAGE = 50
@@ -60,9 +61,8 @@ def index(request: HttpRequest) -> HttpResponse:
             runs = runs.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
     found = list(runs[: RUNS_PER_PAGE + 1])
     shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
-    rows = [
-        {**run_facts(run), "reward_mean": run.reward_sum / run.n_rewards if run.n_rewards else None} for run in shown
-    ]
+    worst = worst_of(shown)
+    rows = [{**run_facts(run), "worst": worst.get(run.pk)} for run in shown]
     data = {"runs": rows, "next": shown[-1].code if more else None}
     filtered = any(asked[name] for name in ("text", "status", "kind"))
     live = any(is_active(run) for run in shown)

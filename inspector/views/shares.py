@@ -7,6 +7,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, redirect
 from django.views.decorators.cache import never_cache
@@ -22,6 +23,12 @@ SHOWN = 200
 MODELS: dict[str, Any] = {"run": Run, "trajectory": Trajectory, "check": TemplateCheck}
 
 
+def _links() -> QuerySet[ShareLink]:
+    """Links with what they open, without what of it is long."""
+    found = ShareLink.objects.select_related("run", "trajectory", "check_result__chat_template", "created_by")
+    return found.defer("check_result__report", "check_result__chat_template__text")
+
+
 def target_of(link: ShareLink) -> tuple[str, str, str]:
     """Kind, name and address (query included) of what a link opens."""
     query = f"?{link.query}" if link.query else ""
@@ -30,7 +37,7 @@ def target_of(link: ShareLink) -> tuple[str, str, str]:
     if link.trajectory is not None:
         return "trajectory", link.trajectory.external_id, f"/trajectories/{link.trajectory.code}{query}"
     if link.check_result is not None:
-        return "check", link.check_result.code, f"/templates/checks/{link.check_result.code}{query}"
+        return "check", str(link.check_result.chat_template), f"/templates/checks/{link.check_result.code}{query}"
     raise Http404("What this link opened has been deleted.")
 
 
@@ -59,7 +66,7 @@ def index(request: HttpRequest) -> HttpResponse:
     """The list of links, newest first; a POST makes one and shows its address, once."""
     if request.method == "POST":
         return _create(request)
-    links = ShareLink.objects.select_related("run", "trajectory", "check_result", "created_by").order_by("-pk")[:SHOWN]
+    links = _links().order_by("-pk")[:SHOWN]
     return page(request, "shares/index.html", {"shares": [_facts(link) for link in links]})
 
 
@@ -81,7 +88,7 @@ def _create(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
-    link = get_object_or_404(ShareLink.objects.select_related("run", "trajectory", "check_result", "created_by"), pk=pk)
+    link = get_object_or_404(_links(), pk=pk)
     services.revoke_share(link)
     if wants_json(request):
         link.refresh_from_db()
@@ -98,7 +105,7 @@ def open_link(request: HttpRequest, token: str) -> HttpResponse:
     wanted_json = token.endswith(".json")
     token = token.removesuffix(".json")
     digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-    link = ShareLink.objects.select_related("run", "trajectory", "check_result").filter(token_sha256=digest).first()
+    link = _links().filter(token_sha256=digest).first()
     if link is None:
         raise Http404("There is no such share link. It may be cut short: copy the whole address.")
     if not is_live(link):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.db.models import Count, F, IntegerField, Max, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Floor
 
-from rollouts.models import Finding, Run, RunFigures
+from rollouts.models import Finding, Run, RunFigures, Trajectory
 from rollouts.selectors.runs import RunSummary, run_summary, summary_from
 from rollouts.tito.diagnose.finding import Severity
 
@@ -86,6 +87,30 @@ def stored_figures(run: Run) -> dict[str, Any] | None:
 
 def summary_in(body: dict[str, Any]) -> RunSummary:
     return summary_from(body["summary"])
+
+
+def worst_of(runs: Sequence[Run]) -> dict[int, tuple[str, int]]:
+    """Run -> the gravest severity of its findings and how many trajectories have it. Two queries at most.
+
+    A large run is answered from its stored figures, and left out while it has none.
+    """
+    judged = [run for run in runs if any(run.finding_counts.values())]
+    counts: dict[int, dict[str, int]] = {}
+    large = {run.pk: run for run in judged if is_large(run)}
+    if large:
+        for found in RunFigures.objects.filter(run__in=large):
+            if found.state == state_of(large[found.run_id]):
+                counts[found.run_id] = summary_in(found.body).severities
+    small = [run.pk for run in judged if run.pk not in large]
+    if small:
+        held = Trajectory.objects.filter(run__in=small).exclude(worst_severity="")
+        for run, severity, n in held.values_list("run", "worst_severity").annotate(n=Count("pk")):
+            counts.setdefault(run, {})[severity] = n
+    return {
+        run: next((severity.value, held[severity]) for severity in Severity if held.get(severity))
+        for run, held in counts.items()
+        if any(held.get(severity) for severity in Severity)
+    }
 
 
 def cost_in(body: dict[str, Any], kind: str) -> RunCost:

@@ -26,6 +26,7 @@ from rollouts.engines import Engine, EngineError, Generation
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.launch import LaunchForm, LaunchRefused, launch, served_models
+from rollouts.management.commands.launch_rollouts import is_served
 from rollouts.models import Run, TemplateCheck, Trajectory
 from rollouts.tasks import launch as work
 from rollouts.tasks import run_state
@@ -402,6 +403,23 @@ class TestCommand:
         assert (result["status"], result["trajectories"], result["rewards"]["n"]) == ("done", 4, 4)
         assert result["tokens"] > result["sampled"] > 0 and Run.objects.get(code=result["run"])
         assert "made in this process" in err
+
+    def test_wait_leaves_the_work_to_a_worker_that_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from celery.app.control import Inspect
+
+        def take(args: Any, queue: str) -> None:
+            assert queue == "engine.demo"
+            Run.objects.filter(pk=args[0]).update(status="done")
+
+        monkeypatch.delenv("REDIS_URL", raising=False)
+        monkeypatch.setattr(work.run_rollouts, "apply_async", take)
+        other = {"w1@here": [{"name": "default"}]}
+        monkeypatch.setattr(Inspect, "active_queues", lambda _: other)
+        assert not is_served("demo")
+        monkeypatch.setattr(Inspect, "active_queues", lambda _: {**other, "w2@here": [{"name": "engine.demo"}]})
+        assert is_served("demo") and not is_served("unheard")
+        out, err = self.call("--prompts", "1", "--group", "1", "--wait", "--json")
+        assert json.loads(out)["status"] == "done" and not err
 
     def test_templates_and_the_rest_of_the_sampling_are_options(
         self, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch

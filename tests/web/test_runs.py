@@ -18,6 +18,7 @@ from inspector.health import heartbeat_key
 from inspector.views import runs as views
 from rollouts import services
 from rollouts.models import Rejection, Run, Trajectory
+from rollouts.selectors import figures
 from rollouts.tito.diagnose.finding import Cost, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from tests.web.samples import finding, stored_run, trajectory
@@ -61,12 +62,26 @@ def test_the_list_is_paged_by_key(web: Client, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_list_asks_as_many_queries_for_one_run_as_for_twenty(web: Client, django_assert_num_queries: Any) -> None:
     stored_run(2)
-    with django_assert_num_queries(3):  # session, user, runs
+    with django_assert_num_queries(4):  # session, user, runs, the gravest of their findings
         web.get("/")
     for number in range(20):
         stored_run(2, f"run {number}")
-    with django_assert_num_queries(3):
+    with django_assert_num_queries(4):
         web.get("/")
+
+
+def test_the_list_says_which_runs_have_errors(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = stored_run(3, "bad", findings=[[finding()], [finding("branch", Severity.INFO)], [finding()]])
+    stored_run(2, "noted", findings=[[finding("branch", Severity.INFO)], []])
+    stored_run(2, "clean", findings=[[], []])
+    assert [run["worst"] for run in web.get("/runs.json").json()["runs"]] == [None, ["info", 1], ["error", 2]]
+    page = web.get("/").content.decode()
+    assert f'href="/runs/{bad.code}?severity=error"' in page and "2 trajectories with an error" in page
+    assert page.count("info alone") == 1
+    monkeypatch.setattr(figures, "LARGE", 0)
+    assert web.get("/runs.json?text=bad").json()["runs"][0]["worst"] is None
+    services.take_figures(bad)
+    assert web.get("/runs.json?text=bad").json()["runs"][0]["worst"] == ["error", 2]
 
 
 def test_the_list_is_filtered_by_text_status_and_kind(web: Client) -> None:

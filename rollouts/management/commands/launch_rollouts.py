@@ -9,7 +9,10 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+from celery import current_app
 from django.core.management.base import BaseCommand, CommandError
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from rollouts import launch as launching
 from rollouts.environments import Prompt, PromptsRejected, read_prompts
@@ -19,13 +22,26 @@ from rollouts.models import Run, Trajectory
 from rollouts.tito.diagnose.ending import COMPARE
 
 POLL_SECONDS = 0.25
+ANSWER_SECONDS = 1.0
 _DEFAULTS = LaunchForm()
+
+
+def is_served(model: str) -> bool:
+    """Whether a worker on this data folder's broker answers that it takes the model's runs; asks for a second."""
+    known = launching.served_models().get(model)
+    if known is None:
+        return False
+    try:
+        answers = current_app.control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
+    except (OSError, OperationalError, RedisError):
+        return False
+    return any(queue["name"] == known.queue for queues in answers.values() for queue in queues)
 
 
 class Command(BaseCommand):
     help = (
-        "Launch a run. With --wait it prints the result at its end; where no REDIS_URL names a broker, --wait makes "
-        "the rollouts in this process, without any worker."
+        "Launch a run. With --wait it prints the result at its end; where no REDIS_URL names a broker and no worker of "
+        "`make run` serves the model, --wait makes the rollouts in this process."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -74,7 +90,7 @@ class Command(BaseCommand):
         options["template_kwargs"] = _template_kwargs(options["template_kwargs"])
         form = LaunchForm(**{name: value for name, value in options.items() if name in names})
         prompts = self._prompts(options["prompts_file"])
-        here = options["wait"] and not os.environ.get("REDIS_URL")
+        here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(form.model)
         try:
             run = launching.launch(form, name=options["name"], enqueue=not here, prompts=prompts)
         except LaunchRefused as error:
@@ -82,7 +98,7 @@ class Command(BaseCommand):
                 "\n".join(f"--{name.replace('_', '-')}: {sentence}" for name, sentence in error.problems.items())
             ) from error
         if here:
-            self.stderr.write("REDIS_URL is not set, so the rollouts are made in this process, without a worker.")
+            self.stderr.write(f"No worker serves {form.model} now, so the rollouts are made in this process.")
             self._work_here(run)
         elif options["wait"]:
             self._wait(run)
