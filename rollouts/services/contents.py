@@ -7,7 +7,7 @@ from typing import Any
 
 from rollouts.formats.json_text import canonical_json
 from rollouts.models import Content
-from rollouts.services.keys import bare, insert_whole
+from rollouts.services.keys import insert_values
 
 
 class Contents:
@@ -32,10 +32,7 @@ class Contents:
     def save(self) -> None:
         """Insert what is not there yet. In the order of the keys: two writers never wait for each other in a ring."""
         if self._bodies:
-            insert_whole(
-                [bare(Content, sha256=key, body=self._bodies[key]) for key in sorted(self._bodies)],
-                ignore_conflicts=True,
-            )
+            insert_values(Content, sorted(self._bodies.items()), ignore_conflicts=True)
             self._bodies = {}
 
 

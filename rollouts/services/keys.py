@@ -41,10 +41,7 @@ def bare(model: type[M], **values: Any) -> M:
     """
     constants, makers = _defaults(model)
     one = model.__new__(model)
-    held = one.__dict__
-    held["_state"] = ModelState()
-    held.update(constants)
-    held.update(values)
+    held = one.__dict__ = {"_state": ModelState(), **constants, **values}
     for name, make in makers:
         if name not in values:
             held[name] = make()
@@ -62,7 +59,7 @@ def _makes(field: Any) -> bool:
     return field.has_default() and callable(field.default)
 
 
-def insert_whole(objects: Sequence[models.Model], ignore_conflicts: bool = False) -> None:
+def insert_whole(objects: Sequence[models.Model]) -> None:
     """Insert objects of one model that have their keys, and values that need no preparation but those of arrays,
     JSON and times.
 
@@ -70,9 +67,8 @@ def insert_whole(objects: Sequence[models.Model], ignore_conflicts: bool = False
     """
     if not objects:
         return
-    meta = objects[0]._meta
+    fields = objects[0]._meta.concrete_fields
     connection = connections[DEFAULT_DB_ALIAS]  # not the proxy: it is asked for each value
-    fields = meta.concrete_fields
     prepared = [
         (n, field.to_bytes if isinstance(field, ArrayField | MaskField) else _preparer(field, connection))
         for n, field in enumerate(fields)
@@ -86,12 +82,19 @@ def insert_whole(objects: Sequence[models.Model], ignore_conflicts: bool = False
             if values[n] is not None:
                 values[n] = prepare(values[n])
         rows.append(values)
+    insert_values(type(objects[0]), rows)
+
+
+def insert_values(model: type[models.Model], rows: Sequence[Sequence[Any]], ignore_conflicts: bool = False) -> None:
+    """Insert rows, each given as what the columns hold, in their order."""
+    connection = connections[DEFAULT_DB_ALIAS]
     quote = connection.ops.quote_name
+    fields = model._meta.concrete_fields
     columns = ", ".join(quote(str(field.column)) for field in fields)
     marks = ", ".join(["%s"] * len(fields))
     ignore = " ON CONFLICT DO NOTHING" if ignore_conflicts else ""
     with connection.cursor() as cursor:
-        cursor.executemany(f"INSERT INTO {quote(meta.db_table)} ({columns}) VALUES ({marks}){ignore}", rows)
+        cursor.executemany(f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES ({marks}){ignore}", rows)
 
 
 def change_whole(

@@ -297,15 +297,10 @@ def derive_origins(
     whole, ends = token_table.joined(ids)
     offsets = np.concatenate([[0], ends])
     special = np.asarray(token_table.special).take(ids, mode="clip") & (ids >= 0) & (ids < token_table.vocab_size)
-    start = 0
-    for tokens, messages in asked:
-        stop = start + len(tokens.delta_ids)
-        first, last = int(offsets[start]), int(offsets[stop])
-        others = [message for message in messages if message.get("role") != "assistant"]
-        tokens.delta_origin = segments.origins_of_text(
-            whole[first:last], offsets[start : stop + 1] - first, special[start:stop], others
-        )
-        start = stop
+    stops = np.cumsum([len(tokens.delta_ids) for tokens, _ in asked]).tolist()
+    origins = segments.origins_of_texts(whole, offsets, special, stops, [messages for _, messages in asked])
+    for (tokens, _), start, stop in zip(asked, [0, *stops[:-1]], stops, strict=True):
+        tokens.delta_origin = origins[start:stop]
     return [tokens for tokens, _ in asked]
 
 

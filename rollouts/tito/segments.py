@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,25 +32,30 @@ def origins_of_text(
     whole: bytes, offsets: Ids, special: Mask | Sequence[bool], new_messages: Sequence[Message] = ()
 ) -> Origins:
     """:func:`delta_origins` of a delta whose bytes are joined; ``offsets`` ``[D + 1]`` as of :func:`byte_offsets`."""
-    n = len(offsets) - 1
-    origins: Origins = np.full(n, Origin.TEMPLATE, dtype=np.uint8)
-    if not n:
-        return origins
+    return origins_of_texts(whole, offsets, special, [len(offsets) - 1], [new_messages])
+
+
+def origins_of_texts(
+    whole: bytes,
+    offsets: Ids,
+    special: Mask | Sequence[bool],
+    stops: Sequence[int],
+    new_messages: Sequence[Sequence[Message]],
+) -> Origins:
+    """:func:`delta_origins` of deltas that are joined: each ends at the next of ``stops`` and has its own messages."""
     flags: Mask = np.asarray(special, dtype=np.bool_)
-    headers = _headers(whole, flags, offsets)
-    spans, complete = _find_messages(whole, headers, new_messages)
-    for start, stop in spans:
-        first = int(offsets.searchsorted(start, side="right")) - 1
-        last = int(offsets.searchsorted(stop, side="left"))
-        origins[first:last] = Origin.OBSERVATION
-    if not spans or not complete:
-        scaffold = flags.copy()
-        for start, stop in headers:
-            # A token that reaches beyond the header holds text of somebody else.
-            first = int(offsets.searchsorted(start, side="left"))
-            last = int(offsets.searchsorted(stop, side="right")) - 1
-            scaffold[first:last] = True
-        origins[~scaffold] = Origin.OBSERVATION
+    headers, scaffold = _headers(whole, flags, offsets, stops)
+    origins: Origins = np.where(scaffold, np.uint8(Origin.TEMPLATE), np.uint8(Origin.OBSERVATION))
+    start = 0
+    for stop, own, messages in zip(stops, headers, new_messages, strict=True):
+        if messages:
+            spans, complete = _find_messages(whole, int(offsets[start]), int(offsets[stop]), own, messages)
+            if spans and complete:
+                origins[start:stop] = Origin.TEMPLATE
+            for first, last in spans:
+                left = int(offsets.searchsorted(first, side="right")) - 1
+                origins[left : int(offsets.searchsorted(last, side="left"))] = Origin.OBSERVATION
+        start = stop
     return origins
 
 
@@ -60,32 +66,45 @@ def byte_offsets(pieces: Sequence[bytes]) -> Ids:
     return offsets  # type: ignore[return-value]
 
 
-def _headers(whole: bytes, special: Mask, offsets: Ids) -> list[tuple[int, int]]:
-    """Byte ranges of the header text right behind each control token."""
+def _headers(
+    whole: bytes, special: Mask, offsets: Ids, stops: Sequence[int]
+) -> tuple[list[list[tuple[int, int]]], Mask]:
+    """Byte ranges of the header text right behind each control token, by delta; and the tokens ``[D]`` that are control
+    tokens or lie in headers."""
+    headers: list[list[tuple[int, int]]] = [[] for _ in stops]
+    scaffold = special.copy()
     places = np.flatnonzero(special)
     if not len(places):
-        return []
-    starts = offsets.take(places + 1).tolist()
-    stops = [*offsets.take(places[1:]).tolist(), len(whole)]
-    found = []
-    for start, stop in zip(starts, stops, strict=True):
-        match = _HEADER.match(whole, start, min(stop, start + 256))
-        if match and match.end() > start:
-            found.append((start, match.end()))
-    return found
+        return headers, scaffold
+    deltas = np.searchsorted(stops, places, side="right")
+    ends = np.asarray(stops).take(deltas)
+    starts = offsets.take(places + 1)
+    limits = np.minimum(starts + 256, offsets.take(ends))
+    np.minimum(limits[:-1], offsets.take(places[1:]), out=limits[:-1])
+    edges = offsets.tolist()
+    for place, delta, end, start, limit in zip(
+        places.tolist(), deltas.tolist(), ends.tolist(), starts.tolist(), limits.tolist(), strict=True
+    ):
+        match = _HEADER.match(whole, start, limit)
+        if match and (stop := match.end()) > start:
+            headers[delta].append((start, stop))
+            # A token that reaches beyond the header holds text of somebody else.
+            scaffold[place + 1 : bisect_right(edges, stop, place + 1, end + 1) - 1] = True
+    return headers, scaffold
 
 
 def _find_messages(
-    whole: bytes, headers: Sequence[tuple[int, int]], messages: Sequence[Message]
+    whole: bytes, start: int, stop: int, headers: Sequence[tuple[int, int]], messages: Sequence[Message]
 ) -> tuple[list[tuple[int, int]], bool]:
-    """Byte ranges of message texts, and whether each text was found. An assistant's text is nobody's observation."""
+    """Ranges of message texts in ``whole[start:stop]``, and whether each was found. An assistant's text is nobody's
+    observation."""
     spans: list[tuple[int, int]] = []
-    complete, cursor = True, 0
+    complete, cursor = True, start
     for message in messages:
         if message.get("role") == "assistant":
             continue
         for forms in content_forms(message.get("content")):
-            span = _find(whole, cursor, forms, headers)
+            span = _find(whole, cursor, stop, forms, headers)
             if span is None:
                 complete = False
                 continue
@@ -95,18 +114,18 @@ def _find_messages(
 
 
 def _find(
-    whole: bytes, cursor: int, forms: Sequence[bytes], headers: Sequence[tuple[int, int]]
+    whole: bytes, cursor: int, end: int, forms: Sequence[bytes], headers: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
     """The earliest form, the longest of several; a place inside a role header only when there is no other."""
     inside: tuple[int, int] | None = None
     best: tuple[int, int] | None = None
     for form in forms:
-        start = whole.find(form, cursor)
+        start = whole.find(form, cursor, end)
         while start >= 0:
             stop = start + len(form)
             if any(a <= start and stop <= b for a, b in headers):
                 inside = inside or (start, stop)
-                start = whole.find(form, start + 1)
+                start = whole.find(form, start + 1, end)
                 continue
             if best is None or (start, -stop) < (best[0], -best[1]):
                 best = (start, stop)

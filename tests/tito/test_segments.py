@@ -1,7 +1,10 @@
+import random
+from itertools import accumulate
+
 import numpy as np
 import pytest
 
-from rollouts.tito.segments import content_forms, delta_origins, runs
+from rollouts.tito.segments import byte_offsets, content_forms, delta_origins, origins_of_texts, runs
 from rollouts.tito.trajectory import Origin
 
 T, OBS = int(Origin.TEMPLATE), int(Origin.OBSERVATION)
@@ -70,3 +73,21 @@ def test_runs_are_maximal() -> None:
     assert runs(origin[:0], mask[:0], special[:0]) == []
     with pytest.raises(ValueError, match="6 origins, 5 mask"):
         runs(origin, mask[:5], special)
+
+
+def test_deltas_that_are_joined_are_as_each_by_itself() -> None:
+    rng = random.Random(3)
+    texts = ["<|end|>", "<|start|>", "\n", "tool", "user", " ", "42", "4", "2", "", "<r>", "é"]
+    contents: list[object] = ["42", "4", "tool", "user 42", "", "é", {"a": 1}]
+    for _ in range(500):
+        deltas = [[rng.choice(texts) for _ in range(rng.randint(0, 9))] for _ in range(rng.randint(1, 4))]
+        messages = [
+            [{"role": rng.choice(["tool", "assistant"]), "content": rng.choice(contents)}] * rng.randint(0, 2)
+            for _ in deltas
+        ]
+        pieces = [piece.encode() for delta in deltas for piece in delta]
+        special = [piece.startswith(b"<|") for piece in pieces]
+        stops = list(accumulate(map(len, deltas)))
+        found = origins_of_texts(b"".join(pieces), byte_offsets(pieces), special, stops, messages)
+        alone = [origins(delta, new) for delta, new in zip(deltas, messages, strict=True)]
+        assert found.tolist() == [origin for one in alone for origin in one], (deltas, messages)
