@@ -52,7 +52,9 @@ def test_a_slime_dump(tmp_path: Path, zipped: bool) -> None:
         "rollout_id": 7,
         "samples": [
             sample(0), sample(1, loss_mask=None, rollout_log_probs=torch.tensor([-1.0, -2.0, -3.0])),
-            sample(1, remove_sample=True, reward={"score": 0.5, "form": np.float32(1)}, status="truncated"),
+            sample(
+                1, remove_sample=True, reward={"form": 1, "score": np.float32(0.5)}, status="truncated", label="\ud800"
+            ),
         ],
     }  # fmt: skip
     found = convert(saved(dump, _use_new_zipfile_serialization=zipped), tmp_path)
@@ -63,6 +65,7 @@ def test_a_slime_dump(tmp_path: Path, zipped: bool) -> None:
     assert np.isnan(first.logprobs[:3]).all() and first.extra["metadata"] == {"a": 1}
     assert second.loss_mask.tolist() == [False] * 3 + [True] * 3 and second.logprobs is not None
     assert second.logprobs[3:].tolist() == [-1, -2, -3]
+    assert found[2].reward_parts == {"form": 1, "score": 0.5} and third.extra["label"] == "?"
     assert not third.loss_mask.any() and found[2].reward == 0.5 and found[2].stop_reason == "truncated"
 
 
@@ -150,6 +153,9 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
         ({"samples": [3]}, r"samples\[0\] is no object"),
         ({"samples": [sample(0, response_length=9)]}, "response_length is 9, but there are 6"),
         ({"samples": [sample(0, tokens=["a"])]}, "no list of numbers"),
+        ({"samples": [sample(0, response_length="x")]}, "of a shape that is not known"),
+        ({"samples": [sample(0, loss_mask=[[1, 1, 1]])]}, "of a shape that is not known"),
+        ({"sequences": torch.tensor([[1, 2]]), "response_mask": torch.tensor([1])}, "of a shape that is not known"),
         ({"samples": [sample(0, tokens=[-1], response_length=0)]}, "no flat list of token ids"),
     ],
 )

@@ -73,6 +73,9 @@ class Command(BaseCommand):
             os.replace(draft, target)
         except NotConverted as error:
             raise CommandError(str(error)) from error
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {str(error)[:300]}"
+            raise CommandError(f"{source} holds arrays or numbers of a shape that is not known ({what}).") from error
         except OSError as error:
             raise CommandError(f"{error.filename or source} cannot be opened: {error.strerror or error}.") from error
         finally:
@@ -344,9 +347,9 @@ def _behind(n: int, values: Any) -> Any:
 
 def _reward(value: Any) -> tuple[float | None, dict[str, float]]:
     """One number, or several by name."""
-    value = value.item() if hasattr(value, "item") else value
+    value = _plain(value)
     if isinstance(value, Mapping):
-        parts = {str(key): float(item) for key, item in value.items() if isinstance(item, int | float)}
+        parts = {key: float(item) for key, item in value.items() if isinstance(item, int | float)}
         return parts.get("score", next(iter(parts.values()), None)), parts
     return (float(value), {}) if isinstance(value, int | float) else (None, {})
 
@@ -360,12 +363,14 @@ def _extra(sample: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any, depth: int = 0) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if value is None or isinstance(value, str | bool | int):
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if np.isfinite(value) else None
     if depth < 20 and isinstance(value, Mapping):
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+        return {_plain(str(key)): _plain(item, depth + 1) for key, item in value.items()}
     if depth < 20 and isinstance(value, list | tuple):
         return [_plain(item, depth + 1) for item in value]
     return None
