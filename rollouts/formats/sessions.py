@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rollouts.formats import shapes
@@ -13,7 +15,7 @@ from rollouts.formats.registry import Rejected
 from rollouts.formats.shapes import BadLine
 from rollouts.formats.source import Source
 from rollouts.tito.prefix import shared_with_stream
-from rollouts.tito.trajectory import Ids, Step, Trajectory
+from rollouts.tito.trajectory import Ids, Mask, Step, Trajectory
 
 
 @dataclass
@@ -84,18 +86,23 @@ def _share_messages(step: Step, before: Step) -> Step:
     return replace(step, request=request)
 
 
+SessionId = Callable[[Mapping[str, Any], int], str]
+
+
 def read_sessions(
     source: Source,
-    session_id: Callable[[dict[str, Any], int], str],
+    session_id: SessionId,
     add_line: Callable[[Session, dict[str, Any]], None],
     by_length: bool = False,
 ) -> Iterator[Trajectory | Rejected]:
-    """Trajectories in the order in which they began, after the last line.
+    """Trajectories in the order in which they end: the file is read for names first, so that no more is held than is
+    under way.
 
     A line that cannot be read rejects its whole session. ``by_length`` orders steps by prompt length, not by line.
     """
+    is_last = _last_lines(source, session_id)
     sessions: dict[str, Session] = {}
-    for line in source.lines():
+    for n, line in enumerate(source.lines()):
         name = ""
         try:
             value = shapes.mapping(shapes.decode(line.data), "The line")
@@ -110,10 +117,54 @@ def read_sessions(
                 sessions[name] = Session(name, rejected=rejected)
             else:
                 yield rejected
-    while sessions:
-        session = sessions.pop(next(iter(sessions)))
-        if session.rejected:
-            reason = f"{session.rejected.reason} Session {session.external_id!r} is left out whole."
-            yield Rejected(session.rejected.line, reason)
-        else:
-            yield session.trajectory(by_length)
+        if name and is_last[n]:
+            yield _ended(sessions.pop(name), by_length)
+    for session in sessions.values():
+        yield _ended(session, by_length)
+
+
+def _ended(session: Session, by_length: bool) -> Trajectory | Rejected:
+    if session.rejected is None:
+        return session.trajectory(by_length)
+    reason = f"{session.rejected.reason} Session {session.external_id!r} is left out whole."
+    return Rejected(session.rejected.line, reason)
+
+
+def _last_lines(source: Source, session_id: SessionId) -> Mask:
+    """Which lines are the last of their session. Of each line a hash is held, no more."""
+    keys = array("q")
+    with source.looked_over():
+        for line in source.lines():
+            try:
+                keys.append(hash(session_id(_names(line.data), line.number)))
+            except BadLine:
+                keys.append(0)  # of no session, as the second reading will say
+    found = np.frombuffer(keys, np.int64)
+    is_last: Mask = np.zeros(len(found), dtype=np.bool_)
+    is_last[len(found) - 1 - np.unique(found[::-1], return_index=True)[1]] = True
+    return is_last
+
+
+class _Answer(msgspec.Struct):
+    id: Any = msgspec.UNSET
+    request_id: Any = msgspec.UNSET
+
+
+class _Line(_Answer):
+    """What a line may be named by: all else of it is passed over, not decoded."""
+
+    session_id: Any = msgspec.UNSET
+    rollout_id: Any = msgspec.UNSET
+    trace_id: Any = msgspec.UNSET
+    response: _Answer | msgspec.UnsetType | None = msgspec.UNSET
+
+
+_decode_names = msgspec.json.Decoder(_Line).decode
+
+
+def _names(data: bytes | None) -> dict[str, Any]:
+    try:
+        names: dict[str, Any] = msgspec.to_builtins(_decode_names(data or b""))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return shapes.mapping(shapes.decode(data), "The line")
+    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import zlib
@@ -54,6 +55,7 @@ class Source:
         """Bytes on disk, compressed as it is."""
         self._opener = opener
         self._raw: BinaryIO | None = None
+        self._is_looked_over = False
         self.is_document = False
         """The file is JSON objects over many lines; each is given as a line and has the limit of one."""
         self.on_line: Callable[[], None] = _nothing
@@ -78,11 +80,20 @@ class Source:
 
     @property
     def position(self) -> int:
-        """How many bytes of the file on disk have been read; 0 before the first line."""
+        """How many bytes of the file on disk have been read; 0 before the first line, and while it is looked over."""
         raw = self._raw
-        if raw is None:
+        if raw is None or self._is_looked_over:
             return 0
         return self.size if raw.closed else min(raw.tell(), self.size)
+
+    @contextlib.contextmanager
+    def looked_over(self) -> Iterator[None]:
+        """Inside, what is read is read for the first of two times."""
+        self._is_looked_over = True
+        try:
+            yield
+        finally:
+            self._is_looked_over = False
 
     def kind(self) -> Kind:
         """By its first bytes. Raises :class:`FileRefused` for what is never read."""

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -69,9 +70,28 @@ def changed(value: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
     return copy
 
 
+def test_a_session_is_held_no_longer_than_to_its_last_line() -> None:
+    """The file is read for names first; what names a line may stand in the answer, or beside a NaN."""
+    bare = CALL["response"]
+    alone, other = {**bare, "id": "b1"}, changed(CALL, "session_id", to="s3")
+    lines = [CALL, {**CALL, "note": math.nan}, alone, other, alone]
+    file, n_read = Source.of_bytes(jsonl(*lines)), 0
+
+    def count() -> None:
+        nonlocal n_read
+        n_read += 1
+
+    file.on_line = count
+    seen = []
+    for one in formats.read(file)[1]:
+        assert isinstance(one, Trajectory)
+        seen.append((one.external_id, len(one.steps), n_read - 1 - len(lines)))  # one line told the format
+    assert seen == [("s1", 2, 2), ("s3", 1, 4), ("b1", 2, 5)]
+
+
 def test_recorded_calls_keep_everything() -> None:
     second = changed(CALL, "response", "prompt_token_ids", to=[1, 2, 3, 10, 11, 20])
-    name, (first, other), rejected = read(jsonl(CALL, changed(CALL, "session_id", to="s2"), second))
+    name, (other, first), rejected = read(jsonl(CALL, changed(CALL, "session_id", to="s2"), second))
     assert (name, rejected, first.external_id, other.external_id) == ("recorded_calls", [], "s1", "s2")
     assert (first.tokenizer, first.reward, len(first.steps), len(other.steps)) == ("qwen3", 1.0, 2, 1)
     step = first.steps[1]
