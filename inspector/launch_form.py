@@ -72,10 +72,10 @@ class NewRunForm(PlainForm):
     max_turns = forms.IntegerField(label="Turns, at most", min_value=1, max_value=200, help_text="Engine calls.")
     environment_seconds = forms.FloatField(
         required=False,
-        label="Seconds per tool call, at most",
+        label="Seconds per tool call",
         min_value=0,
         max_value=3600,
-        help_text="An environment that takes longer for its answer fails the trajectory.",
+        help_text="At most. An environment that takes longer fails the trajectory.",
     )
     max_tokens = forms.IntegerField(
         label="Tokens per turn, at most",

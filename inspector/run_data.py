@@ -249,12 +249,13 @@ class Choice:
 def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
     """Findings by kind, errors before warnings before notes, and of these the most frequent first."""
     most = max(summary.finding_counts.values(), default=0)
-    total = sum(summary.by_status.values())
+    # Of a run that works, or was cancelled, those that nobody has judged say nothing.
+    total = sum(n for status, n in summary.by_status.items() if status not in ("queued", "running", "cancelled"))
     choices = []
     for kind, count in summary.finding_counts.items():
         severities = summary.finding_severities.get(kind, {})
         n, tokens = summary.finding_trajectories.get(kind, 0), summary.finding_tokens.get(kind, 0)
-        notes = [f"{plural(n, 'trajectory,trajectories')}, {100 * n / total:.1f} %"] if total else []
+        notes = [f"{plural(n, 'trajectory,trajectories')}, {100 * n / total:.1f} %"] if 0 < n <= total else []
         if len(severities) > 1:
             notes.append(" and ".join(severity_count(severity, n) for severity, n in severities.items()))
         if tokens:

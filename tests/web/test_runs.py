@@ -138,6 +138,14 @@ def test_a_run_says_its_findings_in_words_and_the_worst_first(web: Client) -> No
     assert "</b> Branch" in chips and chips.index("</b> Branch") < chips.index("</b> BOS doubled")
 
 
+def test_the_share_of_a_finding_is_of_those_that_were_judged(web: Client) -> None:
+    run = stored_run(4, findings=[[finding()], [], [], []])
+    assert "1 trajectory, 25.0 %" in web.get(f"/runs/{run.code}").content.decode()
+    Run.objects.filter(pk=run.pk).update(status="running")
+    run.trajectories.filter(index__gt=1).update(status="queued")
+    assert "1 trajectory, 50.0 %" in web.get(f"/runs/{run.code}").content.decode()
+
+
 def test_the_list_of_runs_names_a_few_kinds_and_counts_the_others(web: Client) -> None:
     stored_run(1, findings=[[finding(kind) for kind in sorted(KINDS)[:7]]])
     page = web.get("/").content.decode()
