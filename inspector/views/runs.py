@@ -11,35 +11,20 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from inspector import run_parts as parts
 from inspector.access import reads_run
 from inspector.api import is_fragment, json_page, page, wants_json
 from inspector.filters import SORTS, STATUSES, TrajectoryFilter
 from inspector.launch_form import form_labels
 from inspector.refusal import refusal
-from inspector.run_data import (
-    finding_choices,
-    histogram,
-    is_active,
-    is_flat,
-    judgement,
-    progress,
-    rejection_facts,
-    run_facts,
-    run_origin,
-    settings_words,
-    stop_choices,
-    tokenizer_note,
-    trajectory_facts,
-)
-from inspector.run_figures import summary_of
+from inspector.run_data import is_active, rejection_facts, run_facts, run_origin, settings_words, tokenizer_note
 from inspector.run_jobs import has_just_judged, job_facts, latest_jobs
 from inspector.run_jobs import is_active as is_active_job
-from rollouts import launch, selectors, services
-from rollouts.models import Run, Trajectory
+from rollouts import launch, services
+from rollouts.models import Run
 from rollouts.selectors.figures import worst_of
 
 RUNS_PER_PAGE = 25
-TRAJECTORIES_PER_PAGE = 50
 REJECTIONS_SHOWN = 100
 
 
@@ -66,27 +51,24 @@ def index(request: HttpRequest) -> HttpResponse:
     data = {"runs": rows, "next": shown[-1].code if more else None}
     filtered = any(asked[name] for name in ("text", "status", "kind"))
     live = any(is_active(run) for run in shown)
-    template = "runs/_table.html" if is_fragment(request, "runs") else "runs/index.html"
-    return page(request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live)
+    mark = parts.mark_of(data)
+    polled = is_fragment(request, "runs")
+    if polled and mark == request.GET.get("have"):
+        return parts.nothing_new()
+    template = "runs/_table.html" if polled else "runs/index.html"
+    return page(request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live, mark=mark)
 
 
 @reads_run
 @never_cache
 def detail(request: HttpRequest, run: Run) -> HttpResponse:
-    """One run. htmx polls the parts `run-live` and `run-list` while it changes."""
+    """One run. While it works htmx asks for what changed (`run-live`)."""
     wanted = TrajectoryFilter.read(request.GET)
-    facts, state = run_facts(run), progress(run)
-    shell: dict[str, Any] = {"run": facts, "progress": state, "filter": wanted, "live": is_active(run)}
-    shell["resumable"] = launch.can_resume(run)
-    shell["refusal"] = refusal(run)
+    if is_fragment(request, "run-live"):
+        return parts.answer(request, run, wanted)
+    shell: dict[str, Any] = {**parts.progress_part(run), "filter": wanted, "refusal": refusal(run)}
     if is_fragment(request, "refusal"):
         return render(request, "runs/_refusal.html", shell)
-    if is_fragment(request, "run-list"):
-        context = {**shell, **_listing(run, wanted), "page_size": TRAJECTORIES_PER_PAGE}
-        return render(request, "runs/_list.html", context)
-    if is_fragment(request, "run-live") and not is_active(run):
-        # It has just ended: load the whole page anew, once, with what only an ended run shows.
-        return HttpResponse(headers={"HX-Refresh": "true"})
     found_jobs = latest_jobs(run)
     jobs = {
         "jobs": [job_facts(job, run) for job in found_jobs],
@@ -97,28 +79,21 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
             # The findings all over the page are others now.
             return HttpResponse(headers={"HX-Refresh": "true"})
         return render(request, "runs/_jobs.html", {**shell, **jobs})
-    summary = summary_of(run)
-    state["running"] = summary.by_status.get(Trajectory.Status.RUNNING, 0)
-    shell |= {
-        "summary": summary,
-        "chart": histogram(summary),
-        "kinds": finding_choices(summary, wanted),
-        "judgement": judgement(summary),
-        "stops": stop_choices(summary, wanted),
-    }
-    if is_fragment(request, "run-live"):
-        return render(request, "runs/_live.html", shell)
+    found = parts.list_page(run, wanted)
+    shell |= parts.figures_part(run, wanted)
+    summary = shell["summary"]
     rejections = list(run.rejections.order_by("pk")[:REJECTIONS_SHOWN]) if run.n_rejected else []
     data = {
-        "run": {**facts, **run_origin(run)},
-        "progress": state,
+        "run": {**shell["run"], **run_origin(run)},
+        "progress": shell["progress"],
         "refusal": shell["refusal"],
         "summary": summary,
         "rejections": rejection_facts(rejections),
         "tokenizer_note": tokenizer_note(run, summary),
         **jobs,
         "filter": {**dict(wanted.pairs()), "sort": wanted.sort},
-        **_listing(run, wanted),
+        "queued": shell["progress"]["queued"],
+        **parts.list_part(run, wanted, found),
     }
     if wants_json(request):
         return json_page({**data, "notices": wanted.notices})
@@ -126,29 +101,11 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
         "sorts": SORTS,
         "settings_words": settings_words(run.settings, form_labels()),
         "target": run,
-        "page_size": TRAJECTORIES_PER_PAGE,
+        "page_size": parts.TRAJECTORIES_PER_PAGE,
         "stop_names": [name for name in summary.stop_reasons if name],
+        "live_url": parts.all_of(run, shell, found).url(run, wanted),
     }
     return render(request, "runs/detail.html", {**shell, **data, **only_html, "filter": wanted})
-
-
-def _listing(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
-    """One page of the run's trajectories. While a launch works, those that nobody has begun are a number."""
-    hides = run.kind == Run.Kind.LAUNCH and is_active(run)
-    filters = wanted.filters(hide_queued=hides)
-    found = selectors.list_trajectories(run, filters, wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
-    queued = run.trajectories.filter(status=Trajectory.Status.QUEUED).count() if hides else 0
-    groups = selectors.group_stats(run, sorted({item.group for item in found.items if item.group}))
-    kinds = selectors.finding_kinds(found.items)
-    query = wanted.query()
-    lines = [
-        {
-            **trajectory_facts(item, kinds.get(item.pk, {}), query),
-            "zero_variance": item.group in groups and is_flat(groups[item.group], is_active(run)),
-        }
-        for item in found.items
-    ]
-    return {"trajectories": lines, "next": found.next_cursor or None, "queued": queued}
 
 
 @require_POST

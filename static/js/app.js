@@ -95,6 +95,18 @@ function prepareZone(zone) {
   });
 }
 
+// --- parts that ask again: in a tab that nobody looks at, every twenty seconds ------------------------------------------
+const HIDDEN_MS = 20000;
+const asked = new Map();
+
+document.addEventListener("htmx:beforeRequest", (event) => {
+  const part = event.detail.elt;
+  if (!part.getAttribute("hx-trigger")?.startsWith("every")) return;
+  const now = Date.now();
+  if (document.hidden && now - (asked.get(part.id) ?? 0) < HIDDEN_MS) event.preventDefault();
+  else asked.set(part.id, now);
+});
+
 // --- keys --------------------------------------------------------------------------------------------------------------
 let pendingG = 0;
 

@@ -1,7 +1,7 @@
 """What open pages cost a run: throughput while nobody looks, and while browsers look at it. Ratios, printed.
 
 The pages come from a web server in processes of its own, as in ``make run``. A browser that looks has the run's page
-and a trajectory's open, and asks for their live parts as often as the templates tell htmx to.
+and a trajectory's open, and asks for their live parts as the pages tell htmx to.
 
 Where others use the machine, throughput says little. What the pages take is the processor time of the web server, and
 it is printed for each second and browser; what they add to the engine's own work is the third ratio, of the processor
@@ -42,6 +42,8 @@ pytestmark = [pytest.mark.bench, pytest.mark.sqlite_only, pytest.mark.django_db(
 BROWSERS = int(os.environ.get("BENCH_BROWSERS", "2"))
 PAIRS = int(os.environ.get("BENCH_PAIRS", "5"))
 PROMPTS, GROUP = 128, 4
+TRAJECTORIES = 16
+"""How many of a run's trajectories a browser opens, one after the other, from the first to the last."""
 
 RATIOS = ("ratio", "without the waiting for a core", "by the engine's processor seconds")
 
@@ -68,24 +70,58 @@ class Rate(NamedTuple):
 
 
 LOOK = """
-import http.client, json, select, sys, time
-port, cookie, parts = json.loads(sys.argv[1])
-due = [time.monotonic()] * len(parts)
-answered, spent = 0, 0.0
+import html, http.client, json, re, select, sys, time
+port, cookie, run, trajectories = json.loads(sys.argv[1])
 connection = http.client.HTTPConnection("127.0.0.1", port)
-while not select.select([sys.stdin], [], [], max(0.0, min(due) - time.monotonic()))[0]:
-    place = due.index(min(due))
-    address, target, seconds = parts[place]
+answered, spent = 0, 0.0
+
+def ask(address, target):
+    global answered, spent
     began = time.monotonic()
-    connection.request("GET", address, headers={"Cookie": cookie, "HX-Request": "true", "HX-Target": target})
+    headers = {"Cookie": cookie, **({"HX-Request": "true", "HX-Target": target} if target else {})}
+    connection.request("GET", address, headers=headers)
     answer = connection.getresponse()
-    answer.read()
+    body = answer.read().decode()
     assert answer.status in (200, 204), (address, answer.status)
     answered, spent = answered + 1, spent + time.monotonic() - began
-    due[place] = time.monotonic() + seconds
+    return answer, body
+
+def asks_again(body, part):
+    found = re.search(f'<div id="{part}"[^>]* hx-get="([^"]+)" hx-trigger="every ([0-9]+)s"', body)
+    return (html.unescape(found[1]), float(found[2])) if found else None
+
+def look(part, address):
+    place = asks_again(ask(address, "")[1], part)
+    return place and [part, *place, time.monotonic() + place[1]]
+
+def next_trajectory():
+    while trajectories:
+        opened = look("live", trajectories.pop(0))
+        if opened:
+            return [opened]
+    return []
+
+looks = [*filter(None, [look("run-live", run)]), *next_trajectory()]
+while True:
+    due = min((one[3] for one in looks), default=time.monotonic() + 60)
+    if select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
+        break
+    if not looks:
+        continue
+    one = min(looks, key=lambda one: one[3])
+    answer, body = ask(one[1], one[0])
+    if answer.status == 200:
+        again = asks_again(body, one[0])
+        if again:
+            one[1:3] = again
+        else:
+            looks.remove(one)
+            looks += next_trajectory() if one[0] == "live" else []
+    one[3] = time.monotonic() + one[2]
 print(json.dumps([answered, spent]))
 """
-"""One browser; it ends when its standard input closes."""
+"""One browser: it asks what the pages tell it to ask, until its standard input closes. A trajectory that has ended is
+not asked for again; the next one is opened."""
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +170,10 @@ def _answers(port: int) -> bool:
 @contextmanager
 def looking(port: int, cookie: str, run: Run, browsers: int) -> Iterator[list[tuple[int, float]]]:
     """So many browsers look at a run; at the end the list holds what each got: (answers, seconds waited for them)."""
-    trajectory = run.trajectories.order_by("index")[run.n_expected // 2]
-    # Address, the element that htmx asks for, seconds between two questions.
-    parts = [(f"/runs/{run.code}", "run-live", 1), (f"/runs/{run.code}", "run-list", 2)]
-    parts.append((f"/trajectories/{trajectory.code}", "live", 2))
+    codes = run.trajectories.order_by("index").values_list("code", flat=True)
+    trajectories = [f"/trajectories/{code}" for code in list(codes)[:: max(1, run.n_expected // TRAJECTORIES)]]
     seen: list[tuple[int, float]] = []
-    command = [sys.executable, "-c", LOOK, json.dumps([port, cookie, parts])]
+    command = [sys.executable, "-c", LOOK, json.dumps([port, cookie, f"/runs/{run.code}", trajectories])]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(browsers)
     ]

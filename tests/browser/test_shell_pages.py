@@ -67,6 +67,27 @@ def test_a_run_is_followed_to_its_end_without_reloading_by_hand(open_page: Open)
     assert "The engine broke." in page.inner_text("#run-live") and not page.is_visible("#cancel")
 
 
+def test_a_tab_that_nobody_looks_at_asks_rarely(open_page: Open) -> None:
+    run = services.create_run("launch", "live", model="demo", n_expected=2)
+    services.start_run(run)
+    page = open_page(f"/runs/{run.code}")
+    polls: list[str] = []
+    page.on("request", lambda request: polls.append(request.url) if "have=" in request.url else None)
+    page.clock.install()
+    page.reload()
+
+    def minute(hidden: bool) -> int:
+        page.evaluate("value => Object.defineProperty(document, 'hidden', { value, configurable: true })", hidden)
+        polls.clear()
+        for _ in range(30):
+            page.clock.run_for(2000)
+            expect(page.locator(".htmx-request")).to_have_count(0)
+        return len(polls)
+
+    assert 2 <= minute(hidden=True) <= 4
+    assert minute(hidden=False) > 20
+
+
 def test_cancel_is_pressed_on_the_page(open_page: Open) -> None:
     run = services.create_run("launch", "live", model="demo", n_expected=2)
     page = open_page(f"/runs/{run.code}")
@@ -119,7 +140,9 @@ def test_a_link_is_made_copied_and_opened_by_somebody_else(open_page: Open, brow
 def test_without_javascript_everything_reads_and_a_link_can_be_made(open_page: Open) -> None:
     run = stored_run(3, "plain")
     page = open_page(f"/runs/{run.code}", javascript=False)
-    assert "t002" in page.inner_text("#run-list") and "Tokens merged across a boundary" in page.inner_text("#run-live")
+    assert "t002" in page.inner_text("#run-list") and "Tokens merged across a boundary" in page.inner_text(
+        "#run-figures"
+    )
     page.click("summary:has-text('Share')")
     page.click("text=Make the link")
     assert "/s/" in page.input_value(".made input")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 
-from inspector import run_data
+from inspector import run_data, run_parts
 from inspector.filters import TrajectoryFilter
 from inspector.health import heartbeat_key
 from inspector.views import runs as views
@@ -215,7 +217,7 @@ def test_what_was_left_out_is_said(web: Client) -> None:
 def test_trajectories_are_paged_by_key_and_none_is_lost(
     web: Client, monkeypatch: pytest.MonkeyPatch, sort: str
 ) -> None:
-    monkeypatch.setattr(views, "TRAJECTORIES_PER_PAGE", 4)
+    monkeypatch.setattr(run_parts, "TRAJECTORIES_PER_PAGE", 4)
     run = stored_run(11)
     seen, after = [], ""
     for _ in range(4):
@@ -385,22 +387,96 @@ def fragment(web: Client, url: str, target: str) -> str:
     return web.get(url, headers={"HX-Request": "true", "HX-Target": target}).content.decode()
 
 
-def test_only_a_run_that_changes_is_polled(web: Client) -> None:
-    run = services.create_run("launch", "live", model="demo", n_expected=4)
+def asks_again(html: str, part: str = "run-live") -> str:
+    """Where the page asks for a part again."""
+    found = re.search(f'<div id="{part}" hx-get="([^"]+)" hx-trigger="every 2s"', html)
+    assert found
+    return unescape(found[1])
+
+
+def queued_run(n: int) -> Run:
+    run = services.create_run("launch", "live", model="demo")
+    services.add_queued_trajectories(run, [services.NewTrajectory(f"t{i}", "g0", {}, i) for i in range(n)])
     services.start_run(run)
+    return run
+
+
+def test_only_a_run_that_changes_is_polled(web: Client) -> None:
+    run = queued_run(4)
+    page = web.get(f"/runs/{run.code}").content.decode()
+    assert page.count("hx-trigger") == 1
     live = fragment(web, f"/runs/{run.code}", "run-live")
     assert live.strip().startswith('<div id="run-live" hx-get=') and "<html" not in live
-    assert 'hx-trigger="every 2s"' in fragment(web, f"/runs/{run.code}", "run-list")
     services.end_run(run, Run.Status.DONE)
-    ended = web.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-live"})
+    ended = web.get(asks_again(page), headers={"HX-Request": "true", "HX-Target": "run-live"})
     assert ended["HX-Refresh"] == "true" and "hx-trigger" not in web.get(f"/runs/{run.code}").content.decode()
-    assert "hx-trigger" not in fragment(web, f"/runs/{run.code}", "run-list")
 
 
-def test_the_polled_list_honours_the_filter(web: Client) -> None:
-    run = stored_run(4)
-    part = fragment(web, f"/runs/{run.code}?finding=boundary_merge", "run-list")
-    assert "t001" in part and "t000" not in part
+def test_a_poll_gets_the_parts_that_changed_and_no_others(
+    web: Client, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
+    run = queued_run(4)
+    address = asks_again(web.get(f"/runs/{run.code}").content.decode())
+
+    def poll(queries: int) -> list[str]:
+        nonlocal address
+        with django_assert_num_queries(queries):
+            answer = web.get(address, headers={"HX-Request": "true", "HX-Target": "run-live"})
+        html = answer.content.decode()
+        if answer.status_code == 204:
+            assert not html
+            return []
+        address = asks_again(html)
+        return re.findall(r'<div id="(run-[a-z]+)"', html)
+
+    # Session, user, run, trajectories under way.
+    assert poll(4) == []
+    run.trajectories.filter(index=0).update(status=Trajectory.Status.RUNNING)
+    assert poll(4) == ["run-live"]
+    assert poll(4) == []
+    # Figures and list are not looked at in each poll.
+    services.finish_trajectory(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")
+    assert poll(4) == ["run-live"]
+    monkeypatch.setattr(run_parts, "LOOK_SECONDS", 0)
+    assert sorted(poll(11)) == ["run-figures", "run-list", "run-live"]
+    assert poll(5) == []
+    run.trajectories.filter(index=1).update(status=Trajectory.Status.RUNNING)
+    assert poll(6) == ["run-live", "run-list"]
+
+
+@pytest.mark.parametrize("have", ["", "x", "a.b.c.d", "a.b.c.-1", "a.b.c.99999999999", "a.b.c.²", "....", "\0.%00.é.1"])
+def test_a_poll_with_marks_that_make_no_sense_gets_every_part(web: Client, have: str) -> None:
+    run = queued_run(1)
+    headers = {"HX-Request": "true", "HX-Target": "run-live"}
+    answer = web.get(f"/runs/{run.code}", {"have": have}, headers=headers)
+    assert answer.status_code == 200
+    assert re.findall(r'<div id="(run-[a-z]+)"', answer.content.decode()) == ["run-live", "run-figures", "run-list"]
+
+
+def test_the_polled_parts_honour_filter_order_and_page(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_parts, "TRAJECTORIES_PER_PAGE", 1)
+    run = stored_run(6)
+    Run.objects.filter(pk=run.pk).update(status=Run.Status.RUNNING)
+    second = web.get(f"/runs/{run.code}.json?finding=boundary_merge&sort=-index").json()["next"]
+    page = web.get(f"/runs/{run.code}?finding=boundary_merge&sort=-index&after={second}").content.decode()
+    address = re.sub(r"have=[^&]*", "have=", asks_again(page))
+    part = fragment(web, address, "run-live")
+    assert ">t003<" in part and ">t005<" not in part and ">t004<" not in part
+    assert "have=" not in part.split('id="run-list"')[1]
+    assert asks_again(part).split("have")[0] == asks_again(page).split("have")[0]
+
+
+def test_the_list_of_runs_is_sent_again_only_when_a_run_changed(web: Client) -> None:
+    run = queued_run(2)
+    page = web.get("/?kind=launch").content.decode()
+    address, headers = asks_again(page, "runs"), {"HX-Request": "true", "HX-Target": "runs"}
+    assert "kind=launch" in address and web.get(address, headers=headers).status_code == 204
+    Run.objects.filter(pk=run.pk).update(n_finished=1)
+    answer = web.get(address, headers=headers)
+    assert (
+        answer.status_code == 200
+        and web.get(asks_again(answer.content.decode(), "runs"), headers=headers).status_code == 204
+    )
 
 
 def test_the_queued_are_a_number_until_one_asks_for_them(web: Client) -> None:
@@ -410,7 +486,7 @@ def test_the_queued_are_a_number_until_one_asks_for_them(web: Client) -> None:
     Trajectory.objects.filter(run=run, external_id="t1").update(status=Trajectory.Status.RUNNING)
     body = web.get(f"/runs/{run.code}.json").json()
     assert ids(body) == ["t1"] and body["queued"] == 2
-    part = fragment(web, f"/runs/{run.code}", "run-list")
+    part = fragment(web, f"/runs/{run.code}", "run-live")
     assert "2 queued" in part and ">t0<" not in part and ">t1<" in part
     assert ids(web.get(f"/runs/{run.code}.json?status=queued").json()) == ["t0", "t2"]
     # What a run that has ended never began is not hidden.
