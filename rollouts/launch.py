@@ -158,6 +158,9 @@ class LaunchForm:
             )
         if not 0 <= self.temperature <= 10:
             found["temperature"] = "Choose a temperature from 0 (always the likeliest token) to 10."
+        elif self._engine() in ("vllm", "vllm_server") and self.temperature and not 0.01 <= self.temperature <= 2:
+            # It would sample at 0.01 instead, and refuse each request above 2.
+            found["temperature"] = "vLLM takes 0 (always the likeliest token) or a temperature from 0.01 to 2."
         if not 0 < self.top_p <= 1:
             found["top_p"] = "Choose a top_p above 0 and at most 1 (all tokens)."
         if not 0 <= self.min_p <= 1:
@@ -176,6 +179,10 @@ class LaunchForm:
         elif len(json.dumps(self.template_kwargs)) > MAX_KWARGS_LENGTH:
             found["template_kwargs"] = f"Write at most {MAX_KWARGS_LENGTH:,} characters."
         return found
+
+    def _engine(self) -> str:
+        model = served_models().get(self.model)
+        return self.engine or (model.engine if model else "")
 
 
 _WHOLE = (

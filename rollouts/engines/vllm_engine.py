@@ -66,6 +66,7 @@ class VllmEngine:
         for key, value in _ENVIRONMENT.items():
             os.environ.setdefault(key, value)
         import vllm
+        import vllm.exceptions
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.platforms import current_platform
         from vllm.sampling_params import RequestOutputKind
@@ -102,6 +103,8 @@ class VllmEngine:
         self.max_model_len = int(model_config.max_model_len)
         self.vocab_size = int(model_config.get_vocab_size())
         self._params, self._kinds = SamplingParams, RequestOutputKind
+        # Until some release before 0.32 what vllm says against a request was a ValueError.
+        self._refusals = ValueError, getattr(vllm.exceptions, "VLLMClientError", ValueError)
         self._internal: dict[str, str] = {}  # our request ids -> those vllm gave them
         self._stops = StopTexts(path)
         self._watched: dict[str, _Watched] = {}
@@ -110,22 +113,22 @@ class VllmEngine:
         check_request(request, self.vocab_size, self.max_model_len)
         self._stops.check(request.sampling)
         sampling = request.sampling
-        params = self.new_params(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            max_tokens=min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids)),
-            stop_token_ids=list(sampling.stop_token_ids),
-            seed=sampling.seed,
-            ignore_eos=True,  # what ends a completion is said by stop_token_ids alone
-            logprobs=0,  # of the sampled token only
-            output_kind=self._kinds.DELTA if sampling.stop else self._kinds.FINAL_ONLY,
-        )
         prompt = {"prompt_token_ids": request.prompt_ids.tolist()}
         try:
+            params = self.new_params(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                max_tokens=min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids)),
+                stop_token_ids=list(sampling.stop_token_ids),
+                seed=sampling.seed,
+                ignore_eos=True,  # what ends a completion is said by stop_token_ids alone
+                logprobs=0,  # of the sampled token only
+                output_kind=self._kinds.DELTA if sampling.stop else self._kinds.FINAL_ONLY,
+            )
             self._internal[request.request_id] = self.llm_engine.add_request(request.request_id, prompt, params)
-        except ValueError as error:  # vllm's own checks of one request; the engine is well
+        except self._refusals as error:  # vllm's own checks of one request; the engine is well
             raise RequestRefused(f"vLLM refused the request: {error}") from error
         if sampling.stop:
             self._watched[request.request_id] = _Watched(sampling.stop)

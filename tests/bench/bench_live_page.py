@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.sqlite_only, pytest.mark.django_db(
 BROWSERS = int(os.environ.get("BENCH_BROWSERS", "2"))
 PAIRS = int(os.environ.get("BENCH_PAIRS", "5"))
 PROMPTS, GROUP = 128, 4
-TRAJECTORIES = 16
+TRAJECTORIES = 4
 """How many of a run's trajectories a browser opens, one after the other, from the first to the last."""
 
 RATIOS = ("ratio", "without the waiting for a core", "by the engine's processor seconds")
@@ -167,6 +167,16 @@ def _answers(port: int) -> bool:
         return False
 
 
+def warm(port: int, cookie: str) -> None:
+    """Each process of the web server has made every template once: what is measured is looking, not starting."""
+    run = Run.objects.latest("pk")
+    for _ in range(24):
+        for page in (f"/runs/{run.code}", f"/trajectories/{run.trajectories.all()[0].code}"):
+            asked = urllib.request.Request(f"http://127.0.0.1:{port}{page}", headers={"Cookie": cookie})
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                answer.read()
+
+
 @contextmanager
 def looking(port: int, cookie: str, run: Run, browsers: int) -> Iterator[list[tuple[int, float]]]:
     """So many browsers look at a run; at the end the list holds what each got: (answers, seconds waited for them)."""
@@ -219,6 +229,7 @@ def test_throughput_with_open_pages(
         )  # fmt: skip
 
     rate(1, 16, 1)  # loads the engine and fills every cache
+    warm(port, cookie)
     ratios: dict[str, list[float]] = {name: [] for name in RATIOS}
     shares = []
     for pair in range(PAIRS):

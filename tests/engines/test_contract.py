@@ -158,6 +158,14 @@ class TestContract:
         assert not engine.has_unfinished()
         assert len(one(engine, prompt(9), max_tokens=2).completion_ids) == 2
 
+    def test_an_engines_own_objection_is_a_refusal_and_not_its_death(self, engine: Engine) -> None:
+        try:
+            assert len(one(engine, prompt(9), "hot", temperature=9.0, max_tokens=2).completion_ids) == 2
+        except RequestRefused as refusal:
+            assert "temperature" in str(refusal)
+        assert not engine.has_unfinished()
+        assert len(one(engine, prompt(9), max_tokens=2).completion_ids) == 2
+
     def test_a_next_turn_goes_on_from_the_same_ids(self, engine: Engine) -> None:
         first = one(engine, prompt(10), "turn", temperature=0, max_tokens=40)
         stream = np.concatenate([prompt(10), first.completion_ids, ids_array([7, 8, 9])])

@@ -88,6 +88,8 @@ class TestWhatIsQueued:
             ({"prompts": 0}, "prompts", "from 1 to"),
             ({"prompts": 20_000, "group": 1000}, "group", "at most 100000"),
             ({"temperature": -1}, "temperature", "from 0"),
+            ({"temperature": 2.5, "engine": "vllm"}, "temperature", "from 0.01 to 2"),
+            ({"temperature": 0.001, "engine": "vllm"}, "temperature", "from 0.01 to 2"),
             ({"top_p": 0}, "top_p", "above 0"),
             ({"max_turns": 0}, "max_turns", "from 1"),
             ({"seed": -3}, "seed", "2147483647"),
