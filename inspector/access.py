@@ -111,15 +111,12 @@ def _reads(find: Callable[[], QuerySet[T]], noun: str) -> Callable[[View], View]
     return decorate
 
 
-reads_run = _reads(
-    lambda: Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template", "created_by"), "run"
-)
-"""`view(request, run)`: for a login, or a link to the run."""
+reads_run = _reads(lambda: Run.objects.all(), "run")
+"""`view(request, run)`: for a login, or a link to the run. Tokenizer and templates are read where a page shows them:
+most questions are a live page's, which are about the run alone."""
 
-reads_trajectory = _reads(
-    lambda: Trajectory.objects.select_related("run", "run__tokenizer", "run__chat_template"), "trajectory"
-)
-"""`view(request, trajectory)`: for a login, or a link to the trajectory or its run; run and tokenizer come loaded."""
+reads_trajectory = _reads(lambda: Trajectory.objects.select_related("run"), "trajectory")
+"""`view(request, trajectory)`: for a login, or a link to the trajectory or its run; the run comes loaded."""
 
 reads_check = _reads(lambda: TemplateCheck.objects.select_related("tokenizer", "chat_template"), "template check")
 """`view(request, check)`: for a login, or a link to the check."""

@@ -71,7 +71,7 @@ def run_facts(run: Run) -> dict[str, Any]:
 
 
 def run_origin(run: Run) -> dict[str, Any]:
-    """Which tokenizer, chat template and settings a run has, and who made it; the run comes with these loaded."""
+    """Which tokenizer, chat template and settings a run has, and who made it; each is read when asked for."""
     return {
         "tokenizer": run.tokenizer.name if run.tokenizer else None,
         "chat_template": run.chat_template.sha256 if run.chat_template else None,

@@ -276,12 +276,13 @@ def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task
 
 
 def can_resume(run: Run) -> bool:
-    """Whether a launched run stopped before its end: it failed, was cancelled, or has been silent for long."""
+    """Whether a launched run has trajectories that are not done, and nobody at work on them: it has ended, or has been
+    silent for long."""
     from rollouts.tasks.run_state import is_silent
 
     if run.kind != Run.Kind.LAUNCH or run.n_finished >= run.n_expected:
         return False
-    return run.status in (Run.Status.FAILED, Run.Status.CANCELLED) or is_silent(run)
+    return run.status not in (Run.Status.QUEUED, Run.Status.RUNNING) or is_silent(run)
 
 
 def resume(run: Run) -> int:

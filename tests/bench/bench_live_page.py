@@ -102,6 +102,7 @@ def next_trajectory():
     return []
 
 looks = [*filter(None, [look("run-live", run)]), *next_trajectory()]
+print(flush=True)
 while True:
     due = min((one[3] for one in looks), default=time.monotonic() + 60)
     if select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
@@ -187,6 +188,9 @@ def looking(port: int, cookie: str, run: Run, browsers: int) -> Iterator[list[tu
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(browsers)
     ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has opened its pages
     try:
         yield seen
     finally:

@@ -525,6 +525,11 @@ def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(mo
         thread.join(120)
 
 
+def _streams(run: Run) -> list[list[list[int]]]:
+    loaded = [selectors.load_trajectory(one) for one in run.trajectories.order_by("index")]
+    return [[step.stream.tolist() for step in one.steps] for one in loaded]
+
+
 class TestResume:
     def test_a_run_that_no_broker_took_is_made_after_all(self, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
         def refuse(*_: Any, **__: Any) -> None:
@@ -563,6 +568,23 @@ class TestResume:
         for key, streams in kept.items():
             record = Trajectory.objects.get(pk=key)
             assert [s.stream.tolist() for s in selectors.load_trajectory(record).steps][: len(streams)] == streams
+
+    def test_the_trajectories_that_failed_in_a_run_that_is_done_are_made_anew(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
+        whole = _streams(done_run())
+        run = launch(LaunchForm(**SMALL), enqueue=False)
+        (lost,) = services.lease_trajectories(run, 1, 60)
+        services.fail_trajectory(lost.pk, lost.attempt, "The engine died.")
+        work.work_on(run.pk)
+        run.refresh_from_db()
+        assert (run.status, run.n_finished, run.n_failed) == ("done", 5, 1)
+        assert launching.can_resume(run) and launching.resume(run) == 1
+        work.work_on(run.pk)
+        run.refresh_from_db()
+        assert (run.status, run.n_finished, run.n_failed) == ("done", 6, 0) and not launching.can_resume(run)
+        assert _streams(run) == whole
 
     def test_which_runs_offer_it(self) -> None:
         run = launch(LaunchForm(**SMALL), enqueue=False)
