@@ -222,7 +222,7 @@ def _split(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Fo
 
 
 def _routing(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
-    data["ROUTING_ROWS"] = _routing_rows(row.extra)
+    data["ROUTING_ROWS"] = _routing_rows({**trajectory.extra, **row.extra})
     return [("ROUTING_ROWS not in (len(IDS) - 1, len(IDS))", "there is a routing row for each token but the last")], ""
 
 
@@ -270,7 +270,7 @@ def _of_step(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check
     step = trajectory.steps[index]
     data: Data = {"PROMPT": step.prompt_ids, "COMPLETION": step.completion_ids}
     if finding.kind == "routing_misaligned":
-        data["ROUTING_ROWS"] = _routing_rows(step.extra)
+        data["ROUTING_ROWS"] = _routing_rows({**trajectory.extra, **step.extra})
         n = "len(PROMPT + COMPLETION)"
         return data, [(f"ROUTING_ROWS not in ({n} - 1, {n})", "there is a routing row for each token but the last")], ""
     if finding.kind == "stop_string_misaligned":

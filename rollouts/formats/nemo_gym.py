@@ -16,6 +16,7 @@ from rollouts.formats.source import Source
 from rollouts.tito.trajectory import NO_IDS, Message, Step, Trajectory
 
 IDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+ROUTING = "routed_experts"
 _OTHERS = {IDS[1]: prompts.parse_ids, IDS[2]: prompts.parse_floats}
 _OBSERVED = ("function_call_output", "computer_call_output", "custom_tool_call_output")
 _KNOWN = ("response", "reward", "_ng_task_index", "_ng_rollout_index", "reward_parts")
@@ -70,9 +71,11 @@ def _steps(items: Sequence[Any]) -> tuple[tuple[Step, ...], list[Any]]:
 
     def close(item: Mapping[str, Any] | None, where: str) -> None:
         nonlocal before, mine
-        extra: dict[str, Any] = {"items": [shapes.rest(one, IDS) for one in mine]}
+        extra: dict[str, Any] = {"items": [shapes.rest(one, (*IDS, ROUTING)) for one in mine]}
         if before:
             extra["items_before"] = before
+        if item is not None and item.get(ROUTING) is not None:
+            extra[ROUTING] = item[ROUTING]
         steps.append(
             Step(
                 prompt_ids=NO_IDS if item is None else shapes.ids(item[IDS[0]], f"{where}.{IDS[0]}"),

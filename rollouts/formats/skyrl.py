@@ -20,8 +20,9 @@ from rollouts.formats.source import Source
 from rollouts.tito.trajectory import Floats, Mask, Origin, Row, Step, Trajectory
 
 _AS_TEXT = re.compile(r"(.+)_\d+", re.DOTALL)
+_ROUTING = "rollout_expert_indices"
 _LISTS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
-          "trajectory_ids", "is_last_step")  # fmt: skip
+          "trajectory_ids", "is_last_step", _ROUTING)  # fmt: skip
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:
@@ -61,7 +62,7 @@ def _batch(value: dict[str, Any], number: int) -> list[Trajectory]:
                 reward=element.reward,
                 stop_reason=element.stop_reason,
                 group=_group(lists["trajectory_ids"], i),
-                extra=shapes.elements(value, _LISTS, n, i),
+                extra=shapes.elements(value, _LISTS, n, i) | element.extra,
             )
         )
     return found
@@ -81,6 +82,8 @@ class _Element:
         )
         self.logprobs = None if logprobs is None else shapes.optional_floats(logprobs[i], f"rollout_logprobs[{i}]")
         self.stop_reason = "" if stops is None else shapes.text(stops[i], f"stop_reasons[{i}]", 60)
+        routing = None if lists[_ROUTING] is None else lists[_ROUTING][i]
+        self.extra = {} if routing is None else {_ROUTING: routing}
         self.token_rewards: Floats | None = None
         self.reward: float | None = None
         if rewards is not None and isinstance(rewards[i], list):
@@ -121,7 +124,8 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
     for places in _places(ids, last):
         elements = [_Element(lists, k) for k in places]
         steps = tuple(
-            Step(one.prompt, one.response, one.logprobs, finish_reason=one.stop_reason[:30]) for one in elements
+            Step(one.prompt, one.response, one.logprobs, finish_reason=one.stop_reason[:30], extra=one.extra)
+            for one in elements
         )
         rows = tuple(one.row((k,)) for k, one in enumerate(elements))
         if places != list(range(places[0], places[-1] + 1)) or not _ends_once(last, places):

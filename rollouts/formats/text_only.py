@@ -151,7 +151,11 @@ _WRITTEN_WITH = ("step", "gen_step", "advantage", "advantages")
 
 def _detect_columns(values: Sequence[Any]) -> bool:
     one = values[0]
-    return has_keys(one, "prompt", "completion") and any(key in one for key in _WRITTEN_WITH)
+    if not has_keys(one, "prompt", "completion"):
+        return False
+    # Of one completion the words are enough; a line of columns is known by what else is written with them.
+    said = one["completion"]
+    return isinstance(said, str) or _is_messages(said) or any(key in one for key in _WRITTEN_WITH)
 
 
 # -- OpenAI-style messages

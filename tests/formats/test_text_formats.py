@@ -32,6 +32,7 @@ MESSAGES = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant",
         ("skyrl_evals", EVALS, ["4<end>"], [1.0]),
         ("areal", AREAL, ["!"], [0.5]),
         ("completions", SWIFT, ["A", "B"], [0.0, 1.0]),
+        ("completions", {"prompt": "a", "completion": "A", "reward": 1.0, "task": "t"}, ["A"], [1.0]),
     ],
 )
 def test_text_is_kept_and_said_to_be_all_there_is(

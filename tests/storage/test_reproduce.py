@@ -172,6 +172,14 @@ PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
     ("never_trained", Trajectory("t", STEPS, (ONLY_FIRST,)), SOUND),
     ("step_order_invalid", flagged(False, True, True), flagged(False, False, True)),
     ("step_order_invalid", placed(0, 2), placed(0, 1)),
+    *(
+        (
+            "routing_misaligned",
+            replace(sound, extra={"routed_experts": [[0]] * 3}),
+            replace(sound, extra={"routed_experts": [[0]] * (len(merged().ids) - 1)}),
+        )
+        for sound in (with_steps(), Trajectory("t", STEPS))
+    ),
     (
         "mixed_policy_versions",
         Trajectory("t", (replace(FIRST, policy_version="7"), replace(SECOND, policy_version="8"))),

@@ -293,6 +293,14 @@ def test_last_step_flags() -> None:
     assert kinds(*flagged(True, False, False)) == ["step_order_invalid"]
 
 
+def test_routing_beside_the_trajectory_is_of_its_only_row() -> None:
+    good, n = merged(), len(merged().ids)
+    for size, expected in ((n - 1, []), (n, []), (n - 2, ["routing_misaligned"])):
+        extra = {"routed_experts": f"nrlre1:u1:{size}x2x8:AAAA"}
+        assert kinds(good, extra=extra) == kinds(steps=steps(), extra=extra) == expected
+        assert "routing_misaligned" not in kinds(good, good, extra=extra)
+
+
 def test_several_policy_versions_in_one_row_are_worth_knowing() -> None:
     first, second = steps()
     mixed = (replace(first, policy_version="7"), replace(second, policy_version="8"))

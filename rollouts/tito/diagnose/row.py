@@ -14,7 +14,7 @@ from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.verdict import bounded
-from rollouts.tito.prefix import common_prefix
+from rollouts.tito.prefix import common_prefix, stream_length
 from rollouts.tito.row_masks import Marks, derived_header, derived_stops, header_places, mask_faults, places_of
 from rollouts.tito.rows import RowFault
 from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
@@ -31,6 +31,7 @@ def row_findings(case: Case) -> Iterator[Finding]:
     if rows and case.steps:
         yield from _against_steps(case)
     yield from _order(case)
+    yield from _routing(case)
     yield from _versions(case)
     yield from _step_rows(case)
 
@@ -301,6 +302,19 @@ def _order(case: Case) -> Iterator[Finding]:
         what = "is marked as the last step and is not" if flags[wrong] else "is the last step and is not marked"
     fault = RowFault("step_order_invalid", 0, len(rows[wrong].ids), f"Row {wrong} of {len(rows)} {what}.")
     yield _finding(case, wrong, rows[wrong], fault)
+
+
+def _routing(case: Case) -> Iterator[Finding]:
+    """Expert routing that the source keeps beside the whole trajectory: of its row, where it has one alone."""
+    rows = case.trajectory.rows
+    if len(rows) == 1:
+        if fault := checks.routing_misaligned(case.trajectory.extra, len(rows[0].ids)):
+            yield _finding(case, 0, rows[0], fault)
+    elif not rows and len(case.merged) == 1:
+        last = case.merged[0].step_indices[-1]
+        step = case.steps[last]
+        if fault := checks.routing_misaligned(case.trajectory.extra, stream_length(step)):
+            yield _on_step(case, last, fault.kind, 0, len(step.completion_ids), fault.evidence, Cost())
 
 
 def _versions(case: Case) -> Iterator[Finding]:
