@@ -46,6 +46,10 @@ def recorded_page(params: Mapping[str, str], trajectory: models.Trajectory) -> t
     """The record as JSON, and what the template needs beside it."""
     asked = params.get("step", "")
     first = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
+    notices = []
+    if first and first >= trajectory.n_steps:
+        there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
+        notices, first = [f"There is no step {first:,} here: {there}."], 0
     steps = list(trajectory.steps.order_by("index").values("index", *_BODIES, *FACTS)[first : first + STEPS])
     held = trajectory.rows.exclude(extra=None).order_by("index").values("index", "extra_id")
     rows = [] if first else list(held[:ROWS])
@@ -55,12 +59,14 @@ def recorded_page(params: Mapping[str, str], trajectory: models.Trajectory) -> t
         "lacks": lacks_of(trajectory.run),
         "first_step": first,
         "n_steps": trajectory.n_steps,
+        "notices": notices,
         "fields": bodies.get(trajectory.extra_id, {}),
         "rows": [{"index": row["index"], "fields": bodies[row["extra_id"]]} for row in rows],
         "steps": [_step(step, bodies) for step in steps],
     }
     drawn = {
         "here": "as recorded",
+        "notices": notices,
         "lacks": report["lacks"],
         "fields": _fields(report["fields"]),
         "rows": [{"index": row["index"], "fields": _fields(row["fields"])} for row in report["rows"]],

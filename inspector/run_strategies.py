@@ -36,6 +36,8 @@ def _why_not(run: Run) -> str:
     """Why nothing can be replayed, as a sentence; empty when it can."""
     if is_active(run):
         return "Strategies are replayed when the run has ended."
+    if not run.n_trajectories:
+        return "This run holds no trajectory."
     if not run.n_steps:
         return "This run holds training rows without steps, and a strategy is replayed over steps."
     if run.tokenizer is None:

@@ -145,11 +145,14 @@ def read_findings(
         if finding.step_index is not None:
             row = row_of_step.get(finding.step_index)
             row = row if row in follows else None
+        remedy = finding.remedy
+        if finding.kind == "not_decidable" and finding.missing == "tokenizer":
+            remedy = "Choose a tokenizer for the run, under “Judge it again” on its page."
         items.append(
             FindingItem(
                 number, finding.kind, finding_title(finding.kind), finding_meaning(finding.kind),
                 finding.severity, finding.axis, finding.step_index, row,
-                finding.start, finding.stop, finding.evidence, finding.remedy,
+                finding.start, finding.stop, finding.evidence, remedy,
                 # What is merely noted costs nothing.
                 "" if finding.severity == Severity.INFO else cost_sentence(
                     finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,

@@ -64,7 +64,7 @@ def missing(trajectory: Trajectory) -> str:
             "the messages between them. Import what the rollout side recorded to see this page."
         )
     if run.tokenizer is None:
-        return "The run has no tokenizer, and strategies render and encode. Register one and import the files with it."
+        return "The run has no tokenizer, and strategies render and encode. Choose one for the run."
     if template_text(run) is None:
         return (
             "Neither the run nor its tokenizer has a chat template, and strategies render messages. Import the files "

@@ -140,6 +140,18 @@ def test_a_run_says_its_findings_in_words_and_the_worst_first(web: Client) -> No
     assert "</b> Branch" in chips and chips.index("</b> Branch") < chips.index("</b> BOS doubled")
 
 
+def test_a_run_that_holds_nothing_and_a_finding_that_it_has_not(web: Client) -> None:
+    run = services.create_run("import", "grpo-7")
+    services.end_run(run, Run.Status.DONE)
+    assert "No trajectory yet" in web.get(f"/runs/{run.code}").content.decode()
+    assert "This run holds no trajectory." in web.get(f"/runs/{run.code}/cost").content.decode()
+    held = f"/runs/{stored_run(2).code}"
+    assert "No trajectory yet" not in web.get(held).content.decode()
+    unknown = web.get(f"{held}/cost?finding=branch").content.decode()
+    assert "No trajectory of this run has the finding “Branch”" in unknown
+    assert "has the finding" not in web.get(f"{held}/cost?finding=boundary_merge").content.decode()
+
+
 def test_the_share_of_a_finding_is_of_those_that_were_judged(web: Client) -> None:
     run = stored_run(4, findings=[[finding()], [], [], []])
     assert "1 trajectory, 25.0 %" in web.get(f"/runs/{run.code}").content.decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -201,6 +202,12 @@ def test_bad_parameters_are_no_errors(web: Client, address: str) -> None:
 def test_the_help_needs_no_login_and_lists_the_keys(visitor: Client) -> None:
     page = visitor.get("/help").content.decode()
     assert "<kbd>?</kbd>" in page and "next, previous finding" in page and settings.LOGIN_URL not in page
+
+
+def test_the_help_names_pages_of_the_docs_that_are_there(visitor: Client) -> None:
+    page = visitor.get("/help").content.decode()
+    named = re.findall(r"<code>([a-z-]+\.md)</code>", page)
+    assert len(named) > 5 and all((settings.BASE_DIR / "docs" / name).exists() for name in named)
 
 
 def test_htmx_is_told_to_evaluate_nothing(web: Client) -> None:

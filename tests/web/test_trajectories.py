@@ -16,7 +16,7 @@ from inspector import group_compare
 from inspector.deltas import CONTEXT_LINES, _marked
 from inspector.sides import first_places
 from rollouts import models, services
-from rollouts.tito.diagnose.finding import Severity
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
 from tests.web.trajectory_samples import HOSTILE, own_row
 
@@ -210,9 +210,13 @@ def test_siblings_honour_the_filter_of_the_list(make, reader):
 
 
 def test_without_a_tokenizer_ids_are_shown_and_the_way_out_is_named(make, reader):
-    stored = only(make.run([make.conversation("a")], tokenizer=None, chat_template=None))
+    undecided = Finding(Axis.STREAM, "not_decidable", Severity.INFO, step=0, start=0, stop=1, evidence="No text.",
+                        remedy="Record the missing field.", missing="tokenizer")  # fmt: skip
+    stored = only(make.run([make.conversation("a")], [[undecided]], tokenizer=None, chat_template=None))
     html = page_text(reader.get(url(stored, "?view=tokens")))
-    assert "Register a tokenizer" in html and "Ids are shown as ids" in html
+    assert f'href="/runs/{stored.run.code}#judge"' in html and "Ids are shown as ids" in html
+    assert "Choose a tokenizer for the run" in html and "Record the missing field" not in html
+    assert f'href="/runs/{stored.run.code}#judge"' in page_text(reader.get(url(stored, page="trajectory-compare")))
     first = int(make.conversation("a").steps[0].prompt_ids[0])
     assert f"<i class=u>{first}</i>" in html
     token = reader.get(reverse("trajectory-json", args=[stored.code])).json()["window"]["tokens"][0]
@@ -498,6 +502,12 @@ def test_what_was_said_is_shown_step_by_step_with_every_other_field(make, reader
     twin = json.loads(reader.get(url(stored, page="trajectory-record") + ".json").content)
     assert twin["fields"] == {"agent_ref": {"name": "solver"}} and twin["steps"][1]["fields"] == second.extra
     assert [message["role"] for message in twin["steps"][1]["messages"]] == ["assistant", "tool"]
+
+
+def test_a_step_that_is_not_there_is_told_and_the_first_is_shown(make, reader):
+    stored = only(make.run([make.conversation("a")]))
+    html = page_text(reader.get(url(stored, "?step=99", page="trajectory-record")))
+    assert "There is no step 99 here: steps run from 0 to 2." in html and 'id="step-0"' in html
 
 
 def test_text_without_ids_is_read_where_it_was_recorded(make, reader):
