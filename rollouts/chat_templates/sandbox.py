@@ -289,14 +289,17 @@ def _outcome(message: Mapping[str, Any]) -> Rendered:
 
 
 def _series(outcomes: Sequence[Any]) -> Iterator[Rendered]:
-    before = ""
+    text = ""
+    spans: tuple[tuple[int, int], ...] = ()
     for outcome in outcomes:
         if isinstance(outcome, Mapping):
             yield _outcome(outcome)
             continue
-        kept, rest, spans = outcome
-        before = before[:kept] + rest
-        yield Rendered(before, tracked_spans=tuple(map(tuple, spans)))
+        kept, rest, n_kept, ends = outcome
+        text = text[:kept] + rest
+        if ends or n_kept != len(spans):
+            spans = (*spans[:n_kept], *zip(ends[::2], ends[1::2], strict=True))
+        yield Rendered(text, tracked_spans=spans)
 
 
 def _spoils(outcomes: Sequence[Rendered]) -> bool:

@@ -289,7 +289,11 @@ class Beginning:
         self.spans: list[tuple[int, int]] = []
         self.marks: list[tuple[int, int]] = []
         """At the start of each body: characters written, spans noted."""
-        self.begun = 0
+        self.ends: list[tuple[int, int] | None] = []
+        """The same at the end of each body; None where the body may have looked at the message behind its own."""
+        self.begun = self.pulled = 0
+        """Bodies, and messages that the loop has asked for: more by one where a body looked at the next."""
+        self.saw_next = False
         self.alike: int | None = None
         """Bodies before the first that could see how many messages there are; None = no body could."""
         self.skipped = 0
@@ -300,33 +304,50 @@ class Beginning:
             self.alike = self.begun - 1
 
     def go_on_from(self, earlier: Beginning | None) -> None:
-        """Skip what both have. The last message that both have may have been the last of all, so it is run again."""
+        """Skip what both have; the last message that both have only if its body did not look at what comes behind."""
         if earlier is None or earlier.fixed != self.fixed:
             return
-        n = 0
+        both = 0
         for ours, theirs in zip(self.messages, earlier.messages, strict=False):
             if ours != theirs:
                 break
-            n += 1
-        alike = n if earlier.alike is None else earlier.alike
-        self.skipped, self.earlier = max(0, min(n - 1, alike, len(earlier.marks) - 1)), earlier
+            both += 1
+        alike = both if earlier.alike is None else earlier.alike
+        n = max(0, min(both, alike, len(earlier.marks), len(self.messages) - 1))
+        if n and n in (both, len(earlier.marks)) and earlier.ends[n - 1] is None:
+            n -= 1
+        self.skipped, self.earlier = n, earlier
 
-    def begins_body(self) -> bool:
+    def walk(self, messages: Any) -> Any:
+        """What the loop walks over."""
+        if isinstance(messages, Seen):
+            return Walked(list.copy(messages), self)
+        self.sees_the_end()  # the template made another list of them
+        return messages
+
+    def begins_body(self, message: Any) -> bool:
         """Whether the next body is to be run."""
         n = self.begun
         self.begun += 1
+        self.saw_next = False
         if n < self.skipped:
             return False
         if n == self.skipped and n and self.earlier is not None:
-            before, (written, n_spans) = self.earlier, self.earlier.marks[n]
+            before = self.earlier
+            written, n_spans = before.marks[n] if n < len(before.marks) else before.ends[n - 1] or (0, 0)
             if "".join(self.pieces) != before.text[: before.marks[0][0]]:
                 raise ValueError("what stands before the first message is not the same")
-            self.marks = before.marks[:n]
+            self.marks, self.ends = before.marks[:n], before.ends[:n]
             self.pieces[:] = [before.text[:written]]
             GenerationTracker.spans[:] = before.spans[:n_spans]
             GenerationTracker.written = written
         self.marks.append((GenerationTracker.written, len(GenerationTracker.spans)))
+        self.ends.append(None)
         return True
+
+    def ends_body(self, message: Any) -> None:
+        if self.pulled == self.begun and not self.saw_next:
+            self.ends[-1] = GenerationTracker.written, len(GenerationTracker.spans)
 
 
 class Seen(list[Any]):
@@ -342,6 +363,8 @@ class Seen(list[Any]):
     def __getitem__(self, index: Any) -> Any:
         if type(index) is not int or not 0 <= index <= self._render.begun:
             self._render.sees_the_end()
+        elif index == self._render.begun:
+            self._render.saw_next = True
         return list.__getitem__(self, index)
 
     def __radd__(self, other: Any) -> Any:
@@ -355,6 +378,12 @@ class Walked(list[Any]):
     def __init__(self, values: list[Any], render: Beginning) -> None:
         super().__init__(values)
         self._render = render  # a name that no template can reach
+
+    def __iter__(self) -> Iterator[Any]:
+        for value in super().__iter__():
+            self._render.pulled += 1
+            yield value
+        self._render.pulled += 1
 
 
 def _noted(name: str) -> Any:
@@ -372,22 +401,17 @@ for _name in ("__len__", "__iter__", "__reversed__", "__contains__", "__eq__", "
     setattr(Seen, _name, _noted(_name))
 Walked.__len__ = _noted("__len__")  # type: ignore[method-assign]
 
-_WALK, _BEGINS = f"walk{_NONCE}", f"begins{_NONCE}"
+_WALK, _BEGINS, _ENDS = f"walk{_NONCE}", f"begins{_NONCE}", f"ends{_NONCE}"
 RESUMABLE = environment(provenance=False)
-RESUMED: list[Beginning] = []
-"""The render in progress."""
 
 
-def _walk(messages: Any) -> Any:
-    if isinstance(messages, Seen):
-        return Walked(list.copy(messages), messages._render)
-    RESUMED[0].sees_the_end()  # the template made another list of them
-    return messages
+def _tell(render: Beginning) -> None:
+    """Templates tell this render of their loop; they look up whom to tell when they begin, and when compiled."""
+    RESUMABLE.filters[_WALK] = render.walk
+    RESUMABLE.tests[_BEGINS], RESUMABLE.tests[_ENDS] = render.begins_body, render.ends_body
 
 
-RESUMABLE.filters[_WALK] = _walk
-RESUMABLE.tests[_BEGINS] = lambda _: RESUMED[0].begins_body()
-
+_tell(Beginning([], ()))
 _CARRIES = frozenset({"namespace", "cycler", "joiner", "lipsum", "caller"})
 _ODD_FILTERS = frozenset({"random", "pprint", "attr"})
 _LAZY = frozenset(
@@ -422,17 +446,19 @@ def _is_name(node: nodes.Node, name: str) -> bool:
 
 @lru_cache(maxsize=16)
 def resumable(text: str) -> jinja2.Template | None:
-    """The template with its loop over the messages told where it begins; None where it cannot be resumed."""
+    """The template with its loop over the messages telling where each body begins and ends; None where it cannot be
+    resumed."""
     tree = RESUMABLE.parse(text)
     loop = _walks(tree)
     if loop is None:
         return None
     assert isinstance(loop.target, nodes.Name)
     message = nodes.Name(loop.target.name, "load")
-    begins = nodes.Test(message, _BEGINS, [], [], None, None)
+    begins, ends = (nodes.Test(message, name, [], [], None, None) for name in (_BEGINS, _ENDS))
     loop.iter = nodes.Filter(loop.iter, _WALK, [], [], None, None)
-    loop.body = [nodes.If(begins, loop.body, [], [])]
-    for node in (message, begins, loop.iter, loop.body[0]):
+    end = nodes.ExprStmt(ends)
+    loop.body = [nodes.If(begins, [*loop.body, end], [], [])]
+    for node in (message, begins, ends, end, loop.iter, loop.body[0]):
         node.set_lineno(loop.lineno).set_environment(RESUMABLE)
     code = RESUMABLE.compile(tree)
     return RESUMABLE.template_class.from_code(RESUMABLE, code, dict(RESUMABLE.globals), lambda: True)
@@ -465,7 +491,7 @@ def render_growing(text: str, variables: dict[str, Any], here: Beginning, earlie
 def _resumed(
     template: jinja2.Template, variables: dict[str, Any], here: Beginning, earlier: Beginning | None
 ) -> dict[str, Any]:
-    RESUMED[:] = [here]
+    _tell(here)
     here.go_on_from(earlier)
     GenerationTracker.spans, GenerationTracker.written = here.spans, 0
     seen = {**variables, "messages": Seen(variables["messages"], here)}
@@ -482,11 +508,13 @@ def _resumed(
 def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
     """Many renders that share messages, as one job with one allowance of computing time.
 
-    Each outcome is a failure, or ``[characters kept from the text before it, the rest, tracked spans]``.
+    Each outcome is a failure, or ``[characters kept from the text before it, the rest, tracked spans kept from those
+    before them, the ends of the rest]``.
     """
     base, messages, tools = job["variables"], job["messages"], job["tools"]
     outcomes: list[Any] = []
     before = ""
+    spans_before: list[tuple[int, int]] = []
     earlier: Beginning | None = None
     for n, (indices, tools_index, kwargs, generation) in enumerate(job["series"]):
         variables = {
@@ -502,10 +530,11 @@ def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
         if "error" in rendered:
             outcomes.append(rendered)
             continue
-        now = rendered["text"]
+        now, spans = rendered["text"], rendered["tracked_spans"]
         kept = len(before) if now.startswith(before) else 0
-        outcomes.append([kept, now[kept:], rendered["tracked_spans"]])
-        before = now
+        n_kept = len(spans_before) if spans[: len(spans_before)] == spans_before else 0
+        outcomes.append([kept, now[kept:], n_kept, [end for span in spans[n_kept:] for end in span]])
+        before, spans_before = now, spans
     return {"series": outcomes}
 
 

@@ -135,7 +135,7 @@ def grown(template: str) -> None:
     renders = [(list(range(n)), 0 if n > 5 else None, 0, with_prompt) for n in lengths for with_prompt in (True, False)]
     renders.insert(9, ([1, 2, 3], None, 0, True))
     job = {"variables": {"bos_token": "<s>"}, "messages": LONG, "tools": [TOOLS], "kwargs": [{}], "series": renders}
-    before = ""
+    before, spans = "", []
     made = sandbox_worker.answer_series(template, job)["series"]
     for (indices, tools, _, with_prompt), outcome in zip(renders, made, strict=True):
         variables = {
@@ -146,8 +146,9 @@ def grown(template: str) -> None:
         if "error" in plain:
             assert outcome == plain
             continue
-        before = before[: outcome[0]] + outcome[1]
-        assert {"text": before, "tracked_spans": outcome[2]} == plain
+        kept, rest, n_kept, ends = outcome
+        before, spans = before[:kept] + rest, [*spans[:n_kept], *zip(ends[::2], ends[1::2], strict=True)]
+        assert {"text": before, "tracked_spans": spans} == plain
 
 
 LOOP = "{% for message in messages %}"
@@ -173,6 +174,26 @@ END = "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 def test_a_conversation_that_grows_is_not_written_from_the_start(skipped: list[int], template: str) -> None:
     grown(template)
     assert sum(skipped) > len(skipped)
+
+
+@pytest.mark.parametrize(
+    ("template", "again"),
+    [
+        (EACH + END, 0),
+        (EACH + "{{ loop.index }}{% if loop.previtem %}{{ loop.previtem.role }}{% endif %}" + END, 0),
+        (EACH + "{% if loop.last %}last{% endif %}" + END, 1),
+        (EACH + "{% if loop.nextitem is defined %}{% endif %}" + END, 1),
+        (EACH + "{% if messages[loop.index0 + 1] is defined %}then{% endif %}" + END, 1),
+        (EACH + "{% continue %}" + END, 1),
+    ],
+)
+def test_the_last_body_is_run_again_only_if_it_may_have_seen_what_comes_behind(
+    skipped: list[int], template: str, again: int
+) -> None:
+    renders = [(list(range(n)), None, 0, True) for n in range(1, len(LONG) + 1)]
+    job = {"variables": {}, "messages": LONG, "tools": [], "kwargs": [{}], "series": renders}
+    sandbox_worker.answer_series(template, job)
+    assert skipped == [max(0, n - again) for n in range(len(LONG))]
 
 
 @pytest.mark.parametrize(
