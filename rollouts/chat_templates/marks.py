@@ -133,7 +133,7 @@ def _spans(world: World, conversation: Conversation, stop: str | None) -> _Spans
         if message["role"] != "assistant":
             continue
         before, prompt, history = (
-            world.original[key_of(replace(conversation, messages=messages[:n], add_generation_prompt=prompted))]
+            world.original[key_of(conversation._replace(messages=messages[:n], add_generation_prompt=prompted))]
             if n
             else ""
             for n, prompted in ((k, False), (k, True), (k + 1, False))

@@ -30,10 +30,10 @@ def _key(
 
 
 class Foreseen:
-    """Renders that were made ahead. It keeps what was asked, so that the identities stay taken."""
+    """Renders that were made ahead. It keeps the messages, tools and kwargs, so that their identities stay taken."""
 
-    def __init__(self, asks: Sequence[Conversation]) -> None:
-        self.asks = asks
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
         self.rendered: dict[Key, sandbox.Rendered] = {}
 
 
@@ -45,13 +45,13 @@ class RememberingRenderer(TemplateRenderer):
     ) -> None:
         super().__init__(tokenizer, chat_template, now)
         self._encode = encode
-        self._foreseen = Foreseen(())
+        self._foreseen = Foreseen()
         self._ids: dict[Key, Ids] = {}
 
     def foresee(self, asks: Sequence[Conversation]) -> Foreseen:
         """Render in one round trip; safe in another thread. A render that fails for the moment is left out."""
-        foreseen = Foreseen(asks)
-        series = [self._series(part) for part in _parts(asks)]
+        foreseen = Foreseen()
+        series = [self._series(part, foreseen.kept) for part in _parts(asks)]
         try:
             outcomes = sandbox.render(self.chat_template, [job for job, _ in series])
         except RenderFailed:
@@ -80,6 +80,18 @@ class RememberingRenderer(TemplateRenderer):
         rendered = found.or_raise()
         return rendered.text, rendered.tracked_spans
 
+    def render_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        found = self._foreseen.rendered.get(_key(messages, tools, kwargs, add_generation_prompt))
+        if found is None:
+            return super().render_text(messages, tools, kwargs, add_generation_prompt)
+        return found.or_raise().text
+
     def render_ids(
         self,
         messages: Sequence[Message],
@@ -98,7 +110,7 @@ class RememberingRenderer(TemplateRenderer):
         ids = self._ids[key] = self._encode(found.or_raise().text)
         return ids
 
-    def _series(self, asks: Sequence[Conversation]) -> tuple[sandbox.Series, list[Key]]:
+    def _series(self, asks: Sequence[Conversation], kept: list[Any]) -> tuple[sandbox.Series, list[Key]]:
         messages, tools, kwargs = _Table(), _Table(), _Table()
         kwargs.place({})
         renders, keys = [], []
@@ -111,6 +123,7 @@ class RememberingRenderer(TemplateRenderer):
                 ask.add_generation_prompt,
             ))  # fmt: skip
             keys.append(_key(ask.messages, ask.tools, ask.kwargs, ask.add_generation_prompt))
+        kept += (*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs))
         base = self.base_variables()
         return sandbox.Series(base, messages.values, tools.values, kwargs.values, renders, self.now), keys
 

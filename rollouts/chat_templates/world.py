@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rollouts.chat_templates.bench import Bench, key_of
@@ -53,7 +53,7 @@ class World:
         for conversation in (*(one for probe in self.probes for one in probe.conversations()), *others):
             for k in range(1, len(conversation.messages) + 1):
                 for prompt in (False, True):
-                    self._add(replace(conversation, messages=conversation.messages[:k], add_generation_prompt=prompt))
+                    self._add(conversation._replace(messages=conversation.messages[:k], add_generation_prompt=prompt))
         self._texts: dict[str, dict[str, str | None]] = {}
         self.original = self.texts(bench.template)
         self.kept = [key for key, conversation in self.conversations.items() if self._preserved(conversation)]
@@ -77,7 +77,7 @@ class World:
         messages = conversation.messages
         whole = self.original[key_of(conversation)]
         shorter = [
-            self.original[key_of(replace(conversation, messages=messages[:k], add_generation_prompt=False))]
+            self.original[key_of(conversation._replace(messages=messages[:k], add_generation_prompt=False))]
             for k in range(1, len(messages))
             if messages[k - 1]["role"] == "assistant"
         ]
@@ -146,6 +146,6 @@ class World:
         for key, conversation in self.conversations.items():  # without the generation prompt first
             before, after = self.original[key], texts[key]
             if before != after:
-                name = key_of(replace(conversation, add_generation_prompt=False))
+                name = key_of(conversation._replace(add_generation_prompt=False))
                 found.setdefault(name, Changed(conversation, before or "", after or ""))
         return tuple(found.values())

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins, Row, ids_array
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Origins, Row, ids_array
 
-_FIRST = 256
-_NO_LOGPROBS: Floats = np.full(_FIRST, np.nan, dtype=np.float32)
-_T = TypeVar("_T", bound=np.generic)
+_FIRST = 1024
+_Part = tuple[int, int | Origins, bool, Floats | None]
+"""Where a part of the stream ends, who wrote it, whether it is trained, its logprobs."""
 
 
 class Buffer:
-    """Grows by verbatim completions and by deltas; each append is O(its own length), amortised."""
+    """Grows by verbatim completions and by deltas; each append is O(its own length), amortised. What stands beside the
+    ids is written when a row is asked for."""
 
     def __init__(self) -> None:
         self._n = 0
-        self._first_logprob: int | None = None
-        self._ids: Ids = np.empty(_FIRST, dtype=np.int32)
-        self._origin: Origins = np.empty(_FIRST, dtype=np.uint8)
-        # Behind the end these two hold what an unsampled token has.
-        self._mask: Mask = np.zeros(_FIRST, dtype=np.bool_)
-        self._logprobs: Floats = _NO_LOGPROBS.copy()
+        self._ids: Ids = NO_IDS
+        self._parts: list[_Part] = []
 
     def __len__(self) -> int:
         return self._n
@@ -36,21 +31,6 @@ class Buffer:
         view = self._ids[: self._n]
         view.flags.writeable = False
         return view
-
-    @property
-    def loss_mask(self) -> Mask:
-        """``[n]``: True where a token is under the gradient. A copy."""
-        return self._mask[: self._n].copy()
-
-    @property
-    def logprobs(self) -> Floats:
-        """``[n]``: NaN where nothing was sampled, or where no logprob was given. A copy."""
-        return self._logprobs[: self._n].copy()
-
-    @property
-    def origin(self) -> Origins:
-        """``[n]``: :class:`Origin` of each token. A copy."""
-        return self._origin[: self._n].copy()
 
     def append_prompt(self, ids: Ids | Sequence[int], origin: Origin | Origins = Origin.PROMPT) -> None:
         """Add tokens that nobody trains. Raises ``ValueError`` when ``origin`` has another length than ``ids``."""
@@ -69,27 +49,37 @@ class Buffer:
         """Forget what stands behind the first ``length`` tokens. Raises ``ValueError`` when there are fewer."""
         if not 0 <= length <= self._n:
             raise ValueError(f"cannot cut at {length}: the buffer holds {self._n} tokens")
-        self._mask[length : self._n], self._logprobs[length : self._n] = False, np.nan
+        while self._parts and self._starts_at(-1) >= length:
+            self._parts.pop()
+        if self._parts:
+            start = self._starts_at(-1)
+            _, origin, is_trained, logprobs = self._parts.pop()
+            kept = slice(0, length - start)
+            origin = origin if isinstance(origin, int) else origin[kept]
+            self._parts.append((length, origin, is_trained, None if logprobs is None else logprobs[kept]))
         self._n = length
         self._ids = self._ids[:length].copy()  # views that were handed out keep what they show
-        if self._first_logprob is not None and self._first_logprob >= length:
-            self._first_logprob = None
-
-    def freeze(self, upto: int) -> None:
-        """Take everything before ``upto`` out of the gradient; who wrote it stays known. Raises ``ValueError``."""
-        if not 0 <= upto <= self._n:
-            raise ValueError(f"cannot freeze up to {upto}: the buffer holds {self._n} tokens")
-        self._mask[:upto] = False
 
     def to_row(self, step_indices: Sequence[int] = ()) -> Row:
-        """The buffer as a training row ``[n]``; ``logprobs`` is None when no completion came with any."""
-        return Row(
-            ids=self._ids[: self._n].copy(),
-            loss_mask=self.loss_mask,
-            logprobs=None if self._first_logprob is None else self.logprobs,
-            origin=self.origin,
-            step_indices=tuple(step_indices),
-        )
+        """The buffer as a training row ``[n]``: mask 1 on completions, logprobs NaN where nothing was sampled or none
+        were given; ``logprobs`` is None when no completion came with any."""
+        loss_mask: Mask = np.zeros(self._n, dtype=np.bool_)
+        origins: Origins = np.empty(self._n, dtype=np.uint8)
+        logprobs: Floats | None = None
+        start = 0
+        for stop, origin, is_trained, values in self._parts:
+            origins[start:stop] = origin
+            if is_trained:
+                loss_mask[start:stop] = True
+            if values is not None:
+                if logprobs is None:
+                    logprobs = np.full(self._n, np.nan, dtype=np.float32)
+                logprobs[start:stop] = values
+            start = stop
+        return Row(self._ids[: self._n].copy(), loss_mask, logprobs, origins, step_indices=tuple(step_indices))
+
+    def _starts_at(self, index: int) -> int:
+        return self._parts[index - 1][0] if len(self._parts) + index > 0 else 0
 
     def _append(
         self, ids: Ids | Sequence[int], origin: Origin | Origins, is_trained: bool, logprobs: Floats | None
@@ -109,29 +99,10 @@ class Buffer:
                 raise ValueError(f"{len(origin)} origins for {n} ids")
         start, stop = self._n, self._n + n
         if stop > len(self._ids):
-            self._grow(stop)
+            # A new array, never a resize in place: views that were handed out keep what they show.
+            grown = np.empty(max(_FIRST, 2 * stop), dtype=np.int32)
+            grown[:start] = self._ids[:start]
+            self._ids = grown
         self._ids[start:stop] = ids
-        self._origin[start:stop] = written
-        if is_trained:
-            self._mask[start:stop] = True
-        if logprobs is not None:
-            self._logprobs[start:stop] = logprobs
-            if self._first_logprob is None:
-                self._first_logprob = start
+        self._parts.append((stop, written, is_trained, logprobs))
         self._n = stop
-
-    def _grow(self, stop: int) -> None:
-        """New arrays, never a resize in place: views that were handed out keep what they show."""
-        size = max(stop, 2 * len(self._ids))
-        self._ids = _grown(self._ids, self._n, size)
-        self._origin = _grown(self._origin, self._n, size)
-        self._mask = _grown(self._mask, self._n, size)
-        self._mask[self._n :] = False
-        self._logprobs = _grown(self._logprobs, self._n, size)
-        self._logprobs[self._n :] = np.nan
-
-
-def _grown(array: NDArray[_T], n: int, size: int) -> NDArray[_T]:
-    grown = np.empty(size, dtype=array.dtype)
-    grown[:n] = array[:n]
-    return grown

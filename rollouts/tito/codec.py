@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +41,7 @@ class Codec(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(NamedTuple):
     """What one render is of."""
 
     messages: Sequence[Message]

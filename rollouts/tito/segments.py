@@ -12,6 +12,9 @@ import numpy as np
 
 from rollouts.tito.trajectory import Ids, Mask, Message, Origin, Origins
 
+# An enumeration is slow to become an array's number.
+_TEMPLATE, _OBSERVATION = np.uint8(Origin.TEMPLATE), np.uint8(Origin.OBSERVATION)
+_QUOTED = (json.JSONEncoder(ensure_ascii=False).encode, json.JSONEncoder().encode)
 # What a template writes right behind a control token: a role, a channel, a recipient; or nothing but the line's end.
 _HEADER = re.compile(rb"[ \t]*(?:[A-Za-z][\w.=/:\- ]{0,63})?[ \t]*(?:\r?\n)+|[ \t]*[A-Za-z][\w.=/:\- ]{0,63}(?=\Z)")
 
@@ -45,16 +48,16 @@ def origins_of_texts(
     """:func:`delta_origins` of deltas that are joined: each ends at the next of ``stops`` and has its own messages."""
     flags: Mask = np.asarray(special, dtype=np.bool_)
     headers, scaffold = _headers(whole, flags, offsets, stops)
-    origins: Origins = np.where(scaffold, np.uint8(Origin.TEMPLATE), np.uint8(Origin.OBSERVATION))
+    origins: Origins = np.where(scaffold, _TEMPLATE, _OBSERVATION)
     start = 0
     for stop, own, messages in zip(stops, headers, new_messages, strict=True):
         if messages:
             spans, complete = _find_messages(whole, int(offsets[start]), int(offsets[stop]), own, messages)
             if spans and complete:
-                origins[start:stop] = Origin.TEMPLATE
+                origins[start:stop] = _TEMPLATE
             for first, last in spans:
                 left = int(offsets.searchsorted(first, side="right")) - 1
-                origins[left : int(offsets.searchsorted(last, side="left"))] = Origin.OBSERVATION
+                origins[left : int(offsets.searchsorted(last, side="left"))] = _OBSERVATION
         start = stop
     return origins
 
@@ -139,7 +142,7 @@ def content_forms(content: Any) -> Iterator[tuple[bytes, ...]]:
         return
     if isinstance(content, str):
         as_it_is = dict.fromkeys((content, content.strip()))
-        texts = (*as_it_is, *(json.dumps(text, ensure_ascii=escaped) for text in as_it_is for escaped in (False, True)))
+        texts = (*as_it_is, *(quoted(text) for text in as_it_is for quoted in _QUOTED))
         forms = tuple(dict.fromkeys(text.encode("utf-8", "replace") for text in texts))
         yield forms
         return

@@ -33,20 +33,9 @@ def test_what_is_refused_leaves_no_trace() -> None:
         buffer.append_sampled([2, 3], [-0.5])
     with pytest.raises(ValueError, match="3 origins for 1 ids"):
         buffer.append_delta([2], np.zeros(3, dtype=np.uint8))
-    with pytest.raises(ValueError, match="holds 1 tokens"):
-        buffer.freeze(2)
     with pytest.raises(OverflowError):
         buffer.append_prompt([2**31])
     assert buffer.ids.tolist() == [1] and len(buffer) == 1
-
-
-def test_freezing_masks_and_keeps_who_wrote_it() -> None:
-    buffer = Buffer()
-    buffer.append_prompt([1])
-    buffer.append_sampled([2, 3], [-1.0, -2.0])
-    buffer.freeze(2)
-    assert buffer.loss_mask.tolist() == [False, False, True]
-    assert buffer.origin.tolist() == [Origin.PROMPT, Origin.SAMPLED, Origin.SAMPLED]
 
 
 def test_ids_that_were_handed_out_stay_what_they_are() -> None:

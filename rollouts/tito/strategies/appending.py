@@ -28,7 +28,7 @@ class Appending(ABC):
         self._buffer = Buffer()
         self._tools: Tools = None
         self._kwargs: Mapping[str, Any] = {}
-        self._asked = ""
+        self._asked = ("", "")
         self._n_steps = 0
         self._is_closed = True  # the last completion ended with a stop token
         self._closing: Ids = NO_IDS
@@ -65,17 +65,17 @@ class Appending(ABC):
 
     def _ask(self, tools: Tools, kwargs: Mapping[str, Any]) -> None:
         self._tools, self._kwargs = tools, kwargs
-        self._asked = repr((tools, kwargs))
+        self._asked = (self._context.spelt(tools), self._context.spelt(kwargs))
 
     def _key(self, messages: Sequence[Message]) -> Any:
-        return self.slug, "delta", repr(list(messages)), self._asked
+        return self.slug, "delta", self._context.spelt(messages), self._asked
 
     def _written(self, messages: Sequence[Message], is_closed: bool = True) -> tuple[Ids, Origins]:
         delta = self._delta(messages)
         if not is_closed:
             # A stop text ended the completion: the stop token is the template's, and has mask 0.
             delta = np.concatenate([self._closing, delta])
-        key = "origins", delta.tobytes(), repr(messages)  # strategies mostly agree on a delta
+        key = "origins", delta.tobytes(), self._context.spelt(messages)  # strategies mostly agree on a delta
         return delta, self._context.remember(key, lambda: self._context.origins(delta, messages))
 
     def _probe(self, messages: Sequence[Message]) -> None:  # noqa: B027  not every strategy asks something of templates
@@ -95,7 +95,7 @@ class Appending(ABC):
         yield Conversation([*before, *messages], tools, self._kwargs, True)
 
     def _shorter_key(self, before: Sequence[Message], tools: Tools) -> Any:
-        return self.slug, repr((before, tools, self._kwargs))
+        return self.slug, self._context.spelt(before), tools is None, self._asked
 
     def _difference(
         self, before: Sequence[Message], messages: Sequence[Message], tools: Tools, stops: frozenset[int]

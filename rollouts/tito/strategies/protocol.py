@@ -57,6 +57,8 @@ class Context:
     """Gives what extends the stream of this tokenizer and chat template, by template kwargs, or refuses."""
     encode: Callable[[str], Ids] = None  # type: ignore[assignment]
     """``codec.encode``, or what gives the same ids faster."""
+    spelt: Callable[[Any], str] = repr
+    """``repr``, or what remembers it of values that nobody changes."""
 
     def __post_init__(self) -> None:
         if self.encode is None:
@@ -67,16 +69,18 @@ class Context:
 
         What is kept is bounded: keys may hold a call's own id.
         """
-        if self.remembers(key):
-            found = self.memo[key]
+        memo = self.memo
+        found = memo.get(key)
+        if found is not None:
+            memo.move_to_end(key)
         else:
             try:
                 found = make()
             except StrategyRefused as refusal:
                 found = refusal
-            while len(self.memo) >= MOST_REMEMBERED:
-                self.memo.popitem(last=False)
-            self.memo[key] = found
+            while len(memo) >= MOST_REMEMBERED:
+                memo.popitem(last=False)
+            memo[key] = found
         if isinstance(found, StrategyRefused):
             raise found.with_traceback(None)
         value: T = found

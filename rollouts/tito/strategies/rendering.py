@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,26 +18,33 @@ from rollouts.tito.strategies.talk import Segment
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step
 
 
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """Ids that were encoded alone, and which of them stand for what an assistant said."""
+class Piece(NamedTuple):
+    """Ids that were encoded alone, and those of them ``[start, stop)`` that stand for what an assistant said."""
 
     ids: Ids
-    loss_mask: Mask
-
-    @classmethod
-    def of(cls, ids: Ids, is_trained: bool) -> Piece:
-        return cls(ids, np.full(len(ids), is_trained))
+    start: int = 0
+    stop: int = 0
 
 
 def joined(pieces: Sequence[Piece], n_steps: int) -> Row:
-    """Pieces as one row. Nothing in it was sampled as it stands, so it has no log-probabilities."""
-    ids = np.concatenate([piece.ids for piece in pieces]) if pieces else NO_IDS
-    mask = np.concatenate([piece.loss_mask for piece in pieces]) if pieces else np.zeros(0, dtype=np.bool_)
-    origin: Origins = np.where(mask, np.uint8(Origin.INSERTED), np.uint8(Origin.TEMPLATE))
-    first = int(mask.argmax()) if mask.any() else len(mask)
-    origin[:first] = int(Origin.PROMPT)
+    """Pieces as one row."""
+    ids = np.concatenate([NO_IDS, *(piece.ids for piece in pieces)])
+    mask: Mask = np.zeros(len(ids), dtype=np.bool_)
+    place = 0
+    for piece in pieces:
+        mask[place + piece.start : place + piece.stop] = True
+        place += len(piece.ids)
+    return row_of_text(ids, mask, n_steps)
+
+
+def row_of_text(ids: Ids, mask: Mask, n_steps: int) -> Row:
+    """A row in which nothing was sampled as it stands: it has no log-probabilities."""
+    origin: Origins = np.where(mask, _INSERTED, _TEMPLATE)
+    origin[: int(mask.argmax()) if mask.any() else len(mask)] = int(Origin.PROMPT)
     return Row(ids, mask, None, origin, step_indices=tuple(range(n_steps)))
+
+
+_INSERTED, _TEMPLATE = np.uint8(Origin.INSERTED), np.uint8(Origin.TEMPLATE)
 
 
 class Rendering(ABC):
@@ -106,7 +113,7 @@ class Retokenize(Rendering):
         text, spans = render(self._messages, self._tools, self._kwargs, False)
         ids = self._context.encode(text)
         _, stops = self._context.codec.joined_bytes(ids)
-        return [joined([Piece(ids, spans_to_mask(stops, text, spans))], self._n_steps)]
+        return [row_of_text(ids, spans_to_mask(stops, text, spans), self._n_steps)]
 
     def foresee(self, segment: Segment) -> Iterator[Conversation]:
         if self._context.rows is not None:
@@ -134,13 +141,13 @@ def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int
     # A decoder that drops a leading space has one byte more than the text.
     n_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     ahead = max(0, (int(stops[-1]) if len(stops) else 0) - n_bytes)
-    for first, last in spans:
-        low, high = first, last
-        if n_bytes != len(text):
-            low = len(text[:first].encode("utf-8", "surrogatepass"))
-            high = low + len(text[first:last].encode("utf-8", "surrogatepass"))
-        reached = int(np.searchsorted(starts, high + ahead, side="left"))
-        mask[int(np.searchsorted(stops, low + ahead, side="right")) : reached] = True
+    places = [place for span in spans for place in span]
+    if n_bytes != len(text):
+        places = [len(text[:place].encode("utf-8", "surrogatepass")) for place in places]
+    found = np.array(places, dtype=np.int64).reshape(-1, 2) + ahead
+    firsts, lasts = stops.searchsorted(found[:, 0], side="right"), starts.searchsorted(found[:, 1], side="left")
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        mask[first:last] = True
     return mask
 
 
@@ -153,6 +160,7 @@ class MessageDelta(Rendering):
         super().__init__(context)
         self._pieces: list[Piece] = []
         self._so_far: Ids = NO_IDS
+        self._n_joined = 0
         self._text_so_far = ""
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
@@ -173,6 +181,9 @@ class MessageDelta(Rendering):
         return [joined(self._pieces, self._n_steps)]
 
     def _prompt(self) -> Ids:
+        new = [piece.ids for piece in self._pieces[self._n_joined :]]
+        self._so_far = np.concatenate([self._so_far, *new])
+        self._n_joined += len(new)
         return self._so_far
 
     def _grow(self, generation: bool, is_trained: bool) -> None:
@@ -184,9 +195,8 @@ class MessageDelta(Rendering):
             )
         delta = text[len(self._text_so_far) :]
         self._text_so_far = text
-        piece = Piece.of(self._context.encode(delta), is_trained)
-        self._pieces.append(piece)
-        self._so_far = np.concatenate([self._so_far, piece.ids])
+        ids = self._context.encode(delta)
+        self._pieces.append(Piece(ids, 0, len(ids) if is_trained else 0))
 
     def foresee(self, segment: Segment) -> Iterator[Conversation]:
         yield from segment.prompt_asks
@@ -210,7 +220,7 @@ class PerMessage(Rendering):
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         self._messages, self._tools, self._kwargs = list(messages), tools, kwargs
-        self._asked = repr(kwargs)
+        self._asked = self._context.spelt(kwargs)
         self._generation = self._context.remember((self.slug, "generation", self._asked), self._generation_prompt)
         return self._prompt()
 
@@ -220,7 +230,7 @@ class PerMessage(Rendering):
         return with_prompt[common_prefix(without, with_prompt) :]
 
     def foresee(self, segment: Segment) -> Iterator[Conversation]:
-        self._asked = repr(segment.kwargs)
+        self._asked = self._context.spelt(segment.kwargs)
         whole = _whole(segment)
         for index, message in enumerate(whole):
             tools = segment.tools if index == 0 else None
@@ -242,19 +252,18 @@ class PerMessage(Rendering):
         return self._pieces
 
     def _key(self, message: Message, tools: Tools) -> Any:
-        return self.slug, repr(message), repr(tools), self._asked
+        spelt = self._context.spelt
+        return self.slug, spelt(message), None if tools is None else spelt(tools), self._asked
 
     def _piece(self, message: Message, tools: Tools) -> Piece:
         return self._context.remember(self._key(message, tools), lambda: self._encoded(message, tools))
 
     def _encoded(self, message: Message, tools: Tools) -> Piece:
         ids = self._context.renderer.render_ids([message], tools, self._kwargs, False)
-        mask = np.zeros(len(ids), dtype=np.bool_)
-        if message.get("role") == "assistant":
-            start = common_prefix(ids, self._generation)
-            stop = self._context.after_last(ids, self._context.stop_ids) or len(ids)
-            mask[start:stop] = True
-        return Piece(ids, mask)
+        if message.get("role") != "assistant":
+            return Piece(ids)
+        stop = self._context.after_last(ids, self._context.stop_ids) or len(ids)
+        return Piece(ids, min(common_prefix(ids, self._generation), stop), stop)
 
 
 class Reconcile(Rendering):

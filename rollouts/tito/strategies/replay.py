@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from rollouts.tito.codec import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.strategies.protocol import Context, Forks, Strategy, StrategyRefused, TakesRecorded
-from rollouts.tito.strategies.talk import Segment, continues, segments
+from rollouts.tito.strategies.protocol import MOST_REMEMBERED, Context, Forks, Strategy, StrategyRefused, TakesRecorded
+from rollouts.tito.strategies.talk import Segment, continues, own_logprobs, segments
 from rollouts.tito.strategies.two_templates import start
 from rollouts.tito.trajectory import Ids, Message, Origin, Row, Step, Trajectory
 
@@ -54,8 +56,12 @@ class Replay:
 
 New = Callable[[Context], Strategy]
 
+_SAMPLED = int(Origin.SAMPLED)
 BATCH = 32
 """Trajectories whose renders are made in one round trip."""
+AHEAD = 2
+"""Batches whose renders are made meanwhile. A thread that waits for the sandbox gets the interpreter back only after
+milliseconds, several times a batch: one alone would be later than the replay of the batch before."""
 
 
 def replay(trajectory: Trajectory, strategy: New, context: Context) -> Replay:
@@ -68,29 +74,27 @@ def replay_many(
 ) -> Generator[list[Replay]]:
     """For each trajectory what :func:`replay` gives for each strategy.
 
-    Where the renderer can foresee, the renders of a batch are made together, those of the next batch meanwhile.
+    Where the renderer can foresee, the renders of a batch are made together, those of the next batches meanwhile.
     """
+    context = replace(context, spelt=_Spelt())
     renderer = context.renderer
     if not isinstance(renderer, Foresees):
         for one in trajectories:
             yield [_replayed(one, _Talk(one), strategy, context) for strategy in strategies]
         return
     batches = _batches(trajectories)
-    with ThreadPoolExecutor(1, thread_name_prefix="foresee") as ahead:
+    with ThreadPoolExecutor(AHEAD, thread_name_prefix="foresee") as threads:
 
-        def begin() -> tuple[list[Trajectory], list[_Talk], Future[Any]] | None:
-            batch = next(batches, None)
-            if batch is None:
-                return None
+        def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Talk], Future[Any]]:
             talks = [_Talk(one) for one in batch]
             asks = [ask for talk in talks for ask in _asks(talk, strategies, context)]
-            return batch, talks, ahead.submit(renderer.foresee, asks)
+            return batch, talks, threads.submit(renderer.foresee, asks)
 
-        following = begin()
-        while following is not None:
-            batch, talks, foreseen = following
+        ahead = deque(map(begin, islice(batches, AHEAD)))
+        while ahead:
+            batch, talks, foreseen = ahead.popleft()
             renderer.use(foreseen.result())
-            following = begin()
+            ahead.extend(map(begin, islice(batches, 1)))
             for one, talk in zip(batch, talks, strict=True):
                 yield [_replayed(one, talk, strategy, context) for strategy in strategies]
 
@@ -98,13 +102,27 @@ def replay_many(
 def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
     """At most ``BATCH`` at once, and fewer of long ones."""
     batch: list[Trajectory] = []
+    n_steps = 0
     for one in trajectories:
         batch.append(one)
-        if sum(len(held.steps) for held in batch) >= 8 * BATCH:
+        n_steps += len(one.steps)
+        if n_steps >= 8 * BATCH:
             yield batch
-            batch = []
+            batch, n_steps = [], 0
     if batch:
         yield batch
+
+
+class _Spelt(dict[int, tuple[Any, str]]):
+    """``repr``, once for the strategies that ask it of the same recorded message."""
+
+    def __call__(self, value: Any) -> str:
+        kept = self.get(id(value))
+        if kept is None:
+            if len(self) >= MOST_REMEMBERED:
+                self.clear()
+            kept = self[id(value)] = value, repr(value)  # it keeps the value, so that its identity stays taken
+        return kept[1]
 
 
 class _Talk:
@@ -112,6 +130,7 @@ class _Talk:
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.segments: list[Segment] = []
+        self.n_sampled = sum(len(step.completion_ids) for step in trajectory.steps)
         self.refused = ""
         try:
             self.segments = segments(trajectory.steps)
@@ -126,7 +145,8 @@ def _asks(talk: _Talk, strategies: Sequence[New], context: Context) -> list[Conv
     for make in strategies:
         one = start(make, context)
         for segment in _followed(one, talk):
-            asks.update((id(ask), ask) for ask in one.foresee(segment))
+            for ask in one.foresee(segment):
+                asks[id(ask)] = ask
     first = id(talk.segments[-1].messages[0]) if talk.segments and talk.segments[-1].messages else 0
     return sorted(asks.values(), key=lambda ask: (not ask.messages or id(ask.messages[0]) != first, len(ask.messages)))
 
@@ -152,7 +172,7 @@ def _replayed(trajectory: Trajectory, talk: _Talk, make: New, context: Context) 
     try:
         if not steps:
             raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
-        if not any(len(step.completion_ids) for step in steps):
+        if not talk.n_sampled:
             raise StrategyRefused(
                 "The trajectory was recorded as text, without token ids, and a strategy is replayed over the ids that "
                 "were sampled. Record calls with return_token_ids."
@@ -173,9 +193,9 @@ def _replayed(trajectory: Trajectory, talk: _Talk, make: New, context: Context) 
         one.slug,
         tuple(rows),
         trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
-        lost_tokens=_lost(steps, rows),
+        lost_tokens=talk.n_sampled - _verbatim(steps, rows),
         prompt_tokens_repaid=repaid_tokens(rows),
-        sampled_tokens=sum(len(step.completion_ids) for step in steps),
+        sampled_tokens=talk.n_sampled,
         frozen_steps=frozen,
         differs_at=differs or _last_differs(steps, rows),
     )
@@ -188,8 +208,9 @@ def _follow(strategy: Strategy, followed: Sequence[Segment]) -> Place | None:
         begin = strategy.fork if n and _forks(strategy) else strategy.begin
         prompt = begin(segment.messages, segment.tools, segment.kwargs)
         for index, turn in enumerate(segment.turns, segment.start):
-            differs = differs or _other(index, turn.step.prompt_ids, prompt)
-            strategy.sampled(turn.step.completion_ids, _logprobs(turn.step), turn.reply)
+            if differs is None and turn.prompt_bytes != prompt.tobytes():
+                differs = _other(index, turn.step.prompt_ids, prompt)
+            strategy.sampled(turn.step.completion_ids, turn.logprobs, turn.reply)
             if turn.following is not None:
                 prompt = strategy.observe(turn.following)
     return differs
@@ -215,27 +236,21 @@ def _placed(row: Row, start: int) -> Row:
 
 
 def _with_own_logprobs(step: Step) -> Step:
-    return step if _logprobs(step) is step.logprobs else replace(step, logprobs=None)
+    return step if own_logprobs(step) is step.logprobs else replace(step, logprobs=None)
 
 
-def _logprobs(step: Step) -> Any:
-    if step.logprobs is None or len(step.logprobs) != len(step.completion_ids):
-        return None
-    return step.logprobs
-
-
-def _lost(steps: Sequence[Step], rows: Sequence[Row]) -> int:
-    """Sampled tokens minus those that the rows' trained stretches repeat, completion by completion."""
+def _verbatim(steps: Sequence[Step], rows: Sequence[Row]) -> int:
+    """The sampled tokens that the rows' trained stretches repeat, completion by completion."""
     verbatim = 0
     for row in rows:
         if row.origin is not None:
-            is_sampled = row.origin == int(Origin.SAMPLED)
+            is_sampled = row.origin == _SAMPLED
             if is_sampled.any():
                 verbatim += int(np.count_nonzero(row.loss_mask & is_sampled))
                 continue
         for index, stretch in zip(row.step_indices, _stretches(row), strict=False):
             verbatim += _repeated(steps[index].completion_ids, stretch)
-    return sum(len(step.completion_ids) for step in steps) - verbatim
+    return verbatim
 
 
 def _stretches(row: Row) -> list[Ids]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollouts.tito.codec import Conversation
 from rollouts.tito.strategies.protocol import StrategyRefused, Tools
-from rollouts.tito.trajectory import Message, Step
+from rollouts.tito.trajectory import Floats, Message, Step
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +21,14 @@ class Turn:
     """The assistant's message as the next request repeats it, else as it was parsed."""
     following: tuple[Message, ...] | None
     """The messages that came before the next completion; None for the last one of its segment."""
+
+    @cached_property
+    def logprobs(self) -> Floats | None:
+        return own_logprobs(self.step)
+
+    @cached_property
+    def prompt_bytes(self) -> bytes:
+        return self.step.prompt_ids.tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +64,12 @@ class Segment:
         for turn in self.turns[:-1]:
             prompts.append([*prompts[-1], *([] if turn.reply is None else [turn.reply]), *(turn.following or ())])
         return prompts
+
+
+def own_logprobs(step: Step) -> Floats | None:
+    """A step's log-probabilities, if there is one for each id."""
+    fits = step.logprobs is not None and len(step.logprobs) == len(step.completion_ids)
+    return step.logprobs if fits else None
 
 
 def segments(steps: Sequence[Step]) -> list[Segment]:
