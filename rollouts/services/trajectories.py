@@ -19,7 +19,7 @@ from rollouts.services.findings import add_findings, worst_severity
 from rollouts.services.keys import bare, insert_whole, reserve_keys
 from rollouts.tito import segments
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.prefix import Link, MergedRow, delta_of, link_steps, merge_steps
+from rollouts.tito.prefix import Link, MergedRow, delta_of, merge_steps
 from rollouts.tito.trajectory import Ids, Row, Step, Trajectory
 
 
@@ -59,7 +59,7 @@ def save_trajectories(
     """
     if not trajectories:
         return []
-    links = [link_steps(trajectory.steps) for trajectory in trajectories]
+    links = [trajectory.links for trajectory in trajectories]
     merged = [
         [] if trajectory.rows else merge_steps(trajectory.steps, links[n]) for n, trajectory in enumerate(trajectories)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -69,6 +70,7 @@ class _Anchor:
     ids: Ids
 
 
+@lru_cache(maxsize=1)
 def _anchor(codec: Codec) -> _Anchor:
     probe = codec.encode("a")
     if not b"".join(codec.token_bytes(probe)).startswith(b" "):
@@ -86,11 +88,11 @@ def _without_anchor(encoded: Ids, anchor: _Anchor, text: str, codec: Codec) -> I
 
 
 def _drifts(ids: Ids, again: Ids, codec: Codec) -> list[Drift]:
-    if np.array_equal(ids, again):
+    head = common_prefix(ids, again)
+    if head == len(ids) == len(again):
         return []
     pieces = codec.token_bytes(ids)
     # Only what lies between the first and the last difference has to be aligned.
-    head = common_prefix(ids, again)
     tail = common_prefix(ids[head:][::-1], again[head:][::-1])
     middle, right = slice(head, len(ids) - tail), again[head : len(again) - tail]
     drifts = []

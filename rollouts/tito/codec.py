@@ -40,6 +40,8 @@ class Codec(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
 
+    def __hash__(self) -> int: ...  # what follows from a tokenizer alone is remembered by it
+
 
 class Conversation(NamedTuple):
     """What one render is of."""

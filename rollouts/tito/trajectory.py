@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from rollouts.tito.prefix import Link
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -140,3 +144,10 @@ class Trajectory:
     tokenizer: str = ""
     """The tokenizer's name as the source gives it."""
     extra: Mapping[str, JSON] = field(default_factory=dict)
+
+    @cached_property
+    def links(self) -> list[Link]:
+        """How each step hangs on an earlier one: worked out once, for the diagnosis and for storing."""
+        from rollouts.tito.prefix import link_steps  # it needs the values of this module
+
+        return link_steps(self.steps)

@@ -16,7 +16,6 @@ from rollouts.tito.prefix import (
     Link,
     MergedRow,
     common_prefix,
-    link_steps,
     merge_steps,
     shared_with_stream,
     stream_length,
@@ -53,7 +52,7 @@ class Case:
         self._renderer_for = renderer_for
         self._renderers: dict[str, Renderer | None] = {}
         self._renders: dict[Any, Ids | None] = {}
-        self.links: list[Link] = link_steps(self.steps)
+        self.links: list[Link] = trajectory.links
         self.merged: list[MergedRow] = merge_steps(self.steps, self.links)
         self.no_ids: set[int] = set()
         """Steps whose ids are missing or made up; what follows from that is not reported again."""
@@ -68,6 +67,10 @@ class Case:
 
     def is_special(self, ids: Ids) -> Mask:
         return self._special.take(np.asarray(ids, dtype=np.int64) + 1, mode="clip")
+
+    def is_control(self, token_id: int) -> bool:
+        """:meth:`is_special` of one id."""
+        return self.codec is not None and token_id in self.codec.special_ids
 
     def bytes_of(self, ids: Ids) -> bytes:
         assert self.codec is not None
@@ -294,7 +297,7 @@ class Break:
 
     def _same_turn_end(self, left: Ids, right: Ids) -> int:
         """Where the sampled stream ends on the other side: behind as many stop tokens as it has itself."""
-        if not len(left) or not self.case.is_special(left[-1:]).any():
+        if not len(left) or not self.case.is_control(int(left[-1])):
             return len(right)
         n = int(np.count_nonzero(left == left[-1]))
         ends = np.flatnonzero(right == left[-1])

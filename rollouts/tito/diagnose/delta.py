@@ -39,7 +39,7 @@ class Delta:
         self.start = link.shared_length
         self.ids: Ids = self.step.prompt_ids[self.start :]
         before = self.parent.completion_ids if len(self.parent.completion_ids) else self.parent.prompt_ids
-        self.stop_id = int(before[-1]) if len(before) and case.is_special(before[-1:]).any() else None
+        self.stop_id = int(before[-1]) if len(before) and case.is_control(int(before[-1])) else None
         """The control token that ended the parent's completion; None when it ended otherwise."""
 
     @cached_property
@@ -101,7 +101,7 @@ class Delta:
             return True
         if n and int(delta[0]) == self.stop_id and before != self.stop_id:
             return False  # the sampled stop token comes a second time
-        return before == self.stop_id or bool(self.case.is_special(np.array([before])).any())
+        return before == self.stop_id or self.case.is_control(before)
 
     def _splits_content(self, rendered: Ids) -> bool:
         """Whether a render ends with the delta but for control tokens that a message's text spells.
@@ -342,14 +342,14 @@ def turn_separator_lost(d: Delta) -> Fault | None:
 
 def _usual_separator(d: Delta) -> Ids | None:
     """Without a render: what follows this stop token everywhere else in the prompt, when it does not follow here."""
-    if d.stop_id is None or not len(d.ids) or not d.case.is_special(d.ids[:1]).any():
+    if d.stop_id is None or not len(d.ids) or not d.case.is_control(int(d.ids[0])):
         return None
     earlier = d.step.prompt_ids[: d.start - 1]
     places = np.flatnonzero(earlier[:-1] == d.stop_id)
     if not places.size:
         return None
     following = earlier[places + 1]
-    if (following != following[0]).any() or d.case.is_special(following[:1]).any():
+    if (following != following[0]).any() or d.case.is_control(int(following[0])):
         return None
     return following[:1] if not d.case.text(following[:1]).strip() else None
 
