@@ -12,7 +12,7 @@ from django.http import QueryDict
 from rollouts import selectors
 
 SORTS = {
-    "index": "place in the run",
+    "index": "run order",
     "-reward": "reward, best first",
     "reward": "reward, worst first",
     "-n_tokens": "longest first",
@@ -21,6 +21,8 @@ SORTS = {
 }
 """The orders that the list offers, of those that `selectors.SORTS` knows."""
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
+NUMBERS = {"at": "step", "from": "first", "to": "last", "tokens_min": "tokens_min", "tokens_max": "tokens_max"}
+"""Parameters that take a whole number, and the field that holds it."""
 SEVERITIES = ("error", "warning", "info")
 
 
@@ -36,6 +38,8 @@ class TrajectoryFilter:
     text: str = ""
     min: float | None = None
     max: float | None = None
+    tokens_min: int | None = None
+    tokens_max: int | None = None
     step: int | None = None
     """Said as ``at``: on the pages of a trajectory ``step`` means something else."""
     first: int | None = None
@@ -70,7 +74,7 @@ class TrajectoryFilter:
                 values[name] = amount
             else:
                 notices.append(f"“{given[:40]}” is not a number, so rewards were not limited by it.")
-        for name, key in (("at", "step"), ("from", "first"), ("to", "last")):
+        for name, key in NUMBERS.items():
             given = params.get(name, "").strip()
             if given.isascii() and given.isdigit() and len(given) < 10:
                 values[key] = int(given)
@@ -86,6 +90,8 @@ class TrajectoryFilter:
             severity=self.severity,
             reward_min=self.min,
             reward_max=self.max,
+            tokens_min=self.tokens_min,
+            tokens_max=self.tokens_max,
             stop_reason=self.stop,
             group=self.group,
             status=self.status,
@@ -102,7 +108,7 @@ class TrajectoryFilter:
         named = {name: name for name in ("finding", "severity", "status", "stop", "group", "text", "min", "max")}
         pairs = [
             (name, f"{value:.9g}" if isinstance(value, float) else str(value))
-            for name, attribute in {**named, "at": "step", "from": "first", "to": "last", "flawed": "flawed"}.items()
+            for name, attribute in {**named, **NUMBERS, "flawed": "flawed"}.items()
             if (value := getattr(self, attribute)) not in ("", None)
         ]
         return pairs if self.sort == "index" else [*pairs, ("sort", self.sort)]

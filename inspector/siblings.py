@@ -20,6 +20,8 @@ FILTER_FIELDS = (
     "text",
     "min",
     "max",
+    "tokens_min",
+    "tokens_max",
     "at",
     "from",
     "to",
@@ -57,7 +59,7 @@ def find_siblings(trajectory: Trajectory, params: QueryDict, here: str) -> Sibli
     stay = {field: str(params.get(field, "")) for field in ("view", "lens") if here == "tokens"}
     query = wanted.query(**stay)
     run = trajectory.run
-    words = ", ".join(f"{field} {value}" for field, value in wanted.pairs() if field != "sort")
+    words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in wanted.pairs() if field != "sort")
     is_sorted = wanted.sort != "index"
     if is_sorted:
         words = ", ".join(filter(None, [words, f"order: {SORTS.get(wanted.sort, wanted.sort)}"]))

@@ -31,6 +31,9 @@ class TrajectoryFilters:
     reward_min: float | None = None
     reward_max: float | None = None
     """Inclusive. A trajectory without a reward passes neither bound."""
+    tokens_min: int | None = None
+    tokens_max: int | None = None
+    """Of all its tokens, inclusive."""
     stop_reason: str = ""
     group: str = ""
     status: str = ""
@@ -112,6 +115,10 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
         found = found.filter(reward__gte=filters.reward_min)
     if filters.reward_max is not None:
         found = found.filter(reward__lte=filters.reward_max)
+    if filters.tokens_min is not None:
+        found = found.filter(n_tokens__gte=filters.tokens_min)
+    if filters.tokens_max is not None:
+        found = found.filter(n_tokens__lte=filters.tokens_max)
     if filters.stop_reason:
         found = found.filter(stop_reason=filters.stop_reason)
     if filters.group:

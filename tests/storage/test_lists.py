@@ -85,6 +85,18 @@ def test_filters(run: models.Run, filters: TrajectoryFilters, expected: list[int
     assert [one.index for one in selectors.list_trajectories(run, filters).items] == expected
 
 
+def test_lengths_are_bounded_with_the_ends(run: models.Run) -> None:
+    lengths = {one.index: one.n_tokens for one in run.trajectories.all()}
+    low, *_, high = sorted(set(lengths.values()))
+    for filters, expected in (
+        (TrajectoryFilters(tokens_min=high), [n for n, length in lengths.items() if length == high]),
+        (TrajectoryFilters(tokens_max=low), [n for n, length in lengths.items() if length == low]),
+        (TrajectoryFilters(tokens_min=low + 1, tokens_max=high - 1), [n for n, k in lengths.items() if low < k < high]),
+        (TrajectoryFilters(tokens_min=high + 1), []),
+    ):
+        assert [one.index for one in selectors.list_trajectories(run, filters).items] == sorted(expected)
+
+
 def test_neighbours_honour_the_filter(run: models.Run) -> None:
     record = run.trajectories.get(index=4)
     before, after = selectors.neighbours(record, TrajectoryFilters(kind="unclassified"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
+from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
@@ -183,6 +184,8 @@ def test_a_column_without_a_value_is_not_drawn(web: Client) -> None:
         ("min=0.5", ["t001", "t003", "t005"]),
         ("max=0.5", ["t000", "t002", "t004"]),
         ("stop=max_turns", ["t000", "t003"]),
+        ("tokens_min=20", ["t002", "t003", "t004", "t005"]),
+        ("tokens_min=20&tokens_max=30", ["t002", "t003"]),
         ("group=g1", ["t002", "t003"]),
         ("text=T00", ["t000", "t001", "t002", "t003", "t004", "t005"]),
         ("text=5", ["t005"]),
@@ -196,6 +199,7 @@ def test_the_list_of_trajectories_is_filtered_and_sorted_by_the_url(
     web: Client, query: str, expected: list[str]
 ) -> None:
     run = stored_run(6)
+    run.trajectories.update(n_tokens=F("index") * 10)
     assert ids(web.get(f"/runs/{run.code}.json?{query}").json()) == expected
 
 
@@ -211,6 +215,8 @@ def test_the_list_of_trajectories_is_filtered_and_sorted_by_the_url(
         "after=AAAA",
         "finding=%00%00",
         "min=1e999",
+        "tokens_min=-3",
+        "tokens_max=99999999999999999999",
     ],
 )
 def test_parameters_that_make_no_sense_are_left_out(web: Client, query: str) -> None:
@@ -554,10 +560,10 @@ def test_delete_wants_a_tick_and_an_ended_run(web: Client) -> None:
 def test_a_filter_survives_its_own_query() -> None:
     from django.http import QueryDict
 
-    wanted = TrajectoryFilter.read(QueryDict("finding=a_b&min=0.25&text=x%26y&sort=-reward&after=abc"))
+    wanted = TrajectoryFilter.read(QueryDict("finding=a_b&min=0.25&tokens_min=7&text=x%26y&sort=-reward&after=abc"))
     again = TrajectoryFilter.read(QueryDict(wanted.query().removeprefix("?")))
     assert again.pairs() == wanted.pairs() and again.after == ""
-    assert wanted.query(finding="") == "?text=x%26y&min=0.25&sort=-reward"
+    assert wanted.query(finding="") == "?text=x%26y&min=0.25&tokens_min=7&sort=-reward"
     assert not TrajectoryFilter.read(QueryDict("sort=reward")).is_set
 
 
