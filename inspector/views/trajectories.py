@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 from django.conf import settings
+from django.contrib.staticfiles.storage import staticfiles_storage
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.utils.cache import get_conditional_response
@@ -56,7 +57,9 @@ def _etag(request: HttpRequest, trajectory: Trajectory) -> str:
     user = getattr(request, "user", None)
     run = trajectory.run
     parts = (
-        PAGE_VERSION, trajectory.pk, tokens_page.fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
+        # A page names its style sheets and scripts by their hashes.
+        PAGE_VERSION, getattr(staticfiles_storage, "manifest_hash", ""),
+        trajectory.pk, tokens_page.fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
         run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
         request.get_full_path(), request.COOKIES.get("theme", ""),
         user.pk if user is not None and may_write(request) else "",

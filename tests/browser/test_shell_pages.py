@@ -112,6 +112,14 @@ def test_files_are_dropped_onto_the_box(open_page: Open) -> None:
     assert page.evaluate("document.querySelector('#id_files').files.length") == 2
 
 
+@pytest.mark.parametrize("width", [1400, 700, 420])
+def test_the_share_menu_lies_within_the_page(open_page: Any, width: int) -> None:
+    page = open_page(f"/runs/{stored_run(3).code}", width=width)
+    page.locator("details.share summary").click()
+    menu = page.locator("details.share .menu-body").bounding_box()
+    assert menu["x"] >= 0 and menu["x"] + menu["width"] <= width
+
+
 def test_a_link_is_made_copied_and_opened_by_somebody_else(open_page: Open, browser: Any) -> None:
     run = stored_run(3, "shared run")
     page = open_page(f"/runs/{run.code}?finding=boundary_merge")

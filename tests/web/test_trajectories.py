@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from django.contrib.auth.models import User
+from django.contrib.staticfiles.storage import staticfiles_storage
 from django.test import Client
 from django.urls import reverse
 
@@ -568,6 +569,14 @@ def test_a_row_of_300k_tokens_fits_into_two_and_a_half_megabytes(make, reader):
         assert len(reader.get(url(stored, query)).content) <= 2_500_000
     shed = page_text(reader.get(url(stored, "?lens=logprob")))
     assert "Go on from token" in shed
+
+
+def test_other_style_sheets_are_another_page(make, reader, monkeypatch):
+    stored = only(make.run([make.conversation("a")]))
+    tag = reader.get(url(stored))["ETag"]
+    assert reader.get(url(stored), headers={"If-None-Match": tag}).status_code == 304
+    monkeypatch.setattr(staticfiles_storage, "manifest_hash", "of other files", raising=False)
+    assert reader.get(url(stored), headers={"If-None-Match": tag}).status_code == 200
 
 
 def test_a_finished_trajectory_is_answered_with_304(make, reader):
