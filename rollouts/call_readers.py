@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollouts.parsing import Parse, parser
-from rollouts.tito.codec import Renderer
+from rollouts.tito.codec import Renderer, RenderFailed
 from rollouts.tool_calls import Reader, learn, plain, writes_calls
 
 NOT_UNDERSTOOD = (
@@ -44,7 +44,7 @@ def way_of(tokenizer: Any, renderer: Renderer, named: str = "") -> Way:
 
 
 def _found(tokenizer: Any, renderer: Renderer) -> Way:
-    if getattr(tokenizer.hf, "response_template", None) is not None:
+    if getattr(tokenizer.hf, "response_template", None) is not None and _begins_alike(tokenizer, renderer):
         return Way(None, "the tokenizer's response template")
     read = learn(renderer)
     if read is plain:
@@ -52,6 +52,18 @@ def _found(tokenizer: Any, renderer: Renderer) -> Way:
     if read is not None:
         return Way(read, "in the form that the chat template writes")
     return Way(plain, "<tool_call> blocks with JSON", NOT_UNDERSTOOD if writes_calls(renderer) else "")
+
+
+def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
+    """Whether the response template finds where a turn begins in the prompts of this chat template: under another
+    one than the tokenizer's own it may take the prompt for a part of the answer."""
+    try:
+        prompt = renderer.render_ids([{"role": "user", "content": "Hello?"}], add_generation_prompt=True)
+    except RenderFailed:
+        return True  # one that wants more than this; nothing is known against it
+    reply = parser(tokenizer.hf, tokenizer.stop_ids)(prompt, tokenizer.encode("Six."), None)
+    said = [reply.get("content"), reply.get("reasoning_content")]
+    return all(text is None or str(text).strip() in ("", "Six.") for text in said)
 
 
 def parser_of(tokenizer: Any, renderer: Renderer, named: str = "") -> Parse:

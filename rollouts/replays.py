@@ -26,7 +26,7 @@ from rollouts.tito.trajectory import Origin, Row
 from rollouts.tito.trajectory import Trajectory as Value
 from rollouts.tokenizers.pieces import PieceEncoder
 
-VERSION = 5
+VERSION = 6
 """Raise it when a strategy makes other rows than before: what is stored is then made anew."""
 
 STEPS_MOST = 500

@@ -20,7 +20,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from rollouts import launch as launching
-from rollouts import replays, selectors, services
+from rollouts import replays, selectors, services, tokenizers
 from rollouts.diagnosis import diagnose_and_save
 from rollouts.engines import Engine, EngineError, Generation
 from rollouts.engines.scripted import ScriptedEngine
@@ -523,6 +523,22 @@ def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(mo
     finally:
         loaded.set()
         thread.join(120)
+
+
+def test_a_template_whose_turns_begin_otherwise_puts_no_prompt_into_the_replies() -> None:
+    text = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    run = done_run(chat_template=services.register_chat_template(text).sha256, temperature=0.0)
+    assert "response template" not in run.settings["tool_calls"]
+    assert run.tokenizer is not None
+    codec = tokenizers.load(run.tokenizer.path)
+    for record in run.trajectories.all():
+        for step in selectors.load_trajectory(record).steps:
+            said = codec.decode(step.completion_ids).removesuffix("<|im_end|>").strip()
+            assert step.reply is not None and step.reply["content"].strip() in said
+    assert "engine_ids_inconsistent" not in run.finding_counts
 
 
 def _streams(run: Run) -> list[list[list[int]]]:
