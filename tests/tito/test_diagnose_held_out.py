@@ -243,3 +243,20 @@ def test_a_call_that_merges_with_the_header_is_still_a_call() -> None:
         first = w.step(messages, w.codec.encode(prompt), w.codec.encode(sampled), reply)
         assert not np.array_equal(back[: len(first.prompt_ids)], first.prompt_ids)
         assert loud(w, first, w.final(after, back)) == [(kind, 1)]
+
+
+def test_choices_of_one_answer_are_branches() -> None:
+    w = world("stable", tools=False)
+    said = [w.codec.encode(f"{place}.<|shut|>") for place in ("Cusco", "Lima")]
+    prompt, prompt_b = w.render([ASKED]), w.render([{"role": "user", "content": "And Bo?"}])
+
+    def step(n: int, prompt: Ids, name: str) -> Step:
+        extra = {"response": {"id": name}, "choice": {"index": n} if n else {}}
+        return w.step([ASKED], prompt, said[n], None, extra=extra)
+
+    for prompts in ((prompt, prompt), (prompt, prompt_b)):
+        for names, kind in ((("c1", "c1"), "branch"), (("c1", "c2"), "duplicate_call")):
+            if kind == "branch" or prompts[0] is prompts[1]:
+                steps = tuple(step(n, prompts[n], names[n]) for n in (0, 1))
+                found = diagnose(Trajectory("t", steps), w.codec, lambda sha: w.renderer)
+                assert [f.kind for f in found if f.kind in ("branch", "duplicate_call", "unclassified")] == [kind]

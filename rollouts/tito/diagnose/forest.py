@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Break
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.prefix import shared_with_stream, stream_length
-from rollouts.tito.trajectory import Message
+from rollouts.tito.trajectory import Message, Step
 
 
 def duplicate_call(b: Break) -> Verdict | None:
@@ -20,6 +20,8 @@ def duplicate_call(b: Break) -> Verdict | None:
         return None
     case = b.case
     for earlier in range(b.index - 1, -1, -1):
+        if _of_one_answer(case.steps[earlier], b.step):
+            return None
         if np.array_equal(case.steps[earlier].prompt_ids, prompt_ids):
             first, second = earlier in case.continued, b.index in case.continued
             case.aside.add(b.index if first or not second else earlier)
@@ -39,8 +41,23 @@ def duplicate_call(b: Break) -> Verdict | None:
     return None
 
 
+def _of_one_answer(one: Step, other: Step) -> bool:
+    """Whether two steps are choices of one answer, by the server's own id of it."""
+    ids = [step.extra.get("response") for step in (one, other)]
+    names = [found.get("id") if isinstance(found, Mapping) else None for found in ids]
+    choices = [step.extra.get("choice") for step in (one, other)]
+    return names[0] is not None and names[0] == names[1] and choices[0] != choices[1]
+
+
 def branch(b: Break) -> Verdict | None:
     """A conversation beside the main one: the main one goes on later, or this step goes back and leaves the parent."""
+    steps = b.case.steps
+    other = next((n for n in range(b.index - 1, -1, -1) if _of_one_answer(steps[n], b.step)), None)
+    if other is not None:
+        b.case.aside.add(other if b.index in b.case.continued else b.index)
+        return Verdict(
+            "branch", f"Steps {other} and {b.index} are two choices of one call (n > 1, or several prompts)."
+        )
     if (later := _main_goes_on(b)) is not None:
         b.case.aside.add(b.index)
         return Verdict(
