@@ -68,6 +68,11 @@ def _side(text: str, start: int, most: int) -> str:
     return f"… {quoted(text[start:], most)}" if start else quoted(text, most)
 
 
+def counted(n: int, what: str) -> str:
+    """`1 id`, `2 ids`."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
 def listed(ids: Ids | Sequence[int], most: int = 8) -> str:
     """Ids as a list; of a long one the first, and how many there are."""
     first = ", ".join(str(int(token)) for token in ids[:most])

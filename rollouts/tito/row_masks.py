@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollouts.tito.quote import counted
 from rollouts.tito.rows import RowFault, nonzero
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
 
@@ -137,7 +138,7 @@ def _masked(row: Row, marks: Marks, start: int, stop: int, ends_turn: bool) -> R
     if stop - start == 1 and ends_turn and _is_stop(row, marks, start) and start > 0 and row.loss_mask[start - 1]:
         return _stop_untrained(row, start)
     return RowFault(
-        "sampled_masked", start, stop, f"{stop - start} sampled tokens from offset {start} on are masked.",
+        "sampled_masked", start, stop, f"Masked: {counted(stop - start, 'sampled token')} from offset {start} on.",
         lost=stop - start,
     )  # fmt: skip
 
@@ -258,7 +259,7 @@ def _separator(start: int, stop: int) -> RowFault:
 def _observation(start: int, stop: int) -> RowFault:
     return RowFault(
         "observation_trained", start, stop,
-        f"{stop - start} tokens from offset {start} on are under the gradient and are not the assistant's.",
+        f"Under the gradient, and not the assistant's: {counted(stop - start, 'token')} from offset {start} on.",
         wrong=stop - start,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollouts.tito.quote import counted
 from rollouts.tito.trajectory import Floats, Mask, Row
 
 _LOGPROBS = ("logprob", "log_prob")
@@ -165,11 +166,11 @@ def advantage_misplaced(row: Row) -> RowFault | None:
             continue
         n_none, n_extra = int(none.sum()), int(extra.sum())
         place = int((none | extra).argmax())
-        parts = [f"{n_none} trained tokens have none"] * bool(n_none)
-        parts += [f"{n_extra} masked tokens have one"] * bool(n_extra)
+        parts = [f"{counted(n_none, 'trained token')} without one"] * bool(n_none)
+        parts += [f"{counted(n_extra, 'masked token')} with one"] * bool(n_extra)
         return RowFault(
             "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1,
-            f"By {name}, {' and '.join(parts)}.", wrong=n_none,
+            f"By {name}: {' and '.join(parts)}.", wrong=n_none,
             severity="" if n_none or not says.all() else "warning",
         )  # fmt: skip
     return None

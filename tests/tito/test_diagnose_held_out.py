@@ -7,7 +7,7 @@ from rollouts.chat_templates import renderer
 from rollouts.tito.diagnose import Finding, Severity, diagnose
 from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
-from tests.tito.plant_world import World
+from tests.tito.plant import PLANTERS, World
 from tests.tito.worlds import STABLE, world
 
 PLAIN_TURNS = """\
@@ -260,3 +260,20 @@ def test_choices_of_one_answer_are_branches() -> None:
                 steps = tuple(step(n, prompts[n], names[n]) for n in (0, 1))
                 found = diagnose(Trajectory("t", steps), w.codec, lambda sha: w.renderer)
                 assert [f.kind for f in found if f.kind in ("branch", "duplicate_call", "unclassified")] == [kind]
+
+
+def test_what_a_retry_and_a_side_call_cost() -> None:
+    """Nothing is lost where the conversation goes on from what was sampled; of a retry, the answer that was dropped."""
+    w = world("stable")
+    for name in ("duplicate_call", "branch", "tools_dropped_once", "request_changed"):
+        for _ in range(4):
+            case = PLANTERS[name](w)
+            found = diagnose(case.trajectory, w.codec, lambda sha: w.renderer)
+            (broken,) = [f for f in found if f.kind == case.kind and f.step == case.step]
+            steps = case.trajectory.steps
+            on = [np.array_equal(steps[-1].prompt_ids[: len(step.stream)], step.stream) for step in steps[:-1]]
+            dropped = [len(step.completion_ids) for step, kept in zip(steps[:-1], on, strict=True) if not kept]
+            lost = {"duplicate_call": dropped[0], "branch": 0, "tools_dropped_once": 0}.get(name)
+            if lost is None:
+                lost = len(steps[0].stream) - max(broken.start, len(steps[0].prompt_ids))
+            assert broken.cost.trained_tokens_lost == lost, name

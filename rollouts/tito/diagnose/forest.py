@@ -10,6 +10,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Break
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.prefix import shared_with_stream, stream_length
+from rollouts.tito.quote import counted
 from rollouts.tito.trajectory import Message, Step
 
 
@@ -36,7 +37,7 @@ def duplicate_call(b: Break) -> Verdict | None:
             )
             return Verdict(
                 "duplicate_call",
-                f"Step {b.index} sends the same {len(prompt_ids)} prompt ids as step {earlier}; {which}.",
+                f"Step {b.index} sends the same {counted(len(prompt_ids), 'prompt id')} as step {earlier}; {which}.",
             )
     return None
 
@@ -62,8 +63,8 @@ def branch(b: Break) -> Verdict | None:
         b.case.aside.add(b.index)
         return Verdict(
             "branch",
-            f"Step {b.index} shares {b.start} ids with step {b.parent_index} and is not part of what step {later} "
-            "continues: a sub-agent or an auxiliary call.",
+            f"Step {b.index} shares {counted(b.start, 'id')} with step {b.parent_index} and is not part of what step "
+            f"{later} continues: a sub-agent or an auxiliary call.",
         )
     if (origin := _goes_back_to(b)) is not None:
         return Verdict(

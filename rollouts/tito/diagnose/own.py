@@ -12,7 +12,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import finding_on_step
-from rollouts.tito.quote import clipped, listed
+from rollouts.tito.quote import clipped, counted, listed
 from rollouts.tito.segments import byte_offsets, content_forms
 from rollouts.tito.trajectory import Ids, Message, Step
 
@@ -49,7 +49,7 @@ def _missing(case: Case, step: Step) -> tuple[str, int, int] | None:
             unknown = (ids < 0) | (ids >= limit)
             place = int(unknown.argmax())
             return (
-                f"{int(unknown.sum())} ids of the {name} are outside the vocabulary, the first is {int(ids[place])}",
+                f"the {name} has {counted(int(unknown.sum()), 'id')} outside the vocabulary, first {int(ids[place])}",
                 start + place,
                 start + place + 1,
             )
@@ -91,7 +91,7 @@ def inconsistent(case: Case, index: int) -> Finding | None:
     if step.logprobs is not None and len(step.logprobs) != sampled:
         return finding_on_step(
             case, index, "engine_ids_inconsistent",
-            f"Step {index} sampled {sampled} ids and came with {len(step.logprobs)} logprobs.",
+            f"Step {index} sampled {counted(sampled, 'id')} and came with {counted(len(step.logprobs), 'logprob')}.",
             start=n, stop=n + sampled, cost=Cost(trained_tokens_wrong=sampled, rows=len(case.merged)),
         )  # fmt: skip
     if case.codec is None:

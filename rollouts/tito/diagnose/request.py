@@ -11,7 +11,7 @@ import numpy as np
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Break, kwargs_of
 from rollouts.tito.diagnose.verdict import Verdict
-from rollouts.tito.quote import clipped, contrast, quoted
+from rollouts.tito.quote import clipped, contrast, counted, quoted
 from rollouts.tito.segments import content_forms
 from rollouts.tito.trajectory import Message, Step
 
@@ -55,7 +55,7 @@ def changed_request(b: Break) -> Verdict | None:
         return None
     old, new = tools_of(b.parent), tools_of(b.step)
     if old != new:
-        what = f"{len(old)} tools were sent at step {b.parent_index} and {len(new)} at step {b.index}"
+        what = f"step {b.parent_index} sent {counted(len(old), 'tool')} and step {b.index} sent {len(new)}"
         if len(old) == len(new):
             what = f"the tools of step {b.index} are not those of step {b.parent_index}"
         return Verdict("request_changed", what[0].upper() + what[1:] + ".")
@@ -133,11 +133,11 @@ def context_truncated(b: Break) -> Verdict | None:
             moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[kept:].tobytes()
             if moved or _template_gives(b):
                 return None  # nobody cut it: the template moved something away
-            where = f"behind the first {b.start} ids" if b.start else "at the start"
+            where = f"behind the first {counted(b.start, 'id')}" if b.start else "at the start"
             return Verdict(
                 "context_truncated",
-                f"{k - b.start} ids {where} of the stream of step {b.parent_index} are gone; the {kept} ids behind "
-                f"them follow unchanged. The prompt has {len(b.actual)} ids.",
+                f"Gone: {counted(k - b.start, 'id')} {where} of the stream of step {b.parent_index}. The rest, "
+                f"{counted(kept, 'id')}, follows unchanged. The prompt has {len(b.actual)} ids.",
             )
         place = haystack.find(needle, place + 1)
     return None

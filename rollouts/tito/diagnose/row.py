@@ -15,6 +15,7 @@ from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.verdict import bounded
 from rollouts.tito.prefix import common_prefix, stream_length
+from rollouts.tito.quote import counted
 from rollouts.tito.row_masks import Marks, derived_header, derived_stops, header_places, mask_faults, places_of
 from rollouts.tito.rows import RowFault
 from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
@@ -254,11 +255,11 @@ def _against_steps(case: Case) -> Iterator[Finding]:
         twice = np.flatnonzero(counts > 1)
         if twice.size:
             yield _on_step(case, index, "trained_twice", int(twice[0]), int(twice[-1]) + 1,
-                           f"{twice.size} sampled tokens of step {index} are under the gradient in several rows.",
+                           f"Under the gradient in several rows: {counted(twice.size, 'token')} of step {index}.",
                            Cost(trained_tokens_wrong=int(twice.size), rows=len(case.trajectory.rows)))  # fmt: skip
         if complete and len(counts) and not counts.any() and index not in case.no_ids:
             yield _on_step(case, index, "never_trained", 0, len(counts),
-                           f"The {len(counts)} tokens that step {index} sampled are under the gradient in no row.",
+                           f"Under the gradient in no row: {counted(len(counts), 'token')} that step {index} sampled.",
                            Cost(trained_tokens_lost=len(counts), rows=len(case.trajectory.rows)))  # fmt: skip
 
 

@@ -22,12 +22,14 @@ def template_not_append_only(b: Break) -> Verdict | None:
         return None
     if b.case.codec is not None and b.same_text:
         return None
-    if in_prompt and len(b.parent.prompt_ids) - start > _tail_length(b) and not _template_did_it(b):
+    tail_length = _tail_length(b) if in_prompt else 0
+    if in_prompt and len(b.parent.prompt_ids) - start > tail_length and not _template_did_it(b):
         return None
+    where = "at the end of" if not in_prompt or tail_length >= len(b.parent.prompt_ids) - start else "in"
     return Verdict(
         "template_not_append_only",
-        f"The template wrote {_quoted(b.a)} at the end of step {b.parent_index}'s prompt and {_quoted(b.b)} in its "
-        f"place once messages followed.",
+        f"The template wrote {_quoted(b.a)} {where} step {b.parent_index}'s prompt and {_quoted(b.b)} in its place "
+        "once messages followed.",
     )
 
 

@@ -9,6 +9,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Break
 from rollouts.tito.diagnose.template import foreign
 from rollouts.tito.diagnose.verdict import Verdict
+from rollouts.tito.quote import counted
 
 _WORD = r"(?:[\w:.\-]*?(?:think|thought|reason|reflection)[\w:.\-]*)"
 # Markers as templates write them: <think>, [THINK], <|think|>, ◁think▷; and a channel of its own.
@@ -58,8 +59,8 @@ def thinking_stripped(b: Break) -> Verdict | None:
         body = reasoning
     return Verdict(
         "thinking_stripped",
-        f"The {len(body.split())} words of reasoning that step {b.parent_index} or an earlier one sampled are not in "
-        f"the prompt of step {b.index}; its messages still hold what was said.",
+        f"The reasoning ({counted(len(body.split()), 'word')}) that step {b.parent_index} or an earlier one "
+        f"sampled is not in the prompt of step {b.index}; its messages still hold what was said.",
         message_index=_place(b),
     )
 

@@ -51,20 +51,27 @@ def finding_at_break(b: Break, verdict: Verdict) -> Finding:
         message_index=verdict.message_index,
         evidence=verdict.evidence + bound_note(expected, actual),
         remedy=kind.remedy,
-        cost=break_cost(b),
+        cost=break_cost(b, verdict.kind),
         missing=verdict.missing,
     )
 
 
-def break_cost(b: Break) -> Cost:
+def break_cost(b: Break, kind: str) -> Cost:
     """A break costs what was sampled behind it in the continued row, one more row, and what the two rows share, which
-    is forwarded once more: the quantity that a replay counts (``strategies.replay.repaid_tokens``)."""
+    is forwarded once more: the quantity that a replay counts (``strategies.replay.repaid_tokens``).
+
+    Nothing is lost where a later step goes on from what was sampled; of a call that was made twice, the dropped answer.
+    """
     case = b.case
     lost = 0
-    for index in case.chain(b.parent_index):
-        step = case.steps[index]
-        first = max(len(step.prompt_ids), b.start)
-        lost += max(0, stream_length(step) - first)
+    if kind == "duplicate_call":
+        dropped = {b.index} if b.parent_index in case.continued else {b.parent_index, b.index} & case.aside
+        lost = sum(len(case.steps[index].completion_ids) for index in dropped - case.continued)
+    elif kind != "branch" and b.parent_index not in case.continued:
+        for index in case.chain(b.parent_index):
+            step = case.steps[index]
+            first = max(len(step.prompt_ids), b.start)
+            lost += max(0, stream_length(step) - first)
     return Cost(
         trained_tokens_lost=lost,
         trained_tokens_wrong=0,
