@@ -16,6 +16,8 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message
 
 MAX_DEPTH = 100
 """Nesting of a line. Deeper JSON is nobody's rollout, and would exhaust the stack of those who read it later."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Of rewards and settings, as of log-probabilities: means and deviations are computed from them."""
 _NUMBERS = {int, float}
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Perhaps half a character. Unlike the decoder of other lines, Python's takes one alone for text."""
@@ -206,7 +208,7 @@ def optional_string(value: Any, where: str) -> str | None:
 
 
 def number(value: Any, where: str) -> float | None:
-    """A finite number, or None."""
+    """A number whose square can still be summed up, or None."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -217,8 +219,8 @@ def number(value: Any, where: str) -> float | None:
         result = float(value)
     except OverflowError:
         result = math.inf
-    if not math.isfinite(result):
-        raise BadLine(f"{where} is not a finite number.")
+    if not abs(result) <= LARGEST:
+        raise BadLine(f"{where} is a number that does not fit into 32 bits.")
     return result
 
 

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -21,6 +20,7 @@ from django.utils import timezone
 from multidict import CIMultiDict
 from yarl import URL
 
+from rollouts.formats.shapes import LARGEST
 from rollouts.recorder import wire
 from rollouts.recorder.writer import Call, End, Writer
 
@@ -258,7 +258,7 @@ class Recorder:
             end = json.loads(await request.read() or b"{}")
             reward, stop_reason = end.get("reward"), end.get("stop_reason") or ""
             reward = None if reward is None else float(reward)
-            if not isinstance(stop_reason, str) or "\0" in stop_reason or (reward and not math.isfinite(reward)):
+            if not isinstance(stop_reason, str) or "\0" in stop_reason or not abs(reward or 0) <= LARGEST:
                 raise ValueError
             stop_reason.encode()
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):

@@ -243,7 +243,7 @@ def run_summary(run: models.Run) -> RunSummary:
         square=Avg(F("reward") * F("reward")),
     )
     # Not StdDev: on SQLite Django's raises an error when no trajectory has a reward.
-    spread = None if reward["mean"] is None else math.sqrt(max(reward["square"] - reward["mean"] ** 2, 0.0))
+    spread = None if reward["mean"] is None else math.sqrt(max(reward["square"] - reward["mean"] * reward["mean"], 0.0))
     stops = dict(found.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
     severities = dict(found.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
     kinds = models.Finding.objects.filter(run=run).values_list("kind").annotate(

@@ -168,10 +168,13 @@ def advantage_misplaced(row: Row) -> RowFault | None:
         place = int((none | extra).argmax())
         parts = [f"{counted(n_none, 'trained token')} without one"] * bool(n_none)
         parts += [f"{counted(n_extra, 'masked token')} with one"] * bool(n_extra)
+        evidence, severity = f"By {name}: {' and '.join(parts)}.", ""
+        if says.all():  # one value beside every token, as NeMo RL writes it
+            evidence = f"By {name}: every token has one, the {n_extra} masked ones too. A masked loss passes over them."
+            severity = "warning"
         return RowFault(
-            "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1,
-            f"By {name}: {' and '.join(parts)}.", wrong=n_none,
-            severity="" if n_none or not says.all() else "warning",
+            "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1, evidence, wrong=n_none,
+            severity=severity,
         )  # fmt: skip
     return None
 

@@ -254,6 +254,12 @@ def test_a_bad_line_is_named_and_the_rest_is_read(line: bytes, good: dict[str, A
     assert [item.line for item in rejected] == [2] and BAD_LINES[line] in rejected[0].reason
 
 
+@pytest.mark.parametrize(("line", "field"), [(CALL, "reward"), (GYM, "reward"), (TRAIN, "rewards")])
+def test_a_reward_of_which_no_mean_can_be_made_is_rejected(line: dict[str, Any], field: str) -> None:
+    _, found, (rejected,) = read(jsonl(changed(line, field, to=1e300)))
+    assert not found and f"{field} is a number that does not fit into 32 bits." in rejected.reason
+
+
 @pytest.mark.parametrize("good", [GYM, TRAIN])
 def test_an_id_that_comes_twice_is_rejected(good: dict[str, Any]) -> None:
     _, found, (rejected,) = read(jsonl(good, good))

@@ -116,12 +116,14 @@ class TestWhatIsStored:
                 b"[]",
                 b"{",
                 b'{"reward": 1e999}',
+                b'{"reward": 1e300}',
+                b'{"reward": NaN}',
             ):
                 async with bench.http.post(f"{bench.recorded}/recorder/sessions/s", data=body) as answer:
                     statuses.append(answer.status)
             return statuses
 
-        assert record(scenario) == [200, 400, 400, 400, 400]
+        assert record(scenario) == [200, 400, 400, 400, 400, 400, 400]
         stored = run.trajectories.get()
         assert (stored.reward, stored.stop_reason, stored.status) == (0.5, "answered", "done")
         assert (stored.run.n_rewards, stored.run.reward_sum) == (1, 0.5)
