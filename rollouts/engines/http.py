@@ -118,8 +118,17 @@ class HttpEngine(ABC):
         if not self._tasks:
             return []
         self._run(asyncio.wait(self._tasks.values(), timeout=STEP_S, return_when=asyncio.FIRST_COMPLETED))
-        done = [request_id for request_id, task in self._tasks.items() if task.done()]
-        return [self._tasks.pop(request_id).result() for request_id in done]
+        finished: list[Generation] = []
+        for request_id, task in list(self._tasks.items()):
+            if not task.done() or (finished and task.exception()):
+                continue  # what went wrong is raised by a step that has nothing to return
+            del self._tasks[request_id]
+            try:
+                finished.append(task.result())
+            except RequestRefused as error:
+                error.request_id = request_id
+                raise
+        return finished
 
     def abort(self, request_id: str) -> None:
         task = self._tasks.pop(request_id, None)
@@ -174,9 +183,11 @@ class HttpEngine(ABC):
         async with self._session.request(
             method, self.url + path, json=body, allow_redirects=False, timeout=limit
         ) as answer:
-            raw = await answer.content.read(MAX_ANSWER_BYTES)
-            if not answer.content.at_eof():
-                raise ServerAnswer(502, f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MB")
+            raw = bytearray()
+            async for part in answer.content.iter_any():  # a long answer comes in many parts
+                raw += part
+                if len(raw) > MAX_ANSWER_BYTES:
+                    raise ServerAnswer(413, f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MB")
             if answer.status != 200:
                 raise ServerAnswer(answer.status, message_of(raw))
         return json.loads(raw)
@@ -231,7 +242,7 @@ class HttpEngine(ABC):
             ) from error
 
 
-def message_of(raw: bytes) -> str:
+def message_of(raw: bytes | bytearray) -> str:
     """The sentence in an error body of any of the usual shapes, shortened."""
     text = raw.decode("utf-8", "replace")
     try:

@@ -17,6 +17,9 @@ class EngineError(Exception):
 class RequestRefused(EngineError):
     """One request that no engine could serve; the engine itself is well."""
 
+    request_id = ""
+    """Which one, where a step raises it."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -78,7 +81,11 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Generation]:
-        """Let every live request grow and return those that finished. Raises when the engine is lost."""
+        """Let every live request grow and return those that finished.
+
+        Raises :class:`RequestRefused` with its ``request_id`` for one that a server refused after all, and anything
+        else when the engine is lost.
+        """
         ...
 
     def abort(self, request_id: str) -> None:

@@ -162,7 +162,14 @@ class EngineDriver:
             return
         if not engine.has_unfinished():
             raise EngineError("The engine lost requests: it says it is idle while completions are due.")
-        for generation in engine.step():
+        try:
+            generations = engine.step()
+        except RequestRefused as error:
+            if error.request_id not in self._live:
+                raise
+            self._tell(self._live.pop(error.request_id)[0], "failed", error)
+            return
+        for generation in generations:
             if generation.request_id in self._live:
                 check_generation(generation, self._live[generation.request_id][1], engine.vocab_size)
                 self._tell(self._live.pop(generation.request_id)[0], "done", generation)

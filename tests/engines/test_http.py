@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine, http
+from rollouts.engines.worker import EngineThread
 from rollouts.tito.trajectory import ids_array
 
 PROMPT = ids_array([5, 6, 7])
@@ -266,12 +267,46 @@ def test_a_server_that_stays_broken_is_given_up_with_its_words(engine: Any) -> N
         complete(engine("vllm_server", answer))
 
 
+def test_a_long_answer_is_read_to_its_end_and_one_without_end_is_refused(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def long(body: Any) -> tuple[int, Any]:
+        status, reply = vllm_like("/v1/completions", body)
+        return status, {**reply, "prompt_text": "a" * (3 << 20)}
+
+    built = engine("vllm_server", with_change(vllm_like, "/v1/completions", long))
+    assert complete(built).completion_ids.tolist() == [8, 9]
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1 << 20)
+    with pytest.raises(RequestRefused, match="larger than 1 MB"):
+        complete(built)
+
+
 def test_a_refused_request_does_not_end_the_engine(engine: Any) -> None:
     answer = with_change(vllm_like, "/v1/completions", lambda _: (400, {"error": {"message": "bad ids"}}))
     built = engine("vllm_server", answer)
     with pytest.raises(RequestRefused, match="bad ids"):
         complete(built)
     assert not built.has_unfinished()
+
+
+def test_a_refused_request_ends_no_other_one(serve: Callable[[Answer], str]) -> None:
+    def some(body: Any) -> tuple[int, Any]:
+        return (400, {"error": {"message": "bad ids"}}) if body["prompt"][0] % 2 else vllm_like("/v1/completions", body)
+
+    url = serve(with_change(vllm_like, "/v1/completions", some))
+    owner = EngineThread(lambda: build_engine("vllm_server", url, vocab_size=100))
+    try:
+        asked = [
+            owner.submit(GenerationRequest(f"r{n}", ids_array([n, 6, 7]), Sampling(max_tokens=4))) for n in range(20)
+        ]
+        for n, future in enumerate(asked):
+            if n % 2:
+                with pytest.raises(RequestRefused, match="bad ids"):
+                    future.result(60)
+            else:
+                assert future.result(60).completion_ids.tolist() == [8, 9]
+    finally:
+        owner.close()
 
 
 @pytest.mark.parametrize("reply", [b"<html>", {}, {"choices": []}, {"choices": [3]}])
