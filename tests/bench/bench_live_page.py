@@ -42,8 +42,6 @@ pytestmark = [pytest.mark.bench, pytest.mark.sqlite_only, pytest.mark.django_db(
 BROWSERS = int(os.environ.get("BENCH_BROWSERS", "2"))
 PAIRS = int(os.environ.get("BENCH_PAIRS", "5"))
 PROMPTS, GROUP = 128, 4
-TRAJECTORIES = 4
-"""How many of a run's trajectories a browser opens, one after the other, from the first to the last."""
 
 RATIOS = ("ratio", "without the waiting for a core", "by the engine's processor seconds")
 
@@ -71,7 +69,7 @@ class Rate(NamedTuple):
 
 LOOK = """
 import html, http.client, json, re, select, sys, time
-port, cookie, run, trajectories = json.loads(sys.argv[1])
+port, cookie, parts = json.loads(sys.argv[1])
 connection = http.client.HTTPConnection("127.0.0.1", port)
 answered, spent = 0, 0.0
 
@@ -92,16 +90,9 @@ def asks_again(body, part):
 
 def look(part, address):
     place = asks_again(ask(address, "")[1], part)
-    return place and [part, *place, time.monotonic() + place[1]]
+    return [part, *place, time.monotonic() + place[1]]
 
-def next_trajectory():
-    while trajectories:
-        opened = look("live", trajectories.pop(0))
-        if opened:
-            return [opened]
-    return []
-
-looks = [*filter(None, [look("run-live", run)]), *next_trajectory()]
+looks = [look(*part) for part in parts]
 print(flush=True)
 while True:
     due = min((one[3] for one in looks), default=time.monotonic() + 60)
@@ -117,12 +108,11 @@ while True:
             one[1:3] = again
         else:
             looks.remove(one)
-            looks += next_trajectory() if one[0] == "live" else []
     one[3] = time.monotonic() + one[2]
 print(json.dumps([answered, spent]))
 """
-"""One browser: it asks what the pages tell it to ask, until its standard input closes. A trajectory that has ended is
-not asked for again; the next one is opened."""
+"""One browser: it asks what the pages tell it to ask, until its standard input closes. What has ended is
+not asked for again."""
 
 
 @pytest.fixture(autouse=True)
@@ -181,10 +171,10 @@ def warm(port: int, cookie: str) -> None:
 @contextmanager
 def looking(port: int, cookie: str, run: Run, browsers: int) -> Iterator[list[tuple[int, float]]]:
     """So many browsers look at a run; at the end the list holds what each got: (answers, seconds waited for them)."""
-    codes = run.trajectories.order_by("index").values_list("code", flat=True)
-    trajectories = [f"/trajectories/{code}" for code in list(codes)[:: max(1, run.n_expected // TRAJECTORIES)]]
+    trajectory = run.trajectories.order_by("index")[run.n_expected // 2]
+    parts = [("run-live", f"/runs/{run.code}"), ("live", f"/trajectories/{trajectory.code}")]
     seen: list[tuple[int, float]] = []
-    command = [sys.executable, "-c", LOOK, json.dumps([port, cookie, f"/runs/{run.code}", trajectories])]
+    command = [sys.executable, "-c", LOOK, json.dumps([port, cookie, parts])]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(browsers)
     ]
