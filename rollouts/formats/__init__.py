@@ -64,8 +64,7 @@ def detect(source: Source) -> Format:
         source.is_document = found is not None
     if found is not None:
         return found
-    known = ", ".join(one.title for one in FORMATS.values())
-    raise FileRefused(f"{source.name} could not be recognised. {problem or 'It has no lines.'} Known are: {known}.")
+    raise FileRefused(f"{source.name} could not be recognised. {problem or 'It has no lines.'}")
 
 
 def _look(source: Source) -> tuple[Format | None, str]:
@@ -81,7 +80,8 @@ def _look(source: Source) -> tuple[Format | None, str]:
         for one in FORMATS.values():
             if one.detect([value]):
                 return one, ""
-        problem = f"Line {line.number} {_unknown(value)}"
+        known = ", ".join(one.title for one in FORMATS.values())
+        problem = f"Line {line.number} {_unknown(value)} Known are: {known}."
     return None, problem
 
 

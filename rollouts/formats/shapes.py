@@ -33,7 +33,7 @@ _decoder = msgspec.json.Decoder()
 def decode(data: bytes | None) -> Any:
     """A line's JSON value. Raises :class:`BadLine`."""
     if data is None:
-        raise BadLine("The line is longer than 128 MB.")
+        raise BadLine("The line is longer than 128 MB. Leave out fields that are not needed.")
     try:
         value = _decoder.decode(data)
     except UnicodeDecodeError:

@@ -132,7 +132,7 @@ def _completion(value: dict[str, Any], number: int, n: int, of: int) -> Trajecto
     """The sum of the reward functions is the reward where none is given."""
     said = value.get("completion")
     name = f"line-{number}-{n}" if of > 1 else f"line-{number}"
-    parts = {shapes.text(key, "a column's name", 200): value[key] for key in _reward_columns(value)}
+    parts = shapes.numbers_by_name({key: value[key] for key in _reward_columns(value)}, "the rewards")
     extra = shapes.rest(value, ("prompt", "completion", "reward", *parts))
     reward = shapes.number(value.get("reward"), "reward")
     if reward is None and parts:
