@@ -57,7 +57,7 @@ class Replay:
 New = Callable[[Context], Strategy]
 
 _SAMPLED = int(Origin.SAMPLED)
-BATCH = 32
+BATCH = 16
 """Trajectories whose renders are made in one round trip."""
 AHEAD = 2
 """Batches whose renders are made meanwhile. A thread that waits for the sandbox gets the interpreter back only after
