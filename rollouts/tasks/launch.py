@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from rollouts.tasks.checks import order, order_repair
 from rollouts.tasks.leasing import Ahead
 from rollouts.tasks.pulse import Pulse
 from rollouts.tasks.recorder import Recorder, Saved
-from rollouts.tasks.run_state import adopt_orphans, begin, fail, hand_back, settle
+from rollouts.tasks.run_state import adopt_orphans, begin, hand_back, settle
 from rollouts.tasks.scribe import Desk, Ended, Pile, close_idle
 
 if TYPE_CHECKING:
@@ -47,11 +47,16 @@ RESERVE = 1 / 4
 _engines: dict[tuple[str, str], EngineOwner] = {}
 _engines_lock = threading.Lock()
 _shutting_down = threading.Event()
+_working: set[int] = set()
+"""The runs that this worker is at."""
+_left: set[int] = set()
+"""Those that it could not go on with, because its engine was lost, say."""
+_at_lock = threading.Lock()
 
 
 @shared_task(name="rollouts.run_rollouts")
 def run_rollouts(run_id: int) -> None:
-    """Do what is left of a run. Delivered twice, or to two workers, it shares the trajectories out by their leases."""
+    """Do what is left of a run. Workers that are sent the same run share its trajectories out by their leases."""
     if work_on(run_id):
         ask_for_repair(run_id)
 
@@ -73,18 +78,33 @@ def work_on(run_id: int) -> bool:
     run = runs.filter(pk=run_id).first()
     if run is None or run.status not in (Run.Status.QUEUED, Run.Status.RUNNING):
         return False
-    begin(run_id)
+    with _at_lock:
+        if run_id in _working:  # sent twice
+            return False
+        _working.add(run_id)
+        _left.discard(run_id)
+    try:
+        return _work_on(run)
+    finally:
+        with _at_lock:
+            _working.discard(run_id)
+
+
+def _work_on(run: Run) -> bool:
+    begin(run.pk)
     work = _Work(run)
     try:
         end = work.do()
     except Exception as error:
-        log.exception("run failed run=%s", run.code)
-        fail(run, f"The run stopped on an error of the program: {reason(error)}")
-        return False
+        log.exception("run left run=%s", run.code)
+        end = BatchEnd(error=f"The run stopped on an error of the program: {reason(error)}")
     if _shutting_down.is_set():
-        hand_back(run_id, list(work.leased.values()))
-    else:
-        settle(run_id, end.error)
+        hand_back(run.pk, list(work.leased.values()))
+        return work.refused
+    if end.error:
+        _left.add(run.pk)
+        services.release_trajectories(list(work.leased.values()))
+    settle(run.pk, end.error)
     return work.refused
 
 
@@ -279,7 +299,7 @@ ADOPT_SECONDS = 5.0
 
 @signals.worker_ready.connect
 def _adopt_in_background(sender: Any, **_: Any) -> None:
-    """While this worker lives it sends runs that lost theirs to a worker's queue again."""
+    """While this worker lives it sends runs that lost theirs to a worker's queue again, and helps when it is idle."""
     queues = {queue.name for queue in sender.task_consumer.queues} if sender.task_consumer else set()
     served = [name for name, model in served_models().items() if model.queue in queues]
     if not served:
@@ -293,12 +313,29 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
             try:
                 for run in adopt_orphans(served):
                     send(run)
+                if not _working:
+                    ask_to_share(served)
             except Exception:
                 log.warning("orphans not looked for", exc_info=True)
             finally:
                 connection.close()
 
     threading.Thread(target=watch, name="adopt", daemon=True).start()
+
+
+def ask_to_share(models: Collection[str]) -> Run | None:
+    """Send the first run once more that has more in its queue than its workers have under way; gives it.
+
+    The order may reach a worker that is at the run already, which ignores it: then the idle one asks again.
+    """
+    runs = Run.objects.filter(kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model__in=models, cancel_requested=False)
+    for run in runs.exclude(pk__in=_left).order_by("created_at"):
+        queued = run.trajectories.filter(status=Trajectory.Status.QUEUED)
+        enough = live_trajectories(served_models()[run.model], run.engine)
+        if len(queued.values_list("pk")[: enough + 1]) > enough:
+            run_rollouts.apply_async((run.pk,), queue=served_models()[run.model].queue)
+            return run
+    return None
 
 
 @signals.worker_shutting_down.connect

@@ -34,7 +34,8 @@ def begin(run_id: int) -> None:
 def settle(run_id: int, error: str = "") -> None:
     """What the run is now that one of its workers has nothing left to do. A second call changes nothing.
 
-    ``error``: the engine is lost, so nothing that is still queued can be made.
+    ``error``: the worker cannot go on, and has given back its leases. Nothing that is still queued can be made, unless
+    another worker is at the run.
     """
     run = Run.objects.filter(pk=run_id, status=Run.Status.RUNNING).first()
     if run is None:  # it was settled, or deleted
@@ -45,7 +46,10 @@ def settle(run_id: int, error: str = "") -> None:
         return
     trajectories = run.trajectories
     if error:
-        fail(run, error)
+        if trajectories.filter(status=Trajectory.Status.RUNNING, lease_until__gte=timezone.now()).exists():
+            log.warning("run left to its other workers run=%s reason=%s", run.code, error)
+        else:
+            fail(run, error)
         return
     if trajectories.filter(status__in=_OPEN).exists():
         return  # another worker has them, or their leases have yet to run out

@@ -392,6 +392,55 @@ class TestOrphans:
         assert not adopted(12) and adopted(21) and rest
 
 
+class TestSharing:
+    """A run that more than one worker is at."""
+
+    def test_a_worker_that_cannot_go_on_leaves_the_run_to_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken() -> Engine:
+            raise MemoryError("no block is free")
+
+        serve_with(monkeypatch, broken)
+        run = launch(LaunchForm(**SMALL), enqueue=False)
+        (held,) = services.lease_trajectories(run, 1, 60)  # by another worker
+        work.work_on(run.pk)
+        run.refresh_from_db()
+        held.refresh_from_db()
+        assert (run.status, run.error, held.status) == ("running", "", "running")
+        assert run.trajectories.filter(status="queued").count() == 5
+        services.release_trajectories([held])
+        work.work_on(run.pk)
+        run.refresh_from_db()
+        assert run.status == "failed" and "no block is free" in run.error and run.n_failed == 6
+
+    def test_a_run_that_the_worker_is_at_is_not_begun_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = launch(LaunchForm(**SMALL), enqueue=False)
+        monkeypatch.setattr(work, "_working", {run.pk})
+        assert work.work_on(run.pk) is False
+        run.refresh_from_db()
+        assert run.status == "queued" and run.started_at is None
+
+    def test_an_idle_worker_asks_for_a_run_with_more_in_its_queue_than_is_under_way(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sent: list[Any] = []
+        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *args, **options: sent.append((*args, options)))
+        monkeypatch.setattr(work, "_left", set())
+        run = launch(LaunchForm(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
+        assert work.live_trajectories(served_models()["demo"], run.engine) == 80
+        assert work.ask_to_share(["demo"]) is None  # nobody has begun it
+        Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
+        assert work.ask_to_share(["other"]) is None
+        assert work.ask_to_share(["demo"]) == run and sent == [((run.pk,), {"queue": "engine.demo"})]
+        services.lease_trajectories(run, 4, 60)
+        assert work.ask_to_share(["demo"]) is None  # the one that is at it has room for the rest
+        run.trajectories.update(status="queued")
+        services.cancel_run(run)
+        assert work.ask_to_share(["demo"]) is None
+        Run.objects.filter(pk=run.pk).update(cancel_requested=False)
+        work._left.add(run.pk)
+        assert work.ask_to_share(["demo"]) is None and len(sent) == 1
+
+
 class TestCommand:
     def call(self, *arguments: str) -> tuple[Any, str]:
         out, err = io.StringIO(), io.StringIO()

@@ -177,6 +177,25 @@ def test_two_workers_on_two_queues_share_the_trajectories_of_one_run(celery_work
     assert all(shares())
 
 
+@pytest.mark.sqlite_only
+def test_an_idle_worker_helps_with_the_run_of_another(celery_worker_process: Start) -> None:
+    """Both take the one queue of their model, and the run was sent once."""
+    celery_worker_process("engine.demo", env=few_at_once())
+    run = launch(LaunchForm(prompts=1000, group=4, seed=11))
+    wait_until(lambda: run.trajectories.filter(status="done").exists(), 120, "the first has begun")
+    celery_worker_process("engine.demo", env=few_at_once())
+
+    def share() -> list[int]:
+        found = workers.list_workers(workers.connect())
+        return [sum(engine.tokens for engine in one.engines) for one in found]
+
+    wait_until(lambda: len(share()) == 2 and all(share()), 120, "both sample")
+    services.cancel_run(run)
+    wait_until(lambda: _ended(run), 60, "the cancelled run has ended")
+    assert run.status == "cancelled" and not run.n_failed
+    _check_streams(run)
+
+
 def _sampled_by_worker() -> dict[str, int]:
     found = workers.list_workers(workers.connect())
     return {one.queues[0]: sum(engine.tokens for engine in one.engines) for one in found}
