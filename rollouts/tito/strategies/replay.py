@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -59,9 +57,6 @@ New = Callable[[Context], Strategy]
 _SAMPLED = int(Origin.SAMPLED)
 BATCH = 16
 """Trajectories whose renders are made in one round trip."""
-AHEAD = 2
-"""Batches whose renders are made meanwhile. A thread that waits for the sandbox gets the interpreter back only after
-milliseconds, several times a batch: one alone would be later than the replay of the batch before."""
 
 
 def replay(trajectory: Trajectory, strategy: New, context: Context) -> Replay:
@@ -74,7 +69,7 @@ def replay_many(
 ) -> Generator[list[Replay]]:
     """For each trajectory what :func:`replay` gives for each strategy.
 
-    Where the renderer can foresee, the renders of a batch are made together, those of the next batches meanwhile.
+    Where the renderer can foresee, the renders of a batch are made together, those of the next one meanwhile.
     """
     context = replace(context, spelt=_Spelt())
     renderer = context.renderer
@@ -83,18 +78,19 @@ def replay_many(
             yield [_replayed(one, _Talk(one), strategy, context) for strategy in strategies]
         return
     batches = _batches(trajectories)
-    with ThreadPoolExecutor(AHEAD, thread_name_prefix="foresee") as threads:
+    with ThreadPoolExecutor(1, thread_name_prefix="foresee") as thread:
 
         def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Talk], Future[Any]]:
             talks = [_Talk(one) for one in batch]
             asks = [ask for talk in talks for ask in _asks(talk, strategies, context)]
-            return batch, talks, threads.submit(renderer.foresee, asks)
+            return batch, talks, thread.submit(renderer.foresee, asks)
 
-        ahead = deque(map(begin, islice(batches, AHEAD)))
+        begun = map(begin, batches)
+        ahead = next(begun, None)
         while ahead:
-            batch, talks, foreseen = ahead.popleft()
+            batch, talks, foreseen = ahead
             renderer.use(foreseen.result())
-            ahead.extend(map(begin, islice(batches, 1)))
+            ahead = next(begun, None)
             for one, talk in zip(batch, talks, strict=True):
                 yield [_replayed(one, talk, strategy, context) for strategy in strategies]
 
