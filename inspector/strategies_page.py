@@ -126,7 +126,8 @@ def _replay_of(request: HttpRequest, trajectory: models.Trajectory) -> tuple[str
 
 
 def _waiting(made: models.Replay) -> str:
-    if made.status != models.Replay.Status.QUEUED or (timezone.now() - made.asked_at).seconds < PATIENCE_SECONDS:
+    waited = (timezone.now() - made.asked_at).total_seconds()
+    if made.status != models.Replay.Status.QUEUED or waited < PATIENCE_SECONDS:
         return ""
     try:
         lives = cache.get(heartbeat_key("default")) is not None

@@ -18,6 +18,7 @@ from rollouts import models, selectors
 from rollouts.services.tokenizers import byte_tables_folder
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.roles import RoleTurn, role_turns
+from rollouts.tito.rows import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import Origin
 from rollouts.tokenizers import TokenizerUnusable, byte_table
 
@@ -181,9 +182,6 @@ def read_turns(
     reasons = {step.index: step.finish_reason for step in steps}
     return make_turns(spans, roles, findings, row.index, row.steps if row.follows_steps else None, reasons)
 
-
-TRAINER_LOGPROBS = ("trainer_logprobs", "prev_logprobs")
-"""Columns in which trainers keep the log-probabilities that they computed themselves."""
 
 MISMATCH = "mismatch"
 """A lens that follows from two columns: the trainer's logprob minus the sampler's, the log of the importance ratio."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,22 @@ def test_another_chat_template_makes_the_replay_stale(make, web, sent) -> None:
     other = services.register_chat_template(text + "{# another #}")
     models.Run.objects.filter(pk=trajectory.run_id).update(chat_template=other)
     assert web.get(url(trajectory, json=True)).json()["state"] == "queued" and len(sent) == 2
+
+
+def test_a_replay_that_has_waited_for_a_whole_day_still_says_why(make, web, sent) -> None:
+    trajectory = stored(make, make.conversation("a"))
+    web.get(url(trajectory))
+    made = models.Replay.objects.get()
+    made.asked_at = timezone.now() - timedelta(days=1)
+    assert waiting_words(made).startswith("No worker has taken it")
+    made.asked_at = timezone.now()
+    assert waiting_words(made) == ""
+
+
+def waiting_words(made: models.Replay) -> str:
+    from inspector.strategies_page import _waiting
+
+    return _waiting(made)
 
 
 def test_a_replay_lost_with_its_worker_is_sent_again(make, web, sent) -> None:

@@ -18,6 +18,7 @@ from inspector.deltas import CONTEXT_LINES, _marked
 from inspector.sides import first_places
 from rollouts import models, services
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.rows import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
 from tests.web.trajectory_samples import HOSTILE, own_row
 
@@ -250,6 +251,15 @@ def test_a_trainers_columns_are_lenses(make, reader):
     # The trainer gives every trained token half a nat less than the sampler did.
     mismatch = page_text(reader.get(url(stored, "?view=tokens&lens=mismatch"))).split('id="pane"')[1]
     assert mismatch.count("q0") == 20 and "q8" not in mismatch
+
+
+@pytest.mark.parametrize("name", TRAINER_LOGPROBS)
+def test_each_name_of_the_trainers_logprobs_has_the_mismatch_lens(make, reader, name):
+    stored = only(make.run([own_row(**{name: np.full(40, -1.5, np.float32)})]))
+    report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
+    assert report["lenses"] == ["mask", "origin", "logprob", "mismatch", name]
+    drawn = page_text(reader.get(url(stored, "?view=tokens&lens=mismatch"))).split('id="pane"')[1]
+    assert drawn.count("q0") == 20 and "q8" not in drawn
 
 
 def test_a_column_without_signal_says_so(make, reader):
