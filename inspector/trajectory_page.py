@@ -65,12 +65,12 @@ def frame(request: HttpRequest, trajectory: Trajectory, here: str) -> dict[str, 
     siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, here)
     own, keep = base_url(trajectory), siblings.keep_query
     pages = [
-        ("tokens", "Tokens", own, 0),
-        ("compare", "Side by side", reverse("trajectory-compare", args=[trajectory.code]), 0),
-        ("deltas", "Template deltas", reverse("trajectory-deltas", args=[trajectory.code]), 0),
-        ("mask", "Mask, explained", reverse("trajectory-mask", args=[trajectory.code]), 0),
-        ("strategies", "Strategies", reverse("trajectory-strategies", args=[trajectory.code]), 0),
-        ("record", "As recorded", reverse("trajectory-record", args=[trajectory.code]), 0),
+        ("tokens", "Tokens", own),
+        ("compare", "Side by side", reverse("trajectory-compare", args=[trajectory.code])),
+        ("deltas", "Template deltas", reverse("trajectory-deltas", args=[trajectory.code])),
+        ("mask", "Mask, explained", reverse("trajectory-mask", args=[trajectory.code])),
+        ("strategies", "Strategies", reverse("trajectory-strategies", args=[trajectory.code])),
+        ("record", "As recorded", reverse("trajectory-record", args=[trajectory.code])),
     ]
     return {
         "trajectory": trajectory,
@@ -80,10 +80,7 @@ def frame(request: HttpRequest, trajectory: Trajectory, here: str) -> dict[str, 
         "siblings": siblings,
         "facts": _facts(trajectory, run, is_alone),
         "has_siblings": not is_alone,
-        "tabs": [
-            {"name": name, "url": url + keep, "current": slug == here, "count": count}
-            for slug, name, url, count in pages
-        ],
+        "tabs": [{"name": name, "url": url + keep, "current": slug == here} for slug, name, url in pages],
         "tokenizer": run.tokenizer,
     }
 

@@ -111,17 +111,6 @@ def status_chip(status: str) -> SafeString:
 
 
 @register.filter
-def severity_chip(severity: str) -> SafeString:
-    """A severity as a word with a glyph."""
-    return format_html(
-        '<span class="chip severity-{}"><span aria-hidden="true">{}</span> {}</span>',
-        severity or "none",
-        SEVERITY_GLYPHS.get(severity, "·"),
-        severity or "none",
-    )
-
-
-@register.filter
 def severity_glyph(severity: str) -> str:
     return SEVERITY_GLYPHS.get(severity, "·")
 

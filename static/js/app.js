@@ -48,8 +48,6 @@ async function copyText(text) {
   }
 }
 
-window.inspector = { announce, copyText };
-
 // --- moments: "3 min ago" beside the exact one, which stays in the title -----------------------------------------------
 const UNITS = [["year", 31536000], ["month", 2592000], ["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto", style: "short" });
