@@ -22,7 +22,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
 from celery import Celery, signals  # noqa: E402
 
 HEARTBEAT_EVERY_S = 2.0
-HEARTBEAT_LIVES_S = 10
 
 app = Celery("inspector")
 app.config_from_object("django.conf:settings", namespace="CELERY")
@@ -53,7 +52,7 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
         while not stop.is_set():
             try:
                 for queue in queues:
-                    cache.set(heartbeat_key(queue), sender.hostname, HEARTBEAT_LIVES_S)
+                    cache.set(heartbeat_key(queue), sender.hostname, workers.LIVES_S)
                 workers.announce(redis, describer.describe())
             except Exception:
                 logging.getLogger(__name__).warning("heartbeat not written: Redis does not answer")

@@ -22,6 +22,7 @@ from inspector.text_html import text_html
 from inspector.token_html import TokenPainter, Tokens
 from rollouts import models
 from rollouts.chat_templates import renderer
+from rollouts.chat_templates.compare import common_length
 from rollouts.tito.codec import Renderer, RenderFailed
 from rollouts.tito.strategies.appending import dummy_conversation
 from rollouts.tito.trajectory import Ids, Origin, Origins
@@ -245,7 +246,7 @@ def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple
         return True, "The ids decode to exactly what the template adds for these messages."
     if added.strip() == text.strip():
         return False, "The ids decode to what the template adds for these messages, except for white space at an end."
-    same = _common(text, added) if len(text) <= len(added) else _common(added, text)
+    same = common_length(text, added)
     return False, (
         "The ids do not decode to what the template adds for these messages. After "
         f"{_quoted(text[max(same - 24, 0) : same], 'the start')} the ids go on with {_quoted(text[same : same + 24])}, "
@@ -297,7 +298,7 @@ def _render(
     prefix = _cut_at_stop(prefix, loaded)
     if len(full) > RENDER_MOST:
         return Renders(problem=f"The render is longer than {RENDER_MOST:,} characters and is not shown.")
-    return Renders(prefix, full, _common(prefix, full))
+    return Renders(prefix, full, common_length(prefix, full))
 
 
 def _both(bound: Renderer, messages: list[dict[str, Any]], tools: Any, kwargs: Any) -> tuple[str, str]:
@@ -323,20 +324,6 @@ def _cut_at_stop(prefix: str, loaded: Any) -> str:
     stops = [loaded.decode(np.asarray([stop], dtype=np.int32)) for stop in loaded.stop_ids]
     cut = max((prefix.rfind(stop) + len(stop) for stop in stops if stop and stop in prefix), default=0)
     return prefix[:cut] if cut and not prefix[cut:].strip() else prefix
-
-
-def _common(a: str, b: str) -> int:
-    """Leading characters that both share."""
-    if b.startswith(a):
-        return len(a)
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[:middle] == b[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _cached(key: str) -> Renders | None:

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from django.http import QueryDict
 
 from rollouts import selectors
+from rollouts.tito.diagnose.finding import Severity
 
 SORTS = {
     "index": "run order",
@@ -23,7 +24,7 @@ SORTS = {
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
 NUMBERS = {"at": "step", "from": "first", "to": "last", "tokens_min": "tokens_min", "tokens_max": "tokens_max"}
 """Parameters that take a whole number, and the field that holds it."""
-SEVERITIES = ("error", "warning", "info")
+SEVERITIES = tuple(severity.value for severity in Severity)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from inspector.filters import SEVERITIES, TrajectoryFilter
 from inspector.health import heartbeat_key
 from inspector.recorded_page import lacks_of
 from inspector.templatetags.inspector_tags import plural
-from rollouts.launch import SEEDS
+from rollouts.launch import SEEDS, engine_queue
 from rollouts.models import Rejection, Run, Trajectory
 from rollouts.selectors import GroupStats, RunSummary
+from rollouts.tasks.run_state import QUIET_SECONDS
 
 ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
@@ -26,10 +27,8 @@ BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_ca
 
 PATIENCE_SECONDS = 5
 """How long a queued run may wait before the page asks whether any worker is there."""
-QUIET_SECONDS = 10
-"""A launched run that no worker has reported on for longer is said to be silent; they report every three seconds."""
 SILENCE_SECONDS = 60
-"""The same of an import, whose worker may be at one long line."""
+"""An import whose worker has reported nothing for longer is said to be silent; the worker may be at one long line."""
 
 
 def is_active(run: Run) -> bool:
@@ -85,7 +84,7 @@ def run_origin(run: Run) -> dict[str, Any]:
 
 
 def _queue_of(run: Run) -> str:
-    return f"engine.{run.model}" if run.kind == Run.Kind.LAUNCH else "default"
+    return engine_queue(run.model) if run.kind == Run.Kind.LAUNCH else "default"
 
 
 def _worker_lives(run: Run) -> bool | None:

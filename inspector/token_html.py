@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
 from inspector.text_html import bytes_text_html, split_fragments, text_html
+from rollouts.tokenizers import ByteTable
 
 LOGPROB_EDGES = (-0.01, -0.1, -0.3, -0.7, -1.4, -2.3, -4.6, -9.2)
 """Nats, from certain to surprising: about 99, 90, 74, 50, 25, 10, 1 and 0.01 %. Nine classes lie between."""
@@ -30,15 +31,6 @@ MEMO_LIMIT = 200_000
 # State bits, low to high: origin 3, mask 1, logprob class 4, finding 1, mark 1.
 _MASK, _QUANTILE, _FINDING, _MARK = 3, 4, 8, 9
 _STATE_BITS = 10
-
-
-class TokenTable(Protocol):
-    """What is needed of ``rollouts.tokenizers.ByteTable``."""
-
-    vocab_size: int
-    special: NDArray[np.bool_]
-
-    def token_bytes(self, ids: NDArray[np.int32]) -> list[bytes]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +115,7 @@ def _class_attribute(names: str) -> str:
 class TokenPainter:
     """Draws tokens of one tokenizer and remembers them: keep one of each. ``table`` None = ids are drawn as ids."""
 
-    table: TokenTable | None
+    table: ByteTable | None
     _memo: dict[int, str] = field(default_factory=dict)
     _partial: dict[int, bytes] = field(default_factory=dict)
     """Bytes of ids that are no text alone."""

@@ -6,34 +6,21 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollouts.selectors import Span
+from rollouts.services.findings import worst_severity
 from rollouts.tito.roles import RoleTurn
+from rollouts.tito.row_masks import mask_runs
 from rollouts.tito.trajectory import Origin
 
 MAP_WIDTH = 1000
 MAP_MOST = 500
 """Elements of a minimap: beyond that neighbours are merged."""
-
-
-class Span(Protocol):
-    """What ``selectors.row_spans`` gives: part is ``prompt``, ``delta``, ``completion`` or ``row``.
-
-    Of a row that only its role headers divide, it is ``reply`` for what the assistant's header opens, else ``message``.
-    """
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    @property
-    def step_index(self) -> int | None: ...
-    @property
-    def part(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +75,7 @@ class Turn:
     @property
     def worst(self) -> str:
         """The gravest severity of its findings, or empty."""
-        return min((item.severity for item in self.findings), key=("error", "warning", "info").index, default="")
+        return worst_severity(item.severity for item in self.findings)
 
 
 def roles_of(messages_json: str | None) -> list[str]:
@@ -131,13 +118,13 @@ def role_label(part: str, roles: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class OwnSpan:
-    """A span of a row that came without steps, found from its origins or its role headers."""
+class OwnSpan(Span):
+    """A span of a row that came without steps, found from its origins or its role headers.
 
-    start: int
-    stop: int
-    part: str
-    step_index: int | None = None
+    Of a row that only its role headers divide, ``part`` is ``reply`` for what the assistant's header opens, ``prompt``
+    for what stands before the first header, else ``message``.
+    """
+
     roles: tuple[str, ...] = ()
 
 
@@ -147,7 +134,7 @@ OWN_SPANS_MOST = 4000
 def header_spans(turns: Sequence[RoleTurn]) -> list[OwnSpan]:
     """The spans of a row that keeps its own arrays and no origins, from the role headers in it."""
     parts = {"assistant": "reply", "prompt": "prompt"}
-    return [OwnSpan(t.start, t.stop, parts.get(t.role, "message"), roles=(t.role,)) for t in turns]
+    return [OwnSpan(t.start, t.stop, None, parts.get(t.role, "message"), roles=(t.role,)) for t in turns]
 
 
 def own_spans(origin: NDArray[np.uint8]) -> list[OwnSpan]:
@@ -159,10 +146,11 @@ def own_spans(origin: NDArray[np.uint8]) -> list[OwnSpan]:
     if not n:
         return []
     sampled = origin == Origin.SAMPLED
-    edges = [0, *(np.flatnonzero(sampled[1:] != sampled[:-1]) + 1).tolist(), n]
+    edges = sorted({0, n, *chain.from_iterable(mask_runs(sampled))})
     if len(edges) > OWN_SPANS_MOST:
-        return [OwnSpan(0, n, "row")]
-    return [OwnSpan(a, b, "completion" if sampled[a] else "prompt" if not a else "delta") for a, b in pairwise(edges)]
+        return [OwnSpan(0, n, None, "row")]
+    parts = ["completion" if sampled[a] else "delta" if a else "prompt" for a in edges[:-1]]
+    return [OwnSpan(a, b, None, part) for (a, b), part in zip(pairwise(edges), parts, strict=True)]
 
 
 def make_turns(

@@ -16,7 +16,7 @@ from django.conf import settings
 
 KEY = "inspector:workers"
 LIVES_S = 10
-"""A worker that has been silent for longer is gone."""
+"""A worker that has been silent for longer is gone. Its heartbeats in the cache live as long."""
 FORGOTTEN_S = 3600
 """After this its entry is removed; until then the page says that it is gone."""
 

@@ -46,6 +46,11 @@ MAX_KWARGS_LENGTH = 20_000
 TASKS_PER_INSERT = 500
 
 
+def engine_queue(model: str) -> str:
+    """The queue of the workers that serve a model."""
+    return f"engine.{model}"
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A model that can be launched: one entry of ``settings.INSPECTOR_MODELS``."""
@@ -59,7 +64,7 @@ class ServedModel:
 
     @property
     def queue(self) -> str:
-        return f"engine.{self.name}"
+        return engine_queue(self.name)
 
     def faults(self, engine: str = "") -> str:
         """Why no engine can be built of this entry, as a sentence; empty when nothing is known against it."""
