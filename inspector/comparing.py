@@ -15,7 +15,7 @@ import numpy as np
 from inspector import group_compare
 from inspector import trajectory_data as data
 from inspector.pages import Place, View
-from inspector.sides import Comparison, Line, as_json, compare, first_places, with_texts
+from inspector.sides import Comparison, Line, as_json, compare, first_places, plain_tokens, with_texts
 from inspector.token_html import TokenPainter
 from rollouts import models, selectors
 from rollouts.tito.align import Group, align_ids
@@ -180,7 +180,7 @@ def _against_prompt(trajectory: models.Trajectory, step: data.StepFacts, painter
     parent = stored[step.parent if step.parent is not None else step.index]
     expected = _joined(selectors.load_step_prompt(parent), parent.tokens.completion_ids)
     got = selectors.load_step_prompt(stored[step.index])
-    comparison = compare(expected, got, align_ids(expected, got), painter, tail_is_new=True)
+    comparison = compare(plain_tokens(expected), plain_tokens(got), align_ids(expected, got), painter, tail_is_new=True)
     if not step.breaks:
         verdict = (
             f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
@@ -229,7 +229,7 @@ def _against_retokenized(
         return None
     drifts = canonical_check(sampled, tokenizer)
     again, groups = _retokenized(sampled, drifts)
-    comparison = compare(sampled, again, groups, painter, base, base)
+    comparison = compare(plain_tokens(sampled, base), plain_tokens(again, base), groups, painter)
     if comparison.n_sites:
         n = comparison.n_sites
         verdict = (

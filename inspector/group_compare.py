@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inspector import trajectory_data as data
-from inspector.sides import Comparison, compare
+from inspector.sides import Comparison, compare, plain_tokens
 from inspector.token_html import TokenPainter
 from rollouts import models
 from rollouts.tito.align import align_ids
@@ -47,7 +47,7 @@ def against(
         return None
     ids = data.read_tokens(trajectory, left, 0, left.n_tokens).ids
     others = data.read_tokens(other, right, 0, right.n_tokens).ids
-    comparison = compare(ids, others, align_ids(ids, others), painter)
+    comparison = compare(plain_tokens(ids), plain_tokens(others), align_ids(ids, others), painter)
     if comparison.n_sites:
         first, n = comparison.site_places[0], comparison.n_sites
         verdict = (

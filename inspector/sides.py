@@ -6,14 +6,14 @@ Both sides of a line come from one group of an alignment, so that they cannot dr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from django.utils.safestring import SafeString
-from numpy.typing import NDArray
 
 from inspector.token_html import TokenPainter, Tokens
+from rollouts.tito.align import Fold, Group, fold
 from rollouts.tito.trajectory import Ids
 
 CONTEXT = 24
@@ -25,21 +25,6 @@ FOLD_LEAST = 12
 SITES_MOST = 200
 SIDE_MOST = 2048
 """Tokens drawn of one side of one difference."""
-
-
-class Group(Protocol):
-    """A group of ``rollouts.tito.align``."""
-
-    @property
-    def left_start(self) -> int: ...
-    @property
-    def left_stop(self) -> int: ...
-    @property
-    def right_start(self) -> int: ...
-    @property
-    def right_stop(self) -> int: ...
-    @property
-    def equal(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -94,78 +79,62 @@ class Comparison:
         return min(self.n_sites, SITES_MOST)
 
 
-def merge(groups: Iterable[Group]) -> list[tuple[bool, int, int, int, int]]:
-    """Groups with neighbours of one kind joined: (equal, left_start, left_stop, right_start, right_stop)."""
-    merged: list[tuple[bool, int, int, int, int]] = []
+def merge(groups: Iterable[Group]) -> list[Group]:
+    """Groups with neighbours of one kind joined."""
+    merged: list[Group] = []
     for group in groups:
-        if merged and merged[-1][0] == group.equal:
-            last = merged[-1]
-            merged[-1] = (group.equal, last[1], group.left_stop, last[3], group.right_stop)
-        else:
-            merged.append((group.equal, group.left_start, group.left_stop, group.right_start, group.right_stop))
+        if merged and merged[-1].equal == group.equal:
+            last = merged.pop()
+            group = replace(group, left_start=last.left_start, right_start=last.right_start)
+        merged.append(group)
     return merged
 
 
 def compare(
-    left: Ids, right: Ids, groups: Iterable[Group], painter: TokenPainter, left_base: int = 0, right_base: int = 0,
-    context: int = CONTEXT, tail_is_new: bool = False, states: tuple[Tokens, Tokens] | None = None,
-) -> Comparison:  # fmt: skip
-    """The table of an alignment. ``left_base`` and ``right_base`` are the offsets of the first tokens.
+    left: Tokens, right: Tokens, groups: Iterable[Group], painter: TokenPainter, tail_is_new: bool = False
+) -> Comparison:
+    """The table of an alignment of two streams, each drawn with the states that it holds.
 
-    ``tail_is_new``: what the right side has behind the end of the left is no difference, it goes on. ``states``: both
-    sides with origins and masks, starting at 0, where these are to be drawn.
+    The offsets of ``groups`` count from the first token of each side. Those of the table are the sides' own offsets.
+    ``tail_is_new``: what the right side has behind the end of the left side is no difference, the right side goes on.
     """
-    merged = merge(groups)
-    lines: list[Line] = []
-    n_sites = left_changed = right_changed = 0
-    places = []
 
-    def line(kind: str, a: int, b: int, c: int, d: int, number: int = 0) -> Line:
-        base = (left_base + a, left_base + b, right_base + c, right_base + d)
+    def line(kind: str, part: Group | Fold, number: int = 0) -> Line:
+        a, b = left.start + part.left_start, left.start + part.left_stop
+        c, d = right.start + part.right_start, right.start + part.right_stop
         if kind == "fold":
-            return Line(kind, *base)
-        b, d = min(b, a + SIDE_MOST), min(d, c + SIDE_MOST)
-        drawn = (
-            (plain_tokens(left[a:b]), plain_tokens(right[c:d]))
-            if states is None
-            else (states[0].slice(a, b), states[1].slice(c, d))
-        )
-        ids = (tuple(drawn[0].ids.tolist()), tuple(drawn[1].ids.tolist())) if kind == "site" else ((), ())
-        return Line(kind, *base, number, painter.window(drawn[0]), painter.window(drawn[1]), *ids)
+            return Line(kind, a, b, c, d)
+        one, other = left.slice(a, min(b, a + SIDE_MOST)), right.slice(c, min(d, c + SIDE_MOST))
+        ids = (tuple(one.ids.tolist()), tuple(other.ids.tolist())) if kind == "site" else ((), ())
+        return Line(kind, a, b, c, d, number, painter.window(one), painter.window(other), *ids)
 
-    for i, (equal, a, b, c, d) in enumerate(merged):
-        if not equal and tail_is_new and a == b == len(left):
-            lines.append(line("new", a, b, c, d))
-            continue
-        if not equal:
-            n_sites += 1
-            left_changed += b - a
-            right_changed += d - c
-            places.append(left_base + a)
-            if n_sites <= SITES_MOST:
-                lines.append(line("site", a, b, c, d, n_sites))
-            continue
-        if n_sites > SITES_MOST:
-            continue
-        before = 0 if i == 0 else context
-        after = 0 if i == len(merged) - 1 else context
-        if b - a <= before + after + FOLD_LEAST:
-            lines.append(line("equal", a, b, c, d))
-            continue
-        if before:
-            lines.append(line("equal", a, a + before, c, c + before))
-        lines.append(line("fold", a + before, b - after, c + before, d - after))
-        if after:
-            lines.append(line("equal", b - after, b, d - after, d))
+    lines: list[Line] = []
+    sites: list[Group] = []
+    for part in fold(merge(groups), CONTEXT, FOLD_LEAST):
+        if isinstance(part, Group) and not part.equal:
+            if tail_is_new and part.left_start == part.left_stop == len(left):
+                lines.append(line("new", part))
+                continue
+            sites.append(part)
+            if len(sites) <= SITES_MOST:
+                lines.append(line("site", part, len(sites)))
+        elif len(sites) <= SITES_MOST:
+            lines.append(line("fold" if isinstance(part, Fold) else "equal", part))
     return Comparison(
-        tuple(lines), n_sites, len(left), len(right), left_changed, right_changed, tuple(places[:SITES_MOST])
+        tuple(lines),
+        n_sites=len(sites),
+        n_left=len(left),
+        n_right=len(right),
+        left_changed=sum(site.left_stop - site.left_start for site in sites),
+        right_changed=sum(site.right_stop - site.right_start for site in sites),
+        site_places=tuple(left.start + site.left_start for site in sites[:SITES_MOST]),
     )
 
 
-def plain_tokens(ids: NDArray[np.int32]) -> Tokens:
-    """Ids without any state."""
+def plain_tokens(ids: Ids, start: int = 0) -> Tokens:
+    """Ids without any state; the first stands at offset ``start``."""
     n = len(ids)
-    return Tokens(0, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_))
+    return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_))
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

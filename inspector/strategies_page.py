@@ -83,7 +83,7 @@ def strategies_page(request: HttpRequest, trajectory: models.Trajectory) -> tupl
     if sides is None:
         return report, drawn
     left, right = sides
-    comparison = compare(left.ids, right.ids, align_ids(left.ids, right.ids), painter, states=sides)
+    comparison = compare(left, right, align_ids(left.ids, right.ids), painter)
     verdict, same = _verdict(comparison, left, right)
     report["comparison"] = {
         "left": {"strategy": asked[0].slug, "row": asked[0].row, **_counts(asked[0], left)},

@@ -196,14 +196,17 @@ def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -
     return groups
 
 
-def fold(groups: Sequence[Group], context: int = 8) -> list[Group | Fold]:
-    """Hide the inside of equal groups; ``context`` tokens stay on the side where a difference is."""
+def fold(groups: Sequence[Group], context: int = 8, least: int = 1) -> list[Group | Fold]:
+    """Hide the inside of equal groups; ``context`` tokens stay on the side where a difference is.
+
+    ``least``: a group stays whole when no more tokens than this would be hidden.
+    """
     folded: list[Group | Fold] = []
     for index, group in enumerate(groups):
         length = group.left_stop - group.left_start
         head = context if index else 0
         tail = context if index + 1 < len(groups) else 0
-        if not group.equal or length <= head + tail + 1:
+        if not group.equal or length <= head + tail + least:
             folded.append(group)
             continue
         a, b = group.left_start, group.right_start

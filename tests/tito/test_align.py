@@ -87,3 +87,5 @@ def test_folding_keeps_context_where_a_difference_is() -> None:
     ]  # fmt: skip
     assert isinstance(folded[0], Fold) and folded[0].n_tokens == 46
     assert fold(groups, context=50) == groups
+    assert fold(groups, context=4, least=46) == groups
+    assert fold(groups, context=4, least=45) == [*folded[:3], groups[2]]
