@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from django.http import QueryDict
 
 from rollouts import selectors
+from rollouts.models import Trajectory
 from rollouts.tito.diagnose.finding import Severity
 
 SORTS = {
@@ -21,7 +22,7 @@ SORTS = {
     "-n_findings": "most findings first",
 }
 """The orders that the list offers, of those that `selectors.SORTS` knows."""
-STATUSES = ("queued", "running", "done", "failed", "cancelled")
+STATUSES = tuple(Trajectory.Status.values)
 NUMBERS = {"at": "step", "from": "first", "to": "last", "tokens_min": "tokens_min", "tokens_max": "tokens_max"}
 """Parameters that take a whole number, and the field that holds it."""
 SEVERITIES = tuple(severity.value for severity in Severity)

@@ -10,6 +10,9 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+PATIENCE_SECONDS = 5
+"""How long work may wait before a page asks whether any worker is there."""
+
 
 @dataclass(frozen=True)
 class Health:
@@ -27,6 +30,14 @@ class Health:
 def heartbeat_key(queue: str) -> str:
     """The cache key that a worker of `queue` keeps alive."""
     return f"heartbeat:{queue}"
+
+
+def has_worker(queue: str) -> bool | None:
+    """Whether a worker of `queue` gave a sign of life lately; None when Redis does not answer. Never raises."""
+    try:
+        return cache.get(heartbeat_key(queue)) is not None
+    except Exception:  # the page that asks still has to be drawn
+        return None
 
 
 def served_queues() -> list[str]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.core.cache import cache
 from django.urls import reverse
 from django.utils import timezone
 
 from inspector.filters import SEVERITIES, TrajectoryFilter
-from inspector.health import heartbeat_key
+from inspector.health import PATIENCE_SECONDS, has_worker
 from inspector.recorded_page import lacks_of
 from inspector.templatetags.inspector_tags import plural
 from rollouts.launch import SEEDS, engine_queue
@@ -25,8 +24,6 @@ ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
 """Settings of an import that tell its worker what to do, and a reader nothing."""
 
-PATIENCE_SECONDS = 5
-"""How long a queued run may wait before the page asks whether any worker is there."""
 SILENCE_SECONDS = 60
 """An import whose worker has reported nothing for longer is said to be silent; the worker may be at one long line."""
 
@@ -87,21 +84,13 @@ def _queue_of(run: Run) -> str:
     return engine_queue(run.model) if run.kind == Run.Kind.LAUNCH else "default"
 
 
-def _worker_lives(run: Run) -> bool | None:
-    """Whether a worker of the run's queue gave a sign of life lately; None when nobody can tell."""
-    try:
-        return cache.get(heartbeat_key(_queue_of(run))) is not None
-    except Exception:  # Redis is away: the page still has to be drawn
-        return None
-
-
 def waiting_sentence(run: Run, now: datetime) -> str:
     """Why nothing moves and what to do about it; empty while all is well."""
     if run.status == Run.Status.QUEUED and (now - run.created_at).total_seconds() > PATIENCE_SECONDS:
-        lives = _worker_lives(run)
+        queue = _queue_of(run)
+        lives = has_worker(queue)
         if lives:
             return "A worker is alive but has not taken this run yet: it is busy with another one, or still loading."
-        queue = _queue_of(run)
         way_out = (
             f"Start the product (make run) or a worker alone (celery -A inspector worker -Q {queue}); the run begins "
             "by itself as soon as one is there."
@@ -129,7 +118,8 @@ def _since(last: datetime) -> str:
 def _what_follows(run: Run) -> str:
     """Who goes on with a run whose worker is silent, and when."""
     kept = "Stored steps are kept, none is sampled twice."
-    lives, queue = _worker_lives(run), _queue_of(run)
+    queue = _queue_of(run)
+    lives = has_worker(queue)
     if lives:
         return (
             f"A worker of the queue {queue} lives and takes it over within half a minute of that, or as soon as it has "

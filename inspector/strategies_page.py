@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from django.core.cache import cache
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Sum
 from django.http import HttpRequest
 from django.utils import timezone
@@ -18,7 +17,7 @@ from django.utils import timezone
 from inspector import trajectory_data as data
 from inspector.access import may_write
 from inspector.comparing import linked_lines
-from inspector.health import heartbeat_key
+from inspector.health import PATIENCE_SECONDS, has_worker
 from inspector.pages import Place, View
 from inspector.siblings import FILTER_FIELDS
 from inspector.sides import Comparison, as_json, compare, with_texts
@@ -38,7 +37,6 @@ ROW_MOST = 200_000
 """Tokens of a row that are aligned in one request."""
 
 GROUP_STEPS_MOST = 50_000
-PATIENCE_SECONDS = 5
 
 
 def strategies_page(request: HttpRequest, trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -129,11 +127,7 @@ def _waiting(made: models.Replay) -> str:
     waited = (timezone.now() - made.asked_at).total_seconds()
     if made.status != models.Replay.Status.QUEUED or waited < PATIENCE_SECONDS:
         return ""
-    try:
-        lives = cache.get(heartbeat_key("default")) is not None
-    except Exception:  # Redis is away: the page still has to be drawn
-        lives = False
-    if lives:
+    if has_worker("default"):
         return "A worker is there but busy with something else."
     return "No worker has taken it: start the product (make run) or celery -A inspector worker -Q default."
 

@@ -349,7 +349,7 @@ def test_a_worker_that_went_silent_is_noticed(web: Client, monkeypatch: pytest.M
         assert "lives and takes it over" in said() and "none is sampled twice" in said()
     finally:
         cache.delete(heartbeat_key("engine.demo"))
-    monkeypatch.setattr(run_data, "_worker_lives", lambda run: None)
+    monkeypatch.setattr(run_data, "has_worker", lambda queue: None)
     assert "Redis does not answer" in said()
 
 
