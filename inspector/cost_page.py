@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from inspector.access import reads_run
 from inspector.api import page
+from inspector.charts import SHARES, share_bars
 from inspector.run_data import run_facts
 from inspector.run_figures import cost_of
 from inspector.run_strategies import strategies_of
@@ -17,39 +18,6 @@ from inspector.templatetags.inspector_tags import finding_title
 from rollouts.models import Run
 from rollouts.selectors.figures import KindCost, slice_size
 
-
-@dataclass(frozen=True)
-class CostBar:
-    """One bar in the units of its viewBox, and the list that it opens."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    label: str
-    trajectories: int
-    of: int
-    url: str
-
-    @property
-    def middle(self) -> float:
-        return round(self.x + self.width / 2, 2)
-
-    @property
-    def has_room(self) -> bool:
-        """Wide enough to be written on."""
-        return self.width >= 48
-
-    @property
-    def share(self) -> float:
-        return self.trajectories / self.of if self.of else 0.0
-
-    @property
-    def percent(self) -> str:
-        return f"{100 * self.share:.1f} %"
-
-
-WIDTH, TOP, BASE = 960, 18, 170
 TICKS = 18
 """Room for the labels below the axis."""
 
@@ -72,8 +40,8 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         "along": [{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
         "strategies": strategies_of(run),
     }
-    step_bars = _bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in found.spread.by_step])
-    slice_bars = _bars(
+    step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in found.spread.by_step])
+    slice_bars = share_bars(
         [(f"trajectories {a:,} to {b:,}", n, of, f"{here}?from={a}&to={b}&flawed=1{also}") for a, b, n, of in slices]
     )
     charts = [
@@ -84,7 +52,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     ]  # fmt: skip
     return page(
         request, "runs/cost.html", data, charts=charts, chosen=finding_title(kind) if kind else "",
-        width=WIDTH, base=BASE, bottom=BASE + TICKS, beyond=found.spread.steps_beyond,
+        width=SHARES.width, base=SHARES.base, bottom=SHARES.base + TICKS, beyond=found.spread.steps_beyond,
     )  # fmt: skip
 
 
@@ -111,15 +79,3 @@ def _slices(total: int, along: list[int]) -> list[tuple[int, int, int, int]]:
         (start, min(start + size, total) - 1, along[number], min(size, total - start))
         for number, start in enumerate(range(0, total, size))
     ]
-
-
-def _bars(entries: list[tuple[str, int, int, str]]) -> list[CostBar]:
-    slot = WIDTH / max(len(entries), 1)
-    wide = min(slot - 3, 90)
-    most = max((n / of for _, n, of, _ in entries if of), default=0) or 1
-    bars = []
-    for place, (label, n, of, url) in enumerate(entries):
-        tall = max((BASE - TOP) * (n / of) / most, 2.0) if n and of else 0.0
-        x = round(place * slot + (slot - wide) / 2, 2)
-        bars.append(CostBar(x, round(BASE - tall, 2), round(wide, 2), round(tall, 2), label, n, of, url))
-    return bars

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inspector.charts import extent, minimap, surprise_bars
 from inspector.pages import FINDINGS_MOST, RUNS_LIMIT, Place, View
 from inspector.reader import Reader
 from inspector.token_html import LOGPROB_EDGES, Tokens
-from inspector.turns import FindingItem, Turn, minimap, surprise_bars
+from inspector.turns import FindingItem, Turn
 from rollouts.tito.trajectory import Origin
 
 
@@ -68,13 +69,9 @@ def strips(
     """The minimap of the row, and the surprise of what is shown."""
     pieces = minimap(turns, n)
     view = View.TOKENS if n > RUNS_LIMIT else place.view
-    scale = 1000 / n if n else 0.0
     # A trainer's row may hold 0.0 where nothing was sampled: that is no certainty.
     sampled = None if shown.logprobs is None else np.where(shown.origin == Origin.SAMPLED, shown.logprobs, np.nan)
     bars = surprise_bars(sampled, reader.start)
-
-    def extent(a: int, b: int) -> dict[str, str]:
-        return {"x": f"{min(a * scale, 997):.2f}", "width": f"{max((b - a) * scale, 3):.2f}"}
 
     return {
         "map": [
@@ -85,11 +82,11 @@ def strips(
         "map_by_roles": any(turn.part == "reply" for turn in turns),
         "map_text": f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
         "map_findings": [
-            {"severity": item.severity, **extent(item.start, item.start)}
+            {"severity": item.severity, **extent(item.start, item.start, n)}
             for item in findings[:FINDINGS_MOST] if item.row == place.row
         ],
-        "map_window": extent(reader.start, reader.stop) if reader.stop - reader.start < n else None,
-        "map_mark": extent(*place.mark) if place.mark else None,
+        "map_window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
+        "map_mark": extent(*place.mark, n) if place.mark else None,
         "bars": bars,
         "bars_start": reader.start,
         "bars_stop": reader.stop,

@@ -159,68 +159,6 @@ def progress(run: Run, now: datetime | None = None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One bar of the histogram in the units of its viewBox, with the list that it opens."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    low: float
-    high: float
-    count: int
-    query: str
-
-    @property
-    def middle(self) -> float:
-        return round(self.x + self.width / 2, 2)
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Rewards of a run, drawn by attributes alone."""
-
-    width: int
-    height: int
-    base: int
-    bars: tuple[Bar, ...]
-    low: float
-    high: float
-    total: int
-    mean: float | None
-    mean_x: float | None
-
-
-def histogram(summary: RunSummary) -> Histogram | None:
-    """Geometry of a run's reward bins; None when nothing was scored."""
-    bins = summary.reward_bins
-    most = max((one.n for one in bins), default=0)
-    if not most:
-        return None
-    width, top, base, height = 560, 18, 124, 144
-    slot = width / len(bins)
-    wide = min(slot - 2, 90)
-    bars = []
-    for index, one in enumerate(bins):
-        tall = max((base - top) * one.n / most, 2.0) if one.n else 0.0
-        bars.append(
-            Bar(
-                x=round(index * slot + (slot - wide) / 2, 2),
-                y=round(base - tall, 2),
-                width=round(wide, 2),
-                height=round(tall, 2),
-                low=one.start,
-                high=one.stop,
-                count=one.n,
-                query=f"min={one.start:.9g}&max={one.stop:.9g}",
-            )
-        )
-    low, high, mean = bins[0].start, bins[-1].stop, summary.reward_mean
-    mean_x = round((mean - low) / (high - low) * width, 2) if mean is not None and high > low else None
-    return Histogram(width, height, base, tuple(bars), low, high, summary.n_rewards, mean, mean_x)
-
-
-@dataclass(frozen=True)
 class Choice:
     """A line of a breakdown that filters the list when pressed."""
 

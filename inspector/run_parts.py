@@ -15,11 +15,11 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 
+from inspector.charts import histogram
 from inspector.filters import TrajectoryFilter
 from inspector.refusal import refusal
 from inspector.run_data import (
     finding_choices,
-    histogram,
     is_active,
     is_flat,
     judgement,

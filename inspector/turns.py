@@ -1,4 +1,4 @@
-"""The turns of a row, the findings in it and the small map of it: arranged for reading, from values alone."""
+"""The turns of a row and the findings in it, arranged for reading, from values alone."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ from rollouts.services.findings import worst_severity
 from rollouts.tito.roles import RoleTurn
 from rollouts.tito.row_masks import mask_runs
 from rollouts.tito.trajectory import Origin
-
-MAP_WIDTH = 1000
-MAP_MOST = 500
-"""Elements of a minimap: beyond that neighbours are merged."""
 
 
 @dataclass(frozen=True)
@@ -200,85 +196,6 @@ def cost_sentence(lost: int, wrong: int, rows: int, repaid: int) -> str:
     if repaid:
         parts.append(f"{repaid:,} prompt token{'s' * (repaid != 1)} paid again")
     return ", ".join(parts)
-
-
-@dataclass(frozen=True)
-class MapPiece:
-    """A rectangle of the minimap. ``x`` and ``width`` in thousandths of the row."""
-
-    x: str
-    width: str
-    kind: str
-    start: int
-    stop: int
-    label: str
-
-
-def minimap(turns: Sequence[Turn], n_tokens: int) -> list[MapPiece]:
-    """One rectangle a turn; turns too narrow to see are merged with their neighbours, trained ones winning."""
-    if not n_tokens:
-        return []
-    scale = MAP_WIDTH / n_tokens
-    least = n_tokens / MAP_MOST
-    pieces: list[MapPiece] = []
-    pending: list[Turn] = []
-    for turn in turns:
-        pending.append(turn)
-        if pending[-1].stop - pending[0].start >= least or turn is turns[-1]:
-            a, b = pending[0].start, pending[-1].stop
-            kinds = Counter()  # type: ignore[var-annotated]
-            for part in pending:
-                kinds[part.part] += part.n_tokens
-            kind = kinds.most_common(1)[0][0]
-            label = (
-                f"turn {pending[0].number} · {pending[0].role}"
-                if len(pending) == 1
-                else f"turns {pending[0].number}-{pending[-1].number}"
-            )
-            pieces.append(MapPiece(f"{a * scale:.2f}", f"{max((b - a) * scale, 0.8):.2f}", kind, a, b, label))
-            pending = []
-    return pieces
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar of the surprise strip: a stretch of tokens and how tall."""
-
-    x: str
-    width: str
-    y: str
-    height: str
-    start: int
-    stop: int
-    label: str
-    mean: float
-
-
-def surprise_bars(logprobs: NDArray[np.float32] | None, start: int, most: int = 240) -> list[Bar]:
-    """Mean ``-logprob`` over stretches of the tokens shown, from the bottom of a strip 40 high."""
-    if logprobs is None or not logprobs.size:
-        return []
-    n = int(logprobs.size)
-    edges = np.unique(np.linspace(0, n, min(most, n) + 1).astype(np.int64))
-    known = ~np.isnan(logprobs) & np.isfinite(logprobs)
-    sums = np.add.reduceat(np.where(known, -logprobs, 0.0).astype(np.float64), edges[:-1])
-    counts = np.add.reduceat(known.astype(np.int64), edges[:-1])
-    means = [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
-    # At least one nat is full height, so that a sure policy does not look noisy.
-    full = max([1.0, *(mean for mean in means if mean is not None)])
-    bars = []
-    for a, b, mean, count in zip(edges[:-1].tolist(), edges[1:].tolist(), means, counts.tolist(), strict=True):
-        if mean is None:
-            continue
-        height = max(mean, 0.0) / full * 38 + 1
-        label = f"tokens {start + a:,}-{start + b:,}: mean logprob {-mean:.3f} over {count:,} sampled"
-        bars.append(
-            Bar(
-                f"{a / n * MAP_WIDTH:.2f}", f"{max((b - a) / n * MAP_WIDTH - 0.4, 0.6):.2f}",
-                f"{40 - height:.2f}", f"{height:.2f}", start + a, start + b, label, mean,
-            )
-        )  # fmt: skip
-    return bars
 
 
 def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[dict[str, Any]]:

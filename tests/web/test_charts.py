@@ -1,0 +1,52 @@
+"""The geometry of charts: where bars stand, how tall they are, and what is merged."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from inspector.charts import SHARES, Frame, extent, minimap, share_bars, surprise_bars
+from inspector.turns import Turn
+
+
+def test_columns_stand_on_the_base_line_and_the_largest_fills_the_height() -> None:
+    low, none, high = Frame(width=30, top=10, base=110, gap=2).columns([1, 0, 4])
+    assert low == ("1.00", "85.00", "8.00", "25.00")
+    assert none == ("11.00", "110.00", "8.00", "0.00")
+    assert high == ("21.00", "10.00", "8.00", "100.00")
+
+
+def test_a_share_is_of_its_own_total_and_never_drawn_as_nothing() -> None:
+    all_of_them, one = share_bars([("step 0", 1000, 1000, "?at=0"), ("step 1", 1, 1000, "?at=1")])
+    assert (all_of_them.percent, all_of_them.y) == ("100.0 %", f"{SHARES.top:.2f}")
+    assert (one.percent, one.height) == ("0.1 %", "2.00")
+    assert float(one.middle) == float(one.x) + float(one.width) / 2
+    assert one.has_room and not share_bars([("step", 1, 1, "")] * 20)[0].has_room
+    assert share_bars([]) == [] and share_bars([("nobody", 0, 0, "")])[0].percent == "0.0 %"
+
+
+def test_a_minimap_covers_the_row_and_merges_what_is_too_narrow_to_be_seen() -> None:
+    turns = [Turn(i + 1, "completion" if i % 2 else "delta", "role", None, i * 3, i * 3 + 3, None) for i in range(2000)]
+    pieces = minimap(turns, 6000)
+    assert len(pieces) == 500 and (pieces[0].start, pieces[-1].stop) == (0, 6000)
+    assert all(one.stop == other.start for one, other in pairwise(pieces))
+    assert pieces[0].label == "turns 1-4"
+    [whole] = minimap([Turn(1, "prompt", "user", 0, 0, 9, 0)], 9)
+    assert (whole.kind, whole.label, whole.x, whole.width) == ("prompt", "turn 1 · user", "0.00", "1000.00")
+    assert minimap([], 0) == []
+
+
+def test_surprise_is_drawn_for_known_values_alone() -> None:
+    logprobs = np.array([-2.0, np.nan, -1.0, -np.inf], np.float32)
+    first, second = surprise_bars(logprobs, start=100)
+    assert (first.start, first.stop, first.mean, first.height) == (100, 101, pytest.approx(2.0), "39.00")
+    assert (second.start, second.mean, second.height) == (102, pytest.approx(1.0), "20.00")
+    assert surprise_bars(None, 0) == []
+
+
+def test_a_place_on_a_strip_is_always_wide_enough_to_be_seen() -> None:
+    assert extent(0, 50, 100) == {"x": "0.00", "width": "500.00"}
+    assert extent(100, 100, 100) == {"x": "997.00", "width": "3.00"}
+    assert extent(0, 0, 0) == {"x": "0.00", "width": "3.00"}
