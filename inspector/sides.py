@@ -168,7 +168,7 @@ def with_texts(report: dict[str, Any], painter: TokenPainter) -> dict[str, Any]:
 
 def text_of(painter: TokenPainter, ids: Ids) -> str:
     """Ids decoded; bytes that are no text become U+FFFD."""
-    return b"".join(painter.table.token_bytes(ids)).decode("utf-8", "replace") if painter.table is not None else ""
+    return painter.table.text(ids) if painter.table is not None else ""
 
 
 def first_places(places: Sequence[int], most: int = 5) -> str:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -74,14 +74,17 @@ class Turn:
         return worst_severity(item.severity for item in self.findings)
 
 
+def stored_json(text: str | None) -> Any:
+    """A stored JSON value; None when there is none, or the text is no JSON."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
 def roles_of(messages_json: str | None) -> list[str]:
     """Roles of a list of messages; empty when there is none or it is no such list."""
-    if not messages_json:
-        return []
-    try:
-        messages = json.loads(messages_json)
-    except (ValueError, RecursionError):
-        return []
+    messages = stored_json(messages_json)
     if not isinstance(messages, list):
         return []
     return [str(message.get("role", "message")) for message in messages if isinstance(message, dict)]
@@ -96,21 +99,11 @@ def role_label(part: str, roles: Sequence[str]) -> str:
     new = [role for role in roles if role not in ("assistant", "history")] if part == "delta" else list(roles)
     if not new:
         return "prompt" if part == "prompt" else "between turns" if part == "delta" else "row"
-    counted: list[str] = []
-    if len(set(new)) > 3:
-        counts = Counter(new)
-        return ", ".join(f"{role} ×{n}" if n > 1 else role for role, n in counts.items())
-    for role in new:
-        # "user, assistant, user": order matters while it is short.
-        if counted and counted[-1].split(" ×")[0] == role:
-            name, _, n = counted[-1].partition(" ×")
-            counted[-1] = f"{name} ×{int(n or 1) + 1}"
-        else:
-            counted.append(role)
-    if len(counted) > 6:
-        counts = Counter(new)
-        return ", ".join(f"{role} ×{n}" if n > 1 else role for role, n in counts.items())
-    return ", ".join(counted)
+    # "user, assistant, user": order matters while it is short.
+    counts = [(role, len(list(same))) for role, same in groupby(new)]
+    if len(set(new)) > 3 or len(counts) > 6:
+        counts = list(Counter(new).items())
+    return ", ".join(f"{role} ×{n}" if n > 1 else role for role, n in counts)
 
 
 @dataclass(frozen=True)
