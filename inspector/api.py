@@ -27,6 +27,14 @@ def is_fragment(request: HttpRequest, target: str) -> bool:
     return request.headers.get("HX-Request") == "true" and request.headers.get("HX-Target") == target
 
 
+def whole_number(text: str | None, digits: int = 9) -> int | None:
+    """The whole number that a parameter says in ASCII digits; None when it says anything else, or has more digits.
+
+    Nine digits fit an index in the database. ``str.isdigit`` alone also accepts ``²``, which is no number for ``int``.
+    """
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) <= digits else None
+
+
 def jsonable(value: Any) -> Any:
     """`value` as plain JSON types: dataclasses as objects, moments as ISO 8601, numbers that JSON lacks as null."""
     if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):

@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.http import QueryDict
 
+from inspector.api import whole_number
 from inspector.check_forms import MAX_JSON_CHARACTERS
 from rollouts import template_checks
 from rollouts.models import ChatTemplate, Content, Run, Step, TemplateCheck, Trajectory
@@ -55,8 +56,7 @@ def subject(params: QueryDict) -> Subject | None:
     if run is None:
         return None
     trajectory = trajectory or Trajectory.objects.filter(run=run).order_by("index").first()
-    place = params.get("step", "")
-    index = int(place) if place.isascii() and place.isdecimal() and len(place) < 8 else 0
+    index = whole_number(params.get("step")) or 0
     step = _steps().filter(trajectory=trajectory, index=index).first() if trajectory else None
     chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
     if step is not None and step.chat_template_sha256 and not params.get("rows"):

@@ -14,9 +14,11 @@ import numpy as np
 
 from inspector import group_compare
 from inspector import trajectory_data as data
+from inspector.api import whole_number
 from inspector.pages import Place, View
 from inspector.sides import Comparison, Line, as_json, compare, first_places, plain_tokens, with_texts
 from inspector.token_html import TokenPainter
+from inspector.trajectory_page import base_url
 from rollouts import models, selectors
 from rollouts.tito.align import Group, align_ids
 from rollouts.tito.canonical import Drift, canonical_check
@@ -86,13 +88,12 @@ def compare_page(
         return report, drawn
     comparison, words = answer
     report["comparison"] = with_texts(as_json(comparison), painter)
-    tokens_url = f"/trajectories/{trajectory.code}"
     report["verdict"] = words["verdict"]
     drawn.update(
         comparison=comparison,
         words=words,
         sites_rest=comparison.n_sites - comparison.n_shown,
-        lines=_linked(comparison, question, steps, tokens_url),
+        lines=_linked(comparison, question, steps, base_url(trajectory)),
     )
     return report, drawn
 
@@ -108,9 +109,8 @@ def _with_other(
     if other is None:
         notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
         return None
-    asked = params.get("row", "")
-    row = int(asked) if asked.isdigit() and len(asked) < 7 else n_rows - 1
-    return Question(None, min(row, n_rows - 1), "group", other)
+    asked = whole_number(params.get("row"))
+    return Question(None, n_rows - 1 if asked is None else min(asked, n_rows - 1), "group", other)
 
 
 def _question(
@@ -118,15 +118,16 @@ def _question(
 ) -> Question:
     by_index = {step.index: step for step in steps}
     against = "prompt" if params.get("side") == "prompt" else "retokenized"
-    if params.get("row", "").isdigit() and "step" not in params:
-        row = int(params["row"][:9])
+    row = whole_number(params.get("row"), 18)
+    if row is not None and "step" not in params:
         if row < n_rows:
             return Question(None, row, "retokenized")
         notices.append(f"There is no row {row} here: rows run from 0 to {max(n_rows - 1, 0)}.")
     if not steps and n_rows:
         return Question(None, 0, "retokenized")
     asked = params.get("step", "")
-    step = by_index.get(int(asked)) if asked.isdigit() and len(asked) < 10 else None
+    index = whole_number(asked)
+    step = None if index is None else by_index.get(index)
     if asked and step is None:
         notices.append(f"There is no step {asked[:20]} here: steps run from 0 to {len(steps) - 1}.")
     if step is None:

@@ -16,10 +16,13 @@ from django.core.cache import cache
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector import trajectory_data as data
+from inspector.api import whole_number
 from inspector.pages import Place, View
 from inspector.sides import text_of
 from inspector.text_html import text_html
 from inspector.token_html import TokenPainter, Tokens
+from inspector.trajectory_page import base_url
+from inspector.turns import stored_json
 from rollouts import models
 from rollouts.chat_templates import renderer
 from rollouts.chat_templates.compare import common_length
@@ -126,8 +129,9 @@ def _marked(same: str, other: str, name: str) -> SafeString:
 def deltas_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The deltas as JSON, and what the template needs beside them."""
     asked = params.get("step", "")
-    first = int(asked) if asked.isdigit() and len(asked) < 10 else 0
-    notices = [] if not asked or asked.isdigit() else [f"“{asked[:20]}” is no step."]
+    step = whole_number(asked)
+    first = step or 0
+    notices = [f"“{asked[:20]}” is no step."] if asked and step is None else []
     stored = list(
         trajectory.steps.filter(parent__isnull=False, index__gte=first)
         .select_related("tokens", "parent", "messages_new", "tools", "template_kwargs")
@@ -181,10 +185,7 @@ def _templates(trajectory: models.Trajectory, steps: Sequence[models.Step]) -> d
 
 
 def _body(content: models.Content | None) -> Any:
-    try:
-        return json.loads(content.body) if content is not None else None
-    except (ValueError, RecursionError):
-        return None
+    return None if content is None else stored_json(content.body)
 
 
 def new_messages(body: Any) -> list[dict[str, Any]]:
@@ -222,7 +223,7 @@ def _delta(trajectory: models.Trajectory, step: models.Step, painter: TokenPaint
         text=text,
         roles=", ".join(str(message.get("role", "message")) for message in messages) or "not recorded",
         broken=broken,
-        url=f"/trajectories/{trajectory.code}"
+        url=base_url(trajectory)
         + place.query(mark=(step.shared_length, max(step.shared_length + len(ids), step.shared_length + 1))),
         origins=(", ".join(counts) or "nothing") if known else "not known which of it is template",
         renders=renders,

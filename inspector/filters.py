@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from django.http import QueryDict
 
+from inspector.api import whole_number
 from rollouts import selectors
 from rollouts.models import Trajectory
 from rollouts.tito.diagnose.finding import Severity
@@ -78,9 +79,8 @@ class TrajectoryFilter:
                 notices.append(f"“{given[:40]}” is not a number, so rewards were not limited by it.")
         for name, key in NUMBERS.items():
             given = params.get(name, "").strip()
-            if given.isascii() and given.isdigit() and len(given) < 10:
-                values[key] = int(given)
-            elif given:
+            values[key] = whole_number(given)
+            if given and values[key] is None:
                 notices.append(f"“{given[:40]}” is not a whole number, so “{name}” was left out.")
         values["flawed"] = "1" if params.get("flawed") else ""
         return cls(**values, notices=tuple(notices))

@@ -13,6 +13,7 @@ from inspector import trajectory_data as data
 from inspector.pages import Place, View, read_place
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.token_html import TokenPainter, Tokens
+from inspector.trajectory_page import base_url
 from inspector.turns import Turn, mask_table
 from rollouts import models
 from rollouts.tito.diagnose.finding import Axis, Severity
@@ -52,7 +53,7 @@ def mask_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple
         row = rows[place.row]
         turns = data.read_turns(trajectory, row, steps, [])
         tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
-        own = f"/trajectories/{trajectory.code}"
+        own = base_url(trajectory)
         lines = [audit_line(turn, tokens, painter, row, own) for turn in turns]
         odd = [*oddities(tokens, turns, painter), *_found(trajectory, row)]
         roles = mask_table(turns, tokens.loss_mask)

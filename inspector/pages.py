@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import urlencode
 
+from inspector.api import whole_number
+
 WINDOW = 4096
 """Tokens of one token view."""
 
@@ -145,7 +147,7 @@ def last_window(n_tokens: int) -> int:
 def _whole(text: str | None, default: int) -> int | None:
     if text is None or text == "":
         return default
-    return int(text) if re.fullmatch(r"\d{1,12}", text) else None
+    return whole_number(text, 12)
 
 
 def _choice(kind: type[Named], text: str | None, default: Named) -> Named:

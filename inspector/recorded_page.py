@@ -14,6 +14,7 @@ from django.db.models.functions import Length, Substr
 from django.urls import reverse
 from django.utils.safestring import mark_safe
 
+from inspector.api import whole_number
 from inspector.text_html import text_html
 from rollouts import models
 from rollouts.formats import FORMATS
@@ -44,8 +45,7 @@ class _Clipped:
 
 def recorded_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The record as JSON, and what the template needs beside it."""
-    asked = params.get("step", "")
-    first = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
+    first = whole_number(params.get("step")) or 0
     notices = []
     if first and first >= trajectory.n_steps:
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"

@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 
+from inspector.api import whole_number
 from inspector.charts import histogram
 from inspector.filters import TrajectoryFilter
 from inspector.refusal import refusal
@@ -123,9 +124,10 @@ class Had:
     @classmethod
     def read(cls, text: str) -> Had:
         parts = text.split(".")
-        if len(parts) != 4 or not (parts[3].isascii() and parts[3].isdigit() and len(parts[3]) < 12):
+        looked_at = whole_number(parts[-1], 11)
+        if len(parts) != 4 or looked_at is None:
             return cls()
-        return cls(parts[0], parts[1], parts[2], int(parts[3]))
+        return cls(parts[0], parts[1], parts[2], looked_at)
 
     @property
     def is_old(self) -> bool:

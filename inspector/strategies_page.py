@@ -16,7 +16,9 @@ from django.utils import timezone
 
 from inspector import trajectory_data as data
 from inspector.access import may_write
+from inspector.api import whole_number
 from inspector.comparing import linked_lines
+from inspector.group_compare import ROW_MOST
 from inspector.health import PATIENCE_SECONDS, has_worker
 from inspector.pages import Place, View
 from inspector.siblings import FILTER_FIELDS
@@ -32,9 +34,6 @@ from rollouts.tito.trajectory import Origin
 
 RECORDED = "recorded"
 """The rows as they are stored; stands beside the strategies in the comparison."""
-
-ROW_MOST = 200_000
-"""Tokens of a row that are aligned in one request."""
 
 GROUP_STEPS_MOST = 50_000
 
@@ -187,9 +186,9 @@ def _pair(
             notices.append(f"“{slug[:40]}” {why}; {default.replace('_', ' ')} is shown.")
             slug = default
         last = counts[slug] - 1
-        asked = params.get(f"{name}_row", "")
-        row = int(asked) if asked.isdigit() and len(asked) < 7 else last
-        if asked and row > last:
+        asked = whole_number(params.get(f"{name}_row"))
+        row = last if asked is None else asked
+        if row > last:
             notices.append(f"{slug.replace('_', ' ')} makes rows 0 to {last}; row {last} is shown.")
             row = last
         sides.append(Side(slug, row, counts[slug]))

@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostE
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
-from inspector.api import json_page
+from inspector.api import json_page, whole_number
 from rollouts import formats, services, tokenizers
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.models import ApiToken, Run, Tokenizer
@@ -166,7 +166,8 @@ def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) 
         stream = request.META.get("wsgi.input") if request.META.get("wsgi.input_terminated") else None
         if stream is None or not request.META.get("HTTP_TRANSFER_ENCODING"):
             raise Refused(411, "The request does not say how long it is: send Content-Length or a chunked body.")
-    if length.isdigit() and int(length) > limit:
+    said = whole_number(length, 18)
+    if said is not None and said > limit:
         raise Refused(413, too_large)
     received = 0
     try:
@@ -177,7 +178,7 @@ def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) 
             body.write(chunk)
     except (UnreadablePostError, OSError) as error:
         raise Refused(400, "The request broke off before its end; nothing of it was stored.") from error
-    if length.isdigit() and received < int(length):
+    if said is not None and received < said:
         raise Refused(400, "The request broke off before its end; nothing of it was stored.")
 
 

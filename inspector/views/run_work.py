@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from inspector.access import reads_run
-from inspector.api import error_page, json_page, wants_json
+from inspector.api import error_page, json_page, wants_json, whole_number
 from inspector.run_data import is_active
 from inspector.run_jobs import for_page, is_offered, job_facts
 from rollouts import exporting, services
@@ -73,9 +73,9 @@ def wanted_of(params: Mapping[str, str]) -> Wanted:
     numbers = {}
     for name in ("pad_to", "pad_id"):
         given = params.get(name, "").strip()
-        if given and not (given.isascii() and given.isdigit() and len(given) < 10):
+        numbers[name] = whole_number(given)
+        if given and numbers[name] is None:
             raise ValueError(f"“{given[:40]}” is no whole number; {name} takes one, such as 4096.")
-        numbers[name] = int(given) if given else None
     return Wanted(
         format=params.get("format", "") or "own_jsonl",
         strategy=params.get("strategy", ""),

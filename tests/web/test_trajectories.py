@@ -253,6 +253,21 @@ def test_a_trainers_columns_are_lenses(make, reader):
     assert mismatch.count("q0") == 20 and "q8" not in mismatch
 
 
+@pytest.mark.parametrize("number", ["²", "١", "9" * 30, "-1", ""])
+def test_what_is_no_number_in_an_address_breaks_no_page(make, reader, number):
+    stored = make.run([make.conversation("a"), make.conversation("b")]).trajectories.order_by("index")[0]
+    other = stored.run.trajectories.get(external_id="b")
+    queries = {
+        "": "?row={0}&w={0}", "-compare": "?step={0}", "-deltas": "?step={0}", "-mask": "?row={0}",
+        "-record": "?step={0}", "-strategies": "?left_row={0}",
+    }  # fmt: skip
+    for page, query in queries.items():
+        assert reader.get(url(stored, query.format(number), f"trajectory{page}")).status_code == 200
+    for query in ("?row={}", f"?with={other.code}&row={{}}"):
+        assert reader.get(url(stored, query.format(number), "trajectory-compare")).status_code == 200
+    assert reader.get(reverse("run", args=[stored.run.code]) + f"?at={number}").status_code == 200
+
+
 @pytest.mark.parametrize("name", TRAINER_LOGPROBS)
 def test_each_name_of_the_trainers_logprobs_has_the_mismatch_lens(make, reader, name):
     stored = only(make.run([own_row(**{name: np.full(40, -1.5, np.float32)})]))
