@@ -10,13 +10,13 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.check_repair import marks, message_words, repairs, search
+from inspector.template_matrix import word_of
 from inspector.text_html import text_html
 from rollouts import template_checks
 from rollouts.chat_templates.checks import TITO_POST
 from rollouts.models import TemplateCheck
 
 GLYPHS = {"ok": "●", "broken": "▲", "raises": "◆", "unsupported": "○"}
-WORDS = {"ok": "ok", "broken": "broken", "raises": "raises", "unsupported": "not rendered"}
 MARKED = "k f"
 """Classes of the first token that differs: filled and ruled, never by colour alone."""
 
@@ -40,13 +40,16 @@ def summary(check: TemplateCheck) -> dict[str, Any]:
 
 def check_page(check: TemplateCheck) -> dict[str, Any]:
     """All that the page and its JSON twin show."""
+    return _state(check) | {"progress": check.progress, "report": check.report}
+
+
+def _state(check: TemplateCheck) -> dict[str, Any]:
+    """The check without its report, what it asked, and whether an answer is still to come."""
     under_way = check.status in (TemplateCheck.Status.QUEUED, TemplateCheck.Status.RUNNING)
     return summary(check) | {
         "question": check.question,
         "under_way": under_way,
         "lost": under_way and template_checks.is_stale(check),
-        "progress": check.progress,
-        "report": check.report,
     }
 
 
@@ -86,13 +89,7 @@ def drawn_repair(check: TemplateCheck) -> dict[str, Any]:
 
 def conversation_page(check: TemplateCheck) -> dict[str, Any]:
     """The page of a check's own conversation, and its JSON twin; ``strategies`` is null until a worker has answered."""
-    under_way = check.status in (TemplateCheck.Status.QUEUED, TemplateCheck.Status.RUNNING)
-    return summary(check) | {
-        "question": check.question,
-        "under_way": under_way,
-        "lost": under_way and template_checks.is_stale(check),
-        "strategies": (check.report or {}).get("strategies"),
-    }
+    return _state(check) | {"strategies": (check.report or {}).get("strategies")}
 
 
 def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:
@@ -154,9 +151,8 @@ def _probe(check: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _word(check: Mapping[str, Any]) -> str:
-    if check["void"]:
-        return "void"
-    return "differs" if check["status"] == "broken" and not check["decisive"] else WORDS[check["status"]]
+    word = word_of(check)
+    return "not rendered" if word == "unsupported" else word
 
 
 def _sides(window: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,13 @@ from django.http import QueryDict
 from inspector.api import whole_number
 from inspector.check_forms import MAX_JSON_CHARACTERS
 from rollouts import template_checks
-from rollouts.models import ChatTemplate, Content, Run, Step, TemplateCheck, Trajectory
+from rollouts.models import ChatTemplate, Content, Run, Step, TemplateCheck, Tokenizer, Trajectory
+
+
+def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[str, str]:
+    """The form's fields for a tokenizer and a template; the template stays empty where it is the tokenizer's own."""
+    own = tokenizer is not None and tokenizer.chat_template_id == chat_template.pk
+    return {"tokenizer": tokenizer.name if tokenizer else "", "chat_template": "" if own else chat_template.text}
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,8 @@ class Subject:
 
     def initial(self) -> dict[str, Any]:
         """The form filled in with it."""
-        tokenizer = self.run.tokenizer
-        own = tokenizer is not None and tokenizer.chat_template_id == self.chat_template.pk
         return {
-            "tokenizer": tokenizer.name if tokenizer else "",
-            "chat_template": "" if own else self.chat_template.text,
+            **filled_in(self.run.tokenizer, self.chat_template),
             "tools": json.dumps(self.tools, indent=1, ensure_ascii=False) if self.tools else "",
             "kwargs": json.dumps(self.kwargs, ensure_ascii=False) if self.kwargs else "",
         }

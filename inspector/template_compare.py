@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inspector.check_repair import diff_lines, text_diff
-from inspector.template_matrix import LETTERS, word_of
+from inspector.template_matrix import LETTERS, is_missing, word_of
 from rollouts import template_checks
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 
@@ -31,15 +31,11 @@ def compare(a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None) -> di
         "same": a.text == b.text,
         "diff": "\n".join(lines),
         "tokenizer": tokenizer.name if tokenizer else None,
-        "missing": [one.sha256 for one, side in zip((a, b), sides, strict=True) if _is_missing(side)],
+        "missing": [one.sha256 for one, side in zip((a, b), sides, strict=True) if is_missing(side)],
         "under_way": any(side is not None and side.status in ("queued", "running") for side in sides),
         "ready": bool(first and second),
         "probes": _probes(first, second) if first and second else [],
     }
-
-
-def _is_missing(side: TemplateCheck | None) -> bool:
-    return side is None or (template_checks.is_stale(side) and side.status != TemplateCheck.Status.FAILED)
 
 
 def _side(template: ChatTemplate, check: TemplateCheck | None) -> dict[str, Any]:

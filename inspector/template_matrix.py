@@ -32,6 +32,11 @@ def word_of(probe: Mapping[str, Any]) -> str:
     return "differs" if probe["status"] == "broken" and not probe["decisive"] else str(probe["status"])
 
 
+def is_missing(check: TemplateCheck | None) -> bool:
+    """Nobody has asked yet, or the answer was lost, so that it has to be asked again."""
+    return check is None or (template_checks.is_stale(check) and check.status != TemplateCheck.Status.FAILED)
+
+
 def with_template() -> list[Tokenizer]:
     """Every registered tokenizer that has a chat template; the revisions of one source stand together, oldest first."""
     found = Tokenizer.objects.exclude(chat_template=None).order_by("name")
@@ -75,7 +80,6 @@ def matrix(params: QueryDict) -> dict[str, Any]:
 
 def _column(tokenizer: Tokenizer, code: str, check: TemplateCheck | None) -> dict[str, Any]:
     cells = (check.cells or {}) if check else {}
-    stale = check is None or (template_checks.is_stale(check) and check.status != TemplateCheck.Status.FAILED)
     return {
         "name": tokenizer.name,
         "source": tokenizer.source,
@@ -83,7 +87,7 @@ def _column(tokenizer: Tokenizer, code: str, check: TemplateCheck | None) -> dic
         "created_at": tokenizer.created_at,
         "chat_template": tokenizer.chat_template_id,
         "code": code if check else None,
-        "status": "missing" if stale or check is None else check.status,
+        "status": "missing" if check is None or is_missing(check) else check.status,
         "error": check.error if check else "",
         "prefix_preserving": cells.get("prefix_preserving"),
         "cells": {probe: word_of(cell) for probe, cell in cells.get("probes", {}).items()},

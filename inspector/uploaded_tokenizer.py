@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 
+from django import forms
+from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 
-from rollouts import tokenizers
+from rollouts import services, tokenizers
+from rollouts.models import Tokenizer
 from rollouts.tokenizers.validate import WANTED
 
 
@@ -30,6 +36,31 @@ def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
     folder.mkdir(parents=True)
     arrived.rename(folder / "tokenizer.json")
     return folder
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder in the data folder for files that are not checked yet; it is deleted at the end."""
+    parent = settings.INSPECTOR_DATA / "tmp"
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent) as scratch:
+        yield Path(scratch)
+
+
+def register_upload(form: forms.Form, field: str, upload: UploadedFile) -> Tokenizer | None:
+    """The uploaded tokenizer, registered; None with an error at the form's field when the upload is none."""
+    try:
+        with scratch_folder() as scratch:
+            return services.register_tokenizer(keep_upload(upload, scratch), source=f"upload of {upload.name}")
+    except (ValueError, OSError) as error:
+        form.add_error(field, unreadable(error))
+        return None
+
+
+def unreadable(error: Exception) -> str:
+    """Why a tokenizer cannot be read, as a sentence."""
+    # TokenizerUnusable is a ValueError whose message is the sentence.
+    return str(error) or f"The tokenizer cannot be read ({type(error).__name__})."
 
 
 def with_template(folder: Path, text: str, scratch: Path) -> Path:

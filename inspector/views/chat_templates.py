@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -19,8 +16,8 @@ from inspector.api import is_fragment, page
 from inspector.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
 from inspector.check_page import check_page, conversation_page, drawn, drawn_conversation, drawn_repair, summary
 from inspector.check_repair import named
-from inspector.check_subject import failing_probe, subject
-from inspector.uploaded_tokenizer import keep_upload
+from inspector.check_subject import failing_probe, filled_in, subject
+from inspector.uploaded_tokenizer import register_upload, unreadable
 from rollouts import services, template_checks
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.tasks.checks import order, order_repair
@@ -82,13 +79,8 @@ def _asked_before(code: str) -> dict[str, Any]:
     check = known.filter(code=code[:64].replace("\0", "")).first() if code else None
     if check is None:
         return {}
-    own = check.tokenizer is not None and check.tokenizer.chat_template_id == check.chat_template_id
     asked = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}
-    return {
-        "tokenizer": check.tokenizer.name if check.tokenizer else "",
-        "chat_template": "" if own else check.chat_template.text,
-        **asked,
-    }
+    return {**filled_in(check.tokenizer, check.chat_template), **asked}
 
 
 @reads_check
@@ -132,20 +124,15 @@ def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> 
 def _tokenizer(form: TemplateCheckForm) -> Tokenizer | None:
     """The tokenizer that a form names; one that is uploaded or fetched is registered. None for none, or with errors."""
     asked = form.cleaned_data
-    field = "tokenizer_file" if asked["tokenizer_file"] else "hub_id"
-    if not asked.get(field):
+    if asked["tokenizer_file"]:
+        return register_upload(form, "tokenizer_file", asked["tokenizer_file"])
+    if not asked.get("hub_id"):
         chosen: Tokenizer | None = asked["tokenizer"]
         return chosen
     try:
-        if field == "hub_id":
-            return services.find_tokenizer(f"{asked['hub_id']}@{asked['revision']}")
-        (settings.INSPECTOR_DATA / "tmp").mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=settings.INSPECTOR_DATA / "tmp") as scratch:
-            upload = asked["tokenizer_file"]
-            folder = keep_upload(upload, Path(scratch))
-            return services.register_tokenizer(folder, source=f"upload of {upload.name}")
+        return services.find_tokenizer(f"{asked['hub_id']}@{asked['revision']}")
     except (ValueError, OSError) as error:
-        form.add_error(field, str(error) or f"The tokenizer cannot be read ({type(error).__name__}).")
+        form.add_error("hub_id", unreadable(error))
         return None
 
 

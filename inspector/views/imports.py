@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from django.views.decorators.http import require_http_methods
 from inspector.api import json_page, page, wants_json
 from inspector.forms import NO_TOKENIZER, ImportForm
 from inspector.run_data import run_facts
-from inspector.uploaded_tokenizer import keep_upload, tidy_name
+from inspector.uploaded_tokenizer import register_upload, tidy_name
 from rollouts import services
 from rollouts.models import Run, Tokenizer
 
@@ -48,7 +47,7 @@ def _start(form: ImportForm, request: HttpRequest) -> Run | None:
     given = form.cleaned_data
     tokenizer: Tokenizer | None = None
     if given["tokenizer_file"]:
-        tokenizer = _upload_tokenizer(form, given["tokenizer_file"])
+        tokenizer = register_upload(form, "tokenizer_file", given["tokenizer_file"])
     elif given["tokenizer"] not in ("", NO_TOKENIZER):
         tokenizer = Tokenizer.objects.filter(pk=given["tokenizer"].removeprefix("id:")).first()
     if form.errors:
@@ -72,18 +71,6 @@ def _start(form: ImportForm, request: HttpRequest) -> Run | None:
     run.save(update_fields=["settings", "bytes_total"])
     send(run)
     return run
-
-
-def _upload_tokenizer(form: ImportForm, upload: UploadedFile) -> Tokenizer | None:
-    """The uploaded tokenizer, registered; None with the form's error filled in when it is none."""
-    (settings.INSPECTOR_DATA / "tmp").mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(dir=settings.INSPECTOR_DATA / "tmp") as scratch:
-            folder = keep_upload(upload, Path(scratch))
-            return services.register_tokenizer(folder, source=f"upload of {upload.name}")
-    except (ValueError, OSError) as error:
-        form.add_error("tokenizer_file", str(error) or f"The tokenizer cannot be read ({type(error).__name__}).")
-        return None
 
 
 def keep_files(files: Sequence[UploadedFile], folder: Path) -> list[Path]:

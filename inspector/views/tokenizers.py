@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.api import json_page, page, wants_json
 from inspector.forms import TokenizerForm
-from inspector.uploaded_tokenizer import keep_upload, with_template
+from inspector.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 
@@ -61,16 +60,15 @@ def _register(form: TokenizerForm) -> Tokenizer | None:
     if not form.is_valid():
         return None
     given = form.cleaned_data
-    (settings.INSPECTOR_DATA / "tmp").mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(dir=settings.INSPECTOR_DATA / "tmp") as scratch:
-            folder, source, name = _folder_of(given, Path(scratch))
+        with scratch_folder() as scratch:
+            folder, source, name = _folder_of(given, scratch)
             if given.get("chat_template"):
-                folder = with_template(folder, given["chat_template"], Path(scratch))
+                folder = with_template(folder, given["chat_template"], scratch)
             wanted = given["name"].strip() or name
             return services.register_tokenizer(folder, wanted, source=source, revision=given.get("revision") or "")
-    except (ValueError, OSError) as error:  # TokenizerUnusable is a ValueError whose message is the sentence
-        form.add_error(None, str(error) or f"The tokenizer cannot be read ({type(error).__name__}).")
+    except (ValueError, OSError) as error:
+        form.add_error(None, unreadable(error))
         return None
 
 
