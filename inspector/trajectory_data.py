@@ -100,7 +100,11 @@ def read_rows_and_steps(trajectory: models.Trajectory) -> tuple[list[RowFacts], 
 
 
 def draft_rows(trajectory: models.Trajectory, steps: Sequence[StepFacts]) -> tuple[list[RowFacts], list[StepFacts]]:
-    """The rows that steps make so far: a step joins the row whose last step it extends, else it opens one."""
+    """The rows that steps make so far: a step joins the row whose last step it extends, else it opens one.
+
+    ``rollouts.tito.prefix.merge_steps`` makes the stored rows. That rule also finds an open row that a step extends
+    without being linked to it, but has to compare token arrays for this; a page of a growing trajectory reads none.
+    """
     chains: list[list[StepFacts]] = []
     placed = []
     for step in steps:
