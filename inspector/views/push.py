@@ -23,7 +23,8 @@ from rollouts import formats, services, tokenizers
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.models import ApiToken, Run, Tokenizer
 from rollouts.services.api_tokens import find_api_token
-from rollouts.services.pushed import add_new_trajectories, add_rejections, differing, named_by_content, note_push
+from rollouts.services.pushed import add_new_trajectories, differing, named_by_content, note_push
+from rollouts.services.rejections import add_rejections
 from rollouts.tito.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -235,7 +236,7 @@ def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpRespo
 
 
 def _reject(run: Run, answer: dict[str, Any], rejected: list[Rejected]) -> None:
-    add_rejections(run, "pushed", [(one.line, one.reason) for one in rejected])
+    add_rejections(run, "pushed", rejected)
     answer["n_rejected"] += len(rejected)
     room = MOST_LISTED - len(answer["rejected"])
     answer["rejected"] += [{"line": one.line, "reason": one.reason} for one in rejected[:room]]

@@ -23,8 +23,8 @@ from rollouts.formats import Rejected, Source, recorded_calls
 from rollouts.models import Run
 from rollouts.recorder import wire
 from rollouts.recorder.sessions import Conversations
-from rollouts.services.pushed import add_rejections
 from rollouts.services.recorded import append_steps, settle_trajectory
+from rollouts.services.rejections import add_rejections
 from rollouts.tito.trajectory import Step
 
 log = logging.getLogger(__name__)
@@ -176,12 +176,12 @@ class Writer:
     def _store(self, calls: Sequence[Call], table: Any) -> None:
         steps: dict[str, list[Step]] = defaultdict(list)
         lines: list[bytes] = []
-        rejected: list[tuple[int | None, str]] = []
+        rejected: list[Rejected] = []
         for call in calls:
             try:
                 name, line, read = self._read(call)
             except ValueError as error:
-                rejected.append((None, f"A call could not be recorded: {error}"))
+                rejected.append(Rejected(None, f"A call could not be recorded: {error}"))
                 continue
             steps[name] += read
             lines.append(line)
@@ -247,7 +247,8 @@ class Writer:
         record = self.run.trajectories.filter(external_id=name).first()
         if record is None:
             if not self.cancelled.is_set():
-                add_rejections(self.run, SOURCE, [(None, f"The end of session {name!r} came, and no call of it.")])
+                reason = f"The end of session {name!r} came, and no call of it."
+                add_rejections(self.run, SOURCE, [Rejected(None, reason)])
             return
         findings = findings_for(selectors.load_trajectory(record), self.run)
         settle_trajectory(self.run, name, findings, end.reward, end.stop_reason)

@@ -9,12 +9,8 @@ from django.db import transaction
 
 from rollouts import models
 from rollouts.services.keys import bare, insert_whole, reserve_keys
+from rollouts.services.text import storable_text
 from rollouts.tito.diagnose.finding import Finding
-
-
-def _text(value: str) -> str:
-    """Token text holds any character; PostgreSQL's text cannot hold U+0000, so its picture stands for it."""
-    return value.replace("\0", "␀").encode("utf-8", "replace").decode()
 
 
 def worst_severity(severities: Iterable[str]) -> str:
@@ -57,12 +53,12 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Seque
             stop=finding.stop,
             expected_ids=finding.expected_ids,
             actual_ids=finding.actual_ids,
-            expected_text=_text(finding.expected_text),
-            actual_text=_text(finding.actual_text),
+            expected_text=storable_text(finding.expected_text),
+            actual_text=storable_text(finding.actual_text),
             message_index=finding.message_index,
-            evidence=_text(finding.evidence),
-            remedy=_text(finding.remedy),
-            missing=_text(finding.missing)[:200],
+            evidence=storable_text(finding.evidence),
+            remedy=storable_text(finding.remedy),
+            missing=storable_text(finding.missing)[:200],
             trained_tokens_lost=finding.cost.trained_tokens_lost,
             trained_tokens_wrong=finding.cost.trained_tokens_wrong,
             rows=finding.cost.rows,

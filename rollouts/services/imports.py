@@ -15,7 +15,9 @@ from django.db import transaction
 
 from rollouts import formats, models, tokenizers
 from rollouts.formats import FileRefused, Rejected, Source
-from rollouts.services.runs import MOST_REJECTIONS, beat, delete_trajectories, end_run, recount, start_run
+from rollouts.services.rejections import add_rejections
+from rollouts.services.runs import beat, delete_trajectories, end_run, recount, start_run
+from rollouts.services.text import storable_text
 from rollouts.services.tokenizers import byte_tables_folder
 from rollouts.services.trajectories import TokenTable, save_trajectories
 from rollouts.tito.diagnose.finding import Finding
@@ -103,8 +105,8 @@ def import_files(
             except FileRefused as refusal:
                 _drop_from(run, done["next_index"])
                 name = names[n]
-                models.Rejection.objects.filter(run=run, file=name).delete()
-                _reject(run, name, [Rejected(None, str(refusal))])
+                models.Rejection.objects.filter(run=run, file=storable_text(name[:500])).delete()
+                add_rejections(run, name, [Rejected(None, str(refusal))])
                 done = {**done, "files": n + 1}
             _note(run, done, before + sizes[n])
         _end(run, bool(done["next_index"]))
@@ -171,24 +173,6 @@ def _drop_from(run: models.Run, index: int) -> None:
         recount(run)
 
 
-def _reject(run: models.Run, file: str, rejected: Sequence[Rejected]) -> None:
-    """Keep reasons as far as the run has room, and count all."""
-    if not rejected:
-        return
-    room = max(MOST_REJECTIONS - models.Rejection.objects.filter(run=run).count(), 0)
-    models.Rejection.objects.bulk_create(
-        models.Rejection(run=run, file=file[:500].replace("\0", ""), line=one.line, reason=_plain(one.reason))
-        for one in rejected[:room]
-    )
-    with transaction.atomic():
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
-        models.Run.objects.filter(pk=run.pk).update(n_rejected=held.n_rejected + len(rejected))
-
-
-def _plain(text: str) -> str:
-    return text.replace("\0", "␀").encode("utf-8", "replace").decode()
-
-
 class _File:
     """One file under way."""
 
@@ -206,7 +190,7 @@ class _File:
         self.source.on_line = self._progress.tick
         chosen, items = formats.read(self.source, format_name)
         for batch in _batches(items, self.source):
-            _reject(self.run, self.source.name, [one for one in batch if isinstance(one, Rejected)])
+            add_rejections(self.run, self.source.name, [one for one in batch if isinstance(one, Rejected)])
             self._save([one for one in batch if isinstance(one, Trajectory)])
             self._progress.tick()
         return chosen.name
@@ -242,7 +226,7 @@ class _File:
         kept, seen = [], twice
         for one in renamed:
             if one.external_id in seen:
-                _reject(
+                add_rejections(
                     self.run, self.source.name, [Rejected(None, f"The id {one.external_id!r} is in this run already.")]
                 )
                 continue

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from django.db import transaction
-from django.db.models import F
 from django.utils import timezone
 
 from rollouts import models
 from rollouts.formats.json_text import canonical_json
-from rollouts.services.runs import MOST_REJECTIONS
 from rollouts.services.trajectories import TokenTable, save_trajectories
 from rollouts.tito.trajectory import Trajectory
 
@@ -59,18 +57,6 @@ def _n_sampled(trajectory: Trajectory) -> int:
     if trajectory.steps:
         return sum(len(step.completion_ids) for step in trajectory.steps)
     return sum(int(row.loss_mask.sum()) for row in trajectory.rows)
-
-
-def add_rejections(run: models.Run, source: str, rejected: Sequence[tuple[int | None, str]]) -> None:
-    """Keep (line, reason) of what was not read, as far as the run has room for; the rest is counted."""
-    if not rejected:
-        return
-    room = max(MOST_REJECTIONS - models.Rejection.objects.filter(run=run).count(), 0)
-    models.Rejection.objects.bulk_create(
-        models.Rejection(run=run, file=source, line=line, reason=reason.replace("\0", "␀"))
-        for line, reason in rejected[:room]
-    )
-    models.Run.objects.filter(pk=run.pk).update(n_rejected=F("n_rejected") + len(rejected))
 
 
 def note_push(run: models.Run, format_name: str) -> None:

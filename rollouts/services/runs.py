@@ -12,9 +12,6 @@ from rollouts import models
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
 
-MOST_REJECTIONS = 1000
-"""Rejected lines of a run that are kept with their reason; beyond that they are only counted."""
-
 
 def create_run(kind: str, name: str, user: Any = None, **fields: Any) -> models.Run:
     """A queued run. ``user`` may be anonymous or None."""

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from django.utils import timezone
 
 from inspector.views import push as views
 from rollouts import selectors, services
+from rollouts.formats import FORMATS, Rejected
 from rollouts.models import ApiToken, Run
 from rollouts.services.api_tokens import find_api_token, revoke_api_token
 from tests.push.conftest import call, episodes
@@ -107,6 +109,19 @@ def test_a_bad_line_is_rejected_with_its_number_and_nothing_else_is(token: str, 
     run.refresh_from_db()
     assert run.n_rejected == 2 and run.rejections.count() == 2
     assert not run.trajectories.filter(external_id="s7").exists()
+
+
+def test_a_reason_that_quotes_a_lone_surrogate_and_a_nul_is_stored(
+    token: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database's text can hold neither of them."""
+    reader = replace(FORMATS["own_jsonl"], read=lambda source: iter([Rejected(7, "The id 'a\ud800\0' is taken.")]))
+    monkeypatch.setattr(views.formats, "read", lambda source, name: (reader, reader.read(source)))
+    status, answer = push(token, run, episodes(1))
+    assert (status, answer["n_rejected"]) == (200, 1) and answer["rejected"][0]["line"] == 7
+    run.refresh_from_db()
+    assert run.n_rejected == 1
+    assert list(run.rejections.values_list("file", "line", "reason")) == [("pushed", 7, "The id 'a?␀' is taken.")]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])

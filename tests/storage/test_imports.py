@@ -11,7 +11,7 @@ import pytest
 
 from rollouts import models, services
 from rollouts.formats import Source
-from rollouts.services import imports
+from rollouts.services import imports, rejections
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
 from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
@@ -185,7 +185,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(run: models.Run, tmp_
 
 
 def test_only_so_many_rejections_are_kept_and_all_are_counted(run: models.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imports, "MOST_REJECTIONS", 10)
+    monkeypatch.setattr(rejections, "MOST_REJECTIONS", 10)
     services.import_files(run, [Source.of_bytes(jsonl(CALL, *[b"{"] * 250))])
     assert (run.n_rejected, run.rejections.count(), run.n_trajectories) == (250, 10, 1)
 
