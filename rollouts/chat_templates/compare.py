@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rollouts.chat_templates.render import Conversation, Provenance
 from rollouts.tito.codec import Codec
+from rollouts.tito.prefix import common_prefix
 from rollouts.tito.trajectory import NO_IDS, Ids
 
 WINDOW_BEFORE, WINDOW_AFTER = 8, 24
@@ -75,10 +76,6 @@ class Side:
         starts = self._starts
         return starts[min(index, len(starts) - 1)]
 
-    def token_of(self, char: int) -> int:
-        """The first token that starts at or after a character."""
-        return int(np.searchsorted(np.array(self._starts), char, side="left"))
-
     def tokens(self, start: int, stop: int) -> list[dict[str, Any]]:
         """Id, text and template line of the tokens ``[start, stop)``."""
         start, stop = max(start, 0), min(stop, len(self.ids))
@@ -113,13 +110,6 @@ def common_length(a: str, b: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def common_ids(a: Ids, b: Ids) -> int:
-    """Ids that two streams share from the start."""
-    n = min(len(a), len(b))
-    differing = np.flatnonzero(a[:n] != b[:n])
-    return int(differing[0]) if len(differing) else n
 
 
 def whole_until(text: str, stop: int) -> int:
@@ -157,7 +147,7 @@ class Comparison:
 
     @cached_property
     def _shared(self) -> int:
-        return common_ids(self.before.ids, self.after.ids)
+        return common_prefix(self.before.ids, self.after.ids)
 
     @property
     def token_passed(self) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 from rollouts.chat_templates.bench import Bench
 from rollouts.chat_templates.compare import Comparison, Side, common_length, token_start
-from rollouts.chat_templates.forms import CALC, Form, system, user
+from rollouts.chat_templates.forms import CALC, TOOLS, Form, system, user
 from rollouts.chat_templates.render import Conversation
 from rollouts.chat_templates.report import Check, Purpose, Status
-from rollouts.tito.quote import quoted
+from rollouts.tito.quote import quoted, quoted_or_nothing
 from rollouts.tito.trajectory import Message
 
 Judge = Callable[[Bench], Check]
@@ -289,7 +289,7 @@ def content_form(name: str, title: str, build: Callable[[Form], tuple[list[Messa
         if comparison.text_passed:
             return Check(name, title, Purpose.FACTS, Status.OK, "It is rendered like a string.", False)
         lost, gained = comparison.lost_and_gained()
-        here, there = (quoted(text) if text else "nothing" for text in (gained, lost))
+        here, there = (quoted_or_nothing(text) for text in (gained, lost))
         detail = f"It is rendered in another way: {here} in place of {there}."
         return Check(name, title, Purpose.FACTS, Status.BROKEN, detail, False, comparison=comparison)
 
@@ -319,8 +319,6 @@ def _other_arguments(form: Form) -> tuple[list[Message], list[Message]]:
 
 def tools_rendered(bench: Bench) -> Check:
     """Are tool definitions rendered?"""
-    from rollouts.chat_templates.forms import TOOLS
-
     name, title = "tools_rendered", "Tool definitions are rendered"
     offered = bench.tools or list(TOOLS)
     conversation = bench.conversation([user("UQ1")], True)

@@ -123,17 +123,6 @@ class TemplateRenderer:
             raise RenderFailed("Without a tokenizer a conversation can be rendered to text, not to ids.")
         return self.tokenizer.encode(self.render_text(messages, tools, kwargs, add_generation_prompt))
 
-    def render_with_provenance(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Provenance:
-        """The render with the template line of each character. Raises :class:`RenderFailed`."""
-        conversation = Conversation(messages, tools, kwargs, add_generation_prompt)
-        return provenance(self.render_many([conversation], lines=True)[0].or_raise())
-
 
 def provenance(rendered: sandbox.Rendered) -> Provenance:
     """The provenance of a render that was asked for with ``lines=True``."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rollouts.tito.prefix import common_prefix
 from rollouts.tito.trajectory import NO_IDS, Ids
 
 
@@ -25,9 +26,7 @@ class Slot:
 
     def shared_with(self, prompt: Ids) -> int:
         """How many leading ids of ``prompt`` are already computed here; at least one is always left to compute."""
-        n = min(self.length, len(prompt) - 1)
-        different = np.flatnonzero(self.ids[:n] != prompt[:n])
-        return int(different[0]) if different.size else n
+        return common_prefix(self.ids[: self.length], prompt[:-1])
 
     def extend(self, values: Ids) -> None:
         end = self.length + len(values)

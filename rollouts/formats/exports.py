@@ -17,7 +17,7 @@ import msgspec
 from rollouts.formats import export_records as records
 from rollouts.formats.export_faults import Fault, has_reward, one_row, row_fault
 from rollouts.formats.export_records import Decode, Skyrl, Start, per_row
-from rollouts.tito.prefix import MergedRow, merged_rows, row_of
+from rollouts.tito.prefix import merged_rows, row_of
 from rollouts.tito.trajectory import Row, Trajectory
 
 _SPOOL_BYTES = 8 << 20
@@ -42,7 +42,7 @@ def step_rows_of(trajectory: Trajectory) -> Sequence[Row]:
     one_each = trajectory.rows and all(len(row.step_indices) == 1 for row in trajectory.rows)
     if not trajectory.steps or (one_each and len(trajectory.rows) == len(trajectory.steps)):
         return trajectory.rows
-    return [row_of(trajectory.steps, MergedRow((n,))) for n in range(len(trajectory.steps))]
+    return [row_of(trajectory.steps, (n,)) for n in range(len(trajectory.steps))]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rollouts.selectors.runs import (
     neighbours,
     run_summary,
 )
-from rollouts.selectors.trajectories import content_value, load_step_prompt, load_trajectories, load_trajectory
+from rollouts.selectors.trajectories import load_step_prompt, load_trajectories, load_trajectory
 
 __all__ = [
     "SORTS",
@@ -26,7 +26,6 @@ __all__ = [
     "Span",
     "TrajectoryFilters",
     "Window",
-    "content_value",
     "filter_trajectories",
     "finding_kinds",
     "get_row",

@@ -17,14 +17,13 @@ from rollouts.tito.trajectory import NO_IDS, Ids, Step
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a stream, as it lies in one stored array: ``[start, stop)`` of the stream is ``array[offset:]``."""
+    """Part of a stream, as it lies in one stored array: ``[start, stop)`` of the stream is where the array begins."""
 
     start: int
     stop: int
     step_index: int
     part: str
     """``delta`` or ``completion``: the array it lies in."""
-    offset: int
 
 
 def stream_pieces(steps: Sequence[models.Step], index: int, whole: bool = True) -> list[Piece]:
@@ -36,10 +35,10 @@ def stream_pieces(steps: Sequence[models.Step], index: int, whole: bool = True) 
     limit = step.prompt_length + (step.completion_length if whole else 0)
     while step is not None and limit > 0:
         if limit > step.prompt_length:
-            pieces.append(Piece(step.prompt_length, limit, step.index, "completion", 0))
+            pieces.append(Piece(step.prompt_length, limit, step.index, "completion"))
             limit = step.prompt_length
         if limit > step.shared_length:
-            pieces.append(Piece(step.shared_length, limit, step.index, "delta", 0))
+            pieces.append(Piece(step.shared_length, limit, step.index, "delta"))
             limit = step.shared_length
         step = by_key.get(step.parent_id) if step.parent_id else None
     return pieces[::-1]
@@ -50,7 +49,7 @@ def join(pieces: Sequence[Piece], arrays: dict[int, tuple[Any, Any]]) -> Ids:
     found = []
     for piece in pieces:
         array = arrays[piece.step_index][piece.part == "completion"]
-        found.append(array[piece.offset : piece.offset + piece.stop - piece.start])
+        found.append(array[: piece.stop - piece.start])
     return np.concatenate(found) if found else NO_IDS
 
 

@@ -14,11 +14,6 @@ from rollouts.selectors.streams import join, stream_pieces
 from rollouts.tito.trajectory import Ids, Request, Row, Step, Trajectory
 
 
-def content_value(content: models.Content | None) -> Any:
-    """The JSON value of a stored body; None for none."""
-    return None if content is None else json.loads(content.body)
-
-
 def load_trajectory(trajectory: models.Trajectory) -> Trajectory:
     """The value back, every array identical. Five queries, whatever its length.
 

@@ -1,6 +1,5 @@
 """Everything that writes to the database. Each function is one short transaction unless it says otherwise."""
 
-from rollouts.services.contents import store_content
 from rollouts.services.figures import take_figures
 from rollouts.services.findings import note_judged, replace_findings
 from rollouts.services.imports import import_files
@@ -12,12 +11,10 @@ from rollouts.services.launched import (
     cancel_remaining,
     fail_trajectory,
     finish_trajectories,
-    finish_trajectory,
     lease_trajectories,
     release_trajectories,
     renew_lease,
     resume_run,
-    save_step,
     save_steps,
 )
 from rollouts.services.runs import (
@@ -59,7 +56,6 @@ __all__ = [
     "fill_origins",
     "find_tokenizer",
     "finish_trajectories",
-    "finish_trajectory",
     "import_files",
     "lease_trajectories",
     "note_judged",
@@ -71,11 +67,9 @@ __all__ = [
     "replace_findings",
     "resume_run",
     "revoke_share",
-    "save_step",
     "save_steps",
     "save_trajectories",
     "start_run",
-    "store_content",
     "take_figures",
     "token_hash",
     "tokenizers_folder",

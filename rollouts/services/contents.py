@@ -34,12 +34,3 @@ class Contents:
         if self._bodies:
             insert_values(Content, sorted(self._bodies.items()), ignore_conflicts=True)
             self._bodies = {}
-
-
-def store_content(value: Any) -> Content:
-    """Store one JSON value."""
-    contents = Contents()
-    key = contents.add(value)
-    body = contents._bodies[key]
-    contents.save()
-    return Content(sha256=key, body=body)

@@ -116,11 +116,6 @@ def release_trajectories(records: Sequence[models.Trajectory]) -> None:
         )
 
 
-def save_step(trajectory_pk: int, index: int, step: Step) -> None:
-    """One more step of a launched trajectory. A step that is stored already stays as it is."""
-    save_steps([(trajectory_pk, index, step)])
-
-
 def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
     """Steps of several trajectories, as (trajectory key, step index, step), in one transaction.
 
@@ -192,22 +187,6 @@ class End:
     findings: Sequence[Finding] = ()
     rows: Sequence[Row] | None = None
     """None = they follow from the steps."""
-
-
-def finish_trajectory(
-    pk: int,
-    attempt: int,
-    reward: float | None,
-    reward_parts: Mapping[str, float],
-    stop_reason: str,
-    findings: Sequence[Finding] = (),
-    rows: Sequence[Row] | None = None,
-) -> bool:
-    """The end of a launched trajectory: rows, totals and findings written, status done.
-
-    ``rows=None``: they follow from the steps. False, and nothing changed, when this attempt no longer holds it.
-    """
-    return bool(finish_trajectories([End(pk, attempt, reward, reward_parts, stop_reason, findings, rows)]))
 
 
 def finish_trajectories(ends: Sequence[End]) -> set[int]:

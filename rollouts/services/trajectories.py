@@ -19,7 +19,7 @@ from rollouts.services.findings import add_findings, worst_severity
 from rollouts.services.keys import bare, insert_whole, reserve_keys
 from rollouts.tito import segments
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.prefix import Link, MergedRow, delta_of, merge_steps
+from rollouts.tito.prefix import Link, delta_of, merge_steps
 from rollouts.tito.trajectory import Ids, Row, Step, Trajectory
 
 
@@ -158,14 +158,14 @@ def _build(
     record: models.Trajectory,
     trajectory: Trajectory,
     links: Sequence[Link],
-    merged: Sequence[MergedRow],
+    merged: Sequence[tuple[int, ...]],
     contents: Contents,
     step_keys: Any,
     row_keys: Any,
     token_table: TokenTable | None,
 ) -> Rows:
     built = Rows(record, [], [], [], [], [])
-    row_of_step = _row_of_step(trajectory.rows or merged)
+    row_of_step = _row_of_step([row.step_indices for row in trajectory.rows] or merged)
     messages: list[list[str]] = []
     later: list[tuple[models.StepTokens, Step, int]] = []
     for index, (step, link) in enumerate(zip(trajectory.steps, links, strict=True)):
@@ -188,7 +188,7 @@ def _build(
             _add_own_row(built, index, row, contents, next(row_keys))
     else:
         for index, chain in enumerate(merged):
-            built.rows.append(_merged_row(built.steps, record, index, tuple(chain.step_indices), next(row_keys)))
+            built.rows.append(_merged_row(built.steps, record, index, chain, next(row_keys)))
     set_totals(record, built.steps, built.rows)
     return built
 
@@ -205,8 +205,8 @@ def set_totals(record: models.Trajectory, steps: Sequence[models.Step], rows: Se
         record.n_tokens = sum(row.n_tokens for row in rows)
 
 
-def _row_of_step(rows: Iterable[Row | MergedRow]) -> dict[int, int]:
-    return {step: index for index, row in enumerate(rows) for step in row.step_indices}
+def _row_of_step(chains: Iterable[tuple[int, ...]]) -> dict[int, int]:
+    return {step: index for index, chain in enumerate(chains) for step in chain}
 
 
 def message_texts(step: Step) -> list[str]:
@@ -350,7 +350,7 @@ def _add_own_row(built: Rows, index: int, row: Row, contents: Contents, key: int
 def build_rows(
     record: models.Trajectory, steps: Sequence[models.Step], values: Sequence[Step], rows: Sequence[Row] | None,
     links: Sequence[Link], contents: Contents, keys: Iterator[int] | None = None,
-    merged: Sequence[MergedRow] | None = None,
+    merged: Sequence[tuple[int, ...]] | None = None,
 ) -> Rows:  # fmt: skip
     """The rows of a trajectory whose steps are stored already.
 
@@ -361,12 +361,12 @@ def build_rows(
         keys = keys or reserve_keys(models.Row, len(rows))
         for index, row in enumerate(rows):
             _add_own_row(built, index, row, contents, next(keys))
-        row_of_step = _row_of_step(rows)
+        row_of_step = _row_of_step(row.step_indices for row in rows)
     else:
         merged = merge_steps(values, links) if merged is None else merged
         keys = keys or reserve_keys(models.Row, len(merged))
         for index, chain in enumerate(merged):
-            built.rows.append(_merged_row(steps, record, index, tuple(chain.step_indices), next(keys)))
+            built.rows.append(_merged_row(steps, record, index, chain, next(keys)))
         row_of_step = _row_of_step(merged)
     for step in steps:
         step.row_index = row_of_step.get(step.index, 0)

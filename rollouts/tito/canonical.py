@@ -57,11 +57,6 @@ def bytes_of_each(streams: Sequence[Ids], codec: Codec) -> list[bytes]:
     return [data[start:stop] for start, stop in pairwise(at)]
 
 
-def is_canonical(ids: Ids, codec: Codec) -> bool:
-    """Whether ``encode(decode(ids)) == ids``."""
-    return not canonical_check(ids, codec)
-
-
 @dataclass(frozen=True, eq=False)
 class _Anchor:
     """Text put before every stream so that an encoder which adds a space at the start adds it there."""

@@ -6,7 +6,7 @@ A step *extends* its parent when its prompt starts with the parent's whole strea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -107,64 +107,53 @@ def delta_of(step: Step, link: Link) -> Ids:
     return step.prompt_ids[link.shared_length :]
 
 
-@dataclass(frozen=True)
-class MergedRow:
-    """A chain of steps of which each extends the one before: one training row."""
+def merge_steps(steps: Sequence[Step], links: Sequence[Link] | None = None) -> list[tuple[int, ...]]:
+    """The rows that follow from steps: of each row the indices of its steps, in order.
 
-    step_indices: tuple[int, ...]
-    """In order; the row is the stream of the last one."""
-
-
-@dataclass
-class _Chain:
-    step_indices: list[int] = field(default_factory=list)
-
-
-def merge_steps(steps: Sequence[Step], links: Sequence[Link] | None = None) -> list[MergedRow]:
-    """The rows that follow from steps.
+    Each step of a row extends the one before it, so the row is the stream of its last step.
 
     A step joins the open chain whose whole stream its prompt starts with, the longest such; otherwise it opens a row
     whose prompt is masked. ``links`` spare comparisons when they are known. Source: step-wise merging of SkyRL and
     tinker-cookbook, with every open chain matched so that sub-agents interleave.
     """
     links = link_steps(steps) if links is None else links
-    chains: list[_Chain] = []
-    chain_of: dict[int, _Chain] = {}
+    chains: list[list[int]] = []
+    chain_of: dict[int, list[int]] = {}
     for index, step in enumerate(steps):
         chain = _chain_to_join(steps, step, links[index], chains, chain_of)
         if chain is None:
-            chain = _Chain()
+            chain = []
             chains.append(chain)
         else:
-            del chain_of[chain.step_indices[-1]]
-        chain.step_indices.append(index)
+            del chain_of[chain[-1]]
+        chain.append(index)
         chain_of[index] = chain
-    return [MergedRow(tuple(chain.step_indices)) for chain in chains]
+    return [tuple(chain) for chain in chains]
 
 
 def _chain_to_join(
-    steps: Sequence[Step], step: Step, link: Link, chains: Sequence[_Chain], chain_of: dict[int, _Chain]
-) -> _Chain | None:
+    steps: Sequence[Step], step: Step, link: Link, chains: Sequence[list[int]], chain_of: dict[int, list[int]]
+) -> list[int] | None:
     if link.parent is None:
         return None
     if link.extends and link.parent in chain_of and link.parent_length:
         return chain_of[link.parent]  # nobody shares more than the parent does
-    best: _Chain | None = None
+    best: list[int] | None = None
     length = 0
     for chain in reversed(chains):
-        n = stream_length(steps[chain.step_indices[-1]])
+        n = stream_length(steps[chain[-1]])
         # A chain that the step extends shares its whole stream, so it is no longer than what the parent shares.
-        if length < n <= link.shared_length and shared_with_stream(step.prompt_ids, steps[chain.step_indices[-1]]) == n:
+        if length < n <= link.shared_length and shared_with_stream(step.prompt_ids, steps[chain[-1]]) == n:
             best, length = chain, n
     return best
 
 
-def row_of(steps: Sequence[Step], merged: MergedRow) -> Row:
-    """The arrays ``[T]`` of a merged row: mask 1 on completions; logprobs NaN elsewhere, None when no step has any.
+def row_of(steps: Sequence[Step], step_indices: tuple[int, ...]) -> Row:
+    """The row of a chain of steps: mask 1 on completions; logprobs NaN elsewhere, None when no step has any.
 
-    Deltas whose origin no strategy wrote count as template; :func:`rollouts.tito.segments.delta_origins` knows better.
+    Deltas whose origin no strategy wrote count as template. :func:`~rollouts.tito.segments.origins_of_text` tells more.
     """
-    last = steps[merged.step_indices[-1]]
+    last = steps[step_indices[-1]]
     ids = last.stream
     n = len(ids)
     loss_mask: Mask = np.zeros(n, dtype=np.bool_)
@@ -172,7 +161,7 @@ def row_of(steps: Sequence[Step], merged: MergedRow) -> Row:
     origin: Origins = np.full(n, Origin.PROMPT, dtype=np.uint8)
     has_logprobs = False
     done = 0
-    for position, index in enumerate(merged.step_indices):
+    for position, index in enumerate(step_indices):
         step = steps[index]
         start, stop = len(step.prompt_ids), stream_length(step)
         if position:
@@ -189,10 +178,10 @@ def row_of(steps: Sequence[Step], merged: MergedRow) -> Row:
         loss_mask=loss_mask,
         logprobs=logprobs if has_logprobs else None,
         origin=origin,
-        step_indices=merged.step_indices,
+        step_indices=step_indices,
     )
 
 
 def merged_rows(steps: Sequence[Step], links: Sequence[Link] | None = None) -> list[Row]:
     """The rows that follow from steps, with their arrays."""
-    return [row_of(steps, merged) for merged in merge_steps(steps, links)]
+    return [row_of(steps, chain) for chain in merge_steps(steps, links)]

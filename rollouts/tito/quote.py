@@ -19,6 +19,11 @@ def quoted(text: str, most: int = 60) -> str:
     return f"{head!r} …" if len(head) < len(text) else repr(text)
 
 
+def quoted_or_nothing(text: str, most: int = 60) -> str:
+    """:func:`quoted`, and the word ``nothing`` for an empty text."""
+    return quoted(text, most) if text else "nothing"
+
+
 def clipped(text: str, most: int) -> str:
     """The start of a text: about so many characters, whole control tokens, whole words where one ends in its half."""
     if len(text) <= most:
@@ -63,9 +68,7 @@ def _is_word(letter: str) -> bool:
 
 
 def _side(text: str, start: int, most: int) -> str:
-    if not text:
-        return "nothing"
-    return f"… {quoted(text[start:], most)}" if start else quoted(text, most)
+    return f"… {quoted(text[start:], most)}" if start and text else quoted_or_nothing(text, most)
 
 
 def counted(n: int, what: str) -> str:

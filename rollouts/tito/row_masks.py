@@ -12,6 +12,7 @@ import numpy as np
 
 from rollouts.tito.quote import counted
 from rollouts.tito.rows import RowFault, nonzero
+from rollouts.tito.segments import mask_runs
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
 
 
@@ -27,12 +28,6 @@ class Marks:
     """What opens the assistant's turn (the generation prompt), after a user and after a tool; empty = not known."""
     stop_ids: frozenset[int]
     """Control tokens that end the assistant's turn."""
-
-
-def mask_runs(mask: Mask) -> list[tuple[int, int]]:
-    """Stretches ``[start, stop)`` of mask 1."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def places_of(needle: Ids, ids: Ids) -> list[int]:

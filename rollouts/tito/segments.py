@@ -1,4 +1,4 @@
-"""Who wrote what: origins of the tokens between two completions, and runs of tokens that are alike."""
+"""Who wrote what: origins of the tokens between two completions, and the stretches of a mask."""
 
 from __future__ import annotations
 
@@ -19,22 +19,16 @@ _QUOTED = (json.JSONEncoder(ensure_ascii=False).encode, json.JSONEncoder().encod
 _HEADER = re.compile(rb"[ \t]*(?:[A-Za-z][\w.=/:\- ]{0,63})?[ \t]*(?:\r?\n)+|[ \t]*[A-Za-z][\w.=/:\- ]{0,63}(?=\Z)")
 
 
-def delta_origins(
-    delta_bytes: Sequence[bytes], special: Mask | Sequence[bool], new_messages: Sequence[Message] = ()
+def origins_of_text(
+    whole: bytes, offsets: Ids, special: Mask | Sequence[bool], new_messages: Sequence[Message] = ()
 ) -> Origins:
     """TEMPLATE or OBSERVATION for each token of a delta ``[D]``.
 
+    ``whole`` are the delta's bytes, ``offsets`` ``[D + 1]`` where each token starts in them (:func:`byte_offsets`).
     The text of each new message is looked for in the delta's bytes, in order; tokens that overlap it are observation.
     Without messages, or where a text cannot be found (a template may rewrite it), control tokens and the role header
     behind them are template and everything else is observation.
     """
-    return origins_of_text(b"".join(delta_bytes), byte_offsets(delta_bytes), special, new_messages)
-
-
-def origins_of_text(
-    whole: bytes, offsets: Ids, special: Mask | Sequence[bool], new_messages: Sequence[Message] = ()
-) -> Origins:
-    """:func:`delta_origins` of a delta whose bytes are joined; ``offsets`` ``[D + 1]`` as of :func:`byte_offsets`."""
     return origins_of_texts(whole, offsets, special, [len(offsets) - 1], [new_messages])
 
 
@@ -45,7 +39,7 @@ def origins_of_texts(
     stops: Sequence[int],
     new_messages: Sequence[Sequence[Message]],
 ) -> Origins:
-    """:func:`delta_origins` of deltas that are joined: each ends at the next of ``stops`` and has its own messages."""
+    """:func:`origins_of_text` of joined deltas: each ends at the next of ``stops`` and has its own messages."""
     flags: Mask = np.asarray(special, dtype=np.bool_)
     headers, scaffold = _headers(whole, flags, offsets, stops)
     origins: Origins = np.where(scaffold, _TEMPLATE, _OBSERVATION)
@@ -164,14 +158,7 @@ def _dumped(value: Any) -> Iterator[str]:
                 return
 
 
-def runs(origin: Origins, mask: Mask, special: Mask) -> list[tuple[int, int]]:
-    """Maximal ``[start, stop)`` with one origin, one mask value and one kind (control token or text)."""
-    n = len(origin)
-    if len(mask) != n or len(special) != n:
-        raise ValueError(f"{n} origins, {len(mask)} mask values and {len(special)} flags")
-    if not n:
-        return []
-    key = origin.astype(np.int16) * 4 + np.asarray(mask, dtype=np.int16) * 2 + np.asarray(special, dtype=np.int16)
-    cuts = np.flatnonzero(key[1:] != key[:-1]) + 1
-    starts = [0, *cuts.tolist()]
-    return list(zip(starts, [*starts[1:], n], strict=True))
+def mask_runs(mask: Mask) -> list[tuple[int, int]]:
+    """The maximal stretches ``[start, stop)`` of a mask ``[T]`` in which it is 1, in order."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

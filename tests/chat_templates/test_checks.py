@@ -12,7 +12,7 @@ from rollouts.chat_templates.checks import make_bench
 from rollouts.chat_templates.compare import token_start, whole_until
 from rollouts.chat_templates.forms import Form, find_form
 from rollouts.chat_templates.masks import overrun, transformers_mask
-from rollouts.chat_templates.render import Conversation, TemplateRenderer
+from rollouts.chat_templates.render import Conversation, TemplateRenderer, provenance
 from rollouts.chat_templates.report import CheckReport
 from rollouts.chat_templates.tags import deciding_condition, scan
 from rollouts.tito.codec import RenderFailed
@@ -291,7 +291,9 @@ def test_masks_are_those_of_transformers(corpus: Path, trimming: Path) -> None:
             expected = tokenizer.hf.apply_chat_template(
                 messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
             )["assistant_masks"]
-            written = renderer(tokenizer, template).render_with_provenance(messages)
+            written = provenance(
+                renderer(tokenizer, template).render_many([Conversation(messages)], lines=True)[0].or_raise()
+            )
             if "strftime_now" in template:
                 continue
             mask = transformers_mask(tokenizer, written.text, written.tracked_spans)

@@ -9,7 +9,7 @@ import pytest
 
 from rollouts.chat_templates import Conversation, renderer
 from rollouts.chat_templates.checks import all_probes, make_bench
-from rollouts.chat_templates.render import provenance
+from rollouts.chat_templates.render import Provenance, TemplateRenderer, provenance
 from rollouts.tito.codec import Renderer, RenderFailed
 from rollouts.tokenizers import load
 
@@ -86,9 +86,13 @@ def test_golden_ids(corpus: Path) -> None:
     assert seen > 150
 
 
+def written_by(template: TemplateRenderer, messages: list[dict[str, Any]]) -> Provenance:
+    return provenance(template.render_many([Conversation(messages)], lines=True)[0].or_raise())
+
+
 def test_the_line_that_wrote_a_character(corpus: Path) -> None:
     template = (corpus / "templates" / "qwen3.jinja").read_text()
-    written = renderer(None, template).render_with_provenance(CALLED)
+    written = written_by(renderer(None, template), CALLED)
     line = written.line_at(written.text.index("<think>"))
     assert line is not None and "<think>" in template.splitlines()[line - 1]
     line = written.line_at(written.text.index("<tool_call>"))
@@ -101,13 +105,13 @@ def test_lines_inside_macros_and_blocks() -> None:
         "{% macro shout(x) %}\n<b>\n{{ x }}\n</b>\n{% endmacro %}\n"
         "{{ shout('hi') }}\n{% set y %}\n*{{ 1 }}*\n{% endset %}{{ y }}end"
     )
-    written = renderer(None, template).render_with_provenance(CALLED)
+    written = written_by(renderer(None, template), CALLED)
     assert written.text == "<b>\nhi\n</b>\n\n*1*\nend"
     assert written.line_at(written.text.index("hi")) == 3
     assert written.line_at(written.text.index("*1*")) == 8
     # A template that looks at what its macro wrote would see the marks: then the line of the call is what is left.
     template = "{% macro m() %}ab{% endmacro %}\n{{ m() | length }}"
-    assert renderer(None, template).render_with_provenance(CALLED).text == "2"
+    assert written_by(renderer(None, template), CALLED).text == "2"
 
 
 def test_generation_spans() -> None:
@@ -116,13 +120,13 @@ def test_generation_spans() -> None:
         "{% generation %}{{ m.content }}!{% endgeneration %}{% else %}{{ m.content }}{% endif %};{% endfor %}"
     )
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    written = renderer(None, template).render_with_provenance(messages)
+    written = written_by(renderer(None, template), messages)
     assert written.text == "user:a;assistant:b!;"
     assert [written.text[a:b] for a, b in written.spans] == ["b!"]
     assert written.tracked_spans == written.spans
     # Inside a macro the arithmetic of transformers loses its place; the real place is known all the same.
     template = "{% macro m(x) %}<{% generation %}{{ x }}{% endgeneration %}>{% endmacro %}{{ m('b') }}"
-    written = renderer(None, template).render_with_provenance(messages)
+    written = written_by(renderer(None, template), messages)
     assert [written.text[a:b] for a, b in written.spans] == ["b"]
     assert written.tracked_spans == ((0, 1),)
 

@@ -1,5 +1,6 @@
 """Launched trajectories: leases, steps as they come, the end; every write twice is the same as once."""
 
+import json
 from datetime import timedelta
 
 import numpy as np
@@ -9,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from rollouts import models, selectors, services
-from rollouts.services import NewTrajectory
+from rollouts.services import End, NewTrajectory
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from tests.storage.build import assert_same, chain, rows_only
 
@@ -27,7 +28,7 @@ def run() -> models.Run:
 
 def test_queued_trajectories_keep_their_task(run: models.Run) -> None:
     first = run.trajectories.select_related("task").order_by("index")[1]
-    assert (first.status, first.seed, selectors.content_value(first.task)) == ("queued", 1, {"prompt": 1})
+    assert (first.status, first.seed, json.loads(first.task.body)) == ("queued", 1, {"prompt": 1})
     assert (run.n_expected, run.n_trajectories) == (4, 4)
 
 
@@ -41,7 +42,7 @@ def test_a_trajectory_is_leased_once_until_its_worker_goes_silent(run: models.Ru
     assert (again.pk, again.attempt) == (first[0].pk, 2)
     # The silent worker is told, and can write no end.
     assert services.renew_lease(first, 60) == {first[1].pk, first[2].pk}
-    assert not services.finish_trajectory(first[0].pk, first[0].attempt, 1.0, {}, "answered")
+    assert not services.finish_trajectories([End(first[0].pk, first[0].attempt, 1.0, {}, "answered")])
     assert not services.fail_trajectory(first[0].pk, first[0].attempt, "no")
 
 
@@ -55,12 +56,12 @@ def test_released_trajectories_are_queued_again(run: models.Run) -> None:
 def test_steps_saved_one_by_one_are_what_a_whole_import_stores(run: models.Run, value) -> None:  # type: ignore[no-untyped-def]
     (record,) = services.lease_trajectories(run, 1, 60)
     for index, step in enumerate(value.steps):
-        services.save_step(record.pk, index, step)
-        services.save_step(record.pk, index, step)
+        services.save_steps([(record.pk, index, step)])
+        services.save_steps([(record.pk, index, step)])
     run.refresh_from_db()
     assert run.n_steps == 4 and run.n_sampled == sum(len(step.completion_ids) for step in value.steps)
-    assert services.finish_trajectory(record.pk, 1, 0.5, {"right": 1.0}, "answered")
-    assert not services.finish_trajectory(record.pk, 1, 0.9, {}, "again")
+    assert services.finish_trajectories([End(record.pk, 1, 0.5, {"right": 1.0}, "answered")]) == {record.pk}
+    assert not services.finish_trajectories([End(record.pk, 1, 0.9, {}, "again")])
     other = services.create_run(models.Run.Kind.IMPORT, "import")
     (imported,) = services.save_trajectories(other, [value])
     record.refresh_from_db()
@@ -90,15 +91,15 @@ def test_steps_saved_one_by_one_are_what_a_whole_import_stores(run: models.Run, 
 
 def test_messages_of_a_resumed_trajectory_are_coded_against_stored_ones(run: models.Run) -> None:
     value = chain("t0", 3)
-    services.save_step(run.trajectories.get(index=0).pk, 0, value.steps[0])
-    services.save_step(run.trajectories.get(index=0).pk, 1, value.steps[1])
+    services.save_steps([(run.trajectories.get(index=0).pk, 0, value.steps[0])])
+    services.save_steps([(run.trajectories.get(index=0).pk, 1, value.steps[1])])
     stored = run.trajectories.get(index=0).steps.get(index=1)
     assert (stored.messages_shared, stored.shared_length) == (1, stored.parent_length)
 
 
 def test_a_step_leaves_no_gap(run: models.Run) -> None:
     with pytest.raises(ValueError, match="before step 0"):
-        services.save_step(run.trajectories.get(index=0).pk, 1, chain().steps[1])
+        services.save_steps([(run.trajectories.get(index=0).pk, 1, chain().steps[1])])
 
 
 def test_steps_of_many_trajectories_are_saved_in_few_queries(run: models.Run) -> None:
@@ -118,7 +119,8 @@ def test_rows_of_a_strategy_are_kept_as_they_are(run: models.Run) -> None:
     value = chain("t0", 2)
     services.save_steps([(record.pk, n, step) for n, step in enumerate(value.steps)])
     finding = Finding(Axis.ROW, "mask_overrun", Severity.ERROR, row=0)
-    assert services.finish_trajectory(record.pk, 1, None, {}, "", [finding], rows=rows_only().rows)
+    end = End(record.pk, 1, None, {}, "", [finding], rows=rows_only().rows)
+    assert services.finish_trajectories([end]) == {record.pk}
     record.refresh_from_db()
     assert (record.n_rows, record.n_findings, record.worst_severity) == (2, 1, "error")
     loaded = selectors.load_trajectory(record)
@@ -129,7 +131,7 @@ def test_rows_of_a_strategy_are_kept_as_they_are(run: models.Run) -> None:
 
 def test_a_failed_trajectory_keeps_its_steps_and_counts(run: models.Run) -> None:
     (record,) = services.lease_trajectories(run, 1, 60)
-    services.save_step(record.pk, 0, chain().steps[0])
+    services.save_steps([(record.pk, 0, chain().steps[0])])
     assert services.fail_trajectory(record.pk, 1, "The engine died.")
     assert not services.fail_trajectory(record.pk, 1, "again")
     run.refresh_from_db()
@@ -144,7 +146,7 @@ def test_cancelling(run: models.Run) -> None:
     services.cancel_run(run)
     assert run.status == "running" and services.beat(run)  # its worker sees the flag and ends it
     services.cancel_remaining(run)
-    assert not services.finish_trajectory(taken[0].pk, 1, 1.0, {}, "late")
+    assert not services.finish_trajectories([End(taken[0].pk, 1, 1.0, {}, "late")])
     assert set(run.trajectories.values_list("status", flat=True)) == {"cancelled"}
     queued = services.create_run(models.Run.Kind.LAUNCH, "nobody has begun")
     services.cancel_run(queued)

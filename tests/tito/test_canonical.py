@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts.tito.canonical import canonical_check, canonical_check_batch, is_canonical
+from rollouts.tito.canonical import canonical_check, canonical_check_batch
 from rollouts.tito.trajectory import ids_array
 from rollouts.tokenizers import LoadedTokenizer, load
 from tests.tito.worlds import tokenizer_folder
@@ -22,7 +22,7 @@ def small(kind: str) -> LoadedTokenizer:
 def test_what_the_encoder_gives_is_canonical(kind: str) -> None:
     codec = small(kind)
     for text in ("", "In Cusco, someone asks", "<|open|>user\nhi<|shut|>\n", "札幌 🧪", " lead", "\n\n"):
-        assert is_canonical(codec.encode(text), codec)
+        assert not canonical_check(codec.encode(text), codec)
 
 
 @pytest.mark.parametrize("kind", KINDS)

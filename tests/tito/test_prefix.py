@@ -15,7 +15,7 @@ def step(prompt: list[int], completion: list[int]) -> Step:
 
 
 def chains(*steps: Step) -> list[tuple[int, ...]]:
-    return [merged.step_indices for merged in merge_steps(steps)]
+    return merge_steps(steps)
 
 
 def test_an_extension_merges_and_a_break_opens_a_row() -> None:
@@ -104,11 +104,11 @@ def test_links_and_rows_of_any_steps(values: list[tuple[list[int], list[int]]]) 
         assert link.shared_length == max(shares)
         assert link.parent == max(i for i, share in enumerate(shares) if share == max(shares))
     merged = merge_steps(steps, links)
-    assert sorted(i for one in merged for i in one.step_indices) == list(range(len(steps)))
+    assert sorted(i for one in merged for i in one) == list(range(len(steps)))
     for one in merged:
         row = row_of(steps, one)
-        assert int(row.loss_mask.sum()) == sum(len(steps[i].completion_ids) for i in one.step_indices)
-        for index in one.step_indices:
+        assert int(row.loss_mask.sum()) == sum(len(steps[i].completion_ids) for i in one)
+        for index in one:
             start = len(steps[index].prompt_ids)
             assert row.ids[start : start + len(steps[index].completion_ids)].tolist() == values[index][1]
             assert row.ids[:start].tolist() == values[index][0]

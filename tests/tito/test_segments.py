@@ -4,7 +4,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from rollouts.tito.segments import byte_offsets, content_forms, delta_origins, origins_of_texts, runs
+from rollouts.tito.segments import byte_offsets, content_forms, mask_runs, origins_of_text, origins_of_texts
 from rollouts.tito.trajectory import Origin
 
 T, OBS = int(Origin.TEMPLATE), int(Origin.OBSERVATION)
@@ -12,7 +12,8 @@ T, OBS = int(Origin.TEMPLATE), int(Origin.OBSERVATION)
 
 def origins(pieces: list[str], messages: list[dict[str, object]] | None = None) -> list[int]:
     special = [piece.startswith("<|") for piece in pieces]
-    return delta_origins([piece.encode() for piece in pieces], special, messages or []).tolist()
+    encoded = [piece.encode() for piece in pieces]
+    return origins_of_text(b"".join(encoded), byte_offsets(encoded), special, messages or []).tolist()
 
 
 CHAT = ["<|end|>", "\n", "<|start|>", "tool", "\n", "<r>", "4", "2", "</r>", "<|end|>", "\n", "<|start|>", "bot", "\n"]
@@ -65,14 +66,12 @@ def test_empty_contents_have_no_form() -> None:
     assert [list(content_forms(value)) for value in (None, "", "  ", [])] == [[], [], [], []]
 
 
-def test_runs_are_maximal() -> None:
-    origin = np.array([0, 0, 1, 1, 1, 2], np.uint8)
-    mask = np.array([0, 0, 1, 1, 1, 0], bool)
-    special = np.array([0, 0, 0, 0, 1, 0], bool)
-    assert runs(origin, mask, special) == [(0, 2), (2, 4), (4, 5), (5, 6)]
-    assert runs(origin[:0], mask[:0], special[:0]) == []
-    with pytest.raises(ValueError, match="6 origins, 5 mask"):
-        runs(origin, mask[:5], special)
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [([], []), ([0, 0], []), ([1], [(0, 1)]), ([1, 1, 0, 1], [(0, 2), (3, 4)]), ([0, 1, 1, 0], [(1, 3)])],
+)
+def test_runs_of_a_mask_are_maximal(mask: list[int], expected: list[tuple[int, int]]) -> None:
+    assert mask_runs(np.array(mask, bool)) == expected
 
 
 def test_deltas_that_are_joined_are_as_each_by_itself() -> None:

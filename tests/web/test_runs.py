@@ -453,7 +453,7 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
     assert poll(4) == ["run-live"]
     assert poll(4) == []
     # Figures and list are not looked at in each poll.
-    services.finish_trajectory(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")
+    services.finish_trajectories([services.End(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
     assert poll(4) == ["run-live"]
     monkeypatch.setattr(run_parts, "LOOK_SECONDS", 0)
     assert sorted(poll(11)) == ["run-figures", "run-list", "run-live"]

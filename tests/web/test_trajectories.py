@@ -639,7 +639,7 @@ def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
     whole = make.conversation("x", turns=3)
     seen = []
     for index, step in enumerate(whole.steps):
-        services.save_step(stored.pk, index, step)
+        services.save_steps([(stored.pk, index, step)])
         seen.append(Pane(page_text(reader.get(url(stored)))).text)
         for page in ("trajectory-compare", "trajectory-deltas", "trajectory-mask"):
             assert reader.get(url(stored, page=page)).status_code == 200
@@ -650,7 +650,7 @@ def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
     broken = make.broken("b")[0]
     torn = models.Trajectory.objects.create(run=run, external_id="y", index=1, status="failed", error="It died.")
     for index, step in enumerate(broken.steps):
-        services.save_step(torn.pk, index, step)
+        services.save_steps([(torn.pk, index, step)])
     html = page_text(reader.get(url(torn, "?row=1")))
     assert Pane(html).text == make.tokenizer.decode(broken.steps[1].stream)
     assert "It died." in html

@@ -14,7 +14,6 @@ from rollouts.tito.codec import Codec, Renderer, RenderFailed
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.prefix import (
     Link,
-    MergedRow,
     common_prefix,
     merge_steps,
     shared_with_stream,
@@ -53,7 +52,8 @@ class Case:
         self._renderers: dict[str, Renderer | None] = {}
         self._renders: dict[Any, Ids | None] = {}
         self.links: list[Link] = trajectory.links
-        self.merged: list[MergedRow] = merge_steps(self.steps, self.links)
+        self.merged: list[tuple[int, ...]] = merge_steps(self.steps, self.links)
+        """Of each row that follows from the steps, the indices of its steps."""
         self.no_ids: set[int] = set()
         """Steps whose ids are missing or made up; what follows from that is not reported again."""
         self.aside: set[int] = set()

@@ -20,7 +20,7 @@ from rollouts.tito.diagnose.own import control_text_in
 from rollouts.tito.diagnose.request import leading_system
 from rollouts.tito.diagnose.verdict import finding_on_step
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.quote import quoted
+from rollouts.tito.quote import quoted, quoted_or_nothing
 from rollouts.tito.segments import content_forms
 from rollouts.tito.trajectory import Ids, Message, Step
 
@@ -481,7 +481,7 @@ def delta_differs(d: Delta) -> Fault | None:
     start = common_prefix(d.expected, d.ids)
     tail = common_prefix(d.expected[start:][::-1], d.ids[start:][::-1])
     texts = [d.case.text(ids[start : len(ids) - tail]) for ids in (d.expected, d.ids)]
-    wanted, given = (quoted(text) if text else "nothing" for text in texts)
+    wanted, given = (quoted_or_nothing(text) for text in texts)
     how = f"{given} stands" if texts[0] != texts[1] else "other ids spell it"
     return Fault(
         "delta_differs",

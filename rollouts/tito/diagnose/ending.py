@@ -16,7 +16,7 @@ from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.template import template_not_append_only
 from rollouts.tito.diagnose.verdict import bound_note, bounded
 from rollouts.tito.prefix import Link, stream_length
-from rollouts.tito.quote import quoted
+from rollouts.tito.quote import quoted_or_nothing
 from rollouts.tito.trajectory import NO_IDS, Ids, Request, Step, Trajectory
 
 COMPARE = {
@@ -173,7 +173,8 @@ def _finding(b: Break) -> Finding:
         actual_ids=bounded(actual),
         expected_text=b.case.widened(b.actual, first, last),
         actual_text=b.case.widened(b.expected, start, stop),
-        evidence=f"{_DIFFERS}: {where} {_quoted(b.a)}, a render writes {_quoted(b.b)}.{bound_note(expected, actual)}",
+        evidence=f"{_DIFFERS}: {where} {quoted_or_nothing(b.a)}, a render writes {quoted_or_nothing(b.b)}."
+        + bound_note(expected, actual),
         remedy=_KEEP if sampled else KINDS[kind].remedy,
     )
 
@@ -193,12 +194,8 @@ def _goes_on(b: Break) -> Finding:
     return Finding(
         Axis.DELTA, "delta_differs", Severity.WARNING, step=b.parent_index, start=b.start, stop=b.start,
         expected_ids=bounded(rest), expected_text=text, remedy=KINDS["delta_differs"].remedy,
-        evidence=f"{_DIFFERS}: the stream ends, a render goes on with {_quoted(text)}.",
+        evidence=f"{_DIFFERS}: the stream ends, a render goes on with {quoted_or_nothing(text)}.",
     )  # fmt: skip
-
-
-def _quoted(text: str) -> str:
-    return quoted(text) if text else "nothing"
 
 
 def _not_rendered(step: int) -> Finding:

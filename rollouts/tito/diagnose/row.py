@@ -18,7 +18,8 @@ from rollouts.tito.prefix import common_prefix, stream_length
 from rollouts.tito.quote import counted
 from rollouts.tito.row_masks import Marks, derived_header, derived_stops, header_places, mask_faults, places_of
 from rollouts.tito.rows import RowFault
-from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
+from rollouts.tito.segments import mask_runs
+from rollouts.tito.trajectory import NO_IDS, Ids, Message, Origin, Row, Step
 
 
 def row_findings(case: Case) -> Iterator[Finding]:
@@ -101,15 +102,10 @@ def _with_origin(case: Case, row: Row) -> Row:
     between = origin == Origin.TEMPLATE
     text = between & ~case.is_special(row.ids)
     # Long stretches between completions are somebody's text; short ones are scaffold.
-    for start, stop in _runs(text):
+    for start, stop in mask_runs(text):
         if stop - start > 3:
             origin[start:stop] = Origin.OBSERVATION
     return replace(row, origin=origin)
-
-
-def _runs(mask: Mask) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]] | None:
@@ -312,7 +308,7 @@ def _routing(case: Case) -> Iterator[Finding]:
         if fault := checks.routing_misaligned(case.trajectory.extra, len(rows[0].ids)):
             yield _finding(case, 0, rows[0], fault)
     elif not rows and len(case.merged) == 1:
-        last = case.merged[0].step_indices[-1]
+        last = case.merged[0][-1]
         step = case.steps[last]
         if fault := checks.routing_misaligned(case.trajectory.extra, stream_length(step)):
             yield _on_step(case, last, fault.kind, 0, len(step.completion_ids), fault.evidence, Cost())
@@ -320,7 +316,7 @@ def _routing(case: Case) -> Iterator[Finding]:
 
 def _versions(case: Case) -> Iterator[Finding]:
     """Rows whose steps several policy versions sampled."""
-    chains = [row.step_indices for row in case.trajectory.rows] or [merged.step_indices for merged in case.merged]
+    chains = [row.step_indices for row in case.trajectory.rows] or case.merged
     for index, steps in enumerate(chains):
         versions = [case.steps[i].policy_version for i in steps if i < len(case.steps) and case.steps[i].policy_version]
         distinct = list(dict.fromkeys(versions))

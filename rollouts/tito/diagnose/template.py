@@ -8,7 +8,7 @@ from rollouts.tito.diagnose.case import Break, Case
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.diagnose.verdict import Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.quote import quoted
+from rollouts.tito.quote import quoted_or_nothing
 
 
 def template_not_append_only(b: Break) -> Verdict | None:
@@ -28,13 +28,9 @@ def template_not_append_only(b: Break) -> Verdict | None:
     where = "at the end of" if not in_prompt or tail_length >= len(b.parent.prompt_ids) - start else "in"
     return Verdict(
         "template_not_append_only",
-        f"The template wrote {_quoted(b.a)} {where} step {b.parent_index}'s prompt and {_quoted(b.b)} in its place "
-        "once messages followed.",
+        f"The template wrote {quoted_or_nothing(b.a)} {where} step {b.parent_index}'s prompt and "
+        f"{quoted_or_nothing(b.b)} in its place once messages followed.",
     )
-
-
-def _quoted(text: str) -> str:
-    return quoted(text) if text else "nothing"
 
 
 def _tail_length(b: Break) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rollouts.tito.codec import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
+from rollouts.tito.segments import mask_runs
 from rollouts.tito.strategies.protocol import MOST_REMEMBERED, Context, Forks, Strategy, StrategyRefused, TakesRecorded
 from rollouts.tito.strategies.talk import Segment, continues, own_logprobs, segments
 from rollouts.tito.strategies.two_templates import start
@@ -244,18 +245,9 @@ def _verbatim(steps: Sequence[Step], rows: Sequence[Row]) -> int:
             if is_sampled.any():
                 verbatim += int(np.count_nonzero(row.loss_mask & is_sampled))
                 continue
-        for index, stretch in zip(row.step_indices, _stretches(row), strict=False):
-            verbatim += _repeated(steps[index].completion_ids, stretch)
+        for index, (first, end) in zip(row.step_indices, mask_runs(row.loss_mask), strict=False):
+            verbatim += _repeated(steps[index].completion_ids, row.ids[first:end])
     return verbatim
-
-
-def _stretches(row: Row) -> list[Ids]:
-    """The maximal trained stretches of a row."""
-    mask = row.loss_mask
-    edges = ((mask[1:] != mask[:-1]).nonzero()[0] + 1).tolist()
-    if len(mask):
-        edges = [*([0] if mask[0] else []), *edges, *([len(mask)] if mask[-1] else [])]
-    return [row.ids[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _repeated(sampled: Ids, stretch: Ids) -> int:
