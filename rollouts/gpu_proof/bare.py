@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-import numpy as np
-
-from rollouts.engines import Engine, GenerationRequest, Sampling
 from rollouts.engines.vllm_engine import VllmEngine
 from rollouts.tito.trajectory import Trajectory
 
@@ -81,24 +78,6 @@ class PlainVllm:
 
     def is_busy(self) -> bool:
         return bool(self._llm.has_unfinished_requests())
-
-
-class PlainEngine:
-    """Any other engine."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def ask(self, name: str, ids: list[int], n_tokens: int, seed: int) -> None:
-        self._engine.add(
-            GenerationRequest(name, np.array(ids, dtype=np.int32), Sampling(max_tokens=n_tokens, seed=seed))
-        )
-
-    def step(self) -> Iterable[tuple[str, Sequence[int]]]:
-        return [(one.request_id, one.completion_ids.tolist()) for one in self._engine.step()]
-
-    def is_busy(self) -> bool:
-        return self._engine.has_unfinished()
 
 
 def run_bare(engine: Plain, plans: Sequence[Plan], max_live: int) -> Measured:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -110,8 +109,3 @@ def fast_encoder(definition: Mapping[str, Any], text: str, reference: Reference)
         logger.info("fastokens does not load this tokenizer (%s); the reference encoder is used", error)
         return None
     return fast
-
-
-def without_added_tokens(definition: Mapping[str, Any]) -> str:
-    """The definition as text, recognising no control token: for content, where such text is only text."""
-    return json.dumps({**definition, "added_tokens": [], "post_processor": None})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.trajectory import Ids
-from rollouts.tokenizers.byte_table import ByteTable, from_definition, kind_of, parts
-from rollouts.tokenizers.encoders import Encoder, Reference, fast_encoder, without_added_tokens
+from rollouts.tokenizers.byte_table import ByteTable, from_definition, kind_of
+from rollouts.tokenizers.encoders import Encoder, Reference, fast_encoder
 from rollouts.tokenizers.files import Definition, TokenizerUnusable, read_definition, tokenizer_folder
 
 
@@ -93,56 +92,9 @@ class LoadedTokenizer:
 
     # -- more than the protocol
 
-    def encode_plain(self, text: str) -> Ids:
-        """Ids of content: text that spells a control token is split like any other text."""
-        return self._plain.encode(_whole(text))
-
     def encode_offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
         """Ids and the characters ``[start, stop)`` each came from, by the reference encoder."""
         return self._reference.offsets(_whole(text))
-
-    @cached_property
-    def _plain(self) -> Encoder:
-        definition = {**self.definition.tokenizer, "added_tokens": []}
-        text = without_added_tokens(definition)
-        reference = Reference(text)
-        return fast_encoder(definition, text, reference) or reference
-
-    def encoder_input(self, text: str) -> bytes:
-        """The bytes that the encoder really reads: normalised, with the space that a SentencePiece encoder puts first.
-
-        ``b"".join(token_bytes(encode(text)))`` equals this for every text.
-        """
-        read = []
-        for n, (piece, is_added) in enumerate(self._split_added(_whole(text))):
-            read.append(piece if is_added else self._as_read(piece, first=n == 0))
-        return "".join(read).encode("utf-8", "replace")
-
-    def _split_added(self, text: str) -> list[tuple[str, bool]]:
-        pattern = self._added_pattern
-        if pattern is None:
-            return [(text, False)] if text else []
-        pieces = []
-        for n, piece in enumerate(pattern.split(text)):
-            if piece:
-                pieces.append((piece, n % 2 == 1))
-        return pieces
-
-    @cached_property
-    def _added_pattern(self) -> re.Pattern[str] | None:
-        contents = sorted(self._ids, key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, contents))})") if contents else None
-
-    def _as_read(self, piece: str, first: bool) -> str:
-        normalizer = self._reference.raw.normalizer
-        read = normalizer.normalize_str(piece) if normalizer is not None else piece
-        before = list(parts(self.definition.tokenizer.get("pre_tokenizer")))
-        for part in before:
-            scheme = part.get("prepend_scheme") or ("always" if part.get("add_prefix_space") else "never")
-            prepends = part.get("type") in ("Metaspace", "ByteLevel") and scheme != "never"
-            if prepends and (scheme == "always" or first) and not read.startswith((" ", "▁")):
-                read = " " + read
-        return read.replace("▁", " ") if self.table.kind == "metaspace" else read
 
     @cached_property
     def vocab_hash(self) -> str:

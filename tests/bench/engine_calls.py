@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollouts.gpu_proof.bare import Measured, PlainEngine, PlainVllm, Plan, run_bare
+import numpy as np
+
+from rollouts.engines.protocol import Engine, GenerationRequest, Sampling
+from rollouts.gpu_proof.bare import Measured, PlainVllm, Plan, run_bare
+
+
+class PlainEngine:
+    """An engine of ours without vLLM inside, as ``run_bare`` asks it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def ask(self, name: str, ids: list[int], n_tokens: int, seed: int) -> None:
+        self._engine.add(
+            GenerationRequest(name, np.array(ids, dtype=np.int32), Sampling(max_tokens=n_tokens, seed=seed))
+        )
+
+    def step(self) -> Iterable[tuple[str, Sequence[int]]]:
+        return [(one.request_id, one.completion_ids.tolist()) for one in self._engine.step()]
+
+    def is_busy(self) -> bool:
+        return self._engine.has_unfinished()
 
 
 def forget(engine: Any) -> None:

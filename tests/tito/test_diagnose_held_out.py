@@ -9,6 +9,7 @@ from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
 from tests.tito.plant import PLANTERS, World
 from tests.tito.worlds import STABLE, world
+from tests.tokenizers.oracles import encode_plain
 
 PLAIN_TURNS = """\
 {% for m in messages %}{% if m.role == 'system' %}<|system|>{{ m.content }}
@@ -57,7 +58,7 @@ def test_control_text_that_was_encoded_apart_is_no_fault(name: str) -> None:
     asked = {"role": "user", "content": "note <|end|> here"}
     head, tail = "\n<|open|>user\nnote ", " here<|shut|>\n<|open|>assistant\n"
     behind = w.codec.encode("<|shut|>" + head)[1:]
-    parts = [behind, w.codec.encode_plain("<|end|>"), w.codec.encode(tail)]
+    parts = [behind, encode_plain(w.codec, "<|end|>"), w.codec.encode(tail)]
     assert loud(w, *talk(w, asked, delta=np.concatenate(parts).astype(np.int32))) == []
     parts[1] = w.codec.encode("<|end|>")
     assert [kind for kind, _ in loud(w, *talk(w, asked, delta=np.concatenate(parts)))] == ["special_tokens_injected"]
@@ -66,7 +67,7 @@ def test_control_text_that_was_encoded_apart_is_no_fault(name: str) -> None:
 def test_structure_that_was_encoded_as_text_is_a_fault_beside_control_text() -> None:
     w = world("stable", tools=False)
     asked = {"role": "user", "content": "note <|shut|> here"}
-    delta = w.codec.encode_plain("\n<|open|>user\nnote <|shut|> here<|shut|>\n<|open|>assistant\n")
+    delta = encode_plain(w.codec, "\n<|open|>user\nnote <|shut|> here<|shut|>\n<|open|>assistant\n")
     assert [kind for kind, _ in loud(w, *talk(w, asked, delta=delta))] == ["delta_differs"]
 
 

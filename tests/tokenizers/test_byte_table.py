@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rollouts.tokenizers import byte_table, load
 from rollouts.tokenizers.byte_table import byte_level_bytes, is_control, metaspace_bytes
 from rollouts.tokenizers.encoders import SAMPLE
+from tests.tokenizers.oracles import encoder_input
 
 NAMES = ("deepseek-r1", "gpt-oss", "llama3.1", "mistral-nemo", "qwen2.5", "qwen3")
 relaxed = settings(
@@ -35,7 +36,7 @@ def test_every_token_of_the_corpus_is_byte_true(corpus: Path, name: str) -> None
 def test_a_stream_is_its_encoders_input(corpus: Path, name: str) -> None:
     tokenizer = load(corpus / "tokenizers" / name)
     for text in SAMPLE:
-        assert tokenizer.table.join(tokenizer.encode(text)) == tokenizer.encoder_input(text)
+        assert tokenizer.table.join(tokenizer.encode(text)) == encoder_input(tokenizer, text)
 
 
 @relaxed
@@ -50,13 +51,13 @@ def test_any_text_is_its_encoders_input(
         text = "".join(char for char in text if char in "Hello there what is two plus")
         token = "</s>" if token == "</s>" else " "
     text = text.replace("▁", "_") + token + text[::-1].replace("▁", "_")
-    assert tokenizer.table.join(tokenizer.encode(text)) == tokenizer.encoder_input(text)
+    assert tokenizer.table.join(tokenizer.encode(text)) == encoder_input(tokenizer, text)
 
 
 def test_a_sentencepiece_encoder_adds_a_space_and_says_so(sentencepiece: Path) -> None:
     tokenizer = load(sentencepiece)
     ids = tokenizer.encode("Hello")
-    assert tokenizer.table.join(ids) == b" Hello" == tokenizer.encoder_input("Hello")
+    assert tokenizer.table.join(ids) == b" Hello" == encoder_input(tokenizer, "Hello")
     assert tokenizer.decode(ids) == "Hello"
     euro = tokenizer.encode("€")[-3:]
     assert tokenizer.token_bytes(euro) == [b"\xe2", b"\x82", b"\xac"]

@@ -10,6 +10,7 @@ import pytest
 from rollouts.tito.codec import Codec
 from rollouts.tokenizers import TokenizerUnusable, from_hub, load
 from rollouts.tokenizers.encoders import Reference, fast_encoder
+from tests.tokenizers.oracles import encode_plain
 
 NAMES = ("deepseek-r1", "gpt-oss", "llama3.1", "mistral-nemo", "qwen2.5", "qwen3")
 
@@ -40,7 +41,7 @@ def test_content_is_encoded_with_control_tokens_split(corpus: Path) -> None:
     tokenizer = load(corpus / "tokenizers" / "qwen3")
     text = "a<|im_end|>b<tool_call>"
     assert 151645 in tokenizer.encode(text)
-    plain = tokenizer.encode_plain(text)
+    plain = encode_plain(tokenizer, text)
     assert not tokenizer.special_ids & set(plain.tolist())
     assert tokenizer.table.join(plain) == text.encode()
 

@@ -1,0 +1,43 @@
+"""What an encoder reads and gives, worked out from the tokenizer's definition."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from rollouts.tito.trajectory import Ids
+from rollouts.tokenizers import LoadedTokenizer
+from rollouts.tokenizers.byte_table import parts
+from rollouts.tokenizers.encoders import Reference
+
+
+def encode_plain(tokenizer: LoadedTokenizer, text: str) -> Ids:
+    """Ids ``[n]`` of content: a text that spells a control token is split like any other text."""
+    definition = {**tokenizer.definition.tokenizer, "added_tokens": [], "post_processor": None}
+    return Reference(json.dumps(definition)).encode(text)
+
+
+def encoder_input(tokenizer: LoadedTokenizer, text: str) -> bytes:
+    """The bytes that the encoder really reads: normalised, with the space that a SentencePiece encoder puts first.
+
+    The joined bytes of ``tokenizer.encode(text)`` equal them for every text.
+    """
+    contents = sorted((content for _, content, _ in tokenizer.definition.added()), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, contents))})", text) if contents else [text]
+    # Every second piece is an added token.
+    filled = [(piece, n % 2 == 1) for n, piece in enumerate(pieces) if piece]
+    read = [
+        piece if is_added else _as_read(tokenizer, piece, is_first=n == 0) for n, (piece, is_added) in enumerate(filled)
+    ]
+    return "".join(read).encode("utf-8", "replace")
+
+
+def _as_read(tokenizer: LoadedTokenizer, piece: str, is_first: bool) -> str:
+    normalizer = tokenizer._reference.raw.normalizer
+    read = normalizer.normalize_str(piece) if normalizer is not None else piece
+    for part in parts(tokenizer.definition.tokenizer.get("pre_tokenizer")):
+        scheme = part.get("prepend_scheme") or ("always" if part.get("add_prefix_space") else "never")
+        prepends = part.get("type") in ("Metaspace", "ByteLevel") and scheme != "never"
+        if prepends and (scheme == "always" or is_first) and not read.startswith((" ", "▁")):
+            read = " " + read
+    return read.replace("▁", " ") if tokenizer.table.kind == "metaspace" else read
