@@ -15,10 +15,9 @@ from rollouts.tito.align import Group, align_ids
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.own import control_text_in
 from rollouts.tito.diagnose.request import leading_system
-from rollouts.tito.diagnose.verdict import finding_on_step
+from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.quote import quoted, quoted_or_nothing
 from rollouts.tito.segments import content_forms
@@ -521,12 +520,9 @@ def check_delta(case: Case, index: int, render: bool = True) -> Finding | None:
         fault = next((found for rule in rules if (found := rule(d)) is not None), None)
     if fault is None:
         return None
-    return finding_on_step(
-        case, index, fault.kind, fault.evidence,
-        start=d.start + fault.start, stop=d.start + fault.stop, expected_ids=fault.expected_ids,
-        actual_ids=d.ids[fault.start : fault.stop], message_index=fault.message_index,
-        severity=KINDS[fault.kind].severity, axis=Axis.DELTA,
-    )  # fmt: skip
+    verdict = Verdict(fault.kind, fault.evidence, message_index=fault.message_index)
+    span = StepSpan(d.start + fault.start, d.start + fault.stop, d.ids[fault.start : fault.stop], fault.expected_ids)
+    return finding_on_step(case, index, verdict, span, Axis.DELTA)
 
 
 def control_text_in_prompt(case: Case, index: int) -> Finding | None:
@@ -546,11 +542,11 @@ def control_text_in_prompt(case: Case, index: int) -> Finding | None:
         place = control_text_in(message.get("content"), data, case, step.prompt_ids, pieces)
         if place is not None:
             start, stop = place
-            return finding_on_step(
-                case, index, "special_tokens_injected",
-                f"The text of a {message.get('role')} message spells {case.text(step.prompt_ids[start:stop])}, which "
-                f"was encoded as the control token {int(step.prompt_ids[start])}.",
-                start=start, stop=stop, actual_ids=step.prompt_ids[start:stop], message_index=position,
-                severity=Severity.WARNING, axis=Axis.DELTA,
-            )  # fmt: skip
+            ids = step.prompt_ids[start:stop]
+            evidence = (
+                f"The text of a {message.get('role')} message spells {case.text(ids)}, which was encoded as the "
+                f"control token {int(ids[0])}."
+            )
+            verdict = Verdict("special_tokens_injected", evidence, Severity.WARNING, position)
+            return finding_on_step(case, index, verdict, StepSpan(start, stop, ids), Axis.DELTA)
     return None

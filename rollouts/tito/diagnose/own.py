@@ -11,7 +11,7 @@ from rollouts.tito.canonical import canonical_check_batch
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.case import Case
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
-from rollouts.tito.diagnose.verdict import finding_on_step
+from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.quote import clipped, counted, listed
 from rollouts.tito.segments import byte_offsets, content_forms
 from rollouts.tito.trajectory import Ids, Message, Step
@@ -29,10 +29,12 @@ def missing_ids(case: Case, index: int) -> Finding | None:
     case.no_ids.add(index)
     which, start, stop = reason
     return finding_on_step(
-        case, index, "token_ids_missing", f"Step {index}: {which}.", start=start, stop=stop,
-        actual_ids=step.stream[start:stop],
+        case,
+        index,
+        Verdict("token_ids_missing", f"Step {index}: {which}."),
+        StepSpan(start, stop, step.stream[start:stop]),
         cost=Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=len(case.merged)),
-    )  # fmt: skip
+    )
 
 
 def _missing(case: Case, step: Step) -> tuple[str, int, int] | None:
@@ -88,22 +90,22 @@ def inconsistent(case: Case, index: int) -> Finding | None:
     """Ids against logprobs, and ids against the returned text."""
     step = case.steps[index]
     n, sampled = len(step.prompt_ids), len(step.completion_ids)
+    cost = Cost(trained_tokens_wrong=sampled, rows=len(case.merged))
     if step.logprobs is not None and len(step.logprobs) != sampled:
-        return finding_on_step(
-            case, index, "engine_ids_inconsistent",
+        verdict = Verdict(
+            "engine_ids_inconsistent",
             f"Step {index} sampled {counted(sampled, 'id')} and came with {counted(len(step.logprobs), 'logprob')}.",
-            start=n, stop=n + sampled, cost=Cost(trained_tokens_wrong=sampled, rows=len(case.merged)),
-        )  # fmt: skip
+        )
+        return finding_on_step(case, index, verdict, StepSpan(n, n + sampled), cost=cost)
     if case.codec is None:
         return None
     if (place := _text_differs(case, index)) is not None:
-        return finding_on_step(
-            case, index, "engine_ids_inconsistent",
-            f"The ids that step {index} sampled do not spell the text that came with them.",
-            start=n + place, stop=n + sampled, actual_ids=step.completion_ids[place:],
-            expected_text=clipped(step.text if step.text is not None else _said(step) or "", 1000),
-            cost=Cost(trained_tokens_wrong=sampled, rows=len(case.merged)),
-        )  # fmt: skip
+        verdict = Verdict(
+            "engine_ids_inconsistent", f"The ids that step {index} sampled do not spell the text that came with them."
+        )
+        text = clipped(step.text if step.text is not None else _said(step) or "", 1000)
+        span = StepSpan(n + place, n + sampled, step.completion_ids[place:], expected_text=text)
+        return finding_on_step(case, index, verdict, span, cost=cost)
     return None
 
 
@@ -161,10 +163,8 @@ def doubled_bos(case: Case, index: int) -> Finding | None:
     prompt_ids = case.steps[index].prompt_ids
     if bos is None or len(prompt_ids) < 2 or int(prompt_ids[0]) != bos or int(prompt_ids[1]) != bos:
         return None
-    return finding_on_step(
-        case, index, "bos_mismatch", f"The prompt of step {index} starts with BOS (id {bos}) twice.",
-        start=1, stop=2, actual_ids=prompt_ids[1:2],
-    )  # fmt: skip
+    verdict = Verdict("bos_mismatch", f"The prompt of step {index} starts with BOS (id {bos}) twice.")
+    return finding_on_step(case, index, verdict, StepSpan(1, 2, prompt_ids[1:2]))
 
 
 def noncanonical(case: Case, indices: Sequence[int]) -> Iterator[Finding]:
@@ -180,13 +180,14 @@ def noncanonical(case: Case, indices: Sequence[int]) -> Iterator[Finding]:
         start, drift = len(case.steps[index].prompt_ids), drifts[0]
         more = f", and {len(drifts) - 1} more places" if len(drifts) > 1 else ""
         half = " It holds bytes that are no whole character." if any(d.invalid_utf8 for d in drifts) else ""
-        yield finding_on_step(
-            case, index, "noncanonical_sampling",
+        verdict = Verdict(
+            "noncanonical_sampling",
             f"Step {index} sampled {listed(drift.actual_ids)} where the encoder chooses "
             f"{listed(drift.expected_ids)}{more}; it would drift if it were encoded again.{half}",
-            start=start + drift.start, stop=start + drift.stop, expected_ids=drift.expected_ids,
-            actual_ids=drift.actual_ids, severity=Severity.INFO,
-        )  # fmt: skip
+            Severity.INFO,
+        )
+        span = StepSpan(start + drift.start, start + drift.stop, drift.actual_ids, drift.expected_ids)
+        yield finding_on_step(case, index, verdict, span)
 
 
 def control_text_in(

@@ -6,7 +6,7 @@ import numpy as np
 
 from rollouts.tito.diagnose.case import Break, Case
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.diagnose.verdict import Verdict, finding_on_step
+from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.quote import quoted_or_nothing
 
@@ -64,9 +64,13 @@ def tokenizer_mismatch(b: Break) -> Verdict | None:
     """The prompt's ids do not spell the request's messages under this tokenizer."""
     if b.known_messages is None or not foreign(b.case, b.index):
         return None
+    return _foreign_verdict(b.index)
+
+
+def _foreign_verdict(index: int) -> Verdict:
     return Verdict(
         "tokenizer_mismatch",
-        f"Decoded with this tokenizer, the prompt of step {b.index} does not hold the text of its messages.",
+        f"Decoded with this tokenizer, the prompt of step {index} does not hold the text of its messages.",
     )
 
 
@@ -88,11 +92,7 @@ def first_prompt(case: Case, index: int) -> Finding | None:
     if case.codec is None or messages is None or index in case.no_ids:
         return None
     if foreign(case, index):
-        return finding_on_step(
-            case, index, "tokenizer_mismatch",
-            f"Decoded with this tokenizer, the prompt of step {index} does not hold the text of its messages.",
-            stop=len(step.prompt_ids), actual_ids=step.prompt_ids,
-        )  # fmt: skip
+        return finding_on_step(case, index, _foreign_verdict(index), StepSpan(0, len(step.prompt_ids), step.prompt_ids))
     rendered = case.render(step, messages, True, key=("prompt", index))
     if rendered is None:
         return None
@@ -105,10 +105,10 @@ def first_prompt(case: Case, index: int) -> Finding | None:
         return None  # content was encoded with control tokens split, as it should be
     tail = common_prefix(rendered[start:][::-1], step.prompt_ids[start:][::-1])
     stop = len(step.prompt_ids) - tail
-    return finding_on_step(
-        case, index, "tokenizer_mismatch",
+    verdict = Verdict(
+        "tokenizer_mismatch",
         f"The prompt of step {index} spells what the template gives for its messages, in other ids than this tokenizer "
         f"gives, from offset {start} on.",
-        start=start, stop=stop, expected_ids=rendered[start : len(rendered) - tail],
-        actual_ids=step.prompt_ids[start:stop],
-    )  # fmt: skip
+    )
+    span = StepSpan(start, stop, step.prompt_ids[start:stop], rendered[start : len(rendered) - tail])
+    return finding_on_step(case, index, verdict, span)

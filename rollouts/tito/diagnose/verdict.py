@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollouts.tito.diagnose.case import MAX_STRETCH, Break, Case
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
@@ -80,39 +80,45 @@ def break_cost(b: Break, kind: str) -> Cost:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class StepSpan:
+    """The place in a step's stream that a finding is about, and what stands there."""
+
+    start: int = 0
+    stop: int = 0
+    """``[start, stop)`` of prompt and completion."""
+    actual_ids: Ids = field(default_factory=lambda: NO_IDS)
+    """What stands there."""
+    expected_ids: Ids = field(default_factory=lambda: NO_IDS)
+    """What should stand there; empty = not known."""
+    expected_text: str | None = None
+    """None = the text of ``expected_ids``."""
+
+
 def finding_on_step(
-    case: Case,
-    index: int,
-    kind_slug: str,
-    evidence: str,
-    start: int = 0,
-    stop: int = 0,
-    expected_ids: Ids = NO_IDS,
-    actual_ids: Ids = NO_IDS,
-    severity: Severity | None = None,
-    axis: Axis | None = None,
-    message_index: int | None = None,
-    expected_text: str | None = None,
-    cost: Cost | None = None,
-    missing: str = "",
+    case: Case, index: int, verdict: Verdict, span: StepSpan, axis: Axis | None = None, cost: Cost | None = None
 ) -> Finding:
-    """A finding about one step's own tokens."""
-    kind = KINDS[kind_slug]
+    """A finding about one step's own tokens.
+
+    ``axis``: None = the kind's own. ``cost``: None = nothing but the rows that the trajectory has.
+    """
+    kind = KINDS[verdict.kind]
     stream = case.steps[index].stream
+    expected = bounded(span.expected_ids)
     return Finding(
         axis=axis or kind.axis,
-        kind=kind_slug,
-        severity=severity or kind.severity,
+        kind=verdict.kind,
+        severity=verdict.severity or kind.severity,
         step=index,
-        start=start,
-        stop=stop,
-        expected_ids=bounded(expected_ids),
-        actual_ids=bounded(actual_ids),
-        expected_text=case.text(bounded(expected_ids)) if expected_text is None else expected_text,
-        actual_text=case.widened(stream, start, stop) if stop >= start and len(stream) else "",
-        message_index=message_index,
-        evidence=evidence + bound_note(expected_ids, actual_ids),
+        start=span.start,
+        stop=span.stop,
+        expected_ids=expected,
+        actual_ids=bounded(span.actual_ids),
+        expected_text=case.text(expected) if span.expected_text is None else span.expected_text,
+        actual_text=case.widened(stream, span.start, span.stop) if span.stop >= span.start and len(stream) else "",
+        message_index=verdict.message_index,
+        evidence=verdict.evidence + bound_note(span.expected_ids, span.actual_ids),
         remedy=kind.remedy,
         cost=cost or Cost(rows=len(case.merged)),
-        missing=missing,
+        missing=verdict.missing,
     )
