@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -93,13 +92,6 @@ def _at_the_end(
     return [] if found is None else [found]
 
 
-def _byte_table(run: models.Run) -> tokenizers.ByteTable | None:
-    if run.tokenizer is not None:
-        with contextlib.suppress(OSError, ValueError):
-            return tokenizers.byte_table(run.tokenizer.path, services.byte_tables_folder())
-    return None
-
-
 def judge_run(run: models.Run, after: int = -1) -> Iterator[list[models.Trajectory]]:
     """Judge the finished trajectories behind an index anew, in the order of the run; each pile is given once stored."""
     finished = run.trajectories.filter(status=models.Trajectory.Status.DONE).order_by("index")
@@ -131,7 +123,7 @@ def diagnose_and_save(run: models.Run, trajectories: Sequence[models.Trajectory]
 
 def _judge(run: models.Run, pile: Sequence[models.Trajectory]) -> None:
     values = list(selectors.load_trajectories(pile))
-    if (table := _byte_table(run)) is not None:
+    if (table := services.byte_table_of(run)) is not None:
         services.fill_origins(pile, values, table)
     found = [findings_for(value, run) for value in values]
     services.replace_findings(run, list(zip(pile, found, strict=True)))

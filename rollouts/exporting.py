@@ -14,6 +14,7 @@ from rollouts import models, replays, selectors
 from rollouts.diagnosis import codec_of
 from rollouts.formats import FORMATS, exports
 from rollouts.formats.exports import EXPORTS, Export, ExportRefused, padded
+from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay_many
@@ -154,14 +155,8 @@ def _write(
 
 def loaded(records: Iterable[models.Trajectory]) -> Generator[Trajectory, None, None]:
     """Their values, some at a time."""
-    pile: list[models.Trajectory] = []
-    for record in records:
-        pile.append(record)
-        if len(pile) == BATCH:
-            yield from selectors.load_trajectories(pile)
-            pile = []
-    if pile:
-        yield from selectors.load_trajectories(pile)
+    for batch in batched(records, BATCH):
+        yield from selectors.load_trajectories(batch)
 
 
 def _own_rows(trajectory: Trajectory) -> Sequence[Row]:

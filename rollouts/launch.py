@@ -19,6 +19,7 @@ from rollouts.engines.http import check_host
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
 from rollouts.formats.json_text import json_problem
 from rollouts.models import ChatTemplate, Run, Tokenizer
+from rollouts.tito.batches import batched
 from rollouts.tito.codec import RenderFailed
 from rollouts.tito.diagnose.ending import COMPARE
 from rollouts.tito.strategies import STRATEGIES
@@ -330,14 +331,14 @@ def model_tokenizer(model: ServedModel) -> Tokenizer:
 
 
 def _queue_trajectories(run: Run, tasks: list[Task], group: int, seed: int) -> None:
-    for first in range(0, len(tasks), TASKS_PER_INSERT):
+    for batch in batched(tasks, TASKS_PER_INSERT):
         services.add_queued_trajectories(
             run,
             [
                 services.NewTrajectory(
                     f"{task.index}-{member}", str(task.index), asdict(task), _seed(seed, task.index, member)
                 )
-                for task in tasks[first : first + TASKS_PER_INSERT]
+                for task in batch
                 for member in range(group)
             ],
         )

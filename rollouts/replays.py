@@ -18,6 +18,7 @@ from django.utils import timezone
 from rollouts import bridges, chat_templates, models, selectors, tokenizers
 from rollouts.call_readers import parser_of
 from rollouts.models import Replay, ReplayRows, Run, Trajectory
+from rollouts.tito.batches import batched
 from rollouts.tito.codec import RenderFailed
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import Replay as Made
@@ -220,13 +221,8 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[i
 
 def loaded_trajectories(records: QuerySet[Trajectory]) -> Iterator[tuple[Trajectory, Value]]:
     """Records with their values, some at a time."""
-    pile: list[Trajectory] = []
-    for record in records.iterator(RUN_BATCH):
-        pile.append(record)
-        if len(pile) == RUN_BATCH:
-            yield from zip(pile, selectors.load_trajectories(pile), strict=True)
-            pile = []
-    yield from zip(pile, selectors.load_trajectories(pile), strict=True)
+    for batch in batched(records.iterator(RUN_BATCH), RUN_BATCH):
+        yield from zip(batch, selectors.load_trajectories(batch), strict=True)
 
 
 def _add(report: dict[str, Any], made: Sequence[Made]) -> None:

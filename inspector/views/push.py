@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import tempfile
@@ -19,7 +18,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
 from inspector.api import json_page, whole_number
-from rollouts import formats, services, tokenizers
+from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.models import ApiToken, Run, Tokenizer
 from rollouts.services.api_tokens import find_api_token
@@ -208,7 +207,7 @@ def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpRespo
     except FileRefused as error:
         raise Refused(400 if source.size == 0 else 415, str(error)) from error
     answer: dict[str, Any] = {"run": run.code, "trajectories": 0, "known": 0, "rejected": [], "n_rejected": 0}
-    table = _byte_table(run)
+    table = services.byte_table_of(run)
     status = 200
     others: list[str] = []
     try:
@@ -252,22 +251,12 @@ def _batches(items: Iterable[Trajectory | Rejected]) -> Iterator[tuple[list[Traj
             rejected.append(item)
         else:
             batch.append(item)
-            n_tokens += sum(len(step.prompt_ids) + len(step.completion_ids) for step in item.steps)
-            n_tokens += sum(len(row.ids) for row in item.rows)
+            n_tokens += item.n_ids
         if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS or len(rejected) >= MOST_LISTED:
             yield batch, rejected
             batch, rejected, n_tokens = [], [], 0
     if batch or rejected:
         yield batch, rejected
-
-
-def _byte_table(run: Run) -> tokenizers.ByteTable | None:
-    """For the origins of tokens; without a tokenizer, or when its folder is gone, they are not known."""
-    if run.tokenizer is None:
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        return tokenizers.byte_table(Path(run.tokenizer.path), services.byte_tables_folder())
-    return None
 
 
 def _judge_later(run: Run, answer: dict[str, Any]) -> None:

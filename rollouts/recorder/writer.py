@@ -17,7 +17,7 @@ import msgspec
 from django.db import DatabaseError, close_old_connections, connection
 from django.utils import timezone
 
-from rollouts import selectors, services, tokenizers
+from rollouts import selectors, services
 from rollouts.diagnosis import findings_for
 from rollouts.formats import Rejected, Source, recorded_calls
 from rollouts.models import Run
@@ -114,7 +114,9 @@ class Writer:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        table = self._table()
+        table = None
+        with suppress(DatabaseError):
+            table = services.byte_table_of(self.run)  # tells scaffold from observation
         beat_at = 0.0
         try:
             while True:
@@ -146,13 +148,6 @@ class Writer:
             while len(pile) < MOST_AT_ONCE:
                 pile.append(self._queue.get_nowait())
         return pile
-
-    def _table(self) -> Any:
-        """Tells scaffold from observation; None without a tokenizer."""
-        with suppress(OSError, ValueError, DatabaseError):
-            if self.run.tokenizer is not None:
-                return tokenizers.byte_table(Path(self.run.tokenizer.path), services.byte_tables_folder())
-        return None
 
     def _again(self, work: Callable[[], None]) -> bool:
         """Do it until the database has done it; False when it was given up at the end, or can never be done."""

@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 
 from rollouts import models
 from rollouts.selectors.streams import join, stream_pieces
+from rollouts.tito.batches import batched
 from rollouts.tito.trajectory import Ids, Request, Row, Step, Trajectory
 
 
@@ -60,9 +61,8 @@ class _Bodies:
         ordered = sorted(key for key in keys if key)
         self._texts: dict[str, str] = {}
         # SQLite takes a bounded number of parameters in one query.
-        for start in range(0, len(ordered), 900):
-            chunk = models.Content.objects.filter(pk__in=ordered[start : start + 900])
-            self._texts.update(chunk.values_list("pk", "body"))
+        for batch in batched(ordered, 900):
+            self._texts.update(models.Content.objects.filter(pk__in=batch).values_list("pk", "body"))
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, key: str | None) -> Any:

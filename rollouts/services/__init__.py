@@ -29,6 +29,7 @@ from rollouts.services.runs import (
 )
 from rollouts.services.shares import create_share, revoke_share, token_hash
 from rollouts.services.tokenizers import (
+    byte_table_of,
     byte_tables_folder,
     find_tokenizer,
     register_chat_template,
@@ -43,6 +44,7 @@ __all__ = [
     "add_queued_trajectories",
     "ask_job",
     "beat",
+    "byte_table_of",
     "byte_tables_folder",
     "cancel_job",
     "cancel_remaining",

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from django.db import transaction
 
-from rollouts import formats, models, tokenizers
+from rollouts import formats, models
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.services.rejections import add_rejections
 from rollouts.services.runs import beat, delete_trajectories, end_run, recount, start_run
 from rollouts.services.text import storable_text
-from rollouts.services.tokenizers import byte_tables_folder
+from rollouts.services.tokenizers import byte_table_of
 from rollouts.services.trajectories import TokenTable, save_trajectories
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.trajectory import Trajectory
@@ -244,9 +244,8 @@ class _File:
                 self.run.tokenizer = found
                 self.run.chat_template = self.run.chat_template or found.chat_template
                 self.run.save(update_fields=["tokenizer", "chat_template"])
-        if self.run.tokenizer is not None and self._table is None:
-            with contextlib.suppress(OSError, ValueError):
-                self._table = tokenizers.byte_table(self.run.tokenizer.path, byte_tables_folder())
+        if self._table is None:
+            self._table = byte_table_of(self.run)
 
 
 def _batches(items: Iterable[Trajectory | Rejected], source: Source) -> Iterator[list[Trajectory | Rejected]]:
@@ -256,8 +255,7 @@ def _batches(items: Iterable[Trajectory | Rejected], source: Source) -> Iterator
     for item in items:
         batch.append(item)
         if isinstance(item, Trajectory):
-            n_tokens += sum(len(step.prompt_ids) + len(step.completion_ids) for step in item.steps)
-            n_tokens += sum(len(row.ids) for row in item.rows)
+            n_tokens += item.n_ids
         n_bytes = source.position - start
         if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS or n_bytes >= BATCH_BYTES:
             yield batch

@@ -11,6 +11,7 @@ from django.utils import timezone
 from rollouts import models
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
+from rollouts.tito.batches import batched
 
 
 def create_run(kind: str, name: str, user: Any = None, **fields: Any) -> models.Run:
@@ -132,9 +133,8 @@ def _content_keys(keys: list[int]) -> set[str]:
 
 def _delete_unused(bodies: set[str]) -> None:
     """Contents that nothing refers to any more."""
-    ordered = sorted(bodies)
-    for start in range(0, len(ordered), 500):
-        unused = models.Content.objects.filter(pk__in=ordered[start : start + 500])
+    for batch in batched(sorted(bodies), 500):
+        unused = models.Content.objects.filter(pk__in=batch)
         for model, name in _references():
             unused = unused.filter(~Exists(model.objects.filter(**{f"{name}_id": OuterRef("pk")})))
         unused._raw_delete(unused.db)

@@ -6,12 +6,14 @@ import hashlib
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from rollouts import models, tokenizers
+from rollouts.tokenizers import ByteTable
 from rollouts.tokenizers.validate import WANTED
 
 
@@ -23,6 +25,14 @@ def tokenizers_folder() -> Path:
 def byte_tables_folder() -> Path:
     """Where byte tables are kept: the ``cache_dir`` of ``rollouts.tokenizers.byte_table``."""
     return Path(settings.INSPECTOR_DATA) / "byte_tables"
+
+
+def byte_table_of(run: models.Run) -> ByteTable | None:
+    """The bytes of the tokens of a run; None when the run has no tokenizer or the tokenizer's folder is gone."""
+    if run.tokenizer is not None:
+        with suppress(OSError, ValueError):
+            return tokenizers.byte_table(run.tokenizer.path, byte_tables_folder())
+    return None
 
 
 def register_chat_template(text: str, label: str = "") -> models.ChatTemplate:

@@ -145,6 +145,12 @@ class Trajectory:
     """The tokenizer's name as the source gives it."""
     extra: Mapping[str, JSON] = field(default_factory=dict)
 
+    @property
+    def n_ids(self) -> int:
+        """How many ids its arrays hold: of every step prompt and completion, and of every row."""
+        in_steps = sum(len(step.prompt_ids) + len(step.completion_ids) for step in self.steps)
+        return in_steps + sum(len(row.ids) for row in self.rows)
+
     @cached_property
     def links(self) -> list[Link]:
         """How each step hangs on an earlier one: worked out once, for the diagnosis and for storing."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import numpy as np
 
+from rollouts.tito.batches import batched
 from rollouts.tito.codec import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.segments import mask_runs
@@ -56,8 +57,8 @@ class Replay:
 New = Callable[[Context], Strategy]
 
 _SAMPLED = int(Origin.SAMPLED)
-BATCH = 16
-"""Trajectories whose renders are made in one round trip."""
+BATCH_STEPS = 128
+"""Steps whose renders are made in one round trip."""
 
 
 def replay(trajectory: Trajectory, strategy: New, context: Context) -> Replay:
@@ -78,7 +79,7 @@ def replay_many(
         for one in trajectories:
             yield [_replayed(one, _Talk(one), strategy, context) for strategy in strategies]
         return
-    batches = _batches(trajectories)
+    batches = batched(trajectories, BATCH_STEPS, lambda one: len(one.steps))
     with ThreadPoolExecutor(1, thread_name_prefix="foresee") as thread:
 
         def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Talk], Future[Any]]:
@@ -94,20 +95,6 @@ def replay_many(
             ahead = next(begun, None)
             for one, talk in zip(batch, talks, strict=True):
                 yield [_replayed(one, talk, strategy, context) for strategy in strategies]
-
-
-def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
-    """At most ``BATCH`` at once, and fewer of long ones."""
-    batch: list[Trajectory] = []
-    n_steps = 0
-    for one in trajectories:
-        batch.append(one)
-        n_steps += len(one.steps)
-        if n_steps >= 8 * BATCH:
-            yield batch
-            batch, n_steps = [], 0
-    if batch:
-        yield batch
 
 
 class _Spelt(dict[int, tuple[Any, str]]):
