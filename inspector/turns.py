@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rollouts.selectors import Span
 from rollouts.services.findings import worst_severity
 from rollouts.tito.roles import RoleTurn
-from rollouts.tito.row_masks import mask_runs
+from rollouts.tito.segments import mask_runs
 from rollouts.tito.trajectory import Origin
 
 
