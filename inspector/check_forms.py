@@ -10,7 +10,7 @@ from django import forms
 from django.conf import settings
 
 from rollouts.models import Tokenizer
-from rollouts.tito.given import messages_problem, tools_problem
+from rollouts.tito.message_validation import messages_problem, tools_problem
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_JSON_CHARACTERS = 200_000

@@ -11,9 +11,9 @@ from django.urls import reverse
 from inspector.access import reads_run
 from inspector.api import page
 from inspector.charts import SHARES, share_bars
-from inspector.run_data import run_facts
 from inspector.run_figures import cost_of
 from inspector.run_strategies import strategies_of
+from inspector.run_values import run_facts
 from inspector.templatetags.inspector_tags import finding_title
 from rollouts.models import Run
 from rollouts.selectors.figures import KindCost, slice_size

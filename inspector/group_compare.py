@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inspector import trajectory_data as data
-from inspector.sides import Comparison, compare, plain_tokens
+from inspector.side_by_side import Comparison, compare, plain_tokens
 from inspector.token_html import TokenPainter
 from rollouts import models
 from rollouts.tito.align import align_ids

@@ -16,7 +16,7 @@ from rollouts import bridges, services
 from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
 from rollouts.launch import SEEDS, LaunchForm, served_models
 from rollouts.models import ChatTemplate, Run, TemplateCheck
-from rollouts.tito.diagnose.ending import COMPARE
+from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.about import ABOUT
 

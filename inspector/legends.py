@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.charts import extent, minimap, surprise_bars
-from inspector.pages import FINDINGS_MOST, RUNS_LIMIT, Place, View
-from inspector.reader import Reader
+from inspector.place import FINDINGS_MOST, RUNS_LIMIT, Place, View
 from inspector.token_html import LOGPROB_EDGES, Tokens
+from inspector.token_pane import Reader
 from inspector.turns import FindingItem, Turn
 from rollouts.tito.trajectory import Origin
 

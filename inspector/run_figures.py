@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from django.core.cache import cache
 
-from inspector.run_data import is_active
+from inspector.run_values import is_active
 from rollouts.models import Run
 from rollouts.selectors import RunSummary, run_summary
 from rollouts.selectors.figures import RunCost, cost_in, is_large, run_cost, state_of, stored_figures, summary_in

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from inspector.run_data import is_active
 from inspector.run_jobs import is_active as is_active_job
 from inspector.run_jobs import job_facts
+from inspector.run_values import is_active
 from rollouts import replays
 from rollouts.models import Job, Run
 from rollouts.tito.strategies.about import ABOUT

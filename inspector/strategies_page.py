@@ -17,12 +17,12 @@ from django.utils import timezone
 from inspector import trajectory_data as data
 from inspector.access import may_write
 from inspector.api import whole_number
-from inspector.comparing import linked_lines
+from inspector.compare_page import linked_lines
 from inspector.group_compare import ROW_MOST
 from inspector.health import PATIENCE_SECONDS, has_worker
-from inspector.pages import Place, View
-from inspector.siblings import FILTER_FIELDS
-from inspector.sides import Comparison, as_json, compare, with_texts
+from inspector.neighbours import FILTER_FIELDS
+from inspector.place import Place, View
+from inspector.side_by_side import Comparison, as_json, compare, with_texts
 from inspector.token_html import Tokens
 from inspector.trajectory_page import base_url, is_live
 from rollouts import models, replays

@@ -17,8 +17,8 @@ from inspector.turns import FindingItem, Turn, cost_sentence, header_spans, make
 from rollouts import models, selectors
 from rollouts.services.tokenizers import byte_tables_folder
 from rollouts.tito.diagnose.finding import Severity
+from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
 from rollouts.tito.roles import RoleTurn, role_turns
-from rollouts.tito.rows import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import Origin
 from rollouts.tokenizers import TokenizerUnusable, byte_table
 

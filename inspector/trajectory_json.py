@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from inspector import trajectory_data as data
-from inspector.pages import WINDOW, Lens, Place
+from inspector.place import WINDOW, Lens, Place
 from inspector.text_html import characters
 from inspector.token_html import TokenPainter, Tokens
 from inspector.trajectory_page import names

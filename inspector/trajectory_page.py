@@ -13,11 +13,11 @@ from django.urls import reverse
 
 from inspector import legends
 from inspector import trajectory_data as data
-from inspector.pages import FINDINGS_MOST, RUNS_LIMIT, WINDOW, Lens, Place, View, read_place
-from inspector.reader import Reader, build_reader, wanted_range
-from inspector.recorded_page import lacks_of
-from inspector.siblings import FILTER_FIELDS, find_siblings, no_siblings
+from inspector.neighbours import FILTER_FIELDS, find_siblings, no_siblings
+from inspector.place import FINDINGS_MOST, RUNS_LIMIT, WINDOW, Lens, Place, View, read_place
+from inspector.record_page import lacks_of
 from inspector.token_html import Tokens, value_classes
+from inspector.token_pane import Reader, build_reader, wanted_range
 from inspector.turns import FindingItem, Turn
 from rollouts import selectors
 from rollouts.models import Run, Trajectory

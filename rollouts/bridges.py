@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.codec import Renderer, RenderFailed
+from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.strategies.bridge import Extends
 from rollouts.tito.strategies.protocol import StrategyRefused, Tools
 from rollouts.tito.trajectory import Ids, Message, ids_array

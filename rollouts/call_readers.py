@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollouts.parsing import Parse, parser
-from rollouts.tito.codec import Renderer, RenderFailed
+from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tool_calls import Reader, learn, plain, writes_calls
 
 NOT_UNDERSTOOD = (

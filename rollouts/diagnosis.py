@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from rollouts import chat_templates, models, selectors, services, tokenizers
-from rollouts.tito.codec import Codec, Renderer
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def _at_the_end(
     trajectory: Trajectory, run: models.Run, codec: Codec | None, renderer: Renderer | None, known: Sequence[Finding]
 ) -> list[Finding]:
     """The stream of a launched trajectory against a full render, in the mode that its launch asked for."""
-    from rollouts.tito.diagnose.ending import compare_with_render
+    from rollouts.tito.diagnose.full_render import compare_with_render
 
     # Under single_message everything stands in one message, which no template renders for a conversation.
     if run.kind != models.Run.Kind.LAUNCH or run.strategy == "single_message" or codec is None or renderer is None:

@@ -20,8 +20,8 @@ from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, 
 from rollouts.formats.json_text import json_problem
 from rollouts.models import ChatTemplate, Run, Tokenizer
 from rollouts.tito.batches import batched
-from rollouts.tito.codec import RenderFailed
-from rollouts.tito.diagnose.ending import COMPARE
+from rollouts.tito.diagnose.full_render import COMPARE
+from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tokenizers import TokenizerUnusable
 
@@ -304,7 +304,7 @@ def resume(run: Run) -> int:
 
 def send(run: Run) -> None:
     """Order the work; a broker that does not answer fails the run with a sentence."""
-    from rollouts.tasks.launch import run_rollouts
+    from rollouts.tasks.run_rollouts import run_rollouts
     from rollouts.tasks.run_state import fail
 
     try:

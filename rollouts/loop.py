@@ -22,7 +22,7 @@ from rollouts.engines import EngineError, Generation, GenerationRequest, Request
 from rollouts.engines.worker import EngineClosed, EngineFacts, EngineOwner
 from rollouts.environments import Environment, Episode, Outcome, Task
 from rollouts.parsing import Parse, answering, with_call_ids
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import Strategy, StrategyRefused, TemplateRewrites
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Row, Step
 

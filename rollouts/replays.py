@@ -19,7 +19,7 @@ from rollouts import bridges, chat_templates, models, selectors, tokenizers
 from rollouts.call_readers import parser_of
 from rollouts.models import Replay, ReplayRows, Run, Trajectory
 from rollouts.tito.batches import batched
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import Replay as Made
 from rollouts.tito.strategies.replay import lacks_reply, replay_many, with_replies

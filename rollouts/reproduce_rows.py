@@ -7,8 +7,8 @@ from typing import Any
 
 from rollouts.formats.exports import rows_of
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.diagnose.row import sampled_places
-from rollouts.tito.rows import ROUTING, TRAINER_LOGPROBS, routing_rows
+from rollouts.tito.diagnose.row_checks import ROUTING, TRAINER_LOGPROBS, routing_rows
+from rollouts.tito.diagnose.row_findings import sampled_places
 from rollouts.tito.trajectory import Origin, Row, Trajectory
 
 Check = tuple[str, str]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.codec import Renderer, RenderFailed
+from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.strategies import STRATEGIES, Context, Strategy, StrategyRefused
 from rollouts.tito.strategies.protocol import Tools

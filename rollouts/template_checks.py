@@ -15,7 +15,7 @@ from rollouts import chat_templates, tokenizers
 from rollouts.chat_templates import CheckReport
 from rollouts.models import ALPHABET, ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.strategy_deltas import strategy_deltas
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.interfaces import RenderFailed
 from rollouts.tokenizers import LoadedTokenizer
 
 LOST = timedelta(minutes=3)

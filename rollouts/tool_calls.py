@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from rollouts.chat_templates.compare import common_length
-from rollouts.tito.codec import Renderer, RenderFailed
+from rollouts.tito.interfaces import Renderer, RenderFailed
 
 Tools = Sequence[Mapping[str, Any]] | None
 Calls = list[dict[str, Any]]

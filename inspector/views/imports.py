@@ -16,7 +16,7 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.api import json_page, page, wants_json
 from inspector.forms import NO_TOKENIZER, ImportForm
-from inspector.run_data import run_facts
+from inspector.run_values import run_facts
 from inspector.uploaded_tokenizer import register_upload, tidy_name
 from rollouts import services
 from rollouts.models import Run, Tokenizer

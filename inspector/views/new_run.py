@@ -12,7 +12,7 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.api import json_page, page, wants_json
 from inspector.launch_form import NewRunForm, filled_in
-from inspector.run_data import run_facts
+from inspector.run_values import run_facts
 from rollouts import launch
 from rollouts.models import Run
 from rollouts.tito.strategies import STRATEGIES

@@ -15,8 +15,8 @@ from django.views.decorators.http import require_POST, require_safe
 
 from inspector.access import reads_run
 from inspector.api import error_page, json_page, wants_json, whole_number
-from inspector.run_data import is_active
 from inspector.run_jobs import for_page, is_offered, job_facts
+from inspector.run_values import is_active
 from rollouts import exporting, services
 from rollouts.exporting import Wanted
 from rollouts.formats.exports import ExportRefused

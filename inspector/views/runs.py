@@ -11,15 +11,15 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from inspector import run_parts as parts
+from inspector import live_parts as parts
 from inspector.access import reads_run
 from inspector.api import is_fragment, json_page, page, wants_json
 from inspector.filters import SORTS, STATUSES, TrajectoryFilter
 from inspector.launch_form import form_labels
 from inspector.refusal import refusal
-from inspector.run_data import is_active, rejection_facts, run_facts, run_origin, settings_words, tokenizer_note
 from inspector.run_jobs import has_just_judged, job_facts, latest_jobs
 from inspector.run_jobs import is_active as is_active_job
+from inspector.run_values import is_active, rejection_facts, run_facts, run_origin, settings_words, tokenizer_note
 from rollouts import launch, services
 from rollouts.models import Run
 from rollouts.selectors.figures import worst_of

@@ -17,10 +17,10 @@ from django.views.decorators.http import require_POST
 from inspector import trajectory_page as tokens_page
 from inspector.access import may_write, reads_trajectory
 from inspector.api import page, wants_json
-from inspector.comparing import compare_page
-from inspector.deltas import deltas_page
-from inspector.mask_audit import mask_page
-from inspector.recorded_page import recorded_page
+from inspector.compare_page import compare_page
+from inspector.deltas_page import deltas_page
+from inspector.mask_page import mask_page
+from inspector.record_page import recorded_page
 from inspector.strategies_page import strategies_page
 from inspector.trajectory_json import tokens_json
 from rollouts import replays

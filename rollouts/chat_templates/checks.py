@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rollouts.chat_templates.bench import CONTROL_SHAPE, Bench
 from rollouts.chat_templates.compare import Comparison
-from rollouts.chat_templates.facts import FACTS, raised
-from rollouts.chat_templates.forms import Form, Tool, find_form
-from rollouts.chat_templates.generation import generation_masks
+from rollouts.chat_templates.generation_checks import generation_masks
+from rollouts.chat_templates.message_shape import Form, Tool, find_form
 from rollouts.chat_templates.probes import (
     TITO_POST_PREFIX,
     TITO_POST_RESULT,
@@ -20,10 +18,12 @@ from rollouts.chat_templates.probes import (
     thinking_probes,
     thinking_switch,
 )
+from rollouts.chat_templates.property_checks import FACTS, raised
 from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollouts.chat_templates.render_cache import CONTROL_SHAPE, Bench
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status, verdicts, what_changed
-from rollouts.tito.codec import RenderFailed
-from rollouts.tito.quote import quoted
+from rollouts.tito.interfaces import RenderFailed
+from rollouts.tito.snippets import quoted
 from rollouts.tito.trajectory import Message
 
 TITO_POST = "tool_append"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.chat_templates.render import Conversation, Provenance
-from rollouts.tito.codec import Codec
+from rollouts.tito.interfaces import Codec
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.trajectory import NO_IDS, Ids
 

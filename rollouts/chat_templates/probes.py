@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollouts.chat_templates.forms import CALC, SEARCH, TOOLS, Form, Tool, system, user
+from rollouts.chat_templates.message_shape import CALC, SEARCH, TOOLS, Form, Tool, system, user
 from rollouts.chat_templates.render import Conversation
 from rollouts.chat_templates.report import Purpose
 from rollouts.tito.trajectory import Message

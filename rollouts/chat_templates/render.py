@@ -11,8 +11,10 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from rollouts.chat_templates import sandbox
-from rollouts.tito.codec import Codec, RenderFailed
-from rollouts.tito.codec import Conversation as Conversation  # offered here too: checks and probes are made of them
+from rollouts.tito.interfaces import Codec, RenderFailed
+from rollouts.tito.interfaces import (
+    Conversation as Conversation,  # offered here too: checks and probes are made of them
+)
 from rollouts.tito.trajectory import Ids, Message
 
 PLACEHOLDER_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -51,7 +53,7 @@ class Provenance:
 
 
 class TemplateRenderer:
-    """Implements :class:`rollouts.tito.codec.Renderer`; every render runs in the sandbox."""
+    """Implements :class:`rollouts.tito.interfaces.Renderer`; every render runs in the sandbox."""
 
     def __init__(self, tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "") -> None:
         self.tokenizer = tokenizer

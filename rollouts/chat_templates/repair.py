@@ -13,16 +13,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollouts.chat_templates.bench import Bench
 from rollouts.chat_templates.checks import all_judges, check, make_bench
 from rollouts.chat_templates.edits import edits
-from rollouts.chat_templates.forms import candidates
+from rollouts.chat_templates.message_shape import candidates
 from rollouts.chat_templates.probes import Probe
+from rollouts.chat_templates.regression_set import Changed, World
 from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollouts.chat_templates.render_cache import Bench
 from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
 from rollouts.chat_templates.tags import FAR, suspects
-from rollouts.chat_templates.world import Changed, World
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.interfaces import RenderFailed
 
 SECONDS = 15.0
 """For the search alone: with the renders before it and the proof after it a repair takes less than 20 s."""

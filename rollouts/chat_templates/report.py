@@ -11,7 +11,7 @@ from typing import Any
 from rollouts.chat_templates.compare import WINDOW_AFTER, WINDOW_BEFORE, Comparison, Side
 from rollouts.chat_templates.render import Conversation
 from rollouts.chat_templates.tags import deciding_condition, line_text
-from rollouts.tito.quote import contrast, quoted
+from rollouts.tito.snippets import contrast, quoted
 
 
 class Purpose(StrEnum):
@@ -181,7 +181,7 @@ class CheckReport:
     repair_detail: str = ""
     """Why there is no repair, or what it leaves broken."""
     marks: Any = None
-    """:class:`rollouts.chat_templates.marks.Marks`, once looked for and found."""
+    """:class:`rollouts.chat_templates.generation_tags.Marks`, once looked for and found."""
     marks_detail: str = ""
     """Why there are none."""
     verdicts: Mapping[str, str] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.interfaces import RenderFailed
 
 CPU_SECONDS = 2
 WALL_SECONDS = 2.7

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollouts.engines.protocol import RequestRefused, Sampling
-from rollouts.tito.codec import Codec
+from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import ids_array
 
 

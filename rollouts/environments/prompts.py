@@ -14,7 +14,7 @@ from rollouts.environments.calculator import last_number
 from rollouts.environments.lookup import mentions
 from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
 from rollouts.formats.json_text import json_problem
-from rollouts.tito.given import tools_problem
+from rollouts.tito.message_validation import tools_problem
 
 MAX_LINE = 4 << 20
 """Bytes of one line; what is longer is no prompt."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollouts.tito import rows as checks
+from rollouts.tito.diagnose import row_checks as checks
 from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.tito.rows import RowFault
+from rollouts.tito.diagnose.row_checks import RowFault
 from rollouts.tito.trajectory import Row, Trajectory
 
 

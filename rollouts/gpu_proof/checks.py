@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollouts.gpu_proof.engine import Witness
-from rollouts.tito.codec import Codec
+from rollouts.tito.interfaces import Codec
 from rollouts.tito.prefix import link_steps
 from rollouts.tito.trajectory import Floats, Ids, Trajectory
 

@@ -29,7 +29,7 @@ from rollouts.gpu_proof.model import FULL, SMALL, Shape, make_model
 from rollouts.gpu_proof.rounds import RoundsEnvironment
 from rollouts.launch import LaunchForm, launch, served_models
 from rollouts.models import Run
-from rollouts.tasks.launch import close_engines, engine_of, live_trajectories, work_on
+from rollouts.tasks.run_rollouts import close_engines, engine_of, live_trajectories, work_on
 from rollouts.tito.trajectory import Trajectory
 
 DEMO, RANDOM = "proof-demo", "proof-random"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollouts.formats.json_text import canonical_json
 from rollouts.models import Content
-from rollouts.services.keys import insert_values
+from rollouts.services.bulk import insert_values
 
 
 class Contents:

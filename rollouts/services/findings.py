@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from django.db import transaction
 
 from rollouts import models
-from rollouts.services.keys import bare, insert_whole, reserve_keys
+from rollouts.services.bulk import bare, insert_whole, reserve_keys
 from rollouts.services.text import storable_text
 from rollouts.tito.diagnose.finding import Finding
 

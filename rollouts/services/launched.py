@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from rollouts import models
 from rollouts.selectors.streams import stored_streams
+from rollouts.services.bulk import change_whole, insert_whole, reserve_keys
 from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, worst_severity
-from rollouts.services.keys import change_whole, insert_whole, reserve_keys
 from rollouts.services.trajectories import (
     build_rows,
     bump_run,

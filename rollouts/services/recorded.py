@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from rollouts import models
 from rollouts.selectors.streams import Streams, stored_streams
+from rollouts.services.bulk import reserve_keys
 from rollouts.services.contents import Contents
 from rollouts.services.findings import replace_findings
-from rollouts.services.keys import reserve_keys
 from rollouts.services.trajectories import (
     Rows,
     TokenTable,

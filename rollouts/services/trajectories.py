@@ -14,9 +14,9 @@ from django.utils import timezone
 
 from rollouts import models
 from rollouts.formats.json_text import canonical_json
+from rollouts.services.bulk import bare, insert_whole, reserve_keys
 from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, worst_severity
-from rollouts.services.keys import bare, insert_whole, reserve_keys
 from rollouts.tito import segments
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.prefix import Link, delta_of, merge_steps

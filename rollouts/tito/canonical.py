@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from rollouts.tito.align import Group, align_ids, align_same_bytes
-from rollouts.tito.codec import Codec
+from rollouts.tito.interfaces import Codec
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.trajectory import Ids
 

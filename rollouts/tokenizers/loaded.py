@@ -19,7 +19,7 @@ from rollouts.tokenizers.files import Definition, TokenizerUnusable, read_defini
 
 
 class LoadedTokenizer:
-    """A tokenizer in memory. Implements :class:`rollouts.tito.codec.Codec`; safe to use from several threads."""
+    """A tokenizer in memory. Implements :class:`rollouts.tito.interfaces.Codec`; safe to use from several threads."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition

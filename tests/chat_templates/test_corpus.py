@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rollouts.chat_templates import check
-from rollouts.chat_templates.bench import Bench
 from rollouts.chat_templates.checks import judge_append
-from rollouts.chat_templates.forms import Form
+from rollouts.chat_templates.message_shape import Form
 from rollouts.chat_templates.probes import Probe
 from rollouts.chat_templates.render import TemplateRenderer
+from rollouts.chat_templates.render_cache import Bench
 from rollouts.chat_templates.report import Purpose, Status
 from rollouts.tokenizers import LoadedTokenizer, load
 

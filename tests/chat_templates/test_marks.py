@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollouts.chat_templates import check, find_marks, renderer
-from rollouts.chat_templates.masks import merged
+from rollouts.chat_templates.assistant_masks import merged
 from rollouts.chat_templates.parts import CannotTakeApart, cut, explicit, literal_text, take_apart, walk
 from rollouts.chat_templates.render import Conversation, TemplateRenderer
 from rollouts.tokenizers import load

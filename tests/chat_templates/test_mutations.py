@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 from rollouts.chat_templates import check, find_repair
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.interfaces import RenderFailed
 from rollouts.tokenizers import load
 
 

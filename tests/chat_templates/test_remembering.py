@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollouts.chat_templates import RememberingRenderer, renderer, sandbox, sandbox_worker
-from rollouts.tito.codec import Conversation, RenderFailed
+from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.trajectory import Message
 from rollouts.tokenizers import load
 

@@ -10,7 +10,7 @@ import pytest
 from rollouts.chat_templates import Conversation, renderer
 from rollouts.chat_templates.checks import all_probes, make_bench
 from rollouts.chat_templates.render import Provenance, TemplateRenderer, provenance
-from rollouts.tito.codec import Renderer, RenderFailed
+from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tokenizers import load
 
 DUMMY_CALL = [{"type": "function", "function": {"name": "dummy", "arguments": {}}}]

@@ -18,7 +18,7 @@ from rollouts import selectors
 from rollouts.environments import Prompt
 from rollouts.launch import LaunchForm, LaunchRefused, launch
 from rollouts.models import Run, Trajectory
-from rollouts.tasks import launch as work
+from rollouts.tasks import run_rollouts as work
 from tests.conftest import missing
 
 pytestmark = pytest.mark.django_db(transaction=True)

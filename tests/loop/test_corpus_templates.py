@@ -19,7 +19,7 @@ from rollouts.chat_templates import renderer
 from rollouts.engines import EngineError
 from rollouts.loop import Job
 from rollouts.parsing import Parse, answering, call_id, parser, plain_message, wants_call_ids, with_call_ids
-from rollouts.tito.codec import Codec, Renderer
+from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import Context
 from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import load

@@ -28,7 +28,7 @@ from rollouts.engines import Generation, GenerationRequest, Sampling, build_engi
 from rollouts.launch import LaunchForm, can_resume, launch
 from rollouts.models import Run, Step
 from rollouts.recorder import wire
-from rollouts.tasks import launch as work
+from rollouts.tasks import run_rollouts as work
 from rollouts.tito.trajectory import ids_array
 from rollouts.tokenizers import load
 from tests.conftest import missing, wait_until

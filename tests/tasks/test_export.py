@@ -16,7 +16,7 @@ from rollouts.chat_templates import sandbox
 from rollouts.exporting import WRITERS
 from rollouts.formats import Source, read
 from rollouts.launch import LaunchForm, launch
-from rollouts.tasks import launch as work
+from rollouts.tasks import run_rollouts as work
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay

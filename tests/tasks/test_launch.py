@@ -28,7 +28,7 @@ from rollouts.engines.worker import EngineThread
 from rollouts.launch import LaunchForm, LaunchRefused, launch, served_models
 from rollouts.management.commands.launch_rollouts import is_served
 from rollouts.models import Run, TemplateCheck, Trajectory
-from rollouts.tasks import launch as work
+from rollouts.tasks import run_rollouts as work
 from rollouts.tasks import run_state
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay

@@ -9,7 +9,7 @@ import pytest
 
 from rollouts.environments import Task
 from rollouts.loop import Job
-from rollouts.tasks.leasing import Ahead
+from rollouts.tasks.lease_prefetch import Ahead
 
 
 def jobs(*keys: int) -> list[Job]:

@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from rollouts import selectors
 from rollouts.launch import LaunchForm, launch
 from rollouts.models import Run
-from rollouts.tasks import launch as work
+from rollouts.tasks import run_rollouts as work
 from rollouts.tito.strategies import STRATEGIES
 
 pytestmark = pytest.mark.django_db(transaction=True)

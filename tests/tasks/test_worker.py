@@ -22,7 +22,7 @@ from inspector import workers
 from rollouts import selectors, services
 from rollouts.launch import LaunchForm, launch, resume
 from rollouts.models import Run, Step, Trajectory
-from rollouts.tasks.launch import run_rollouts
+from rollouts.tasks.run_rollouts import run_rollouts
 from tests.conftest import _answers, few_at_once, missing, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

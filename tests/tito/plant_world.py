@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.trajectory import Ids, Request, Step, Trajectory, ids_array
 
 CITIES = ["Cusco", "Tromsø", "Nairobi", "Çanakkale", "札幌", "Lisbon"]

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts.tito.codec import RenderFailed
 from rollouts.tito.diagnose import KINDS, diagnose
+from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
 from tests.tito.worlds import world
 

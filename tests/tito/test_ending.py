@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rollouts.chat_templates import renderer
-from rollouts.tito.diagnose.ending import compare_with_render
 from rollouts.tito.diagnose.finding import Finding, Severity
+from rollouts.tito.diagnose.full_render import compare_with_render
 from rollouts.tito.trajectory import Ids, Request, Step, Trajectory
 from rollouts.tokenizers import load
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollouts.tito.quote import clipped, contrast, listed, quoted, window_text
+from rollouts.tito.snippets import clipped, contrast, listed, quoted, window_text
 from rollouts.tito.trajectory import ids_array
 
 FAMILY = "👩‍👩‍👧"

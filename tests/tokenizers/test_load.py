@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts.tito.codec import Codec
+from rollouts.tito.interfaces import Codec
 from rollouts.tokenizers import TokenizerUnusable, from_hub, load
 from rollouts.tokenizers.encoders import Reference, fast_encoder
 from tests.tokenizers.oracles import encode_plain

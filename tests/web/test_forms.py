@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What a launch sends to its worker, instead of a broker."""
-    from rollouts.tasks.launch import run_rollouts
+    from rollouts.tasks.run_rollouts import run_rollouts
 
     ids: list[int] = []
     monkeypatch.setattr(run_rollouts, "apply_async", lambda args, **_: ids.append(args[0]))
@@ -108,7 +108,7 @@ def test_too_many_trajectories_are_refused_by_the_launch_itself(web: Client, sen
 def test_a_broker_that_does_not_answer_fails_the_run_with_a_sentence(
     web: Client, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Path
 ) -> None:
-    from rollouts.tasks.launch import run_rollouts
+    from rollouts.tasks.run_rollouts import run_rollouts
 
     def refuse(*_: Any, **__: Any) -> None:
         raise ConnectionError("no")

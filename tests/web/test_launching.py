@@ -24,7 +24,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 @pytest.fixture(autouse=True)
 def sent(monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Path) -> list[int]:
     """What a launch sends to its worker, instead of a broker."""
-    from rollouts.tasks.launch import run_rollouts
+    from rollouts.tasks.run_rollouts import run_rollouts
 
     ids: list[int] = []
     monkeypatch.setattr(run_rollouts, "apply_async", lambda args, **_: ids.append(args[0]))

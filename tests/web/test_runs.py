@@ -15,7 +15,7 @@ from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
-from inspector import run_data, run_parts
+from inspector import live_parts, run_values
 from inspector.filters import TrajectoryFilter
 from inspector.health import heartbeat_key
 from inspector.views import runs as views
@@ -235,7 +235,7 @@ def test_what_was_left_out_is_said(web: Client) -> None:
 def test_trajectories_are_paged_by_key_and_none_is_lost(
     web: Client, monkeypatch: pytest.MonkeyPatch, sort: str
 ) -> None:
-    monkeypatch.setattr(run_parts, "TRAJECTORIES_PER_PAGE", 4)
+    monkeypatch.setattr(live_parts, "TRAJECTORIES_PER_PAGE", 4)
     run = stored_run(11)
     seen, after = [], ""
     for _ in range(4):
@@ -349,7 +349,7 @@ def test_a_worker_that_went_silent_is_noticed(web: Client, monkeypatch: pytest.M
         assert "lives and takes it over" in said() and "none is sampled twice" in said()
     finally:
         cache.delete(heartbeat_key("engine.demo"))
-    monkeypatch.setattr(run_data, "has_worker", lambda queue: None)
+    monkeypatch.setattr(run_values, "has_worker", lambda queue: None)
     assert "Redis does not answer" in said()
 
 
@@ -455,7 +455,7 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
     # Figures and list are not looked at in each poll.
     services.finish_trajectories([services.End(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
     assert poll(4) == ["run-live"]
-    monkeypatch.setattr(run_parts, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(live_parts, "LOOK_SECONDS", 0)
     assert sorted(poll(11)) == ["run-figures", "run-list", "run-live"]
     assert poll(5) == []
     run.trajectories.filter(index=1).update(status=Trajectory.Status.RUNNING)
@@ -472,7 +472,7 @@ def test_a_poll_with_marks_that_make_no_sense_gets_every_part(web: Client, have:
 
 
 def test_the_polled_parts_honour_filter_order_and_page(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_parts, "TRAJECTORIES_PER_PAGE", 1)
+    monkeypatch.setattr(live_parts, "TRAJECTORIES_PER_PAGE", 1)
     run = stored_run(6)
     Run.objects.filter(pk=run.pk).update(status=Run.Status.RUNNING)
     second = web.get(f"/runs/{run.code}.json?finding=boundary_merge&sort=-index").json()["next"]

@@ -15,8 +15,8 @@ from rollouts import chat_templates, services, template_checks, tokenizers
 from rollouts.chat_templates.report import CheckReport, Status
 from rollouts.management.files import read_text
 from rollouts.models import TemplateCheck, Tokenizer
-from rollouts.tito.codec import RenderFailed
-from rollouts.tito.given import messages_problem, tools_problem
+from rollouts.tito.interfaces import RenderFailed
+from rollouts.tito.message_validation import messages_problem, tools_problem
 from rollouts.tokenizers import LoadedTokenizer
 
 

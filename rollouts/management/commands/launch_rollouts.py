@@ -19,7 +19,7 @@ from rollouts.environments import Prompt, PromptsRejected, read_prompts
 from rollouts.launch import LaunchForm, LaunchRefused
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run, Trajectory
-from rollouts.tito.diagnose.ending import COMPARE
+from rollouts.tito.diagnose.full_render import COMPARE
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
@@ -118,7 +118,7 @@ class Command(BaseCommand):
             raise CommandError("\n".join(f"{path}: {sentence}" for sentence in error.problems)) from error
 
     def _work_here(self, run: Run) -> None:
-        from rollouts.tasks import launch as work
+        from rollouts.tasks import run_rollouts as work
 
         try:
             work.work_on(run.pk)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollouts.tito.codec import Codec
-from rollouts.tito.diagnose import delta, forest, own, request, row, template, text, thinking
-from rollouts.tito.diagnose.case import Break, Case, RendererFor
+from rollouts.tito.diagnose import branches, delta, request, row_findings, step_checks, template, text, thinking
+from rollouts.tito.diagnose.context import Break, Case, RendererFor
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS, Kind
 from rollouts.tito.diagnose.verdict import Verdict, finding_at_break
+from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import Trajectory
 
 __all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "Kind", "Severity", "diagnose"]
@@ -25,8 +25,8 @@ Rule = Callable[[Break], "Verdict | None"]
 
 # Why a prompt does not start with what was sampled. The first that matches names the cause.
 BREAK_RULES: tuple[Rule, ...] = (
-    forest.duplicate_call,
-    forest.branch,
+    branches.duplicate_call,
+    branches.branch,
     request.chat_template_changed,
     request.request_changed,
     request.bos_mismatch,
@@ -63,10 +63,10 @@ def diagnose(
     findings: list[Finding] = []
     kept: list[int] = []
     for index in range(len(case.steps)):
-        missing = own.missing_ids(case, index)
+        missing = step_checks.missing_ids(case, index)
         if missing is not None:
             findings.append(missing)
-        elif (inconsistent := own.inconsistent(case, index)) is not None:
+        elif (inconsistent := step_checks.inconsistent(case, index)) is not None:
             findings.append(inconsistent)
         link = case.link_of(index)
         if link.parent is None:
@@ -80,8 +80,8 @@ def diagnose(
         if index not in case.no_ids:
             kept.append(index)
     broken = {(f.step, f.start) for f in findings if f.kind == "noncanonical_sampling"}
-    findings += [f for f in own.noncanonical(case, kept) if (f.step, f.start) not in broken]
-    findings += row.row_findings(case)
+    findings += [f for f in step_checks.noncanonical(case, kept) if (f.step, f.start) not in broken]
+    findings += row_findings.row_findings(case)
     findings += _undecidable(case)
     return sorted(findings, key=lambda f: (f.step if f.step is not None else len(case.steps), f.row or 0, f.start))
 
@@ -101,7 +101,7 @@ def _is_text_alone(trajectory: Trajectory) -> bool:
 def _first_prompt(case: Case, index: int) -> list[Finding]:
     if index in case.no_ids:
         return []
-    rules = (own.doubled_bos, template.first_prompt, delta.control_text_in_prompt)
+    rules = (step_checks.doubled_bos, template.first_prompt, delta.control_text_in_prompt)
     found = [finding for rule in rules if (finding := rule(case, index)) is not None]
     return found[:1]
 

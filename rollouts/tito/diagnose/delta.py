@@ -13,14 +13,14 @@ import numpy as np
 
 from rollouts.tito.align import Group, align_ids
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.case import Case
+from rollouts.tito.diagnose.context import Case
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.diagnose.own import control_text_in
 from rollouts.tito.diagnose.request import leading_system
+from rollouts.tito.diagnose.step_checks import control_text_in
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.quote import quoted, quoted_or_nothing
 from rollouts.tito.segments import content_forms
+from rollouts.tito.snippets import quoted, quoted_or_nothing
 from rollouts.tito.trajectory import Ids, Message, Step
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollouts.tito.codec import Codec
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.diagnose.verdict import bounded
+from rollouts.tito.interfaces import Codec
 from rollouts.tito.strategies.protocol import TemplateRewrites
 
 REMEDY = (

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.case import Break, kwargs_of
+from rollouts.tito.diagnose.context import Break, kwargs_of
 from rollouts.tito.diagnose.verdict import Verdict
-from rollouts.tito.quote import clipped, contrast, counted, quoted
 from rollouts.tito.segments import content_forms
+from rollouts.tito.snippets import clipped, contrast, counted, quoted
 from rollouts.tito.trajectory import Message, Step
 
 _MIN_KEPT = 4

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollouts.tito.diagnose.case import Break, Case
+from rollouts.tito.diagnose.context import Break, Case
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.quote import quoted_or_nothing
+from rollouts.tito.snippets import quoted_or_nothing
 
 
 def template_not_append_only(b: Break) -> Verdict | None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.case import Break
+from rollouts.tito.diagnose.context import Break
 from rollouts.tito.diagnose.template import foreign
 from rollouts.tito.diagnose.verdict import Verdict
-from rollouts.tito.quote import contrast, listed
+from rollouts.tito.snippets import contrast, listed
 from rollouts.tito.trajectory import Ids, Step
 
 _TAG_BEFORE = re.compile(r"(?:<[^<>]{1,64}>|\[[A-Z_/]{2,64}\])\s*\Z")

@@ -6,10 +6,10 @@ import re
 from functools import lru_cache
 
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.case import Break
+from rollouts.tito.diagnose.context import Break
 from rollouts.tito.diagnose.template import foreign
 from rollouts.tito.diagnose.verdict import Verdict
-from rollouts.tito.quote import counted
+from rollouts.tito.snippets import counted
 
 _WORD = r"(?:[\w:.\-]*?(?:think|thought|reason|reflection)[\w:.\-]*)"
 # Markers as templates write them: <think>, [THINK], <|think|>, ◁think▷; and a channel of its own.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollouts.tito.diagnose.case import MAX_STRETCH, Break, Case
+from rollouts.tito.diagnose.context import MAX_STRETCH, Break, Case
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.prefix import stream_length

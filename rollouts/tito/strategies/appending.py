@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rollouts.tito.buffer import Buffer
-from rollouts.tito.codec import Conversation, RenderFailed
+from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.prefix import common_prefix
+from rollouts.tito.strategies.conversation import Segment
 from rollouts.tito.strategies.protocol import Context, Tools, changed_past
-from rollouts.tito.strategies.talk import Segment
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Origins, Row, ids_array
 
 

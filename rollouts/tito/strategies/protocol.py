@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from rollouts.tito.codec import Codec, Conversation, Renderer
+from rollouts.tito.interfaces import Codec, Conversation, Renderer
 from rollouts.tito.segments import origins_of_text
 from rollouts.tito.trajectory import Floats, Ids, Mask, Message, Origins, Row, Step
 
 if TYPE_CHECKING:
     from rollouts.tito.strategies.bridge import Extends
-    from rollouts.tito.strategies.talk import Segment
+    from rollouts.tito.strategies.conversation import Segment
 
 Tools = Sequence[Mapping[str, Any]] | None
 T = TypeVar("T")

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.buffer import Buffer
-from rollouts.tito.codec import Conversation
+from rollouts.tito.interfaces import Conversation
 from rollouts.tito.prefix import common_prefix, merged_rows
+from rollouts.tito.strategies.conversation import Segment
 from rollouts.tito.strategies.protocol import Context, StrategyRefused, Tools
-from rollouts.tito.strategies.talk import Segment
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step
 
 

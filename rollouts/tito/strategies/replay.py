@@ -10,11 +10,11 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from rollouts.tito.batches import batched
-from rollouts.tito.codec import Conversation, Foresees, RenderFailed
+from rollouts.tito.interfaces import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.segments import mask_runs
+from rollouts.tito.strategies.conversation import Segment, continues, own_logprobs, segments
 from rollouts.tito.strategies.protocol import MOST_REMEMBERED, Context, Forks, Strategy, StrategyRefused, TakesRecorded
-from rollouts.tito.strategies.talk import Segment, continues, own_logprobs, segments
 from rollouts.tito.strategies.two_templates import start
 from rollouts.tito.trajectory import Ids, Message, Origin, Row, Step, Trajectory
 

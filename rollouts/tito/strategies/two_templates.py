@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rollouts.tito.codec import Conversation, RenderFailed
+from rollouts.tito.interfaces import Conversation, RenderFailed
+from rollouts.tito.strategies.conversation import Segment
 from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, Tools
-from rollouts.tito.strategies.talk import Segment
 from rollouts.tito.trajectory import Floats, Ids, Message, Origins, Row
 
 

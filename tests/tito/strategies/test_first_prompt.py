@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from rollouts.tito.codec import Codec, Renderer
+from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import Context
 from rollouts.tito.trajectory import Ids, ids_array
 

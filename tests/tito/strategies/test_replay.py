@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollouts.chat_templates import RememberingRenderer, renderer, sandbox
-from rollouts.tito.rows import length_mismatch
+from rollouts.tito.diagnose.row_checks import length_mismatch
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import Replay, replay, replay_many, with_replies
 from rollouts.tito.trajectory import Message, Request, Step, Trajectory

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollouts.tito.quote import counted
+from rollouts.tito.snippets import counted
 from rollouts.tito.trajectory import Floats, Mask, Row
 
 _LOGPROBS = ("logprob", "log_prob")

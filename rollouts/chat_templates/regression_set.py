@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollouts.chat_templates.bench import Bench, key_of
 from rollouts.chat_templates.checks import all_probes, tito_post_probe
 from rollouts.chat_templates.compare import common_length
-from rollouts.chat_templates.forms import Form
+from rollouts.chat_templates.message_shape import Form
 from rollouts.chat_templates.probes import Probe, markers_of
 from rollouts.chat_templates.render import Conversation, TemplateRenderer, provenance
+from rollouts.chat_templates.render_cache import Bench, key_of
 from rollouts.tito.trajectory import Message
 
 CANARIES = 12

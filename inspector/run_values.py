@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from inspector.filters import SEVERITIES, TrajectoryFilter
 from inspector.health import PATIENCE_SECONDS, has_worker
-from inspector.recorded_page import lacks_of
+from inspector.record_page import lacks_of
 from inspector.templatetags.inspector_tags import plural
 from rollouts.launch import SEEDS, engine_queue
 from rollouts.models import Rejection, Run, Trajectory

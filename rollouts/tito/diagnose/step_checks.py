@@ -9,11 +9,11 @@ import numpy as np
 
 from rollouts.tito.canonical import canonical_check_batch
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.case import Case
+from rollouts.tito.diagnose.context import Case
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
-from rollouts.tito.quote import clipped, counted, listed
 from rollouts.tito.segments import byte_offsets, content_forms
+from rollouts.tito.snippets import clipped, counted, listed
 from rollouts.tito.trajectory import Ids, Message, Step
 
 _CONSTANT = 4

@@ -15,8 +15,8 @@ import numpy as np
 from inspector import group_compare
 from inspector import trajectory_data as data
 from inspector.api import whole_number
-from inspector.pages import Place, View
-from inspector.sides import Comparison, Line, as_json, compare, first_places, plain_tokens, with_texts
+from inspector.place import Place, View
+from inspector.side_by_side import Comparison, Line, as_json, compare, first_places, plain_tokens, with_texts
 from inspector.token_html import TokenPainter
 from inspector.trajectory_page import base_url
 from rollouts import models, selectors

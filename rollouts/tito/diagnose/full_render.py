@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rollouts.tito.codec import Codec, Renderer
 from rollouts.tito.diagnose import text, thinking
-from rollouts.tito.diagnose.case import Break, Case
+from rollouts.tito.diagnose.context import Break, Case
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.template import template_not_append_only
 from rollouts.tito.diagnose.verdict import bound_note, bounded
+from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.prefix import Link, stream_length
-from rollouts.tito.quote import quoted_or_nothing
+from rollouts.tito.snippets import quoted_or_nothing
 from rollouts.tito.trajectory import NO_IDS, Ids, Request, Step, Trajectory
 
 COMPARE = {

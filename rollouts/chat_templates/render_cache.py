@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rollouts.chat_templates.compare import CharacterCodec, Side
-from rollouts.chat_templates.forms import TOOLS, Form, Tool
+from rollouts.chat_templates.message_shape import TOOLS, Form, Tool
 from rollouts.chat_templates.render import Conversation, Provenance, TemplateRenderer
-from rollouts.tito.codec import Codec
+from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import NO_IDS, Message
 
 CONTROL_SHAPE = re.compile(r"<[|｜/]?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]|</s>|<s>")

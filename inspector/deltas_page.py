@@ -17,8 +17,8 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector import trajectory_data as data
 from inspector.api import whole_number
-from inspector.pages import Place, View
-from inspector.sides import text_of
+from inspector.place import Place, View
+from inspector.side_by_side import text_of
 from inspector.text_html import text_html
 from inspector.token_html import TokenPainter, Tokens
 from inspector.trajectory_page import base_url
@@ -26,7 +26,7 @@ from inspector.turns import stored_json
 from rollouts import models
 from rollouts.chat_templates import renderer
 from rollouts.chat_templates.compare import common_length
-from rollouts.tito.codec import Renderer, RenderFailed
+from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.strategies.appending import dummy_conversation
 from rollouts.tito.trajectory import Ids, Origin, Origins
 from rollouts.tokenizers import TokenizerUnusable, load

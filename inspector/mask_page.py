@@ -10,7 +10,7 @@ import numpy as np
 from django.db.models import Q
 
 from inspector import trajectory_data as data
-from inspector.pages import Place, View, read_place
+from inspector.place import Place, View, read_place
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.token_html import TokenPainter, Tokens
 from inspector.trajectory_page import base_url

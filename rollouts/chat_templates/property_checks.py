@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollouts.chat_templates.bench import Bench
 from rollouts.chat_templates.compare import Comparison, Side, common_length, token_start
-from rollouts.chat_templates.forms import CALC, TOOLS, Form, system, user
+from rollouts.chat_templates.message_shape import CALC, TOOLS, Form, system, user
 from rollouts.chat_templates.render import Conversation
+from rollouts.chat_templates.render_cache import Bench
 from rollouts.chat_templates.report import Check, Purpose, Status
-from rollouts.tito.quote import quoted, quoted_or_nothing
+from rollouts.tito.snippets import quoted, quoted_or_nothing
 from rollouts.tito.trajectory import Message
 
 Judge = Callable[[Bench], Check]

@@ -7,18 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts.tito import rows as checks
-from rollouts.tito.codec import Renderer, RenderFailed
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.case import Case
+from rollouts.tito.diagnose import row_checks as checks
+from rollouts.tito.diagnose.context import Case
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.diagnose.mask_checks import (
+    Marks,
+    derived_header,
+    derived_stops,
+    header_places,
+    mask_faults,
+    places_of,
+)
+from rollouts.tito.diagnose.row_checks import RowFault
 from rollouts.tito.diagnose.verdict import bounded
+from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.prefix import common_prefix, stream_length
-from rollouts.tito.quote import counted
-from rollouts.tito.row_masks import Marks, derived_header, derived_stops, header_places, mask_faults, places_of
-from rollouts.tito.rows import RowFault
 from rollouts.tito.segments import mask_runs
+from rollouts.tito.snippets import counted
 from rollouts.tito.trajectory import NO_IDS, Ids, Message, Origin, Row, Step
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from django.utils.safestring import SafeString
 
-from inspector.pages import RUNS_LIMIT, WINDOW, Lens, Place, View
+from inspector.place import RUNS_LIMIT, WINDOW, Lens, Place, View
 from inspector.token_html import Block, TokenPainter, Tokens
 from inspector.turns import Turn
 

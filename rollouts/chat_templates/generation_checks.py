@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rollouts.chat_templates.bench import Bench
+from rollouts.chat_templates.assistant_masks import merged, overrun
 from rollouts.chat_templates.compare import Side
-from rollouts.chat_templates.facts import raised, stop_text, unsupported
-from rollouts.chat_templates.forms import CALC, user
-from rollouts.chat_templates.masks import merged, overrun
+from rollouts.chat_templates.message_shape import CALC, user
+from rollouts.chat_templates.property_checks import raised, stop_text, unsupported
+from rollouts.chat_templates.render_cache import Bench
 from rollouts.chat_templates.report import Check, Purpose, Status
 from rollouts.tito.trajectory import Message
 

@@ -15,19 +15,19 @@ from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
 
-from rollouts.chat_templates.bench import key_of
+from rollouts.chat_templates.assistant_masks import exact_mask, merged, overlap_mask, transformers_mask
 from rollouts.chat_templates.checks import check, make_bench
 from rollouts.chat_templates.compare import common_length
-from rollouts.chat_templates.facts import stop_text
-from rollouts.chat_templates.generation import NAME, has_generation_tags
-from rollouts.chat_templates.masks import exact_mask, merged, overlap_mask, transformers_mask
+from rollouts.chat_templates.generation_checks import NAME, has_generation_tags
 from rollouts.chat_templates.parts import CannotTakeApart, Group, Leaf, Node, Operand, cut, explicit, take_apart, walk
 from rollouts.chat_templates.probes import markers_of
+from rollouts.chat_templates.property_checks import stop_text
+from rollouts.chat_templates.regression_set import World
 from rollouts.chat_templates.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollouts.chat_templates.render_cache import key_of
 from rollouts.chat_templates.repair import unified_diff
 from rollouts.chat_templates.report import CheckReport, Status
-from rollouts.chat_templates.world import World
-from rollouts.tito.codec import RenderFailed
+from rollouts.tito.interfaces import RenderFailed
 
 CUTS = 8
 """At most this many constants are cut."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollouts.chat_templates import sandbox
 from rollouts.chat_templates.render import TemplateRenderer, TemplateTokenizer
-from rollouts.tito.codec import Conversation, RenderFailed
+from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.trajectory import Ids, Message
 
 MOST_MESSAGES = 6_000

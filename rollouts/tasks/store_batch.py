@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rollouts import selectors, services
 from rollouts.models import Run, Trajectory
-from rollouts.tasks.scribe import Ended, Pile
+from rollouts.tasks.storage_process import Ended, Pile
 from rollouts.tito import trajectory as tito
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.trajectory import Step

@@ -10,8 +10,8 @@ import numpy as np
 
 from rollouts.tito.align import Group, align_ids, align_same_bytes
 from rollouts.tito.canonical import bytes_of_each
-from rollouts.tito.codec import Codec, Renderer, RenderFailed
 from rollouts.tito.diagnose import messages as msg
+from rollouts.tito.interfaces import Codec, Renderer, RenderFailed
 from rollouts.tito.prefix import (
     Link,
     common_prefix,
@@ -19,8 +19,8 @@ from rollouts.tito.prefix import (
     shared_with_stream,
     stream_length,
 )
-from rollouts.tito.quote import window_text
 from rollouts.tito.segments import byte_offsets
+from rollouts.tito.snippets import window_text
 from rollouts.tito.trajectory import Ids, Mask, Message, Step, Trajectory
 
 RendererFor = Callable[[str], "Renderer | None"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollouts.tito.quote import counted
-from rollouts.tito.rows import RowFault, nonzero
+from rollouts.tito.diagnose.row_checks import RowFault, nonzero
 from rollouts.tito.segments import mask_runs
+from rollouts.tito.snippets import counted
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
 
 

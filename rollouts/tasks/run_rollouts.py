@@ -24,11 +24,11 @@ from rollouts.launch import LaunchForm, ServedModel, form_from, send, served_mod
 from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
 from rollouts.models import ChatTemplate, Run, Trajectory
 from rollouts.tasks.checks import order, order_repair
-from rollouts.tasks.leasing import Ahead
-from rollouts.tasks.pulse import Pulse
-from rollouts.tasks.recorder import Recorder, Saved
+from rollouts.tasks.heartbeat import Pulse
+from rollouts.tasks.lease_prefetch import Ahead
 from rollouts.tasks.run_state import adopt_orphans, begin, hand_back, settle
-from rollouts.tasks.scribe import Desk, Ended, Pile, close_idle
+from rollouts.tasks.storage_process import Desk, Ended, Pile, close_idle
+from rollouts.tasks.write_behind import Recorder, Saved
 
 if TYPE_CHECKING:
     from rollouts.tito.diagnose.finding import Finding

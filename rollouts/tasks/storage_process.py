@@ -29,7 +29,7 @@ NICE = 5
 START = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     f"import os; os.nice({NICE}); "
-    "import django; django.setup(); from rollouts.tasks import scribe; scribe.main()"
+    "import django; django.setup(); from rollouts.tasks import storage_process; storage_process.main()"
 )
 """The program of the process. Not ``-m``: the package's models want the applications loaded first."""
 
@@ -188,7 +188,7 @@ def serve(pipe: Connection) -> None:
     """Store what comes until the pipe closes."""
     from django.db import connection
 
-    from rollouts.tasks.writing import Writing
+    from rollouts.tasks.store_batch import Writing
 
     held: Writing | None = None
     while True:

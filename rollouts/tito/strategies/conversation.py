@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rollouts.tito.codec import Conversation
+from rollouts.tito.interfaces import Conversation
 from rollouts.tito.strategies.protocol import StrategyRefused, Tools
 from rollouts.tito.trajectory import Floats, Message, Step
 

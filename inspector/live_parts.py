@@ -19,7 +19,8 @@ from inspector.api import whole_number
 from inspector.charts import histogram
 from inspector.filters import TrajectoryFilter
 from inspector.refusal import refusal
-from inspector.run_data import (
+from inspector.run_figures import summary_of
+from inspector.run_values import (
     finding_choices,
     is_active,
     is_flat,
@@ -29,7 +30,6 @@ from inspector.run_data import (
     stop_choices,
     trajectory_facts,
 )
-from inspector.run_figures import summary_of
 from rollouts import launch, selectors
 from rollouts.models import Run, Trajectory
 
