@@ -12,9 +12,9 @@ from django.utils.safestring import SafeString, mark_safe
 from inspector.check_repair import marks, message_words, repairs, search
 from inspector.template_matrix import word_of
 from inspector.text_html import text_html
-from rollouts import template_checks
-from rollouts.chat_templates.checks import TITO_POST
+from rollouts.chat_templates.probes.checks import TITO_POST
 from rollouts.models import TemplateCheck
+from rollouts.work import template_checks
 
 GLYPHS = {"ok": "●", "broken": "▲", "raises": "◆", "unsupported": "○"}
 MARKED = "k f"

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from rollouts import template_checks
 from rollouts.models import TemplateCheck
+from rollouts.work import template_checks
 
 CHANGED_MOST = 100
 """Conversations whose change is drawn; the JSON twin has them all."""

@@ -12,8 +12,8 @@ from django.http import QueryDict
 
 from inspector.api import whole_number
 from inspector.check_forms import MAX_JSON_CHARACTERS
-from rollouts import template_checks
 from rollouts.models import ChatTemplate, Content, Run, Step, TemplateCheck, Tokenizer, Trajectory
+from rollouts.work import template_checks
 
 
 def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[str, str]:

@@ -25,7 +25,7 @@ from inspector.trajectory_page import base_url
 from inspector.turns import stored_json
 from rollouts import models
 from rollouts.chat_templates import renderer
-from rollouts.chat_templates.compare import common_length
+from rollouts.chat_templates.probes.compare import common_length
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.strategies.appending import dummy_conversation
 from rollouts.tito.trajectory import Ids, Origin, Origins

@@ -12,13 +12,14 @@ from django.core.files.uploadedfile import UploadedFile
 
 from inspector.check_forms import JsonField
 from inspector.forms import PlainForm, read_template
-from rollouts import bridges, services
+from rollouts import services
 from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
-from rollouts.launch import SEEDS, LaunchForm, served_models
 from rollouts.models import ChatTemplate, Run, TemplateCheck
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.about import ABOUT
+from rollouts.work import renderers_package
+from rollouts.work.launch import SEEDS, LaunchForm, served_models
 
 MOST_PROBLEMS = 10
 MOST_TEMPLATES = 200
@@ -31,7 +32,7 @@ def _choices(names: Any) -> list[tuple[str, str]]:
 
 
 def _strategies() -> list[tuple[str, str]]:
-    lacking = set() if bridges.is_installed() else {"bridge"}
+    lacking = set() if renderers_package.is_installed() else {"bridge"}
     return [(slug, f"{words} (not installed)" if slug in lacking else words) for slug, words in _choices(STRATEGIES)]
 
 

@@ -30,8 +30,9 @@ from inspector.run_values import (
     stop_choices,
     trajectory_facts,
 )
-from rollouts import launch, selectors
+from rollouts import selectors
 from rollouts.models import Run, Trajectory
+from rollouts.work import launch
 
 TRAJECTORIES_PER_PAGE = 50
 LOOK_SECONDS = 5

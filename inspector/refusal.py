@@ -7,8 +7,8 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from rollouts import template_checks
 from rollouts.models import ChatTemplate, Finding, Run, TemplateCheck
+from rollouts.work import template_checks
 
 KINDS = ("empty_think_toggled", "template_not_append_only")
 

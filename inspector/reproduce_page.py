@@ -8,9 +8,9 @@ from inspector.access import reads_trajectory
 from inspector.templatetags.inspector_tags import finding_title
 from rollouts import models, selectors
 from rollouts.models import Trajectory as Stored
-from rollouts.reproduce import CannotReproduce, script
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
+from rollouts.work.reproduce import CannotReproduce, script
 
 READING_ORDER = ("step_index", "row_index", "start", "id")
 """As the trajectory page numbers its findings."""

@@ -7,9 +7,9 @@ from typing import Any
 from inspector.run_jobs import is_active as is_active_job
 from inspector.run_jobs import job_facts
 from inspector.run_values import is_active
-from rollouts import replays
 from rollouts.models import Job, Run
 from rollouts.tito.strategies.about import ABOUT
+from rollouts.work import replays
 
 LOOKED_AT = 10
 """Replays among which the last finished one is looked for; older ones were all given up."""

@@ -15,10 +15,10 @@ from inspector.filters import SEVERITIES, TrajectoryFilter
 from inspector.health import PATIENCE_SECONDS, has_worker
 from inspector.record_page import lacks_of
 from inspector.templatetags.inspector_tags import plural
-from rollouts.launch import SEEDS, engine_queue
 from rollouts.models import Rejection, Run, Trajectory
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.tasks.run_state import QUIET_SECONDS
+from rollouts.work.launch import SEEDS, engine_queue
 
 ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")

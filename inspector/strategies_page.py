@@ -1,6 +1,6 @@
 """Strategies: what each would have made of a trajectory, any two side by side, and what step-wise training costs.
 
-The replays come from a worker (``rollouts.replays``); this page reads figures and rows, and aligns two rows.
+The replays come from a worker (``rollouts.work.replays``); this page reads figures and rows, and aligns two rows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from inspector.place import Place, View
 from inspector.side_by_side import Comparison, as_json, compare, with_texts
 from inspector.token_html import Tokens
 from inspector.trajectory_page import base_url, is_live
-from rollouts import models, replays
+from rollouts import models
 from rollouts.tasks.replays import order
 from rollouts.tito.align import align_ids
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.about import ABOUT
 from rollouts.tito.trajectory import Origin
+from rollouts.work import replays
 
 RECORDED = "recorded"
 """The rows as they are stored; stands beside the strategies in the comparison."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from rollouts.launch import served_models
+from rollouts.work.launch import served_models
 
 
 @register()

@@ -8,8 +8,8 @@ from typing import Any
 
 from inspector.check_repair import diff_lines, text_diff
 from inspector.template_matrix import LETTERS, is_missing, word_of
-from rollouts import template_checks
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.work import template_checks
 
 
 def choices() -> list[dict[str, str]]:

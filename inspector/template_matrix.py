@@ -10,8 +10,8 @@ from typing import Any
 
 from django.http import QueryDict
 
-from rollouts import template_checks
 from rollouts.models import TemplateCheck, Tokenizer
+from rollouts.work import template_checks
 
 LETTERS = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "–", "void": "v", "differs": "d"}
 WORDS = {

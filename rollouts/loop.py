@@ -21,7 +21,7 @@ import numpy as np
 from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, reason
 from rollouts.engines.worker import EngineClosed, EngineFacts, EngineOwner
 from rollouts.environments import Environment, Episode, Outcome, Task
-from rollouts.parsing import Parse, answering, with_call_ids
+from rollouts.replies.parsing import Parse, answering, with_call_ids
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import Strategy, StrategyRefused, TemplateRewrites
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Row, Step

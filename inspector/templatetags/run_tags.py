@@ -6,11 +6,11 @@ from typing import Any
 
 from django import template
 
-from rollouts.exporting import WRITERS, is_rows, title_of
 from rollouts.models import Run, Tokenizer
 from rollouts.tito.diagnose import VERSION
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.about import ABOUT
+from rollouts.work.exporting import WRITERS, is_rows, title_of
 
 register = template.Library()
 

@@ -18,9 +18,10 @@ from inspector.check_page import check_page, conversation_page, drawn, drawn_con
 from inspector.check_repair import named
 from inspector.check_subject import failing_probe, filled_in, subject
 from inspector.uploaded_tokenizer import register_upload, unreadable
-from rollouts import services, template_checks
+from rollouts import services
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.tasks.checks import order, order_repair
+from rollouts.work import template_checks
 
 RECENT = 20
 PROBE_NAME = 60

@@ -13,10 +13,10 @@ from django.views.decorators.http import require_http_methods
 from inspector.api import json_page, page, wants_json
 from inspector.launch_form import NewRunForm, filled_in
 from inspector.run_values import run_facts
-from rollouts import launch
 from rollouts.models import Run
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.about import ABOUT
+from rollouts.work import launch
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -17,11 +17,12 @@ from inspector.access import reads_run
 from inspector.api import error_page, json_page, wants_json, whole_number
 from inspector.run_jobs import for_page, is_offered, job_facts
 from inspector.run_values import is_active
-from rollouts import exporting, services
-from rollouts.exporting import Wanted
-from rollouts.formats.exports import ExportRefused
+from rollouts import services
+from rollouts.formats.writers.exports import ExportRefused
 from rollouts.models import Job, Run, Tokenizer
 from rollouts.tasks import jobs
+from rollouts.work import exporting
+from rollouts.work.exporting import Wanted
 
 LARGEST = 500_000
 """Tokens of a run that a request writes; a larger one is written by a worker."""

@@ -20,9 +20,10 @@ from inspector.refusal import refusal
 from inspector.run_jobs import has_just_judged, job_facts, latest_jobs
 from inspector.run_jobs import is_active as is_active_job
 from inspector.run_values import is_active, rejection_facts, run_facts, run_origin, settings_words, tokenizer_note
-from rollouts import launch, services
+from rollouts import services
 from rollouts.models import Run
 from rollouts.selectors.figures import worst_of
+from rollouts.work import launch
 
 RUNS_PER_PAGE = 25
 REJECTIONS_SHOWN = 100

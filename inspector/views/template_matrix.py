@@ -12,9 +12,9 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector import template_compare, template_matrix
 from inspector.api import page
-from rollouts import template_checks
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.tasks.checks import order
+from rollouts.work import template_checks
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

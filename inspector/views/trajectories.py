@@ -23,9 +23,9 @@ from inspector.mask_page import mask_page
 from inspector.record_page import recorded_page
 from inspector.strategies_page import strategies_page
 from inspector.trajectory_json import tokens_json
-from rollouts import replays
 from rollouts.models import Trajectory
 from rollouts.tasks.replays import order
+from rollouts.work import replays
 
 PAGE_VERSION = 12
 """Part of the ETag: raise it when a page's HTML changes, so that no browser keeps the old one."""

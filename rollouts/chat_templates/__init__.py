@@ -1,11 +1,11 @@
 """Chat templates: render in a sandbox, check, repair. Pure: knows neither storage nor the web."""
 
-from rollouts.chat_templates.checks import cannot_render, check, is_prefix_preserving
-from rollouts.chat_templates.generation_tags import Marks, find_marks, with_marks
-from rollouts.chat_templates.prefetching_renderer import RememberingRenderer
-from rollouts.chat_templates.render import Conversation, Provenance, TemplateRenderer, renderer
-from rollouts.chat_templates.repair import Repair, find_repair, with_repair
-from rollouts.chat_templates.report import Check, CheckReport, Purpose, Status
+from rollouts.chat_templates.probes.checks import cannot_render, check, is_prefix_preserving
+from rollouts.chat_templates.probes.report import Check, CheckReport, Purpose, Status
+from rollouts.chat_templates.repair.generation_tags import Marks, find_marks, with_marks
+from rollouts.chat_templates.repair.search import Repair, find_repair, with_repair
+from rollouts.chat_templates.sandbox.prefetching_renderer import RememberingRenderer
+from rollouts.chat_templates.sandbox.render import Conversation, Provenance, TemplateRenderer, renderer
 
 VERSION = 4
 """Raise it when a check can come out differently: stored reports of older versions are made anew."""

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from rollouts.environments.calculator import last_number
 from rollouts.environments.lookup import mentions
 from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
-from rollouts.formats.json_text import json_problem
+from rollouts.formats.containers.json_text import json_problem
 from rollouts.tito.message_validation import tools_problem
 
 MAX_LINE = 4 << 20

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rollouts.formats import (
+from rollouts.formats.containers import parquet
+from rollouts.formats.containers.source import FileRefused, Source
+from rollouts.formats.readers import (
     nemo_gym,
     nemo_rl,
     own_jsonl,
-    parquet,
     prime_rl_export,
     recorded_calls,
     rllm,
@@ -25,7 +26,6 @@ from rollouts.formats import (
 )
 from rollouts.formats.registry import Format, Rejected, is_named_by_line
 from rollouts.formats.shapes import BadLine, decode
-from rollouts.formats.source import FileRefused, Source
 from rollouts.tito.trajectory import Trajectory
 
 FORMATS: dict[str, Format] = {

@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from rollouts.formats.containers.source import Source
 from rollouts.formats.shapes import BadLine, decode
-from rollouts.formats.source import Source
 from rollouts.tito.trajectory import Trajectory
 
 _BY_LINE = re.compile(r"line-\d+(-\d+)*(-row-\d+)?")

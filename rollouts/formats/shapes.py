@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollouts.formats.json_text import canonical_json
+from rollouts.formats.containers.json_text import canonical_json
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message
 
 MAX_DEPTH = 100
@@ -109,7 +109,7 @@ def sequence(value: Any, where: str) -> list[Any]:
 def ids(value: Any, where: str) -> Ids:
     """Token ids: whole numbers from 0 to 2147483647. ``5.0`` is one, because data frames write so.
 
-    An array was looked over before (``rollouts.formats.prompts``).
+    An array was looked over before (``rollouts.formats.readers.prompts``).
     """
     if isinstance(value, np.ndarray):
         return value
@@ -144,7 +144,7 @@ def optional_ids(value: Any, where: str) -> Ids:
 def floats(value: Any, where: str) -> Floats:
     """Numbers as float32; null becomes NaN (writers put it in place of what JSON cannot hold).
 
-    An array was looked over before (``rollouts.formats.prompts``).
+    An array was looked over before (``rollouts.formats.readers.prompts``).
     """
     if isinstance(value, np.ndarray):
         return value

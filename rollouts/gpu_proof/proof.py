@@ -27,10 +27,10 @@ from rollouts.gpu_proof.checks import check_ids, check_logprobs
 from rollouts.gpu_proof.engine import bare, new_witness, reset_cache, score, witness_of
 from rollouts.gpu_proof.model import FULL, SMALL, Shape, make_model
 from rollouts.gpu_proof.rounds import RoundsEnvironment
-from rollouts.launch import LaunchForm, launch, served_models
 from rollouts.models import Run
 from rollouts.tasks.run_rollouts import close_engines, engine_of, live_trajectories, work_on
 from rollouts.tito.trajectory import Trajectory
+from rollouts.work.launch import LaunchForm, launch, served_models
 
 DEMO, RANDOM = "proof-demo", "proof-random"
 MAX_SCORED = 256

@@ -18,14 +18,15 @@ from django.db import DatabaseError, close_old_connections, connection
 from django.utils import timezone
 
 from rollouts import selectors, services
-from rollouts.diagnosis import findings_for
-from rollouts.formats import Rejected, Source, recorded_calls
+from rollouts.formats import Rejected, Source
+from rollouts.formats.readers import recorded_calls
 from rollouts.models import Run
 from rollouts.recorder import wire
 from rollouts.recorder.sessions import Conversations
 from rollouts.services.recorded import append_steps, settle_trajectory
 from rollouts.services.rejections import add_rejections
 from rollouts.tito.trajectory import Step
+from rollouts.work.diagnosis import findings_for
 
 log = logging.getLogger(__name__)
 

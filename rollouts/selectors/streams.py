@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rollouts import models
-from rollouts.formats.json_text import canonical_json
+from rollouts.formats.containers.json_text import canonical_json
 from rollouts.tito.prefix import Link
 from rollouts.tito.trajectory import NO_IDS, Ids, Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from rollouts.formats.json_text import canonical_json
+from rollouts.formats.containers.json_text import canonical_json
 from rollouts.models import Content
 from rollouts.services.bulk import insert_values
 

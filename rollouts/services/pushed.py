@@ -10,7 +10,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from rollouts import models
-from rollouts.formats.json_text import canonical_json
+from rollouts.formats.containers.json_text import canonical_json
 from rollouts.services.trajectories import TokenTable, save_trajectories
 from rollouts.tito.trajectory import Trajectory
 

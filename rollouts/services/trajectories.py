@@ -13,7 +13,7 @@ from django.db.models import Max
 from django.utils import timezone
 
 from rollouts import models
-from rollouts.formats.json_text import canonical_json
+from rollouts.formats.containers.json_text import canonical_json
 from rollouts.services.bulk import bare, insert_whole, reserve_keys
 from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, worst_severity

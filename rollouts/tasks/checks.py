@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from rollouts import template_checks
 from rollouts.models import TemplateCheck
+from rollouts.work import template_checks
 
 
 @shared_task(name="rollouts.check_template")

@@ -22,7 +22,7 @@ SILENT_SECONDS = 15
 @shared_task(name="rollouts.import_files", bind=True, max_retries=3)
 def import_files(self: Any, run_id: int) -> None:
     """Read the files that the run's settings name. Delivered twice it imports once; after a crash it goes on."""
-    from rollouts.diagnosis import findings_for
+    from rollouts.work.diagnosis import findings_for
 
     run = Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(pk=run_id).first()
     if run is None or run.status not in (Run.Status.QUEUED, Run.Status.RUNNING):

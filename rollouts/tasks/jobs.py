@@ -16,11 +16,12 @@ from celery import shared_task, signals
 from django.conf import settings
 from django.db import connection
 
-from rollouts import exporting, replays, services
-from rollouts.diagnosis import judge_run
-from rollouts.formats.exports import ExportRefused
+from rollouts import services
+from rollouts.formats.writers.exports import ExportRefused
 from rollouts.models import Job, Run, Trajectory
 from rollouts.services.jobs import JobLost, adopt_jobs, beat_job, end_job, files_in_use, in_days, take_job
+from rollouts.work import exporting, replays
+from rollouts.work.diagnosis import judge_run
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ JUDGED_TO = "judged_to"
 @shared_task(name="rollouts.judge_pushed")
 def judge_pushed(run_id: int) -> None:
     """Judge what is new in a run. Delivered twice it leaves the same findings."""
-    from rollouts.diagnosis import diagnose_and_save
+    from rollouts.work.diagnosis import diagnose_and_save
 
     while True:
         run = Run.objects.select_related("tokenizer", "chat_template").filter(pk=run_id).first()

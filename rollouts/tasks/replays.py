@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from rollouts import replays
 from rollouts.models import Replay
+from rollouts.work import replays
 
 
 @shared_task(name="rollouts.replay_trajectory")

@@ -15,12 +15,11 @@ from celery import shared_task, signals
 from celery.worker.state import active_requests
 from django.db import connection
 
-from rollouts import selectors, services, template_checks
+from rollouts import selectors, services
 from rollouts.engines import LIGHT, EngineError, Sampling, build_engine, reason
 from rollouts.engines.process import EngineProcess
 from rollouts.engines.worker import EngineOwner, EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
-from rollouts.launch import LaunchForm, ServedModel, form_from, send, served_models
 from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
 from rollouts.models import ChatTemplate, Run, Trajectory
 from rollouts.tasks.checks import order, order_repair
@@ -29,6 +28,8 @@ from rollouts.tasks.lease_prefetch import Ahead
 from rollouts.tasks.run_state import adopt_orphans, begin, hand_back, settle
 from rollouts.tasks.storage_process import Desk, Ended, Pile, close_idle
 from rollouts.tasks.write_behind import Recorder, Saved
+from rollouts.work import template_checks
+from rollouts.work.launch import LaunchForm, ServedModel, form_from, send, served_models
 
 if TYPE_CHECKING:
     from rollouts.tito.diagnose.finding import Finding
@@ -124,8 +125,8 @@ class _Work:
 
     def _do(self, pulse: Pulse) -> BatchEnd:
         from rollouts import tokenizers
-        from rollouts.call_readers import way_of
-        from rollouts.parsing import parser, wants_call_ids
+        from rollouts.replies.call_readers import way_of
+        from rollouts.replies.parsing import parser, wants_call_ids
         from rollouts.tito.strategies import STRATEGIES, start
 
         run, form = self.run, self.form
@@ -227,9 +228,9 @@ def _templates(run: Run) -> list[ChatTemplate]:
 
 
 def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
-    from rollouts.bridges import bridges_of
     from rollouts.chat_templates import renderer
     from rollouts.tito.strategies import Context
+    from rollouts.work.renderers_package import bridges_of
 
     renderers = [renderer(tokenizer, template.text) for template in _templates(run)]
     prompts, *rows = (

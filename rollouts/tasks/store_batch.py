@@ -54,7 +54,7 @@ class Writing:
         return ends
 
     def _judge(self, record: Trajectory, one: Ended) -> list[Finding]:
-        from rollouts.diagnosis import findings_for
+        from rollouts.work.diagnosis import findings_for
 
         steps = self._steps.get(one.key, [])
         if len(steps) != record.n_steps:

@@ -19,10 +19,10 @@ import pytest
 from django.db.models import F
 
 from rollouts import services
-from rollouts.diagnosis import findings_for
 from rollouts.models import Run, Step, Trajectory
 from rollouts.tokenizers import load
 from rollouts.tokenizers.loaded import LoadedTokenizer
+from rollouts.work.diagnosis import findings_for
 from tests.bench.gym_file import rollout, write_gym_file
 from tests.conftest import ROOT
 

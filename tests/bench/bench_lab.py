@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rollouts.chat_templates import Repair, check, find_marks, find_repair
-from rollouts.chat_templates.checks import make_bench
-from rollouts.chat_templates.regression_set import World
-from rollouts.chat_templates.render import TemplateRenderer
-from rollouts.chat_templates.report import CheckReport, Purpose, Status
+from rollouts.chat_templates.probes.checks import make_bench
+from rollouts.chat_templates.probes.report import CheckReport, Purpose, Status
+from rollouts.chat_templates.repair.regression_set import World
+from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tokenizers import LoadedTokenizer, load
 
 pytestmark = pytest.mark.bench

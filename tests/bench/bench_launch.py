@@ -25,9 +25,9 @@ from django.db import connection
 
 from rollouts import selectors, services
 from rollouts.gpu_proof.bare import plan
-from rollouts.launch import LaunchForm, launch, served_models
 from rollouts.models import Finding, Run, Trajectory
 from rollouts.tasks import run_rollouts as work
+from rollouts.work.launch import LaunchForm, launch, served_models
 from tests.bench.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
 from tests.bench.processes import family, processor_seconds, sums
 

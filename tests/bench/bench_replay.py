@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from rollouts import tokenizers
-from rollouts.chat_templates import RememberingRenderer, renderer, sandbox
+from rollouts.chat_templates import RememberingRenderer, renderer
+from rollouts.chat_templates.sandbox import client
 from rollouts.tito.canonical import canonical_check_batch
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import replay, replay_many
@@ -99,4 +100,4 @@ def best(work: Callable[[], None]) -> tuple[float, float, float]:
 
 
 def _sandboxed() -> float:
-    return sum(worker.cpu_seconds() for worker in sandbox.pool().idle)
+    return sum(worker.cpu_seconds() for worker in client.pool().idle)

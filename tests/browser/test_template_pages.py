@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from rollouts import services, template_checks
+from rollouts import services
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks
+from rollouts.work import template_checks
 from tests.web.test_template_lab import BROKEN, SAFE, TALK
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from rollouts import launch as launching
 from rollouts import models, selectors, services
-from rollouts.launch import LaunchForm
 from rollouts.tasks import replays, run_state
 from rollouts.tasks import run_rollouts as work
+from rollouts.work import launch as launching
+from rollouts.work.launch import LaunchForm
 from tests.conftest import few_at_once, wait_until
 from tests.web.trajectory_samples import Maker
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from rollouts.chat_templates import Status, check, is_prefix_preserving, renderer
-from rollouts.chat_templates.assistant_masks import overrun, transformers_mask
-from rollouts.chat_templates.checks import make_bench
-from rollouts.chat_templates.compare import token_start, whole_until
-from rollouts.chat_templates.message_shape import Form, find_form
-from rollouts.chat_templates.render import Conversation, TemplateRenderer, provenance
-from rollouts.chat_templates.report import CheckReport
-from rollouts.chat_templates.tags import deciding_condition, scan
+from rollouts.chat_templates.jinja_source.scan import deciding_condition, scan
+from rollouts.chat_templates.probes.checks import make_bench
+from rollouts.chat_templates.probes.compare import token_start, whole_until
+from rollouts.chat_templates.probes.message_shape import Form, find_form
+from rollouts.chat_templates.probes.report import CheckReport
+from rollouts.chat_templates.repair.assistant_masks import overrun, transformers_mask
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.snippets import quoted
 from rollouts.tokenizers import load

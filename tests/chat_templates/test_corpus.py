@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from rollouts.chat_templates import check
-from rollouts.chat_templates.checks import judge_append
-from rollouts.chat_templates.message_shape import Form
-from rollouts.chat_templates.probes import Probe
-from rollouts.chat_templates.render import TemplateRenderer
-from rollouts.chat_templates.render_cache import Bench
-from rollouts.chat_templates.report import Purpose, Status
+from rollouts.chat_templates.probes.checks import judge_append
+from rollouts.chat_templates.probes.conversations import Probe
+from rollouts.chat_templates.probes.message_shape import Form
+from rollouts.chat_templates.probes.render_cache import Bench
+from rollouts.chat_templates.probes.report import Purpose, Status
+from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tokenizers import LoadedTokenizer, load
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rollouts.chat_templates import check, find_marks, renderer
-from rollouts.chat_templates.assistant_masks import merged
-from rollouts.chat_templates.parts import CannotTakeApart, cut, explicit, literal_text, take_apart, walk
-from rollouts.chat_templates.render import Conversation, TemplateRenderer
+from rollouts.chat_templates.jinja_source.parts import CannotTakeApart, cut, explicit, literal_text, take_apart, walk
+from rollouts.chat_templates.repair.assistant_masks import merged
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollouts.tokenizers import load
 from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
 

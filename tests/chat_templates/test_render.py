@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rollouts.chat_templates import Conversation, renderer
-from rollouts.chat_templates.checks import all_probes, make_bench
-from rollouts.chat_templates.render import Provenance, TemplateRenderer, provenance
+from rollouts.chat_templates.probes.checks import all_probes, make_bench
+from rollouts.chat_templates.sandbox.render import Provenance, TemplateRenderer, provenance
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tokenizers import load
 

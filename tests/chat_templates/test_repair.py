@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from rollouts.chat_templates import check, find_repair, is_prefix_preserving, renderer, with_repair
-from rollouts.chat_templates.checks import make_bench
-from rollouts.chat_templates.edits import edits, operands
-from rollouts.chat_templates.regression_set import World
-from rollouts.chat_templates.render import TemplateRenderer
-from rollouts.chat_templates.repair import unified_diff
-from rollouts.chat_templates.tags import suspects
+from rollouts.chat_templates.jinja_source.edits import edits, operands
+from rollouts.chat_templates.jinja_source.scan import suspects
+from rollouts.chat_templates.probes.checks import make_bench
+from rollouts.chat_templates.repair.regression_set import World
+from rollouts.chat_templates.repair.search import unified_diff
+from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tokenizers import load
 from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
 

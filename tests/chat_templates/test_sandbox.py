@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.chat_templates import sandbox
-from rollouts.chat_templates.sandbox import Job, Rendered, render
+from rollouts.chat_templates.sandbox import client
+from rollouts.chat_templates.sandbox.client import Job, Rendered, render
 from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_a_batch_keeps_its_order_and_a_slow_one_spoils_only_what_follows() -> No
 
 def test_a_worker_that_dies_is_replaced() -> None:
     assert one("a").text == "a"
-    for worker in sandbox.pool().idle:
+    for worker in client.pool().idle:
         worker.process.kill()
         worker.process.wait()
     assert one("b").text == "b"
@@ -88,13 +88,13 @@ def test_many_threads_share_the_pool() -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(found) == sorted(str(n * 100 + m) for n in range(8) for m in range(10))
-    assert len(sandbox.pool().idle) <= sandbox.pool().size
+    assert len(client.pool().idle) <= client.pool().size
 
 
 def test_a_forked_process_has_its_own_pool() -> None:
     code = """
 import os
-from rollouts.chat_templates.sandbox import Job, pool, render
+from rollouts.chat_templates.sandbox.client import Job, pool, render
 assert render("{{ n }}", [Job({"n": 1})])[0].text == "1"
 parents = {worker.process.pid for worker in pool().idle}
 child = os.fork()
@@ -115,7 +115,7 @@ assert parents == {worker.process.pid for worker in pool().idle}
 def test_workers_end_with_their_process() -> None:
     code = """
 import os, signal
-from rollouts.chat_templates.sandbox import Job, pool, render
+from rollouts.chat_templates.sandbox.client import Job, pool, render
 render("a", [Job({})])
 print(pool().idle[0].process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

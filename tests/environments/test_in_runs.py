@@ -16,9 +16,9 @@ from django.test import Client
 
 from rollouts import selectors
 from rollouts.environments import Prompt
-from rollouts.launch import LaunchForm, LaunchRefused, launch
 from rollouts.models import Run, Trajectory
 from rollouts.tasks import run_rollouts as work
+from rollouts.work.launch import LaunchForm, LaunchRefused, launch
 from tests.conftest import missing
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,7 +14,8 @@ import pytest
 import zstandard
 
 from rollouts import formats
-from rollouts.formats import FileRefused, Rejected, Source, source
+from rollouts.formats import FileRefused, Rejected, Source
+from rollouts.formats.containers import source
 from rollouts.formats.registry import SeenIds
 from rollouts.tito.trajectory import Trajectory
 from tests.storage.build import assert_same, chain, rows_only
@@ -140,8 +141,8 @@ def test_one_malformed_call_rejects_its_whole_session(line: dict[str, Any]) -> N
 
 
 def test_memory_of_an_open_session_grows_with_new_tokens_only() -> None:
-    from rollouts.formats.recorded_calls import _add_line
-    from rollouts.formats.sessions import Session
+    from rollouts.formats.readers.recorded_calls import _add_line
+    from rollouts.formats.readers.sessions import Session
 
     session = Session("s")
     prompt = list(range(1000))

@@ -14,7 +14,7 @@ import pytest
 
 from rollouts import formats
 from rollouts.formats import FileRefused, Rejected
-from rollouts.formats.exports import EXPORTS, write
+from rollouts.formats.writers.exports import EXPORTS, write
 from rollouts.tito.trajectory import Trajectory
 from tests.formats.test_formats import CALL, GYM, TRAIN, jsonl, read
 from tests.formats.test_text_formats import AREAL, EVALS, MESSAGES, SWIFT, VERL

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rollouts.formats import prompts, shapes
+from rollouts.formats import shapes
+from rollouts.formats.readers import prompts
 from rollouts.formats.shapes import BadLine
 
 

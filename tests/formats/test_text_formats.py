@@ -10,7 +10,7 @@ import pytest
 
 from rollouts import formats
 from rollouts.formats import FileRefused, Source
-from rollouts.formats.parquet import rows
+from rollouts.formats.containers.parquet import rows
 from rollouts.tito.trajectory import Trajectory
 from tests.formats.test_formats import CALL, changed, jsonl, read
 from tests.storage.build import assert_same, chain, rows_only

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from rollouts.formats.exports import EXPORTS, padded, rows_of, write
+from rollouts.formats.writers.exports import EXPORTS, padded, rows_of, write
 from rollouts.tito.trajectory import Trajectory
 from tests.conftest import missing
 from tests.storage.build import chain

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from rollouts.formats import FileRefused
-from rollouts.formats.json_array import objects
+from rollouts.formats.containers.json_array import objects
 from tests.formats.test_formats import CALL, GYM, changed, jsonl, read
 from tests.formats.test_mutations import EXAMPLES
 

@@ -11,7 +11,7 @@ from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Environment, Task
 from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
-from rollouts.parsing import Parse, parser, wants_call_ids
+from rollouts.replies.parsing import Parse, parser, wants_call_ids
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.trajectory import Ids, Step
 

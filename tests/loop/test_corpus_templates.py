@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.call_readers import Way, way_of
 from rollouts.chat_templates import renderer
 from rollouts.engines import EngineError
 from rollouts.loop import Job
-from rollouts.parsing import Parse, answering, call_id, parser, plain_message, wants_call_ids, with_call_ids
+from rollouts.replies.call_readers import Way, way_of
+from rollouts.replies.parsing import Parse, answering, call_id, parser, plain_message, wants_call_ids, with_call_ids
+from rollouts.replies.tool_calls import as_written, learn, plain
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import Context
 from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import load
-from rollouts.tool_calls import as_written, learn, plain
 from tests.loop.harness import Harness
 
 

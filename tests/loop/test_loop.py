@@ -17,7 +17,7 @@ from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import Outcome, Task
 from rollouts.loop import Job, step_seed
-from rollouts.parsing import parser
+from rollouts.replies.parsing import parser
 from rollouts.tito.strategies import STRATEGIES, StrategyRefused
 from rollouts.tito.trajectory import NO_IDS, Ids, Origin
 from tests.conftest import wait_until

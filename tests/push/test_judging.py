@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from rollouts import diagnosis, services
+from rollouts import services
 from rollouts.models import Run
 from rollouts.services.pushed import add_new_trajectories
 from rollouts.tasks import pushed
 from rollouts.tito.trajectory import Step, Trajectory, ids_array
+from rollouts.work import diagnosis
 
 pytestmark = pytest.mark.django_db
 

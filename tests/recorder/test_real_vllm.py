@@ -25,12 +25,12 @@ from django.db import connection
 
 from rollouts import selectors, services
 from rollouts.engines import Generation, GenerationRequest, Sampling, build_engine
-from rollouts.launch import LaunchForm, can_resume, launch
 from rollouts.models import Run, Step
 from rollouts.recorder import wire
 from rollouts.tasks import run_rollouts as work
 from rollouts.tito.trajectory import ids_array
 from rollouts.tokenizers import load
+from rollouts.work.launch import LaunchForm, can_resume, launch
 from tests.conftest import missing, wait_until
 from tests.recorder.conftest import Start, ask, stop
 

@@ -18,9 +18,9 @@ import pytest
 import zstandard
 
 from rollouts import selectors, services
-from rollouts.diagnosis import findings_for
 from rollouts.formats import Source
 from rollouts.models import Finding, Row, RowTokens, Run, Step, StepTokens, Tokenizer, Trajectory
+from rollouts.work.diagnosis import findings_for
 from tests.formats.test_formats import jsonl
 from tests.formats.test_mutations import EXAMPLES, changed_values, mutate_bytes
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rollouts import formats, models, selectors, services
-from rollouts.diagnosis import findings_for
 from rollouts.formats import Source
+from rollouts.work.diagnosis import findings_for
 from tests.storage.build import assert_same
 
 pytestmark = pytest.mark.django_db

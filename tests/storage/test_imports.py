@@ -231,7 +231,7 @@ def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run,
     assert pieces[Origin.OBSERVATION] == b"44"
     assert pieces[Origin.TEMPLATE] == b"\n<|im_start|>tool\n<|im_end|>\n<|im_start|>assistant\n"
     # A run whose tokenizer is chosen later gains the same.
-    from rollouts.diagnosis import diagnose_and_save
+    from rollouts.work.diagnosis import diagnose_and_save
 
     later = services.create_run(models.Run.Kind.IMPORT, "later")
     services.import_files(later, [Source.of_bytes(jsonl(first, second))])

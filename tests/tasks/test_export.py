@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from rollouts import models, replays, selectors, services
-from rollouts.chat_templates import sandbox
-from rollouts.exporting import WRITERS
+from rollouts import models, selectors, services
+from rollouts.chat_templates.sandbox import client
 from rollouts.formats import Source, read
-from rollouts.launch import LaunchForm, launch
 from rollouts.tasks import run_rollouts as work
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
+from rollouts.work import replays
+from rollouts.work.exporting import WRITERS
+from rollouts.work.launch import LaunchForm, launch
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -79,13 +80,13 @@ def test_a_strategy_renders_many_trajectories_at_once(
     run: models.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips: list[int] = []
-    real = sandbox.Pool.render
+    real = client.Pool.render
 
-    def counted(self: sandbox.Pool, template: str, jobs: Sequence[Any]) -> list[sandbox.Rendered]:
+    def counted(self: client.Pool, template: str, jobs: Sequence[Any]) -> list[client.Rendered]:
         trips.append(len(jobs))
         return real(self, template, jobs)
 
-    monkeypatch.setattr(sandbox.Pool, "render", counted)
+    monkeypatch.setattr(client.Pool, "render", counted)
     lines = export(run, "sft", tmp_path, "--strategy", "retokenize").splitlines()
     assert len(trips) == 1
     context, tokenizer = replays.context_of(run)

@@ -11,12 +11,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollouts import diagnosis, models, services
+from rollouts import models, services
 from rollouts.formats import Source, read
 from rollouts.models import Job, Run
 from rollouts.services.jobs import JobLost, adopt_jobs, beat_job, end_job, take_job
 from rollouts.tasks import jobs
 from rollouts.tito.diagnose import VERSION
+from rollouts.work import diagnosis
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
 

@@ -19,19 +19,20 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollouts import launch as launching
-from rollouts import replays, selectors, services, tokenizers
-from rollouts.diagnosis import diagnose_and_save
+from rollouts import selectors, services, tokenizers
 from rollouts.engines import Engine, EngineError, Generation
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
-from rollouts.launch import LaunchForm, LaunchRefused, launch, served_models
 from rollouts.management.commands.launch_rollouts import is_served
 from rollouts.models import Run, TemplateCheck, Trajectory
 from rollouts.tasks import run_rollouts as work
 from rollouts.tasks import run_state
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
+from rollouts.work import launch as launching
+from rollouts.work import replays
+from rollouts.work.diagnosis import diagnose_and_save
+from rollouts.work.launch import LaunchForm, LaunchRefused, launch, served_models
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

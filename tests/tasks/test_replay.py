@@ -12,10 +12,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from rollouts import selectors
-from rollouts.launch import LaunchForm, launch
 from rollouts.models import Run
 from rollouts.tasks import run_rollouts as work
 from rollouts.tito.strategies import STRATEGIES
+from rollouts.work.launch import LaunchForm, launch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

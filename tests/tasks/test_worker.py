@@ -20,9 +20,9 @@ from django.utils import timezone
 
 from inspector import workers
 from rollouts import selectors, services
-from rollouts.launch import LaunchForm, launch, resume
 from rollouts.models import Run, Step, Trajectory
 from rollouts.tasks.run_rollouts import run_rollouts
+from rollouts.work.launch import LaunchForm, launch, resume
 from tests.conftest import _answers, few_at_once, missing, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -11,9 +11,10 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from inspector.login import local_user
-from rollouts import services, template_checks
+from rollouts import services
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks
+from rollouts.work import template_checks
 
 pytestmark = pytest.mark.django_db
 

@@ -11,9 +11,10 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from rollouts import services, template_checks
+from rollouts import services
 from rollouts.models import ChatTemplate, Run, TemplateCheck
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.work import template_checks
 from tests.web.test_forms import form_of
 
 pytestmark = pytest.mark.django_db

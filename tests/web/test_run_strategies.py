@@ -10,11 +10,12 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from rollouts import models, replays, services
+from rollouts import models, services
 from rollouts.models import Job, Run
 from rollouts.services.jobs import JobLost, beat_job, take_job
 from rollouts.tasks import jobs
 from rollouts.tito.strategies import STRATEGIES
+from rollouts.work import replays
 from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker, own_row
 

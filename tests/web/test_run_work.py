@@ -12,12 +12,12 @@ from django.utils import timezone
 
 from inspector.views import run_work
 from rollouts import services
-from rollouts.exporting import WRITERS
 from rollouts.models import Finding, Job, Run
 from rollouts.tasks.jobs import do_job, drop_files, file_of
 from rollouts.tito.diagnose import VERSION
 from rollouts.tito.diagnose.finding import Axis, Cost, Severity
 from rollouts.tito.diagnose.finding import Finding as Value
+from rollouts.work.exporting import WRITERS
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
 

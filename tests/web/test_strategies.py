@@ -12,11 +12,12 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from rollouts import models, replays, services
+from rollouts import models, services
 from rollouts.tasks import replays as task
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.about import ABOUT
 from rollouts.tito.trajectory import Step, Trajectory
+from rollouts.work import replays
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db

@@ -20,10 +20,11 @@ from django.utils import timezone
 from inspector.check_repair import message_words
 from inspector.check_subject import failing_probe
 from inspector.templatetags.check_tags import PROBES
-from rollouts import chat_templates, services, template_checks
+from rollouts import chat_templates, services
 from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks
 from rollouts.tito.trajectory import Request, Step, Trajectory
+from rollouts.work import template_checks
 
 pytestmark = pytest.mark.django_db
 

@@ -501,7 +501,7 @@ def test_the_mask_of_a_row_without_steps_is_told_by_its_role_headers(make, reade
 
 
 def test_the_mask_page_says_what_the_diagnosis_found_in_this_row(make, reader):
-    from rollouts.diagnosis import findings_for
+    from rollouts.work.diagnosis import findings_for
 
     header = headed(make, "<|im_start|>assistant\nyes<|im_end|>")
     run = make.run([headed(make, "yes<|im_end|>")])

@@ -93,7 +93,7 @@ class Command(BaseCommand):
 
     def register_models(self) -> None:
         """Have the served models' tokenizers in every form before the first launch."""
-        from rollouts.launch import model_tokenizer, served_models
+        from rollouts.work.launch import model_tokenizer, served_models
 
         for model in served_models().values():
             try:

@@ -11,13 +11,14 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts import chat_templates, services, template_checks, tokenizers
-from rollouts.chat_templates.report import CheckReport, Status
+from rollouts import chat_templates, services, tokenizers
+from rollouts.chat_templates.probes.report import CheckReport, Status
 from rollouts.management.files import read_text
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.message_validation import messages_problem, tools_problem
 from rollouts.tokenizers import LoadedTokenizer
+from rollouts.work import template_checks
 
 
 class CannotCheck(Exception):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts.formats import own_jsonl
+from rollouts.formats.readers import own_jsonl
 from rollouts.tito.trajectory import Row, Trajectory, ids_array
 
 WARNING = """\

@@ -11,10 +11,10 @@ from typing import IO, Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts.exporting import WRITERS, Wanted, Written, is_rows, write_run
-from rollouts.formats.exports import ExportRefused
+from rollouts.formats.writers.exports import ExportRefused
 from rollouts.models import Run, Trajectory
 from rollouts.tito.strategies import STRATEGIES
+from rollouts.work.exporting import WRITERS, Wanted, Written, is_rows, write_run
 
 
 class Command(BaseCommand):

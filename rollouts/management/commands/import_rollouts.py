@@ -10,10 +10,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import services
-from rollouts.diagnosis import findings_for
 from rollouts.formats import FORMATS
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run
+from rollouts.work.diagnosis import findings_for
 
 
 class Command(BaseCommand):

@@ -14,12 +14,12 @@ from django.core.management.base import BaseCommand, CommandError
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from rollouts import launch as launching
 from rollouts.environments import Prompt, PromptsRejected, read_prompts
-from rollouts.launch import LaunchForm, LaunchRefused
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run, Trajectory
 from rollouts.tito.diagnose.full_render import COMPARE
+from rollouts.work import launch as launching
+from rollouts.work.launch import LaunchForm, LaunchRefused
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 1.0

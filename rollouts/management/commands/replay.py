@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts import models, replays
+from rollouts import models
 from rollouts.management.files import read_chat_template
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import Replay, replay_many
 from rollouts.tito.trajectory import Origin, Row
+from rollouts.work import replays
 
 
 class Command(BaseCommand):

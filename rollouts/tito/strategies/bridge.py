@@ -14,7 +14,7 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message
 
 
 class Extends(Protocol):
-    """A per-model object (``rollouts.bridges`` finds one in the ``renderers`` package)."""
+    """A per-model object (``rollouts.work.renderers_package`` finds one in the ``renderers`` package)."""
 
     name: str
 

@@ -8,30 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts import bridges
 from rollouts.chat_templates import renderer
-from rollouts.launch import LaunchForm
 from rollouts.tito.strategies import STRATEGIES, Context, StrategyRefused
 from rollouts.tito.trajectory import Message
 from rollouts.tokenizers import load
+from rollouts.work import renderers_package
+from rollouts.work.launch import LaunchForm
 from tests.conftest import missing
 
 USER: Message = {"role": "user", "content": "What's 2+2?"}
-TOOLS = bridges.PROBES[2][1]
-CALL: Message = bridges.PROBES[3][0][1]
-RESULT: Message = bridges.PROBES[3][0][2]
+TOOLS = renderers_package.PROBES[2][1]
+CALL: Message = renderers_package.PROBES[3][0][1]
+RESULT: Message = renderers_package.PROBES[3][0][2]
 
 
 @pytest.fixture
 def installed() -> None:
-    if not bridges.is_installed():
+    if not renderers_package.is_installed():
         missing("the package renderers is not installed (tests/formats/requirements-trainers.txt)")
 
 
 def context(corpus: Path, tokenizer: str, template: str) -> Context:
     loaded = load(corpus / "tokenizers" / tokenizer)
     bound = renderer(loaded, (corpus / "templates" / f"{template}.jinja").read_text())
-    return Context(loaded, bound, loaded.stop_ids, bridge=bridges.bridges_of(loaded, bound))
+    return Context(loaded, bound, loaded.stop_ids, bridge=renderers_package.bridges_of(loaded, bound))
 
 
 def test_it_extends_the_stream_as_a_render_of_the_whole_would(installed: None, corpus: Path) -> None:
@@ -64,8 +64,8 @@ def test_what_it_cannot_extend_exactly_is_refused(installed: None, corpus: Path)
 
 
 def test_without_the_package_it_is_listed_with_a_sentence(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges, "is_installed", lambda: False)
-    monkeypatch.setattr(bridges, "_found", {})
+    monkeypatch.setattr(renderers_package, "is_installed", lambda: False)
+    monkeypatch.setattr(renderers_package, "_found", {})
     with pytest.raises(StrategyRefused, match="which is not installed"):
         STRATEGIES["bridge"](context(corpus, "qwen3", "qwen3")).begin([USER], None, {})
     with pytest.raises(StrategyRefused, match="neither is at hand"):
@@ -75,7 +75,7 @@ def test_without_the_package_it_is_listed_with_a_sentence(corpus: Path, monkeypa
 
 @pytest.mark.django_db
 def test_a_launch_with_it_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges, "is_installed", lambda: False)
+    monkeypatch.setattr(renderers_package, "is_installed", lambda: False)
     assert "not installed" in LaunchForm(strategy="bridge").problems()["strategy"]
-    monkeypatch.setattr(bridges, "is_installed", lambda: True)
+    monkeypatch.setattr(renderers_package, "is_installed", lambda: True)
     assert "strategy" not in LaunchForm(strategy="bridge").problems()

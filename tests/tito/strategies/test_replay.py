@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import RememberingRenderer, renderer, sandbox
+from rollouts.chat_templates import RememberingRenderer, renderer
+from rollouts.chat_templates.sandbox import client
 from rollouts.tito.diagnose.row_checks import length_mismatch
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import Replay, replay, replay_many, with_replies
@@ -103,7 +104,7 @@ def test_sharing_the_work_changes_no_byte(corpus: Path, template: str, monkeypat
     values.append(Trajectory("no messages", (first, replace(second, request=None))))
     made = list(replay_many(values, list(STRATEGIES.values()), shared))
     trips: list[int] = []
-    monkeypatch.setattr(sandbox.Pool, "render", _counting(sandbox.Pool.render, trips))
+    monkeypatch.setattr(client.Pool, "render", _counting(client.Pool.render, trips))
     n_refused = 0
     for value, results in zip(values, made, strict=True):
         for make, result in zip(STRATEGIES.values(), results, strict=True):
@@ -114,7 +115,7 @@ def test_sharing_the_work_changes_no_byte(corpus: Path, template: str, monkeypat
 
 
 def _counting(real: Callable[..., Any], trips: list[int]) -> Callable[..., Any]:
-    def render(self: sandbox.Pool, template: str, jobs: Sequence[Any]) -> Any:
+    def render(self: client.Pool, template: str, jobs: Sequence[Any]) -> Any:
         trips.append(len(jobs))
         return real(self, template, jobs)
 
@@ -125,7 +126,7 @@ def test_many_trajectories_are_rendered_in_few_round_trips(corpus: Path, monkeyp
     plain, shared = contexts(corpus, "qwen2.5")
     values = [recorded(plain, "qwen2.5", str(n)) for n in range(40)]
     trips: list[int] = []
-    monkeypatch.setattr(sandbox.Pool, "render", _counting(sandbox.Pool.render, trips))
+    monkeypatch.setattr(client.Pool, "render", _counting(client.Pool.render, trips))
     assert len(list(replay_many(values, list(STRATEGIES.values()), shared))) == 40
     # The probe of a template and the generation prompt are asked for once, the rest batch by batch.
     assert len(trips) < 12

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rollouts.chat_templates import renderer
-from rollouts.parsing import parser
+from rollouts.replies.parsing import parser
+from rollouts.replies.tool_calls import learn
 from rollouts.tito.strategies import STRATEGIES, Context, Strategy, StrategyRefused
 from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory import NO_IDS, Ids, Origin, Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
-from rollouts.tool_calls import learn
 
 Make = Callable[..., Context]
 

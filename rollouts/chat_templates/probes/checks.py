@@ -1,0 +1,231 @@
+"""``check``: every probe and every fact about a chat template, and the verdict per purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rollouts.chat_templates.probes.compare import Comparison
+from rollouts.chat_templates.probes.conversations import (
+    TITO_POST_PREFIX,
+    TITO_POST_RESULT,
+    Probe,
+    append_probes,
+    conversation_probes,
+    thinking_probes,
+    thinking_switch,
+)
+from rollouts.chat_templates.probes.generation_checks import generation_masks
+from rollouts.chat_templates.probes.message_shape import Form, Tool, find_form
+from rollouts.chat_templates.probes.property_checks import FACTS, raised
+from rollouts.chat_templates.probes.render_cache import CONTROL_SHAPE, Bench
+from rollouts.chat_templates.probes.report import Check, CheckReport, Purpose, Status, verdicts, what_changed
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollouts.tito.interfaces import RenderFailed
+from rollouts.tito.snippets import quoted
+from rollouts.tito.trajectory import Message
+
+TITO_POST = "tool_append"
+
+
+def tito_post_probe(form: Form, bench: Bench) -> Probe:
+    """The twelve lines of Hugging Face's TITO post, in the given form."""
+    before, appended = list(TITO_POST_PREFIX), [TITO_POST_RESULT]
+    if form != Form():
+        before = form.written([TITO_POST_PREFIX[0], form.call(("dummy", {}))])
+        appended = form.written([form.result("dummy", "dummy")])
+    title = "A tool result after a call, in the words of Hugging Face's TITO post"
+    return Probe(TITO_POST, title, Purpose.TOOLS, tuple(before), tuple(appended), bench.tools, bench.kwargs)
+
+
+def judge_append(probe: Probe, bench: Bench) -> Check:
+    """Does appending keep what was rendered before, token for token?"""
+    before, after = bench.sides(*probe.conversations())
+    for side in (before, after):
+        if side.error:
+            return raised(probe.name, probe.title, probe.purpose, side, probe.decisive)
+    comparison = Comparison(before, after)
+    missing = [marker for marker in probe.markers if marker not in after.text]
+    # A word that the shorter render has and the longer lacks was not ignored: it was taken away.
+    absent = [marker for marker in missing if marker not in before.text]
+    make = partial(Check, probe.name, probe.title, probe.purpose, decisive=probe.decisive, comparison=comparison)
+    if not comparison.passed:
+        lacking = _lacking_control_token(comparison) if comparison.text_passed else None
+        if lacking is not None:
+            detail = (
+                f"The text holds; the tokens differ from {comparison.index} on only because this vocabulary has no "
+                f"token {lacking!r}. Check with the template's own tokenizer."
+            )
+            return Check(
+                probe.name, probe.title, probe.purpose, Status.BROKEN, detail, decisive=False, comparison=comparison
+            )
+        return make(status=Status.BROKEN, detail=_broken_detail(probe, comparison))
+    if absent:
+        what = ", ".join(dict.fromkeys(_WORDS[marker.rstrip("0123456789")] for marker in absent))
+        detail = f"The renders agree only because {what} is not rendered at all: the pass is void."
+        return make(status=Status.UNSUPPORTED, detail=detail, void=True)
+    added = comparison.delta_text or ""
+    return make(status=Status.OK, detail=f"Adds {quoted(added, 100)} and changes nothing before it.")
+
+
+_WORDS = {
+    "ARGX": "the call", "RESX": "the tool result", "ANSX": "the answer", "UQ": "a user message",
+    "SYSX": "the system message", "CONX": "the content beside the call", "THINKX": "reasoning",
+}  # fmt: skip
+
+
+def _lacking_control_token(comparison: Comparison) -> str | None:
+    """The control token at the seam that the vocabulary spells in several tokens, if that is why the ids differ."""
+    seam = len(comparison.before.text)
+    text, codec = comparison.after.text, comparison.before.codec
+    for found in CONTROL_SHAPE.finditer(text, max(0, seam - 48), seam + 48):
+        touches = found.start() <= seam <= found.end()
+        if touches and len(codec.encode(found.group())) > 1:
+            return found.group()
+    return None
+
+
+def _broken_detail(probe: Probe, comparison: Comparison) -> str:
+    one, other = comparison.lines
+    where = ""
+    if one:
+        where = f" (written by template line {one}" + (f" before, by line {other} after)" if other != one else ")")
+    if comparison.text_passed:
+        return (
+            f"The text holds, but from token {comparison.index} on the ids differ{where}: the vocabulary merges text "
+            "across the seam, or lacks the control token that should stand there."
+        )
+    act = "Appending does not keep what was rendered before"
+    if probe.prompted:
+        act = "What the model was prompted with is not how the history begins"
+    return f"{act}: {what_changed(comparison)}, from token {comparison.index} on{where}."
+
+
+def judge_tito_post(bench: Bench) -> Check:
+    """Source 3's check: in its own words first, in the form that the template accepts where those raise."""
+    probe = tito_post_probe(Form(), bench)
+    check = judge_append(probe, bench)
+    own_words = check.status is not Status.RAISES
+    if not own_words and bench.form != Form():
+        probe = tito_post_probe(bench.form, bench)
+        check = judge_append(probe, bench)
+    marked = _marked(bench)
+    void = check.status is Status.OK and marked is not None and marked.void
+    note = "" if own_words else f" Probed in the form the template accepts: {bench.form.describe()}."
+    detail = marked.detail if void and marked is not None else check.detail
+    status = Status.UNSUPPORTED if void else check.status
+    return Check(
+        check.name, check.title, check.purpose, status, detail + note, check.decisive, void,
+        check.comparison, check.failed, check.line,
+    )  # fmt: skip
+
+
+def _marked(bench: Bench) -> Check | None:
+    for probe in append_probes(bench.form, bench.tools, bench.kwargs):
+        if probe.name == "tool_append_marked":
+            return judge_append(probe, bench)
+    return None
+
+
+def all_probes(bench: Bench, conversation: Sequence[Message] | None = None) -> list[Probe]:
+    """Every append probe for this template, thinking on and off included."""
+    probes = list(append_probes(bench.form, bench.tools, bench.kwargs))
+    switch = thinking_switch(bench.template)
+    if switch is not None:
+        probes += thinking_probes(bench.form, bench.tools, bench.kwargs, switch)
+    if conversation:
+        probes += conversation_probes(conversation, bench.tools, bench.kwargs)
+    return probes
+
+
+def all_judges(bench: Bench, conversation: Sequence[Message] | None = None) -> list[Callable[[Bench], Check]]:
+    """Everything that a check asks."""
+    probes = (partial(judge_append, probe) for probe in all_probes(bench, conversation))
+    return [judge_tito_post, *probes, *FACTS, generation_masks]
+
+
+def make_bench(
+    renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[Bench, list[str]]:
+    """A bench in the form the template accepts, and what the page should say about that form."""
+    tools = list(tools) if tools else None
+    form, refused = find_form(renderer, tools, kwargs)
+    notes = []
+    plain = refused.get(Form())
+    if form.parts:
+        notes.append(
+            f"Content is accepted only as a list of parts ({plain}), so every probe has it as "
+            '[{"type": "text", "text": …}].'
+        )
+    elif plain and form.calls:
+        notes.append(
+            f"Messages in the plain form are refused ({plain}), so every probe is in the form: {form.describe()}."
+        )
+    if not form.calls:
+        reason = form.describe() if form.parts or not plain else plain
+        notes.append(f"Tool calls and results cannot be probed: {reason}.")
+    return Bench(renderer, form, tools, kwargs), notes
+
+
+def check(
+    tokenizer: TemplateTokenizer | None,
+    chat_template: str,
+    tools: Sequence[Tool] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    conversation: Sequence[Message] | None = None,
+) -> CheckReport:
+    """Check a chat template; without a tokenizer at the level of text, characters in place of tokens.
+
+    Raises :class:`RenderFailed` when the template cannot be rendered at all: a syntax error, no end, no memory.
+    """
+    renderer = TemplateRenderer(tokenizer, chat_template)
+    if problem := cannot_render(renderer, tools, kwargs):
+        raise RenderFailed(problem)
+    bench, notes = make_bench(renderer, tools, kwargs)
+    if tokenizer is None:
+        notes.append("Checked without a tokenizer: at the level of text only, with characters in place of tokens.")
+    checks = bench.judge(all_judges(bench, conversation))
+    first = checks[0]
+    described = {"name": tokenizer.name, "vocab_size": tokenizer.vocab_size} if tokenizer is not None else None
+    for key in ("sha256", "encoder"):
+        if described is not None and hasattr(tokenizer, key):
+            described[key] = getattr(tokenizer, key)
+    return CheckReport(
+        chat_template=chat_template,
+        chat_template_sha256=renderer.chat_template_sha256,
+        tokenizer=described,
+        form=bench.form.describe(),
+        prefix_preserving=None if first.status is Status.RAISES else first.passed,
+        checks=checks,
+        notes=notes,
+        verdicts=verdicts(checks),
+        tools=tools,
+        kwargs=kwargs,
+        conversation=conversation,
+    )
+
+
+def cannot_render(
+    renderer: TemplateRenderer, tools: Sequence[Tool] | None = None, kwargs: Mapping[str, Any] | None = None
+) -> str:
+    """Why a template is broken as a whole, in one sentence and not sixty; empty = it is not.
+
+    One that raises is not: it may want other messages than these.
+    """
+    simplest = Conversation([{"role": "user", "content": "UQ1"}], tools, kwargs)
+    outcome = renderer.render_many([simplest])[0]
+    return outcome.error if outcome.kind in _BROKEN else ""
+
+
+_BROKEN = ("syntax", "time", "memory", "size", "depth", "crash", "forbidden")
+
+
+def is_prefix_preserving(tokenizer: TemplateTokenizer | None, chat_template: str) -> bool:
+    """Source 3's question alone. Raises :class:`RenderFailed` when it cannot be answered."""
+    renderer = TemplateRenderer(tokenizer, chat_template)
+    bench, _ = make_bench(renderer, None, None)
+    found = bench.judge([judge_tito_post])[0]
+    if found.status is Status.RAISES:
+        raise RenderFailed(found.detail)
+    return found.passed

@@ -1,0 +1,110 @@
+"""Do the ``{% generation %}`` tags of a chat template mark exactly what the model sampled?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rollouts.chat_templates.probes.compare import Side
+from rollouts.chat_templates.probes.message_shape import CALC, user
+from rollouts.chat_templates.probes.property_checks import raised, stop_text, unsupported
+from rollouts.chat_templates.probes.render_cache import Bench
+from rollouts.chat_templates.probes.report import Check, Purpose, Status
+from rollouts.chat_templates.repair.assistant_masks import merged, overrun
+from rollouts.tito.trajectory import Message
+
+NAME, TITLE = "generation_masks", "Generation tags mark what was sampled"
+_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_HEADER = re.compile(r"\s*<[|｜]?[^<>]{1,30}>\s*(?:assistant|model|gpt)?\s*(?:<[|｜][^<>]{1,30}>\s*)?", re.IGNORECASE)
+
+
+def has_generation_tags(chat_template: str) -> bool:
+    """The question that ``transformers`` asks, with its own pattern."""
+    return _TAG.search(chat_template) is not None
+
+
+def _conversations(bench: Bench) -> list[list[Message]]:
+    form = bench.form
+    ask, answer, later = user("UQ1"), form.assistant("ANSX1"), user("UQ2")
+    found: list[list[Message]] = [[ask, answer], [ask, answer, later, form.assistant("ANSX2")]]
+    if form.reasoning:
+        found.append([ask, form.assistant("ANSX1", "THINKX1")])
+    if form.calls:
+        call = form.call((CALC, {"expr": "ARGX1"}))
+        found.append([ask, call, form.result(CALC, "RESX1"), answer])
+    return found
+
+
+def generation_masks(bench: Bench) -> Check:
+    """Compare each marked span with what lies between the generation prompt and the stop token."""
+    if not has_generation_tags(bench.template):
+        return unsupported(NAME, TITLE, Purpose.MASKS, "The template has no {% generation %} tags.")
+    conversations = _conversations(bench)
+    wanted = []
+    for messages in conversations:
+        wanted.append(bench.conversation(messages))
+        wanted += [bench.conversation(messages[:n], True) for n in _assistants(messages)]
+        wanted += [bench.conversation(messages[: n + 1]) for n in _assistants(messages)]
+    sides = {id(conversation): side for conversation, side in zip(wanted, bench.sides(*wanted), strict=True)}
+    stop = stop_text(bench)
+    position = 0
+    for messages in conversations:
+        places = _assistants(messages)
+        taken = [sides[id(c)] for c in wanted[position : position + 1 + 2 * len(places)]]
+        position += 1 + 2 * len(places)
+        whole, prompts, histories = taken[0], taken[1 : 1 + len(places)], taken[1 + len(places) :]
+        failed = next((side for side in taken if side.error), None)
+        if failed is not None:
+            return raised(NAME, TITLE, Purpose.MASKS, failed)
+        fault, line = _fault(whole, prompts, histories, stop)
+        if fault:
+            return Check(NAME, TITLE, Purpose.MASKS, Status.BROKEN, fault, line=line)
+        extra = _overrun(bench, whole)
+        if extra:
+            detail = (
+                f"transformers' return_assistant_tokens_mask marks {extra} tokens outside the tags: a span ends in "
+                "white space that belongs to no token's offsets, and its mask runs on to the end of the row."
+            )
+            return Check(NAME, TITLE, Purpose.MASKS, Status.BROKEN, detail)
+    return Check(NAME, TITLE, Purpose.MASKS, Status.OK, "The tags cover exactly what is sampled, stop token included.")
+
+
+def _assistants(messages: Sequence[Message]) -> list[int]:
+    return [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _fault(whole: Side, prompts: Sequence[Side], histories: Sequence[Side], stop: str | None) -> tuple[str, int | None]:
+    """The first span that does not fit, in a sentence, with the template line."""
+    text, spans = whole.text, merged(whole.provenance.spans)
+    if len(spans) != len(prompts):
+        line = whole.provenance.line_at(spans[-1][0]) if spans else None
+        return f"{len(prompts)} assistant messages have {len(spans)} marked spans.", line
+    for (start, end), prompt, history in zip(spans, prompts, histories, strict=True):
+        if not text.startswith(prompt.text) or not text.startswith(history.text):
+            continue  # what was sampled cannot be told from this render; the prefix probes say why
+        begin, close = len(prompt.text), len(history.text)
+        if stop is not None and text.rfind(stop, begin, close) >= 0:
+            close = text.rfind(stop, begin, close) + len(stop)
+        line = whole.provenance.line_at(start)
+        if start > begin and _HEADER.fullmatch(text[begin:start]):
+            begin = start  # a template without a generation prompt: its header is nobody's sample all the same
+        if start < begin:
+            return (
+                f"The mask starts too early: {text[start:begin]!r} is not sampled, it is the generation prompt.",
+                line,
+            )
+        if start > begin:
+            return f"The mask starts too late: {text[begin:start]!r} is sampled and not trained.", line
+        if end > close:
+            return f"The mask ends too late: nobody samples {text[close:end]!r} after the stop token.", line
+        if end < close:
+            return f"The mask ends too early: {text[end:close]!r} is sampled and not trained.", line
+    return "", None
+
+
+def _overrun(bench: Bench, whole: Side) -> int:
+    codec: Any = bench.codec
+    if not hasattr(codec, "encode_offsets"):
+        return 0
+    return overrun(codec, whole.text, whole.provenance.tracked_spans)

@@ -1,0 +1,118 @@
+"""Renders for checks: each conversation once, many in one round trip, encoded together."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rollouts.chat_templates.probes.compare import CharacterCodec, Side
+from rollouts.chat_templates.probes.message_shape import TOOLS, Form, Tool
+from rollouts.chat_templates.sandbox.render import Conversation, Provenance, TemplateRenderer
+from rollouts.tito.interfaces import Codec
+from rollouts.tito.trajectory import NO_IDS, Message
+
+CONTROL_SHAPE = re.compile(r"<[|｜/]?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]|</s>|<s>")
+"""What a control token looks like, where no tokenizer says which texts are ones."""
+
+T = TypeVar("T")
+
+
+class NotYet(Exception):
+    """A judge asked for renders that are not there yet; it is run again once they are."""
+
+
+class Bench:
+    """A chat template, the form it accepts, and the renders that its checks have asked for."""
+
+    def __init__(
+        self,
+        renderer: TemplateRenderer,
+        form: Form,
+        tools: Sequence[Tool] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.renderer = renderer
+        self.codec: Codec = renderer.tokenizer if renderer.tokenizer is not None else CharacterCodec()
+        self.form = form
+        self.tools = list(TOOLS) if form.tools and tools is None else tools
+        self.kwargs = kwargs or None
+        self.seen: dict[str, Conversation] = {}
+        """Every conversation that was rendered, by key."""
+        self._sides: dict[str, Side] = {}
+        self._wanted: dict[str, Conversation] = {}
+
+    @property
+    def template(self) -> str:
+        return self.renderer.chat_template
+
+    @cached_property
+    def control_pattern(self) -> re.Pattern[str]:
+        """Matches a control token: the tokenizer's own, else what looks like one."""
+        ids = np.array(sorted(self.codec.special_ids), dtype=np.int32)
+        texts = {piece.decode("utf-8", "replace") for piece in self.codec.token_bytes(ids)} - {""}
+        if not texts:
+            return CONTROL_SHAPE
+        return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
+
+    def conversation(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> Conversation:
+        """A conversation in the form the template accepts, with the check's own tools and kwargs."""
+        return Conversation(self.form.written(messages), self.tools, self.kwargs, add_generation_prompt)
+
+    def side(self, conversation: Conversation) -> Side:
+        """The render of a conversation. Raises :class:`NotYet`."""
+        return self.sides(conversation)[0]
+
+    def sides(self, *conversations: Conversation) -> list[Side]:
+        """The renders of conversations. Raises :class:`NotYet`, with all of them noted."""
+        keys = [key_of(conversation) for conversation in conversations]
+        missing = [n for n, key in enumerate(keys) if key not in self._sides]
+        for n in missing:
+            self._wanted[keys[n]] = conversations[n]
+        if missing:
+            raise NotYet
+        return [self._sides[key] for key in keys]
+
+    def fetch(self) -> None:
+        """Render and encode all that was asked for."""
+        wanted, self._wanted = self._wanted, {}
+        self.seen |= wanted
+        outcomes = self.renderer.render_many(list(wanted.values()), lines=True)
+        texts = list(dict.fromkeys(outcome.text for outcome in outcomes if outcome.ok))
+        encoded = dict(zip(texts, self.codec.encode_batch(texts), strict=True))
+        for (key, conversation), outcome in zip(wanted.items(), outcomes, strict=True):
+            self._sides[key] = Side(
+                conversation=conversation,
+                codec=self.codec,
+                provenance=Provenance(outcome.text, outcome.lines, outcome.spans, outcome.tracked_spans),
+                ids=encoded[outcome.text] if outcome.ok else NO_IDS,
+                error=outcome.error,
+                error_kind=outcome.kind,
+                error_line=outcome.line,
+            )
+
+    def judge(self, judges: Sequence[Callable[[Bench], T]]) -> list[T]:
+        """The answer of each judge, in order; renders are fetched for all of them at once."""
+        answers: dict[int, T] = {}
+        while len(answers) < len(judges):
+            for n, judge in enumerate(judges):
+                if n not in answers:
+                    try:
+                        answers[n] = judge(self)
+                    except NotYet:
+                        continue
+            if self._wanted:
+                self.fetch()
+        return [answers[n] for n in range(len(judges))]
+
+
+def key_of(conversation: Conversation) -> str:
+    """What tells conversations apart."""
+    return json.dumps(
+        [list(conversation.messages), conversation.tools, conversation.kwargs, conversation.add_generation_prompt],
+        default=list,
+    )

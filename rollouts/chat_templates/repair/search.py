@@ -1,0 +1,291 @@
+"""Search the smallest change of a chat template that makes its failed probes pass and leaves everything else alone.
+
+Everything else: each conversation whose own history was preserved before (every shorter render that ended in an answer
+begins the longer) renders byte for byte as before, with and without the generation prompt. Judged are all conversations
+that the check renders and all their prefixes. A repair that is not verified is never given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rollouts.chat_templates.jinja_source.edits import edits
+from rollouts.chat_templates.jinja_source.scan import FAR, suspects
+from rollouts.chat_templates.probes.checks import all_judges, check, make_bench
+from rollouts.chat_templates.probes.conversations import Probe
+from rollouts.chat_templates.probes.message_shape import candidates
+from rollouts.chat_templates.probes.render_cache import Bench
+from rollouts.chat_templates.probes.report import Check, CheckReport, Purpose, Status
+from rollouts.chat_templates.repair.regression_set import Changed, World
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollouts.tito.interfaces import RenderFailed
+
+SECONDS = 15.0
+"""For the search alone: with the renders before it and the proof after it a repair takes less than 20 s."""
+DEPTH = 3
+"""At most this many changed conditions."""
+BEAM = 4
+OWN_MESSAGES = 30
+"""Of one's own conversation so many messages guide the search; the proof takes all of them."""
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A patched chat template that was verified."""
+
+    template: str
+    diff: str
+    """Unified diff against the original."""
+    fixes: tuple[str, ...]
+    """Names of the probes that failed before and pass now."""
+    still_broken: tuple[str, ...]
+    """Names of the decisive prefix probes that fail before and after."""
+    changed: tuple[Changed, ...]
+    scope: str
+    """What is mended: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation`` prompt alone, or
+    ``every`` = that and what comes before it."""
+    wider: Repair | None = None
+    """A larger change that mends more, where one was found."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The repair as JSON."""
+        return {
+            "diff": self.diff,
+            "template": self.template,
+            "verified": True,
+            "scope": self.scope,
+            "fixes": list(self.fixes),
+            "still_broken": list(self.still_broken),
+            "changed_conversations": len(self.changed),
+            "changed": [changed.to_dict() for changed in self.changed],
+            "wider": None if self.wider is None else self.wider.to_dict(),
+        }
+
+
+def unified_diff(before: str, after: str) -> str:
+    """The change as a unified diff; templates without a last newline keep their own way."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), "chat_template.jinja", "chat_template.jinja"
+    )
+    return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where a search ended."""
+
+    template: str | None
+    """The first template on which every probe of the goal passes; else the one on which most of them do."""
+    is_whole: bool = False
+
+
+def _search(world: World, start: str, goal: Sequence[Probe], until: float, progress: Progress) -> _Found:
+    """Change conditions, fewest first and the likeliest first, until every goal probe passes."""
+    failed = world.failing(world.bench.template, world.probes)
+    others = [probe for probe in world.probes if probe not in failed]
+    fewest, best = len(world.failing(start, goal)), None
+    level: list[tuple[int, str]] = [(fewest, start)]
+    seen = {start}
+    for depth in range(DEPTH):
+        following: list[tuple[int, str]] = []
+        for _, template in level[:BEAM]:
+            near = suspects(template, world.places(template, world.failing(template, goal)))
+            # Further changes are made where the difference comes from; the first one may be anywhere.
+            tried = [edit for edit in edits(template, near) if depth == 0 or edit.rank[0] < FAR]
+            for n, edit in enumerate(tried):
+                if time.monotonic() > until:
+                    return _Found(best)
+                candidate = edit.apply(template)
+                if candidate in seen:
+                    continue
+                seen.add(candidate)
+                if n % 10 == 0:
+                    conditions = "1 condition changed" if depth == 0 else f"{depth + 1} conditions changed"
+                    progress(f"{conditions}: {n} of {len(tried)} candidates tried")
+                # In this order: most candidates change nothing that counts, most others change too much.
+                if (
+                    not world.moves(candidate, template, goal)
+                    or not world.keeps(candidate)
+                    or world.failing(candidate, others)
+                    or world.loses(candidate)
+                ):
+                    continue
+                left = len(world.failing(candidate, goal))
+                if left == 0:
+                    return _Found(candidate, is_whole=True)
+                if left < fewest:
+                    fewest, best = left, candidate
+                # A change that mends nothing by itself can still open the way for the next one.
+                following.append((left, candidate))
+        level = sorted(following, key=lambda item: item[0])
+        if not level:
+            break
+    return _Found(best)
+
+
+def find_repair(
+    tokenizer: TemplateTokenizer | None,
+    report: CheckReport,
+    progress: Progress = lambda _: None,
+    seconds: float = SECONDS,
+) -> tuple[Repair | None, str]:
+    """A verified repair of the prefix probes that failed, or None; and what it leaves broken, or why there is none.
+
+    First the tool results alone, then user messages too, then the generation prompt too: each wider repair is the
+    ``wider`` of the one before it.
+    """
+    began = time.monotonic()
+    broken = [
+        one for one in report.checks if one.status is Status.BROKEN and one.decisive and one.comparison is not None
+    ]
+    void = any(one.name == "tool_append" and one.void for one in report.checks)
+    wanted = [purpose for purpose in SCOPES if not (void and purpose is Purpose.TOOLS)]
+    goals = {purpose: [one for one in broken if one.purpose is purpose] for purpose in wanted}
+    everything = [one for checks in goals.values() for one in checks]
+    if not everything:
+        return None, _nothing(report)
+    if all(one.comparison is not None and one.comparison.text_passed for one in everything):
+        return None, "The text is kept; only the tokens differ, which no change of the template can mend."
+    renderer = TemplateRenderer(tokenizer, report.chat_template)
+    bench, _ = make_bench(renderer, report.tools, report.kwargs)
+    world = World(bench, (report.conversation or ())[:OWN_MESSAGES], _judged(bench, report))
+    failing = {probe.name: probe for probe in world.failing(report.chat_template, world.probes)}
+    hopeless = {name for name, probe in failing.items() if world.is_hopeless(probe)}
+    found: list[Repair] = []
+    goal: list[Probe] = []
+    stages = [purpose for purpose, checks in goals.items() if any(one.name in failing for one in checks)]
+    for n, purpose in enumerate(stages):
+        added = [failing[one.name] for one in goals[purpose] if one.name in failing and one.name not in hopeless]
+        goal += added
+        if not added:
+            continue
+        until = began + seconds * (n + 1) / len(stages)
+        start = found[-1].template if found else report.chat_template
+        searched = _search(world, start, goal, until, progress)
+        if searched.template is not None and searched.template != start:
+            scope = SCOPES[purpose] if len(goal) > len(added) else purpose.name.lower()
+            must = {probe.name for probe in goal} if searched.is_whole else set()
+            repair = _verified(tokenizer, report, world, searched.template, must, scope)
+            if repair is not None and len(repair.fixes) > max((len(one.fixes) for one in found), default=0):
+                found.append(repair)
+    if not found:
+        return None, _none(everything, hopeless, time.monotonic() - began >= seconds)
+    chosen = found.pop()
+    while found:
+        chosen = replace(found.pop(), wider=chosen)
+    return chosen, _left(report, chosen, hopeless)
+
+
+def _judged(bench: Bench, report: CheckReport) -> list[Conversation]:
+    """Every conversation that the check renders, those included that it finds the template's form with."""
+    bench.judge(all_judges(bench))
+    tried = [one for _, one in candidates(bench.form.parts, report.tools, report.kwargs)]
+    return [*bench.seen.values(), *tried]
+
+
+SCOPES = {Purpose.TOOLS: "tools", Purpose.USERS: "all", Purpose.GENERATION: "every"}
+"""The purposes that a repair serves, in this order, and the scope of one that serves the earlier ones too."""
+FIXED = "both renders belong to conversations whose history is kept today, so neither may change"
+
+
+def _nothing(report: CheckReport) -> str:
+    """Why there is nothing to repair, and what can be done where that does not mean that all is well."""
+    raising = [
+        one for one in report.checks
+        if one.status is Status.RAISES and one.decisive and one.purpose in SCOPES and one.failed is not None
+    ]  # fmt: skip
+    if raising:
+        first = raising[0]
+        assert first.failed is not None
+        where = "the template" if first.line is None else f"line {first.line} of the template"
+        others = f" and {len(raising) - 1} more" if len(raising) > 1 else ""
+        return (
+            f"There is nothing that a repair could compare: the template renders no conversation of the probe "
+            f"“{first.title}”{others}. {first.failed.error.rstrip('.')}. A refusal may be meant, so no repair takes it "
+            f"away. If your conversations hold such messages, change {where}, or choose another chat template."
+        )
+    void = next((one for one in report.checks if one.name == "tool_append" and one.void), None)
+    if void is not None:
+        return f"{void.detail} If your conversations hold tool results, choose a chat template that renders them."
+    return "There is nothing to repair: appending messages keeps what was rendered before."
+
+
+def _none(broken: Sequence[Check], hopeless: Collection[str], is_late: bool) -> str:
+    """Why there is no repair."""
+    stuck = [one.title.lower() for one in broken if one.name in hopeless]
+    others = [one.title.lower() for one in broken if one.name not in hopeless]
+    sentences = []
+    if others:
+        reason = "in the time given" if is_late else "by changing conditions of the template"
+        sentences.append(f"No repair was found {reason}. Still broken: {', '.join(others)}.")
+    else:
+        sentences.append("No repair was found.")
+    if stuck:
+        sentences.append(f"No change of the template can mend {', '.join(stuck)}: {FIXED}.")
+    return " ".join(sentences)
+
+
+def _left(report: CheckReport, repair: Repair, hopeless: Collection[str]) -> str:
+    """What the repair leaves broken."""
+    if not repair.still_broken:
+        return "Every prefix probe passes on the repaired template."
+    titles = [report.check(name).title.lower() for name in repair.still_broken]
+    sentences = [f"Still broken after the repair: {', '.join(titles)}."]
+    if repair.wider is not None:
+        what = "these too" if not repair.wider.still_broken else "more of these"
+        sentences.append(f"A wider repair that mends {what} is offered beside it.")
+    stuck = [report.check(name).title.lower() for name in repair.still_broken if name in hopeless]
+    if stuck:
+        sentences.append(f"No change of the template can mend {', '.join(stuck)}: {FIXED}.")
+    return " ".join(sentences)
+
+
+def _verified(
+    tokenizer: TemplateTokenizer | None,
+    report: CheckReport,
+    world: World,
+    candidate: str,
+    goals: Collection[str],
+    scope: str,
+) -> Repair | None:
+    """Check the candidate from scratch, tokens included; None when anything that passed fails or a goal is missed."""
+    try:
+        now = check(tokenizer, candidate, report.tools, report.kwargs, report.conversation)
+    except RenderFailed:
+        return None
+    before = {one.name: one for one in report.checks}
+    for one in now.checks:
+        was = before.get(one.name)
+        if was is not None and was.status is Status.OK and one.status is not Status.OK and one.comparison is not None:
+            return None
+    # A probe can turn from broken to void: what it asks about was never rendered, only its place was.
+    passed = {one.name for one in now.checks if one.status is Status.OK or (one.void and one.passed)}
+    if not passed.issuperset(goals) or not world.keeps(candidate) or world.loses(candidate):
+        return None
+    append = [one for one in report.checks if one.comparison is not None and one.status is Status.BROKEN]
+    return Repair(
+        template=candidate,
+        diff=unified_diff(report.chat_template, candidate),
+        fixes=tuple(one.name for one in append if one.name in passed),
+        still_broken=tuple(
+            one.name for one in append if one.name not in passed and one.decisive and one.purpose in SCOPES
+        ),
+        changed=world.changed(candidate),
+        scope=scope,
+    )
+
+
+def with_repair(
+    tokenizer: TemplateTokenizer | None,
+    report: CheckReport,
+    progress: Progress = lambda _: None,
+    seconds: float = SECONDS,
+) -> CheckReport:
+    """The same report with a repair, or with the sentence that says why there is none."""
+    found, detail = find_repair(tokenizer, report, progress, seconds)
+    return replace(report, repair=found, repair_detail=detail)

@@ -1,0 +1,359 @@
+"""Rendering in subprocesses: a small pool of warm workers, each with limits on time, memory and output.
+
+Whatever a template does, a render ends within ``WALL_SECONDS`` with a text or a sentence, and the pool goes on. Works
+in threads and in forked processes: each process has its own pool, and a worker ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollouts.tito.interfaces import RenderFailed
+
+CPU_SECONDS = 2
+WALL_SECONDS = 2.7
+STARVED_SECONDS, STARVED_WALL_SECONDS = 0.5, 10.0
+"""A render that computed less than this in its time gets more, because the machine is overloaded."""
+MEMORY_BYTES = 400_000_000
+"""Beyond what the worker maps when it starts."""
+OUTPUT_CHARS = 4_000_000
+TEMPLATE_CHARS = 1_000_000
+BATCH_SECONDS = 30.0
+START_SECONDS = 60.0
+"""A worker that takes longer to start is given up: the machine is overloaded, not the template at fault."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PROGRAM = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One render: what the template sees."""
+
+    variables: Mapping[str, Any]
+    lines: bool = False
+    """Ask for provenance: which line wrote each character."""
+    now: str = ""
+    """ISO date and time that ``strftime_now`` tells; empty = the fixed clock."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"variables": self.variables, "lines": self.lines, "now": self.now}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Many renders of conversations that share messages: one job, with the limits of one."""
+
+    variables: Mapping[str, Any]
+    """What the template sees in each render, beside the following."""
+    messages: Sequence[Any]
+    """Every message of the renders, once."""
+    tools: Sequence[Any]
+    kwargs: Sequence[Mapping[str, Any]]
+    renders: Sequence[tuple[Sequence[int], int | None, int, bool]]
+    """(indices into ``messages``, index into ``tools``, index into ``kwargs``, generation prompt)."""
+    now: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "variables": self.variables, "messages": self.messages, "tools": self.tools, "kwargs": self.kwargs,
+            "series": self.renders, "now": self.now,
+        }  # fmt: skip
+
+
+class Rendered(NamedTuple):
+    """The outcome of a job: ``text``, or a sentence in ``error``."""
+
+    text: str = ""
+    error: str = ""
+    kind: str = ""
+    """Of a failure: ``raises``, ``syntax``, ``forbidden``, ``time``, ``memory``, ``size``, ``depth``, ``crash``."""
+    line: int | None = None
+    """Of a failure: the template line, where known."""
+    lines: tuple[tuple[int, int], ...] = ()
+    """(number of characters, 1-based template line) in order; line 0 = not known."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Characters ``[start, stop)`` that generation blocks really wrote; with ``lines`` only."""
+    tracked_spans: tuple[tuple[int, int], ...] = ()
+    """The same by the arithmetic of ``transformers``, which is off inside macros."""
+    series: tuple[Rendered, ...] = ()
+    """Of a :class:`Series`: the outcome of each render."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+    def or_raise(self) -> Rendered:
+        """This outcome, or :class:`RenderFailed` with its sentence."""
+        if self.error:
+            raise RenderFailed(self.error)
+        return self
+
+
+class _Died(Exception):
+    """The worker ended; ``args[0]`` is its exit status."""
+
+
+class _Late(Exception):
+    """The worker did not answer in time."""
+
+
+class Worker:
+    """One subprocess."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-X", "utf8", str(_PROGRAM), str(MEMORY_BYTES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"},
+            cwd="/",
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stdout, selectors.EVENT_READ)
+        self._pending = bytearray()
+        try:
+            self.receive(time.monotonic() + START_SECONDS)
+        except (_Died, _Late) as error:
+            self.close()
+            raise RenderFailed(
+                "The sandbox for chat templates could not be started; the machine may be overloaded. Try again."
+            ) from error
+
+    def send(self, value: Any) -> None:
+        try:
+            data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RenderFailed(f"The conversation, its tools or its kwargs are not plain JSON: {error}") from error
+        try:
+            self._stdin.write(struct.pack("<I", len(data)) + data)
+            self._stdin.flush()
+        except OSError as error:
+            raise _Died(self.process.poll()) from error
+
+    def receive(self, deadline: float) -> Any:
+        """The next message. Raises ``_Late`` or ``_Died``."""
+        while True:
+            if len(self._pending) >= 4:
+                (n,) = struct.unpack_from("<I", self._pending)
+                if len(self._pending) >= 4 + n:
+                    data = bytes(self._pending[4 : 4 + n])
+                    del self._pending[: 4 + n]
+                    return json.loads(data.decode("utf-8", "surrogatepass"))
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._selector.select(left):
+                raise _Late
+            data = os.read(self._stdout.fileno(), 1 << 20)
+            if not data:
+                raise _Died(self._exit_status())
+            self._pending += data
+
+    def answer(self, until: float) -> Any:
+        """The next message, within ``WALL_SECONDS``; later only while the machine keeps the worker waiting."""
+        used = self.cpu_seconds()
+        try:
+            return self.receive(min(until, time.monotonic() + WALL_SECONDS))
+        except _Late:
+            # A template cannot sleep: one that has hardly computed was not slow, its worker was kept waiting.
+            if self.cpu_seconds() - used > STARVED_SECONDS:
+                raise
+            return self.receive(min(until, time.monotonic() + STARVED_WALL_SECONDS))
+
+    def cpu_seconds(self) -> float:
+        """What the worker has computed so far."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def _exit_status(self) -> int | None:
+        try:
+            return self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        self._selector.close()
+        for stream in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+@dataclass
+class Pool:
+    """The workers of this process."""
+
+    size: int = 2
+    idle: list[Worker] = field(default_factory=list)
+    slots: threading.Semaphore = field(init=False)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.slots = threading.Semaphore(self.size)
+
+    def _take(self) -> Worker:
+        with self.lock:
+            while self.idle:
+                worker = self.idle.pop()
+                if worker.process.poll() is None:
+                    return worker
+                worker.close()
+        return Worker()
+
+    def render(self, chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
+        """The outcome of each job, in order; never raises for what a template does."""
+        if len(chat_template) > TEMPLATE_CHARS:
+            sentence = f"The chat template has more than {TEMPLATE_CHARS:,} characters."
+            return [Rendered(error=sentence, kind="size")] * len(jobs)
+        if not jobs:
+            return []
+        with self.slots:
+            worker = self._take()
+            outcomes: list[Rendered] = []
+            try:
+                outcomes = self._run(worker, chat_template, jobs)
+            finally:
+                if len(outcomes) == len(jobs) and worker.process.poll() is None and not _spoils(outcomes):
+                    with self.lock:
+                        self.idle.append(worker)
+                else:
+                    worker.close()
+        if len(outcomes) < len(jobs):
+            last = outcomes[-1]
+            if last.kind == "memory":
+                # The worker gives up its place after a full heap; the other renders may be harmless.
+                return [*outcomes, *self.render(chat_template, jobs[len(outcomes) :])]
+            sentence = f"Not rendered, because an earlier render of the same template failed. {last.error}"
+            outcomes += [Rendered(error=sentence, kind=last.kind)] * (len(jobs) - len(outcomes))
+        return outcomes
+
+    def _run(self, worker: Worker, chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
+        """Outcomes up to and including the one that cost the worker its life."""
+        outcomes: list[Rendered] = []
+        request = {
+            "template": chat_template,
+            "output_chars": OUTPUT_CHARS,
+            "cpu_seconds": CPU_SECONDS,
+            "jobs": [job.to_dict() for job in jobs],
+        }
+        until = time.monotonic() + BATCH_SECONDS
+        try:
+            worker.send(request)
+            while len(outcomes) < len(jobs) and not (outcomes and outcomes[-1].kind == "memory"):
+                outcomes.append(_outcome(worker.answer(until)))
+        except _Late:
+            sentence = f"The template ran longer than the {WALL_SECONDS:g} s that a render may take."
+            outcomes.append(Rendered(error=sentence, kind="time"))
+        except _Died as error:
+            outcomes.append(_death(error.args[0]))
+        return outcomes
+
+    def close(self) -> None:
+        with self.lock:
+            while self.idle:
+                self.idle.pop().close()
+
+
+def _outcome(message: Mapping[str, Any]) -> Rendered:
+    if "error" in message:
+        return Rendered(error=message["error"], kind=message["kind"], line=message["line"])
+    if "series" in message:
+        return Rendered(series=tuple(_series(message["series"])))
+    return Rendered(
+        text=message["text"],
+        lines=tuple((n, line) for n, line in message.get("lines", ())),
+        spans=tuple((a, b) for a, b in message.get("spans", ())),
+        tracked_spans=tuple((a, b) for a, b in message["tracked_spans"]),
+    )
+
+
+def _series(outcomes: Sequence[Any]) -> Iterator[Rendered]:
+    text = ""
+    spans: tuple[tuple[int, int], ...] = ()
+    for outcome in outcomes:
+        if isinstance(outcome, Mapping):
+            yield _outcome(outcome)
+            continue
+        kept, rest, n_kept, ends = outcome
+        text = text[:kept] + rest
+        if ends or n_kept != len(spans):
+            spans = (*spans[:n_kept], *zip(ends[::2], ends[1::2], strict=True))
+        yield Rendered(text, tracked_spans=spans)
+
+
+def _spoils(outcomes: Sequence[Rendered]) -> bool:
+    return any(outcome.kind in ("memory", "time", "crash") for outcome in outcomes)
+
+
+def _death(status: int | None) -> Rendered:
+    if status == -signal.SIGXCPU:
+        return Rendered(error=f"The template used more than {CPU_SECONDS} s of computing time.", kind="time")
+    if status is not None and status < 0:
+        sentence = (
+            f"The template brought the sandbox down (signal {-status}); it nests too deep or uses too much memory."
+        )
+        return Rendered(error=sentence, kind="crash")
+    return Rendered(error="The template brought the sandbox down; it uses too much memory.", kind="crash")
+
+
+_pool: Pool | None = None
+_pool_lock = threading.Lock()
+
+
+def pool() -> Pool:
+    """This process's pool."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = Pool()
+        return _pool
+
+
+def _forget() -> None:
+    """After a fork the parent's workers are not the child's."""
+    global _pool, _pool_lock
+    _inherited.append(_pool)
+    _pool, _pool_lock = None, threading.Lock()
+
+
+_inherited: list[Pool | None] = []
+"""Kept, so that nothing of the parent's is closed or waited for by the child."""
+
+
+def close() -> None:
+    """End this process's workers; the next render starts new ones."""
+    global _pool
+    with _pool_lock:
+        if _pool is not None:
+            _pool.close()
+            _pool = None
+
+
+def render(chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
+    """Render a template many times in one round trip; the outcome of each job, in order."""
+    return pool().render(chat_template, jobs)
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(close)

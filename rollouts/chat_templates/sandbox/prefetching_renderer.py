@@ -1,0 +1,160 @@
+"""A renderer for those who know what they will ask for: many renders in one round trip, and none of them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollouts.chat_templates.sandbox import client
+from rollouts.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
+from rollouts.tito.interfaces import Conversation, RenderFailed
+from rollouts.tito.trajectory import Ids, Message
+
+MOST_MESSAGES = 6_000
+"""Messages over all renders of one series: it has the computing time of a single render."""
+
+_LASTING = ("raises", "syntax", "forbidden", "depth")
+"""Failures that the same render meets again, on whatever machine."""
+
+Key = tuple[Any, ...]
+
+
+def _key(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    kwargs: Mapping[str, Any] | None,
+    generation: bool,
+) -> Key:
+    # By identity: comparing conversations by what they say would cost more than a short render.
+    return (*map(id, messages), 0 if tools is None else id(tools), id(kwargs) if kwargs else 0, generation)
+
+
+class Foreseen:
+    """Renders that were made ahead. It keeps the messages, tools and kwargs, so that their identities stay taken."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.rendered: dict[Key, client.Rendered] = {}
+
+
+class RememberingRenderer(TemplateRenderer):
+    """A :class:`TemplateRenderer` with a memory of one lot of renders. Not for several threads at once."""
+
+    def __init__(
+        self, tokenizer: TemplateTokenizer, chat_template: str, encode: Callable[[str], Ids], now: str = ""
+    ) -> None:
+        super().__init__(tokenizer, chat_template, now)
+        self._encode = encode
+        self._foreseen = Foreseen()
+        self._ids: dict[Key, Ids] = {}
+
+    def foresee(self, asks: Sequence[Conversation]) -> Foreseen:
+        """Render in one round trip; safe in another thread. A render that fails for the moment is left out."""
+        foreseen = Foreseen()
+        series = [self._series(part, foreseen.kept) for part in _parts(asks)]
+        try:
+            outcomes = client.render(self.chat_template, [job for job, _ in series])
+        except RenderFailed:
+            return foreseen  # whoever asks for it meets the failure
+        for (_, keys), outcome in zip(series, outcomes, strict=True):
+            for key, rendered in zip(keys, outcome.series, strict=False):
+                if rendered.ok or rendered.kind in _LASTING:
+                    foreseen.rendered[key] = rendered
+        return foreseen
+
+    def use(self, foreseen: Foreseen) -> None:
+        """Answer from these renders from now on, in place of those before."""
+        self._foreseen = foreseen
+        self._ids = {}
+
+    def render_tracked(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> tuple[str, tuple[tuple[int, int], ...]]:
+        found = self._foreseen.rendered.get(_key(messages, tools, kwargs, add_generation_prompt))
+        if found is None:
+            return super().render_tracked(messages, tools, kwargs, add_generation_prompt)
+        rendered = found.or_raise()
+        return rendered.text, rendered.tracked_spans
+
+    def render_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        found = self._foreseen.rendered.get(_key(messages, tools, kwargs, add_generation_prompt))
+        if found is None:
+            return super().render_text(messages, tools, kwargs, add_generation_prompt)
+        return found.or_raise().text
+
+    def render_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> Ids:
+        """As of :class:`TemplateRenderer`. The array belongs to the memory: do not write to it."""
+        key = _key(messages, tools, kwargs, add_generation_prompt)
+        ids = self._ids.get(key)
+        if ids is not None:
+            return ids
+        found = self._foreseen.rendered.get(key)
+        if found is None:
+            return self._encode(super().render_tracked(messages, tools, kwargs, add_generation_prompt)[0])
+        ids = self._ids[key] = self._encode(found.or_raise().text)
+        return ids
+
+    def _series(self, asks: Sequence[Conversation], kept: list[Any]) -> tuple[client.Series, list[Key]]:
+        messages, tools, kwargs = _Table(), _Table(), _Table()
+        kwargs.place({})
+        renders, keys = [], []
+        for ask in asks:
+            clean = self.own_kwargs(ask.kwargs) if ask.kwargs else {}
+            renders.append((
+                messages.places(ask.messages),
+                None if ask.tools is None else tools.place(ask.tools),
+                kwargs.place(clean, ask.kwargs) if clean else 0,
+                ask.add_generation_prompt,
+            ))  # fmt: skip
+            keys.append(_key(ask.messages, ask.tools, ask.kwargs, ask.add_generation_prompt))
+        kept += (*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs))
+        base = self.base_variables()
+        return client.Series(base, messages.values, tools.values, kwargs.values, renders, self.now), keys
+
+
+class _Table:
+    """Each object once, and where it stands."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def place(self, value: Any, stands_for: Any = None) -> int:
+        key = id(value if stands_for is None else stands_for)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = len(self.values)
+            self.values.append(value)
+        return place
+
+    def places(self, values: Sequence[Any]) -> list[int]:
+        known = [*map(self._places.get, map(id, values))]
+        return [place for place in known if place is not None] if None not in known else [*map(self.place, values)]
+
+
+def _parts(asks: Sequence[Conversation]) -> list[list[Conversation]]:
+    parts: list[list[Conversation]] = []
+    n = MOST_MESSAGES
+    for ask in asks:
+        n += len(ask.messages)
+        if n > MOST_MESSAGES:
+            parts.append([])
+            n = len(ask.messages)
+        parts[-1].append(ask)
+    return parts

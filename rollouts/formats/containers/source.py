@@ -1,0 +1,265 @@
+"""A file as numbered lines: compressed or not, never held whole, with limits that no bomb gets past."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Literal
+
+import zstandard
+
+from rollouts.formats.containers.json_array import ARRAY, elements, objects
+
+MAX_LINE_BYTES = 128 << 20
+"""A longer line is rejected without being held. A rollout of 200 turns that repeats a 100k-token prompt fits."""
+MAX_RATIO = 200
+"""A compressed file that grows more than this many times is a bomb; lists of ids grow 3 to 30 times."""
+FREE_BYTES = 64 << 20
+"""Below this size a ratio says nothing."""
+
+CONVERT = (
+    "Pickles can run code when they are opened, so they are never loaded here. Convert it on the machine that wrote it "
+    "with `python manage.py convert_pickle IN OUT`, and import what that writes."
+)
+
+_DAMAGE = (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError, OSError)
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+Kind = Literal["plain", "gzip", "zstd", "parquet"]
+
+
+class FileRefused(ValueError):
+    """The file as a whole is not read; the message is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that is not blank."""
+
+    number: int
+    """1-based. In a file that is one JSON array, or objects over several lines each, it counts these."""
+    data: bytes | None
+    """None = longer than ``MAX_LINE_BYTES``."""
+
+
+class Source:
+    """A file that can be opened again and again."""
+
+    def __init__(self, name: str, opener: Callable[[], BinaryIO], size: int) -> None:
+        self.name = name
+        self.size = size
+        """Bytes on disk, compressed as it is."""
+        self._opener = opener
+        self._raw: BinaryIO | None = None
+        self._is_looked_over = False
+        self.is_document = False
+        """The file is JSON objects over many lines; each is given as a line and has the limit of one."""
+        self.on_line: Callable[[], None] = _nothing
+        """Called before each line: whoever reads may look at the clock, or raise to stop."""
+
+    @classmethod
+    def of_path(cls, path: str | Path, name: str | None = None) -> Source:
+        """Raises :class:`FileRefused` when there is no such file or it cannot be read."""
+        path = Path(path)
+        try:
+            if not path.is_file():
+                raise FileRefused(f"There is no file {path}.")
+            with path.open("rb"):
+                pass
+            return cls(name or path.name, lambda: path.open("rb", 1 << 20), path.stat().st_size)
+        except OSError as error:
+            raise FileRefused(f"{path} cannot be read: {error.strerror}.") from error
+
+    @classmethod
+    def of_bytes(cls, data: bytes, name: str = "file.jsonl") -> Source:
+        return cls(name, lambda: io.BytesIO(data), len(data))
+
+    @property
+    def position(self) -> int:
+        """How many bytes of the file on disk have been read; 0 before the first line, and while it is looked over."""
+        raw = self._raw
+        if raw is None or self._is_looked_over:
+            return 0
+        return self.size if raw.closed else min(raw.tell(), self.size)
+
+    @contextlib.contextmanager
+    def looked_over(self) -> Iterator[None]:
+        """Inside, what is read is read for the first of two times."""
+        self._is_looked_over = True
+        try:
+            yield
+        finally:
+            self._is_looked_over = False
+
+    def kind(self) -> Kind:
+        """By its first bytes. Raises :class:`FileRefused` for what is never read."""
+        with self._opener() as raw:
+            head = raw.read(4096)
+        if not head:
+            raise FileRefused(f"{self.name} is empty.")
+        if head.startswith(_PACKED):
+            return "gzip" if head.startswith(_PACKED[0]) else "zstd"
+        if head.startswith(b"PAR1"):
+            return "parquet"
+        _refuse_binary(head, self.name)
+        return "plain"
+
+    def open(self) -> IO[bytes]:
+        """The plain bytes. A compressed file that grows beyond the limits raises :class:`FileRefused` when it does."""
+        kind = self.kind()
+        self._raw = raw = self._opener()
+        if kind == "plain":
+            return raw
+        inside = gzip.GzipFile(fileobj=raw) if kind == "gzip" else _Zstd(raw)
+        stream = io.BufferedReader(_Bounded(inside, raw, self.name), 1 << 20)
+        try:
+            head = stream.peek(4096)[:4096]
+        except _DAMAGE as error:
+            raise FileRefused(f"{self.name} is damaged or cut off: {error}.") from error
+        if head.startswith((*_PACKED, b"PAR1")):
+            raise FileRefused(f"{self.name} holds another packed file. Unpack it once, and import what comes out.")
+        _refuse_binary(head, self.name)
+        return stream
+
+    def lines(self, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
+        """Every line that is not blank."""
+        if self.kind() == "parquet":
+            yield from self._parquet_rows(limit)
+            return
+        with self.open() as stream:
+            if self.is_document:
+                first = self._readline(stream, 1 << 20).removeprefix(b"\xef\xbb\xbf")
+                found = objects(self._pieces(first, stream), limit)
+                yield from (Line(n, data) for n, data in enumerate(found, start=1))
+                return
+            number = 0
+            first = self._readline(stream, min(limit + 1, 1 << 20))
+            while first and not first.removeprefix(b"\xef\xbb\xbf").strip():
+                number += first.endswith(b"\n")
+                first = self._readline(stream, min(limit + 1, 1 << 20))
+            if ARRAY.match(first):
+                pieces = self._pieces(first.removeprefix(b"\xef\xbb\xbf"), stream)
+                yield from (Line(n, data) for n, data in enumerate(elements(pieces, limit), start=1))
+                return
+            if first and not first.endswith(b"\n"):
+                first += self._readline(stream, limit + 1 - len(first))
+            while data := first or self._readline(stream, limit + 1):
+                first = b""
+                number += 1
+                self.on_line()
+                if number == 1:
+                    data = data.removeprefix(b"\xef\xbb\xbf")
+                if len(data) > limit and not data.endswith(b"\n"):
+                    while len(data) and not data.endswith(b"\n"):
+                        data = self._readline(stream, 1 << 20)
+                        self.on_line()
+                    yield Line(number, None)
+                elif data.strip():
+                    yield Line(number, data)
+
+    def _parquet_rows(self, limit: int) -> Iterator[Line]:
+        from rollouts.formats.containers.parquet import rows
+
+        self._raw = self._opener()
+        with self._raw:
+            for number, data in enumerate(rows(self._raw, self.name), start=1):
+                self.on_line()
+                yield Line(number, data if len(data) <= limit else None)
+
+    def _pieces(self, first: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+        piece = first
+        while piece:
+            yield piece
+            self.on_line()
+            piece = self._read(stream.read, 1 << 20)
+
+    def _readline(self, stream: IO[bytes], limit: int) -> bytes:
+        return self._read(stream.readline, limit)
+
+    def _read(self, read: Callable[[int], bytes], limit: int) -> bytes:
+        try:
+            return read(limit)
+        except _DAMAGE as error:
+            raise FileRefused(f"{self.name} is damaged or cut off: {error}.") from error
+
+
+def _refuse_binary(head: bytes, name: str) -> None:
+    """Raises :class:`FileRefused` when a file begins as what is never read."""
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise FileRefused(f"{name} is a pickle. {CONVERT}")
+    if head.startswith(b"PK\x03\x04"):
+        what = "a PyTorch file (a pickle inside a zip)" if b".pkl" in head or b"/data" in head else "a zip archive"
+        raise FileRefused(f"{name} is {what}. " + (CONVERT if "PyTorch" in what else "Unpack it first."))
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FileRefused(f"{name} is UTF-16 text. Save it as UTF-8.")
+    if head.startswith((b"\x93NUMPY", b"\x89HDF")) or b"\0" in head:
+        raise FileRefused(f"{name} is a binary file of no format that can be read.")
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Zstd:
+    """Frames one after the other. Unlike the library's own reader it notices a file that was cut off."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        self._frame: Any = None
+        self._held = b""
+        self._offset = 0
+
+    def read(self, n: int) -> bytes:
+        while self._offset == len(self._held):
+            # Small bites: one byte of a bomb can stand for 30 kB.
+            self._offset, self._held = 0, b""
+            data = self._raw.read(2048)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("the last frame has no end")
+                return b""
+            while data:
+                self._frame = self._frame or self._decompressor.decompressobj()
+                self._held += self._frame.decompress(data)
+                if not self._frame.eof:
+                    break
+                data, self._frame = self._frame.unused_data, None
+        data = self._held[self._offset : self._offset + n]
+        self._offset += len(data)
+        return data
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class _Bounded(io.RawIOBase):
+    """A decompressing stream that stops a bomb."""
+
+    def __init__(self, stream: Any, raw: BinaryIO, name: str) -> None:
+        self._stream, self._file, self._name = stream, raw, name
+        self._n = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(min(len(buffer), 1 << 20))
+        self._n += len(data)
+        if self._n > FREE_BYTES and self._n > MAX_RATIO * max(self._file.tell(), 1):
+            raise FileRefused(
+                f"{self._name} grows more than {MAX_RATIO} times when it is unpacked; it looks like a zip bomb. "
+                "If it is not, unpack it yourself and import the plain file."
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+            self._file.close()
+        super().close()

@@ -1,0 +1,150 @@
+"""Recorded calls: one engine call a line, request and response as they went to an OpenAI-compatible vLLM server.
+
+Lines of one ``session_id`` are one trajectory, in file order; sessions may interleave. A line without a session is a
+trajectory of its own: so bare answers of a server are read too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollouts.formats import shapes
+from rollouts.formats.containers.source import Source
+from rollouts.formats.readers.sessions import Session, read_sessions
+from rollouts.formats.registry import Format, Rejected, has_keys
+from rollouts.formats.shapes import BadLine
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Request, Step, Trajectory
+
+_REQUEST = ("messages", "tools", "chat_template_kwargs", "temperature", "top_p", "top_k")
+_CHOICE = ("index", "token_ids", "logprobs", "message", "text", "finish_reason", "stop_reason", "prompt_token_ids")
+_LINE = ("session_id", "tokenizer", "request", "response", "reward", "group", "trajectory_stop_reason")
+
+
+def read(source: Source) -> Iterator[Trajectory | Rejected]:
+    return read_sessions(source, _session_id, _add_line)
+
+
+def _session_id(value: Mapping[str, Any], number: int) -> str:
+    response = value.get("response", value)
+    response = response if isinstance(response, dict) else {}
+    found = value.get("session_id")
+    if found is None:
+        # Bare answers: ids of a server are unique, and a missing one is made from the place.
+        found = response.get("id") or response.get("request_id") or f"line-{number}"
+    return shapes.text(found, "session_id", 200) or f"line-{number}"
+
+
+def _add_line(session: Session, value: dict[str, Any]) -> None:
+    request = shapes.optional_mapping(value.get("request"), "request")
+    bare = "response" not in value
+    response = value if bare else shapes.mapping(value["response"], "response")
+    session.tokenizer = shapes.text(value.get("tokenizer"), "tokenizer", 200) or session.tokenizer
+    session.group = shapes.text(value.get("group"), "group", 200) or session.group
+    session.stop_reason = shapes.text(value.get("trajectory_stop_reason"), "trajectory_stop_reason", 60) or (
+        session.stop_reason
+    )
+    reward = shapes.number(value.get("reward"), "reward")
+    session.reward = session.reward if reward is None else reward
+    choices = shapes.sequence(response.get("choices"), "response.choices")
+    if not choices:
+        raise BadLine("response.choices is empty: the call has no answer.")
+    extra = {
+        "line": {} if bare else shapes.rest(value, _LINE),
+        "request": shapes.rest(request, _REQUEST),
+        "response": shapes.rest(response, ("choices", "prompt_token_ids", *(_LINE if bare else ()))),
+    }
+    for n, choice in enumerate(choices):
+        where = f"response.choices[{n}]"
+        session.append(_step(request, response, shapes.mapping(choice, where), where, extra))
+
+
+def _step(
+    request: Mapping[str, Any],
+    response: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    where: str,
+    extra: dict[str, Any],
+) -> Step:
+    prompt = response.get("prompt_token_ids")
+    if prompt is None:
+        prompt = choice.get("prompt_token_ids")
+    completion, logprobs = _completion(choice, where)
+    reply = choice.get("message")
+    extra = {**extra, "choice": shapes.rest(choice, _CHOICE)}
+    if choice.get("index"):
+        extra["choice"]["index"] = choice["index"]
+    return Step(
+        prompt_ids=shapes.optional_ids(prompt, "prompt_token_ids"),
+        completion_ids=completion,
+        logprobs=logprobs,
+        finish_reason=shapes.text(choice.get("finish_reason"), f"{where}.finish_reason", 30),
+        stop_reason=shapes.text(choice.get("stop_reason"), f"{where}.stop_reason", 100),
+        request=_request(request),
+        reply=None if reply is None else shapes.mapping(reply, f"{where}.message"),
+        text=shapes.optional_string(choice.get("text"), f"{where}.text"),
+        temperature=shapes.number(request.get("temperature"), "request.temperature"),
+        top_p=shapes.number(request.get("top_p"), "request.top_p"),
+        top_k=shapes.whole(request.get("top_k"), "request.top_k"),
+        extra={name: kept for name, kept in extra.items() if kept},
+    )
+
+
+def _request(request: Mapping[str, Any]) -> Request | None:
+    if request.get("messages") is None:
+        return None
+    return Request(
+        shapes.messages(request["messages"], "request.messages"),
+        shapes.optional_tools(request.get("tools"), "request.tools"),
+        shapes.optional_mapping(request.get("chat_template_kwargs"), "request.chat_template_kwargs"),
+    )
+
+
+def _completion(choice: Mapping[str, Any], where: str) -> tuple[Ids, Floats | None]:
+    """Ids and logprobs, from ``token_ids`` or from tokens written as ``token_id:123``."""
+    found = choice.get("logprobs")
+    entries: Sequence[Any] | None = None
+    values: Any = None
+    tokens: Any = None
+    if isinstance(found, list):
+        values = found
+        if found and isinstance(found[0], dict):
+            entries = found
+    elif found is not None:
+        found = shapes.mapping(found, f"{where}.logprobs")
+        if found.get("content") is not None:
+            entries = shapes.sequence(found["content"], f"{where}.logprobs.content")
+        else:
+            values, tokens = found.get("token_logprobs"), found.get("tokens")
+    if entries is not None:
+        entries = [shapes.mapping(entry, f"{where}.logprobs[{n}]") for n, entry in enumerate(entries)]
+        values = [entry.get("logprob") for entry in entries]
+        tokens = [entry.get("token") for entry in entries]
+    logprobs = shapes.optional_floats(values, f"{where}.logprobs")
+    if choice.get("token_ids") is not None:
+        return shapes.ids(choice["token_ids"], f"{where}.token_ids"), logprobs
+    if (
+        isinstance(tokens, list)
+        and tokens
+        and all(isinstance(token, str) and token.startswith("token_id:") for token in tokens)
+    ):
+        digits = [token.removeprefix("token_id:") for token in tokens]
+        if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in digits):
+            raise BadLine(f"{where}.logprobs names a token that is no token_id:NUMBER.")
+        return shapes.ids([int(part) for part in digits], f"{where}.logprobs"), logprobs
+    return NO_IDS, logprobs
+
+
+def detect(values: Sequence[Any]) -> bool:
+    first = values[0]
+    return (has_keys(first, "response") and has_keys(first["response"], "choices")) or (
+        has_keys(first, "choices") and isinstance(first["choices"], list)
+    )
+
+
+FORMAT = Format(
+    "recorded_calls",
+    "Recorded calls (requests and answers of a vLLM server)",
+    detect,
+    read,
+)

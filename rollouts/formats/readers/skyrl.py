@@ -1,0 +1,202 @@
+"""SkyRL ``GeneratorOutput`` as JSON: parallel lists; with step-wise training each element is one step.
+
+Whole-trajectory elements are rows: the response holds observation tokens too, masked by ``loss_masks``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rollouts.formats import shapes
+from rollouts.formats.containers.json_text import canonical_json
+from rollouts.formats.containers.source import Source
+from rollouts.formats.registry import Format, Rejected, has_keys
+from rollouts.formats.shapes import BadLine
+from rollouts.tito.trajectory import Floats, Mask, Origin, Row, Step, Trajectory
+
+_AS_TEXT = re.compile(r"(.+)_\d+", re.DOTALL)
+_ROUTING = "rollout_expert_indices"
+_LISTS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
+          "trajectory_ids", "is_last_step", _ROUTING)  # fmt: skip
+
+
+def read(source: Source) -> Iterator[Trajectory | Rejected]:
+    """A batch is read whole or rejected whole: its lists mean nothing apart."""
+    seen: set[str] = set()
+    for line in source.lines():
+        try:
+            found = _batch(shapes.mapping(shapes.decode(line.data), "The batch"), line.number)
+            twice = next((one.external_id for one in found if one.external_id in seen), None)
+            if twice is not None:
+                raise BadLine(f"The id {twice!r} was used in an earlier batch of this file.")
+        except BadLine as error:
+            yield Rejected(line.number, str(error))
+            continue
+        seen.update(one.external_id for one in found)
+        yield from found
+
+
+def _batch(value: dict[str, Any], number: int) -> list[Trajectory]:
+    n = len(shapes.sequence(value.get("response_ids"), "response_ids"))
+    lists = {}
+    for name in _LISTS:
+        item = value.get(name)
+        if item is not None and len(shapes.sequence(item, name)) != n:
+            raise BadLine(f"{name} has {len(item)} elements for {n} response_ids.")
+        lists[name] = item
+    if lists["is_last_step"] is not None:
+        return _step_wise(lists, n, number, value)
+    elements = [_Element(lists, i) for i in range(n)]
+    names = _names(lists["trajectory_ids"], n, number)
+    found = []
+    for i, element in enumerate(elements):
+        found.append(
+            Trajectory(
+                names[i],
+                rows=(element.row(),),
+                reward=element.reward,
+                stop_reason=element.stop_reason,
+                group=_group(lists["trajectory_ids"], i),
+                extra=shapes.elements(value, _LISTS, n, i) | element.extra,
+            )
+        )
+    return found
+
+
+class _Element:
+    """One element of every list."""
+
+    def __init__(self, lists: dict[str, Any], i: int) -> None:
+        self.prompt = shapes.ids((lists["prompt_token_ids"] or [[]] * (i + 1))[i], f"prompt_token_ids[{i}]")
+        self.response = shapes.ids(lists["response_ids"][i], f"response_ids[{i}]")
+        masks, logprobs, stops, rewards = (
+            lists[name] for name in ("loss_masks", "rollout_logprobs", "stop_reasons", "rewards")
+        )
+        self.mask = (
+            np.ones(len(self.response), dtype=np.bool_) if masks is None else shapes.mask(masks[i], f"loss_masks[{i}]")
+        )
+        self.logprobs = None if logprobs is None else shapes.optional_floats(logprobs[i], f"rollout_logprobs[{i}]")
+        self.stop_reason = "" if stops is None else shapes.text(stops[i], f"stop_reasons[{i}]", 60)
+        routing = None if lists[_ROUTING] is None else lists[_ROUTING][i]
+        self.extra = {} if routing is None else {_ROUTING: routing}
+        self.token_rewards: Floats | None = None
+        self.reward: float | None = None
+        if rewards is not None and isinstance(rewards[i], list):
+            self.token_rewards = shapes.floats(rewards[i], f"rewards[{i}]")
+            self.reward = shapes.number(sum(item or 0.0 for item in rewards[i]), f"rewards[{i}]")
+        elif rewards is not None:
+            self.reward = shapes.number(rewards[i], f"rewards[{i}]")
+
+    def row(self, step_indices: tuple[int, ...] = ()) -> Row:
+        n = len(self.prompt)
+        origin = np.full(n + len(self.response), Origin.PROMPT, dtype=np.uint8)
+        fits = len(self.mask) == len(self.response)
+        if fits:
+            origin[n:] = np.where(self.mask, Origin.SAMPLED, Origin.OBSERVATION)
+        columns = {}
+        if self.token_rewards is not None:
+            columns["rewards"] = np.concatenate([np.zeros(n, dtype=np.float32), self.token_rewards])
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = np.concatenate([np.full(n, np.nan, dtype=np.float32), self.logprobs])
+        return Row(
+            ids=np.concatenate([self.prompt, self.response]),
+            loss_mask=np.concatenate([np.zeros(n, dtype=np.bool_), self.mask]),
+            logprobs=logprobs,
+            origin=origin if fits else None,
+            columns=columns,
+            step_indices=step_indices,
+        )
+
+
+def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]) -> list[Trajectory]:
+    """Steps of one id are one trajectory. Rows follow from them, unless a mask, order or flag says otherwise."""
+    last = shapes.mask(lists["is_last_step"], "is_last_step")
+    ids = lists["trajectory_ids"]
+    if ids is None:
+        raise BadLine("is_last_step is there and trajectory_ids is not; step-wise output needs both.")
+    found: list[Trajectory] = []
+    for places in _places(ids, last):
+        elements = [_Element(lists, k) for k in places]
+        steps = tuple(
+            Step(one.prompt, one.response, one.logprobs, finish_reason=one.stop_reason[:30], extra=one.extra)
+            for one in elements
+        )
+        rows = tuple(one.row((k,)) for k, one in enumerate(elements))
+        if places != list(range(places[0], places[-1] + 1)) or not _ends_once(last, places):
+            # The trainer would take it so: a finding, and no reason to show nothing.
+            rows = tuple(
+                replace(row, extra={"is_last_step": bool(last[k]), "batch_index": k})
+                for k, row in zip(places, rows, strict=True)
+            )
+        elif all(one.mask.all() and len(one.mask) == len(one.response) for one in elements):
+            rows = ()
+        found.append(
+            Trajectory(
+                _name(ids[places[0]], len(found), number),
+                steps,
+                rows,
+                reward=elements[-1].reward,
+                stop_reason=elements[-1].stop_reason,
+                group=_group(ids, places[0]),
+                extra=shapes.elements(value, _LISTS, n, places[-1]),
+            )
+        )
+    names = [one.external_id for one in found]
+    if len(set(names)) != len(names):
+        raise BadLine("trajectory_ids gives one name to two trajectories.")
+    return found
+
+
+def _places(ids: list[Any], last: Mask) -> list[list[int]]:
+    """Which elements are steps of which trajectory; one without an id ends where its flag says."""
+    found: dict[str, list[int]] = {}
+    for i, one in enumerate(ids):
+        key = f"until {int(last[:i].sum())}" if one is None else canonical_json(one)
+        found.setdefault(key, []).append(i)
+    return list(found.values())
+
+
+def _ends_once(last: Mask, places: list[int]) -> bool:
+    return bool(last[places[-1]]) and not last[places[:-1]].any()
+
+
+def _names(ids: Any, n: int, number: int) -> list[str]:
+    names = [_name(ids[i] if ids is not None else None, i, number) for i in range(n)]
+    if len(set(names)) != len(names):
+        raise BadLine("trajectory_ids names a trajectory twice; step-wise output needs is_last_step too.")
+    return names
+
+
+def _name(value: Any, i: int, number: int) -> str:
+    """A trajectory id is a text, or an instance and a repetition of it."""
+    if isinstance(value, dict):
+        parts = [shapes.text(value.get(key), f"trajectory_ids.{key}", 90) for key in ("instance_id", "repetition_id")]
+        return "-".join(part for part in parts if part) or f"line-{number}-{i}"
+    return shapes.text(value, "trajectory_ids", 200) or f"line-{number}-{i}"
+
+
+def _group(ids: Any, i: int) -> str:
+    """The instance; SkyRL's own text of an id is ``INSTANCE_REPETITION``."""
+    value = ids[i] if ids is not None else None
+    if isinstance(value, str) and (parts := _AS_TEXT.fullmatch(value)):
+        return parts[1]
+    return shapes.text(value.get("instance_id"), "instance_id", 200) if isinstance(value, dict) else ""
+
+
+def detect(values: Sequence[Any]) -> bool:
+    return has_keys(values[0], "prompt_token_ids", "response_ids") and isinstance(values[0]["response_ids"], list)
+
+
+FORMAT = Format(
+    "skyrl",
+    "SkyRL GeneratorOutput",
+    detect,
+    read,
+    "The requests are not in the file, so a difference that follows from a message or a template is not decidable.",
+)

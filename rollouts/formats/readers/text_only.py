@@ -1,0 +1,202 @@
+"""Files that hold text and no token ids: what was sampled cannot be told from them, only what was said.
+
+Each becomes steps without ids, with the text that the file has. One entry in ``_SHAPES`` adds a file of one trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollouts.formats import shapes
+from rollouts.formats.containers.source import Source
+from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.shapes import BadLine
+from rollouts.tito.trajectory import NO_IDS, Request, Step, Trajectory
+
+LACKS = (
+    "The file holds text and no token ids: what the engine read and sampled is not decidable from it. "
+    "Record calls with return_token_ids to inspect tokens."
+)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The keys of one trainer's file: one prompt and one completion a line."""
+
+    prompt: str
+    completion: str
+    reward: str
+    others: tuple[str, ...] = ()
+    """Keys that must be there too, so that it is not taken for another's."""
+    id_parts: tuple[str, ...] = ()
+    group: str = ""
+    stop_reason: str = ""
+    policy_version: str = ""
+
+
+_SHAPES = {
+    "verl": ("verl rollout data (text only)", _Shape("input", "output", "score", ("step",))),
+    "skyrl_evals": (
+        "SkyRL dumped evaluations (text only)",
+        _Shape("input_prompt", "output_response", "score", stop_reason="stop_reason"),
+    ),
+    "areal": (
+        "AReaL completions (text only)",
+        _Shape(
+            "prompt", "completion", "reward", ("task_id", "sample_idx"), ("task_id", "sample_idx"), "task_id",
+            policy_version="tail_version",
+        ),
+    ),
+}  # fmt: skip
+
+
+def _reader(shape: _Shape) -> Callable[[Source], Iterator[Trajectory | Rejected]]:
+    def trajectory(value: Any, number: int) -> Trajectory:
+        value = shapes.mapping(value, "The line")
+        parts = [shapes.text(value.get(key), key, 90) for key in shape.id_parts]
+        reward = value.get(shape.reward)
+        if isinstance(reward, list):
+            reward = sum(shapes.number(item, shape.reward) or 0.0 for item in reward)
+        return Trajectory(
+            "-".join(parts) if all(parts) and parts else f"line-{number}",
+            (_text_step(value, shape.prompt, shape.completion, shape.policy_version),),
+            reward=shapes.number(reward, shape.reward),
+            group=shapes.text(value.get(shape.group), shape.group, 200) if shape.group else "",
+            stop_reason=shapes.text(value.get(shape.stop_reason), shape.stop_reason, 60) if shape.stop_reason else "",
+            extra=shapes.rest(value, (shape.prompt, shape.completion, shape.reward, shape.stop_reason)),
+        )
+
+    return lambda source: each_line(source, trajectory)
+
+
+def _text_step(value: Mapping[str, Any], prompt: str, completion: str, policy_version: str = "") -> Step:
+    text = shapes.optional_string(value.get(completion), completion)
+    if text is None:
+        raise BadLine(f"{completion} is missing.")
+    version = shapes.text(value.get(policy_version), policy_version, 100) if policy_version else ""
+    return Step(NO_IDS, NO_IDS, text=text, policy_version=version, extra={"prompt": value.get(prompt)})
+
+
+def _detector(shape: _Shape) -> Callable[[Sequence[Any]], bool]:
+    keys = (shape.prompt, shape.completion, shape.reward, *shape.others)
+    return lambda values: has_keys(values[0], *keys) and isinstance(values[0][shape.completion], str)
+
+
+# -- columns: ms-swift writes many completions on one line, TRL one a row of a Parquet file
+
+
+def _read_columns(source: Source) -> Iterator[Trajectory | Rejected]:
+    for line in source.lines():
+        try:
+            value = shapes.mapping(shapes.decode(line.data), "The line")
+            if not isinstance(value.get("completion"), list) or _is_messages(value["completion"]):
+                rows = [value]
+            else:
+                rows = _transposed(value)
+            found = [_completion(row, line.number, n, len(rows)) for n, row in enumerate(rows)]
+        except BadLine as error:
+            yield Rejected(line.number, str(error))
+            continue
+        yield from found
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(has_keys(item, "role") for item in value)
+
+
+def _transposed(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    n = len(value["completion"])
+    short = next((key for key, item in value.items() if isinstance(item, list) and len(item) != n), None)
+    if short is not None:
+        raise BadLine(f"{short[:60]} has {len(value[short])} elements for {n} completions.")
+    return [{key: item[i] if isinstance(item, list) else item for key, item in value.items()} for i in range(n)]
+
+
+_NO_REWARDS = (
+    "step", "gen_step", "global_step", "epoch", "advantage", "advantages", "prompt", "completion", "reward", "entropy"
+)  # fmt: skip
+
+
+def _reward_columns(value: Mapping[str, Any]) -> list[str]:
+    """Each reward function has a column of its name; what ms-swift writes behind the advantages is something else."""
+    names = list(value)
+    behind = names.index("advantages") if "advantages" in names else len(names)
+    if "completion" in names[:behind]:
+        names = names[:behind]
+    return [name for name in names if name not in _NO_REWARDS and type(value[name]) is float]
+
+
+def _completion(value: dict[str, Any], number: int, n: int, of: int) -> Trajectory:
+    """The sum of the reward functions is the reward where none is given."""
+    said = value.get("completion")
+    name = f"line-{number}-{n}" if of > 1 else f"line-{number}"
+    parts = shapes.numbers_by_name({key: value[key] for key in _reward_columns(value)}, "the rewards")
+    extra = shapes.rest(value, ("prompt", "completion", "reward", *parts))
+    reward = shapes.number(value.get("reward"), "reward")
+    if reward is None and parts:
+        reward = shapes.number(sum(parts.values()), "The sum of the rewards")
+    if _is_messages(said):
+        before = value.get("prompt")
+        asked = shapes.messages(before if isinstance(before, list) else [{"role": "user", "content": before}], "prompt")
+        steps = _message_steps([*asked, *shapes.messages(said, "completion")], None, len(asked))
+    else:
+        steps = (_text_step(value, "prompt", "completion"),)
+    return Trajectory(name, steps, reward=reward, reward_parts=parts, extra=extra)
+
+
+_WRITTEN_WITH = ("step", "gen_step", "advantage", "advantages")
+
+
+def _detect_columns(values: Sequence[Any]) -> bool:
+    one = values[0]
+    if not has_keys(one, "prompt", "completion"):
+        return False
+    # Of one completion the words are enough; a line of columns is known by what else is written with them.
+    said = one["completion"]
+    return isinstance(said, str) or _is_messages(said) or any(key in one for key in _WRITTEN_WITH)
+
+
+# -- OpenAI-style messages
+
+
+def _read_messages(source: Source) -> Iterator[Trajectory | Rejected]:
+    return each_line(source, _conversation)
+
+
+def _conversation(value: Any, number: int) -> Trajectory:
+    value = shapes.mapping(value, "The line")
+    messages = shapes.messages(value.get("messages"), "messages")
+    tools = shapes.optional_tools(value.get("tools"), "tools")
+    found = value.get("id")
+    name = shapes.text(found, "id", 200) if isinstance(found, str | int) else ""
+    return Trajectory(
+        name or f"line-{number}",
+        _message_steps(messages, tools, 0),
+        reward=shapes.number(value.get("reward"), "reward"),
+        extra=shapes.rest(value, ("messages", "tools", "reward", "id")),
+    )
+
+
+def _message_steps(messages: Sequence[Any], tools: Any, start: int) -> tuple[Step, ...]:
+    """One step for each assistant message from ``start`` on. Raises :class:`BadLine` when there is none."""
+    steps = tuple(
+        Step(NO_IDS, NO_IDS, request=Request(tuple(messages[:n]), tools), reply=message)
+        for n, message in enumerate(messages)
+        if n >= start and message["role"] == "assistant"
+    )
+    if not steps:
+        raise BadLine("The conversation has no assistant message.")
+    return steps
+
+
+def _detect_messages(values: Sequence[Any]) -> bool:
+    return has_keys(values[0], "messages") and isinstance(values[0]["messages"], list)
+
+
+FORMATS = (
+    *(Format(name, title, _detector(shape), _reader(shape), LACKS) for name, (title, shape) in _SHAPES.items()),
+    Format("completions", "TRL or ms-swift completions (text only)", _detect_columns, _read_columns, LACKS),
+    Format("messages", "OpenAI-style messages (text only)", _detect_messages, _read_messages, LACKS),
+)

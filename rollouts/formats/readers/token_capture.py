@@ -1,0 +1,59 @@
+"""NeMo Gym token capture ``<rollout_id>.tokens.jsonl``: one model call a line, ordered by prompt length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollouts.formats import shapes
+from rollouts.formats.containers.source import Source
+from rollouts.formats.readers.nemo_gym import assistant_message
+from rollouts.formats.readers.sessions import Session, read_sessions
+from rollouts.formats.registry import Format, Rejected, has_keys
+from rollouts.formats.shapes import BadLine
+from rollouts.tito.trajectory import Step, Trajectory
+
+NEWEST = 1
+_KNOWN = ("rollout_id", "model", "prompt_token_ids", "generation_token_ids", "generation_log_probs", "output_items",
+          "schema_version")  # fmt: skip
+
+
+def read(source: Source) -> Iterator[Trajectory | Rejected]:
+    return read_sessions(source, _rollout_id, _add_line, by_length=True)
+
+
+def _rollout_id(value: Mapping[str, Any], number: int) -> str:
+    return shapes.text(value.get("rollout_id"), "rollout_id", 200) or "rollout"
+
+
+def _add_line(session: Session, value: dict[str, Any]) -> None:
+    version = shapes.whole(value.get("schema_version"), "schema_version")
+    if version is not None and version > NEWEST:
+        raise BadLine(f"schema_version is {version}; this program reads version {NEWEST}.")
+    session.tokenizer = session.tokenizer or shapes.text(value.get("model"), "model", 200)
+    items = [shapes.mapping(item, "output_items") for item in shapes.sequence(value.get("output_items") or [], "items")]
+    extra = shapes.rest(value, _KNOWN)
+    if items:
+        extra["items"] = items
+    session.append(
+        Step(
+            prompt_ids=shapes.ids(value.get("prompt_token_ids"), "prompt_token_ids"),
+            completion_ids=shapes.ids(value.get("generation_token_ids"), "generation_token_ids"),
+            logprobs=shapes.optional_floats(value.get("generation_log_probs"), "generation_log_probs"),
+            reply=assistant_message(items) if items else None,
+            extra=extra,
+        )
+    )
+
+
+def detect(values: Sequence[Any]) -> bool:
+    return has_keys(values[0], "prompt_token_ids", "generation_token_ids")
+
+
+FORMAT = Format(
+    "token_capture",
+    "NeMo Gym token capture",
+    detect,
+    read,
+    "The requests are not in the file, so a difference that follows from a message or a template is not decidable.",
+)

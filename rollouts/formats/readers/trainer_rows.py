@@ -1,0 +1,282 @@
+"""Rows in the shapes that trainers take them in, read back: what our exports write, and what users dump themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollouts.formats import shapes
+from rollouts.formats.containers.source import Source
+from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.shapes import BadLine
+from rollouts.tito.trajectory import Floats, Ids, Mask, Row, Trajectory
+
+_ROWS_ALONE = (
+    "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file."
+)
+_IGNORED = -100
+
+
+def _after(n: int, values: Floats | None) -> Floats | None:
+    """A column of the response as a column of the row: nothing is known of the first ``n`` tokens."""
+    return None if values is None else np.concatenate([np.full(n, np.nan, dtype=np.float32), values])
+
+
+def _split_row(prompt: Ids, response: Ids, mask: Mask, logprobs: Floats | None) -> Row:
+    return Row(
+        ids=np.concatenate([prompt, response]),
+        loss_mask=np.concatenate([np.zeros(len(prompt), dtype=np.bool_), mask]),
+        logprobs=_after(len(prompt), logprobs),
+    )
+
+
+def _rest(value: Mapping[str, Any], known: tuple[str, ...], name: str = "") -> dict[str, Any]:
+    """What else the source says, as one field where it has a name; nothing where it says nothing."""
+    found = {key: item for key, item in shapes.rest(value, known).items() if item not in (None, {}, [])}
+    return {name: found} if name and found else found
+
+
+# -- verl
+
+_VERL = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "reward_score", "extra_fields")
+
+
+def _verl(value: Any, number: int) -> Trajectory:
+    value = shapes.mapping(value, "The line")
+    row = _split_row(
+        shapes.ids(value.get("prompt_ids"), "prompt_ids"),
+        shapes.ids(value.get("response_ids"), "response_ids"),
+        shapes.mask(value.get("response_mask"), "response_mask"),
+        shapes.optional_floats(value.get("response_logprobs"), "response_logprobs"),
+    )
+    more = shapes.optional_mapping(value.get("extra_fields"), "extra_fields")
+    name = shapes.text(more.get("external_id"), "extra_fields.external_id", 180) or f"line-{number}"
+    place = shapes.whole(more.get("row"), "extra_fields.row", least=0)
+    return Trajectory(
+        f"{name}-row-{place}" if place else name,
+        rows=(row,),
+        reward=shapes.number(value.get("reward_score"), "reward_score"),
+        extra=_rest(value, _VERL) | _rest(more, ("external_id", "row"), "extra_fields"),
+    )
+
+
+# -- TRL
+
+
+_TRL = ("completion_ids", "logprobs", "env_mask", "reward", "external_id")
+
+
+def _read_trl(source: Source) -> Iterator[Trajectory | Rejected]:
+    """A batch is read whole or rejected whole: its lists mean nothing apart."""
+    seen: set[str] = set()
+    for line in source.lines():
+        try:
+            found = _trl(shapes.mapping(shapes.decode(line.data), "The batch"), line.number, seen)
+        except BadLine as error:
+            yield Rejected(line.number, str(error))
+            continue
+        yield from found
+
+
+def _trl(value: dict[str, Any], number: int, seen: set[str]) -> list[Trajectory]:
+    prompts = shapes.sequence(value.get("prompt_ids"), "prompt_ids")
+    columns: dict[str, list[Any] | None] = {}
+    for name in _TRL:
+        column = value.get(name)
+        if column is not None and len(shapes.sequence(column, name)) != len(prompts):
+            raise BadLine(f"{name} has {len(column)} elements for {len(prompts)} prompt_ids.")
+        columns[name] = column
+
+    def element(name: str, i: int) -> Any:
+        column = columns[name]
+        return None if column is None else column[i]
+
+    found = []
+    for i, prompt in enumerate(prompts):
+        ids = shapes.ids(element("completion_ids", i), f"completion_ids[{i}]")
+        mask = element("env_mask", i)
+        row = _split_row(
+            shapes.ids(prompt, f"prompt_ids[{i}]"),
+            ids,
+            np.ones(len(ids), dtype=np.bool_) if mask is None else shapes.mask(mask, f"env_mask[{i}]"),
+            shapes.optional_floats(element("logprobs", i), f"logprobs[{i}]"),
+        )
+        name = shapes.text(element("external_id", i), f"external_id[{i}]", 180) or f"line-{number}-{i}"
+        # Rows of one trajectory carry its id.
+        unique, n = name, 0
+        while unique in seen:
+            n += 1
+            unique = f"{name}-row-{n}"
+        seen.add(unique)
+        found.append(
+            Trajectory(
+                unique, rows=(row,), reward=shapes.number(element("reward", i), f"reward[{i}]"),
+                extra=shapes.elements(value, ("prompt_ids", *_TRL), len(prompts), i),
+            )
+        )  # fmt: skip
+    return found
+
+
+# -- prime-rl, Tinker, NeMo RL, supervised rows
+
+
+def _prime_rl(value: Any, number: int) -> Trajectory:
+    value = shapes.mapping(value, "The line")
+    row = Row(
+        ids=shapes.ids(value.get("token_ids"), "token_ids"),
+        loss_mask=shapes.mask(value.get("mask"), "mask"),
+        logprobs=shapes.optional_floats(value.get("logprobs"), "logprobs"),
+        columns={
+            name: shapes.floats(value[name], name)
+            for name in ("advantages", "temperatures", "ref_logprobs")
+            if value.get(name) is not None
+        },
+    )
+    return Trajectory(
+        f"line-{number}",
+        rows=(row,),
+        reward=shapes.number(value.get("reward"), "reward"),
+        extra=shapes.rest(
+            value, ("token_ids", "mask", "logprobs", "reward", "advantages", "temperatures", "ref_logprobs")
+        ),
+    )
+
+
+def _plain_datum(value: dict[str, Any]) -> dict[str, Any]:
+    """A ``Datum`` as its own ``model_dump_json`` writes it, with its lists out of their chunks and tensors."""
+    if "loss_fn_inputs" not in value:
+        return value
+    inputs = {
+        name: shapes.mapping(tensor, f"loss_fn_inputs.{name[:60]}").get("data")
+        for name, tensor in shapes.mapping(value["loss_fn_inputs"], "loss_fn_inputs").items()
+    }
+    tokens: list[Any] = []
+    model_input = shapes.mapping(value.get("model_input"), "model_input")
+    for n, chunk in enumerate(shapes.sequence(model_input.get("chunks"), "model_input.chunks")):
+        where = f"model_input.chunks[{n}]"
+        tokens += shapes.sequence(shapes.mapping(chunk, where).get("tokens"), f"{where}.tokens")
+    return {**shapes.rest(value, ("loss_fn_inputs",)), **inputs, "model_input": tokens}
+
+
+_TINKER_COLUMNS = ("logprobs", "advantages", "mask")
+
+
+def _tinker(value: Any, number: int) -> Trajectory:
+    """Columns stand at the place that predicts their token: the row's first token has none."""
+    value = _plain_datum(shapes.mapping(value, "The line"))
+    model_input = shapes.ids(value.get("model_input"), "model_input")
+    targets = shapes.ids(value.get("target_tokens"), "target_tokens")
+    if not len(targets) or len(model_input) != len(targets) or not np.array_equal(model_input[1:], targets[:-1]):
+        raise BadLine("target_tokens must be the tokens of model_input, each one place earlier, and one more.")
+    mask = value.get("mask")
+    trained = np.ones(len(targets), dtype=np.bool_) if mask is None else shapes.mask(mask, "mask")
+    advantages = _after(1, shapes.optional_floats(value.get("advantages"), "advantages"))
+    row = Row(
+        ids=np.concatenate([model_input[:1], targets]),
+        loss_mask=np.concatenate([np.zeros(1, dtype=np.bool_), trained]),
+        logprobs=_after(1, shapes.optional_floats(value.get("logprobs"), "logprobs")),
+        columns={} if advantages is None else {"advantages": np.nan_to_num(advantages)},
+    )
+    return Trajectory(
+        f"line-{number}", rows=(row,), extra=_rest(value, ("model_input", "target_tokens", *_TINKER_COLUMNS))
+    )
+
+
+_MESSAGE_ARRAYS = ("token_ids", "token_loss_mask", "generation_logprobs")
+
+
+def _nemo(value: Any, number: int) -> Trajectory:
+    """Messages one after the other; only the assistant's have log-probabilities."""
+    value = shapes.mapping(value, "The line")
+    ids: list[Ids] = []
+    masks: list[Mask] = []
+    logprobs: list[Floats] = []
+    said: list[dict[str, Any]] = []
+    has_logprobs = False
+    for n, item in enumerate(shapes.sequence(value.get("message_log"), "message_log")):
+        where = f"message_log[{n}]"
+        message = shapes.mapping(item, where)
+        own = shapes.ids(message.get("token_ids"), f"{where}.token_ids")
+        mask = message.get("token_loss_mask")
+        is_assistant = message.get("role") == "assistant"
+        found = shapes.optional_floats(message.get("generation_logprobs"), f"{where}.generation_logprobs")
+        has_logprobs = has_logprobs or found is not None
+        ids.append(own)
+        said.append({**shapes.rest(message, _MESSAGE_ARRAYS), "n_tokens": len(own)})
+        masks.append(
+            np.full(len(own), is_assistant, dtype=np.bool_)
+            if mask is None
+            else shapes.mask(mask, f"{where}.token_loss_mask")
+        )
+        logprobs.append(np.full(len(own), np.nan, dtype=np.float32) if found is None else found)
+    if not ids:
+        raise BadLine("message_log is empty.")
+    row = Row(
+        ids=np.concatenate(ids),
+        loss_mask=np.concatenate(masks),
+        logprobs=np.concatenate(logprobs) if has_logprobs else None,
+        extra={"messages": said},
+    )
+    return Trajectory(
+        f"line-{number}", rows=(row,), reward=shapes.number(value.get("reward"), "reward"),
+        extra=_rest(value, ("message_log", "reward")),
+    )  # fmt: skip
+
+
+def _sft(value: Any, number: int) -> Trajectory:
+    """Padding, which has no attention, is cut off."""
+    value = shapes.mapping(value, "The line")
+    ids = shapes.ids(value.get("input_ids"), "input_ids")
+    labels = shapes.sequence(value.get("labels"), "labels")
+    if len(labels) != len(ids):
+        raise BadLine(f"labels has {len(labels)} elements for {len(ids)} input_ids.")
+    attention = value.get("attention_mask")
+    kept = np.ones(len(ids), dtype=np.bool_) if attention is None else shapes.mask(attention, "attention_mask")
+    if len(kept) != len(ids):
+        raise BadLine(f"attention_mask has {len(kept)} elements for {len(ids)} input_ids.")
+    wrong = [
+        n for n, label in enumerate(labels) if type(label) not in (int, float) or label not in (_IGNORED, int(ids[n]))
+    ]
+    if wrong:
+        raise BadLine(f"labels must be -100 or the token's own id; element {wrong[0]} is neither.")
+    mask = np.array([label != _IGNORED for label in labels], dtype=np.bool_)
+    return Trajectory(
+        f"line-{number}", rows=(Row(ids=ids[kept], loss_mask=mask[kept]),),
+        extra=_rest(value, ("input_ids", "labels", "attention_mask")),
+    )  # fmt: skip
+
+
+def _line_format(name: str, title: str, keys: tuple[str, ...], read_line: Callable[[Any, int], Trajectory]) -> Format:
+    def read(source: Source) -> Iterator[Trajectory | Rejected]:
+        return each_line(source, read_line)
+
+    def detect(values: Sequence[Any]) -> bool:
+        return has_keys(values[0], *keys)
+
+    return Format(name, title, detect, read, _ROWS_ALONE)
+
+
+FORMATS = (
+    _line_format("verl_agent_loop", "verl AgentLoopOutput", ("prompt_ids", "response_ids", "response_mask"), _verl),
+    Format(
+        "trl_rollouts",
+        "TRL rollout_func values",
+        lambda values: has_keys(values[0], "prompt_ids", "completion_ids", "logprobs"),
+        _read_trl,
+        _ROWS_ALONE,
+    ),
+    _line_format("prime_rl_samples", "prime-rl TrainingSample", ("token_ids", "mask", "temperatures"), _prime_rl),
+    Format(
+        "tinker_data",
+        "Tinker Datum",
+        lambda values: (
+            has_keys(values[0], "model_input") and bool({"target_tokens", "loss_fn_inputs"} & set(values[0]))
+        ),
+        lambda source: each_line(source, _tinker),
+        _ROWS_ALONE,
+    ),
+    _line_format("nemo_message_log", "NeMo RL message log", ("message_log",), _nemo),
+    _line_format("sft_rows", "Rows for supervised training", ("input_ids", "labels"), _sft),
+)

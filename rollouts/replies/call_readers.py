@@ -1,0 +1,70 @@
+"""Which way a model's calls are read: a parser of vLLM by name, the tokenizer's own, the chat template's form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rollouts.replies.parsing import Parse, parser
+from rollouts.replies.tool_calls import Reader, learn, plain, writes_calls
+from rollouts.tito.interfaces import Renderer, RenderFailed
+
+NOT_UNDERSTOOD = (
+    "The chat template writes tool calls in a form that is not understood here, so a call that the model writes stays "
+    "a text unless it is a <tool_call> block with JSON. Where the worker has vLLM, name the parser that vllm serve "
+    'would take, in INSPECTOR_MODELS: "options": {"tool_call_parser": "NAME"}.'
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How calls are read."""
+
+    read: Reader | None
+    """None = as transformers' ``parse_response`` does."""
+    words: str
+    """For the run's page."""
+    note: str = ""
+    """What is wrong with it, as a sentence."""
+
+
+_known: dict[tuple[str, str], Way] = {}
+
+
+def way_of(tokenizer: Any, renderer: Renderer, named: str = "") -> Way:
+    """``tokenizer`` is a ``LoadedTokenizer``, ``named`` the model's option. Raises ``EngineError`` with a sentence."""
+    if named:
+        from rollouts.engines.vllm_engine import tool_call_reader
+
+        return Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
+    key = tokenizer.sha256, renderer.chat_template_sha256
+    if key not in _known:
+        _known[key] = _found(tokenizer, renderer)
+    return _known[key]
+
+
+def _found(tokenizer: Any, renderer: Renderer) -> Way:
+    if getattr(tokenizer.hf, "response_template", None) is not None and _begins_alike(tokenizer, renderer):
+        return Way(None, "the tokenizer's response template")
+    read = learn(renderer)
+    if read is plain:
+        return Way(read, "<tool_call> blocks with JSON, as the chat template writes them")
+    if read is not None:
+        return Way(read, "in the form that the chat template writes")
+    return Way(plain, "<tool_call> blocks with JSON", NOT_UNDERSTOOD if writes_calls(renderer) else "")
+
+
+def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
+    """Whether the response template finds where a turn begins in the prompts of this chat template: under another
+    one than the tokenizer's own it may take the prompt for a part of the answer."""
+    try:
+        prompt = renderer.render_ids([{"role": "user", "content": "Hello?"}], add_generation_prompt=True)
+    except RenderFailed:
+        return True  # one that wants more than this; nothing is known against it
+    reply = parser(tokenizer.hf, tokenizer.stop_ids)(prompt, tokenizer.encode("Six."), None)
+    said = [reply.get("content"), reply.get("reasoning_content")]
+    return all(text is None or str(text).strip() in ("", "Six.") for text in said)
+
+
+def parser_of(tokenizer: Any, renderer: Renderer, named: str = "") -> Parse:
+    return parser(tokenizer.hf, tokenizer.stop_ids, way_of(tokenizer, renderer, named).read)

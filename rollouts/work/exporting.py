@@ -1,0 +1,204 @@
+"""Stored trajectories written in any format that we write, with their own rows or with those of another strategy."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from typing import IO, Any, NamedTuple
+
+from django.db.models import QuerySet
+
+from rollouts import models, selectors
+from rollouts.formats import FORMATS
+from rollouts.formats.writers import exports
+from rollouts.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
+from rollouts.tito.batches import batched
+from rollouts.tito.diagnose.finding import Axis, Severity
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.replay import replay_many
+from rollouts.tito.trajectory import Row, Trajectory
+from rollouts.work import replays
+from rollouts.work.diagnosis import codec_of
+
+BATCH = 50
+WRITERS = (*(one.name for one in FORMATS.values() if one.write), *EXPORTS)
+"""Names of what can be written: whole trajectories, then rows."""
+
+
+def is_rows(name: str) -> bool:
+    """Whether a format holds training rows; else it holds trajectories."""
+    return name in EXPORTS
+
+
+def title_of(name: str) -> str:
+    """What a writer's format is called where people choose it."""
+    return EXPORTS[name].title if name in EXPORTS else FORMATS[name].title
+
+
+def suffix_of(name: str) -> str:
+    return EXPORTS[name].suffix if name in EXPORTS else FORMATS[name].suffix
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a run is to be written. Raises ``ValueError`` with a sentence where the parts do not go together."""
+
+    format: str = "own_jsonl"
+    strategy: str = ""
+    """Whose rows are written; empty = those that are stored."""
+    force: bool = False
+    """Rows that break the target's invariants are written too, and what the strategy refuses is left out."""
+    leave_out: bool = False
+    """Trajectories with such rows are left out, and what the strategy refuses."""
+    pad_to: int | None = None
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        if self.format not in WRITERS:
+            raise ValueError(f"There is no format {self.format[:40]!r}. Known: {', '.join(WRITERS)}.")
+        if self.strategy and self.strategy not in STRATEGIES:
+            raise ValueError(f"There is no strategy {self.strategy[:40]!r}. Known: {', '.join(STRATEGIES)}.")
+        if self.force and self.leave_out:
+            raise ValueError("Faulty rows are either written all the same or left out; choose one of the two.")
+        if self.pad_to is not None and (self.format != "sft" or self.pad_to < 1):
+            raise ValueError("Padding takes a number of tokens from 1 on, and goes with the format sft alone.")
+
+    def as_options(self) -> dict[str, Any]:
+        """As a job keeps it: what is not the default."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+
+    @property
+    def target(self) -> Export | None:
+        """The row format; None for whole trajectories."""
+        if self.pad_to is not None:
+            return padded(EXPORTS["sft"], self.pad_to, self.pad_id)
+        return EXPORTS.get(self.format)
+
+
+class Written(NamedTuple):
+    """What an export came to."""
+
+    n: int
+    """Rows, or trajectories."""
+    left_out: str
+    """How many trajectories were left out, as a sentence; empty = none."""
+
+
+def write_run(
+    run: models.Run,
+    records: QuerySet[models.Trajectory],
+    wanted: Wanted,
+    file: IO[bytes],
+    *,
+    tell: Callable[[str], object] = lambda _: None,
+    tick: Callable[[], object] = lambda: None,
+) -> Written:
+    """Write the finished ones of ``records``.
+
+    ``tick`` is called for each trajectory that has been read, ``tell`` with a sentence about each that is left out.
+    Raises :class:`ExportRefused` with a sentence.
+    """
+    n_read, n_out, first = 0, 0, ""
+
+    def count() -> None:
+        nonlocal n_read
+        n_read += 1
+        tick()
+
+    def leave_out(why: str) -> None:
+        nonlocal n_out, first
+        n_out, first = n_out + 1, first or why
+        tell(f"Left out: {why}")
+
+    finished = records.filter(status=models.Trajectory.Status.DONE).order_by("index").iterator(BATCH)
+    # A refusal leaves in the middle, and the cursor must not outlive its connection.
+    with closing(loaded(finished)) as values:
+        del finished
+        n = _write(run, _ticking(values, count), wanted, file, leave_out)
+    if n_out and not n:
+        raise ExportRefused(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
+    if wanted.strategy and not n:
+        name = wanted.strategy.replace("_", " ")
+        raise ExportRefused(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
+    verb = "was" if n_out == 1 else "were"
+    return Written(n, f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else "")
+
+
+def _ticking(values: Iterator[Trajectory], tick: Callable[[], object]) -> Iterator[Trajectory]:
+    for value in values:
+        yield value
+        tick()
+
+
+def _write(
+    run: models.Run, values: Iterator[Trajectory], wanted: Wanted, file: IO[bytes], leave_out: Callable[[str], object]
+) -> int:
+    if wanted.strategy:
+        values = _under(wanted.strategy, run, values, leave_out if wanted.force or wanted.leave_out else None)
+    if (target := wanted.target) is None:
+        write = FORMATS[wanted.format].write
+        assert write is not None
+        named = run.tokenizer.name if run.tokenizer else ""
+        return write((replace(one, tokenizer=one.tokenizer or named) for one in values), file)
+    codec = codec_of(run)
+    return exports.write(
+        target,
+        values,
+        file,
+        wanted.force,
+        leave_out=leave_out if wanted.leave_out else None,
+        rows=_own_rows if wanted.strategy else None,
+        decode=None if codec is None else codec.decode,
+        cause=lambda value: cause_of(run, value),
+    )
+
+
+def loaded(records: Iterable[models.Trajectory]) -> Generator[Trajectory, None, None]:
+    """Their values, some at a time."""
+    for batch in batched(records, BATCH):
+        yield from selectors.load_trajectories(batch)
+
+
+def _own_rows(trajectory: Trajectory) -> Sequence[Row]:
+    return trajectory.rows
+
+
+def _under(
+    slug: str, run: models.Run, values: Iterator[Trajectory], leave_out: Callable[[str], object] | None
+) -> Iterator[Trajectory]:
+    """The same trajectories with the rows that a strategy would have made."""
+    try:
+        context, tokenizer = replays.context_of(run)
+    except replays.CannotReplay as error:
+        raise ExportRefused(str(error)) from error
+    pending: deque[Trajectory] = deque()
+
+    def complete() -> Iterator[Trajectory]:
+        for value in values:
+            pending.append(value)
+            yield replays.complete_replies(value, tokenizer, context)
+
+    with closing(replay_many(complete(), [STRATEGIES[slug]], context)) as replayed:
+        for (made,) in replayed:
+            value = pending.popleft()
+            if not made.refused:
+                yield replace(value, rows=made.rows)
+                continue
+            sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {made.refused}"
+            if leave_out is None:
+                way_out = "Choose another strategy, or leave such trajectories out with --leave-out."
+                raise ExportRefused(f"{sentence} {way_out}")
+            leave_out(sentence)
+
+
+def cause_of(run: models.Run, value: Trajectory) -> str:
+    """The stored finding that made a trajectory more than one row, as a sentence; empty = none is stored."""
+    found = (
+        models.Finding.objects.filter(run=run, trajectory__external_id=value.external_id, axis=Axis.STREAM)
+        .exclude(severity=Severity.INFO)
+        .order_by("step_index", "start")
+        .first()
+    )
+    return "" if found is None else f"Finding {found.kind} at step {found.step_index}: {found.evidence}"

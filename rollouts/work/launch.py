@@ -1,0 +1,379 @@
+"""Launching a run: what may be asked for, what is stored before a worker takes it, and the order to begin."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from rollouts import chat_templates, services, tokenizers
+from rollouts.engines import SERVERS, EngineError
+from rollouts.engines.http import check_host
+from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
+from rollouts.formats.containers.json_text import json_problem
+from rollouts.models import ChatTemplate, Run, Tokenizer
+from rollouts.tito.batches import batched
+from rollouts.tito.diagnose.full_render import COMPARE
+from rollouts.tito.interfaces import RenderFailed
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tokenizers import TokenizerUnusable
+from rollouts.work import renderers_package
+
+MAX_TRAJECTORIES = 100_000
+SEEDS = {
+    "transformers": "The same seed gives the same tokens again.",
+    "vllm": (
+        "vLLM draws by the seed, but its sums depend on what else is in the batch: two runs with one seed are nearly "
+        "alike, not surely the same."
+    ),
+    "vllm_server": (
+        "The server draws by the seed, but its sums depend on what else is in its batch, other people's requests "
+        "included: a seed does not make the run repeatable."
+    ),
+    "sglang_server": (
+        "SGLang honours a seed only where it was started with --enable-deterministic-inference: else a seed does not "
+        "make the run repeatable."
+    ),
+}
+"""What a seed is worth, by engine."""
+MAX_STOPS, MAX_STOP_LENGTH = 16, 200
+MAX_KWARGS_LENGTH = 20_000
+TASKS_PER_INSERT = 500
+
+
+def engine_queue(model: str) -> str:
+    """The queue of the workers that serve a model."""
+    return f"engine.{model}"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that can be launched: one entry of ``settings.INSPECTOR_MODELS``."""
+
+    name: str
+    engine: str
+    path: str
+    """Folder with the weights and the tokenizer (for an engine elsewhere: the tokenizer alone)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """For the engine: ``max_live``, ``max_model_len``, ..., and for one elsewhere ``url`` and ``model``."""
+
+    @property
+    def queue(self) -> str:
+        return engine_queue(self.name)
+
+    def faults(self, engine: str = "") -> str:
+        """Why no engine can be built of this entry, as a sentence; empty when nothing is known against it."""
+        engine = engine or self.engine
+        if engine not in _engines():
+            return f"There is no engine named {engine!r}; choose one of {_listed(_engines())}."
+        if engine in SERVERS:
+            if not self.options.get("url"):
+                return (
+                    f"The engine {engine} asks a server, and the options of the model {self.name!r} name none: set "
+                    '{"url": "http://HOST:PORT"} in INSPECTOR_MODELS.'
+                )
+            try:
+                check_host(str(self.options["url"]), settings.ENGINE_HOSTS)
+            except EngineError as error:
+                return str(error)
+        return ""
+
+    def engine_arguments(self, engine: str) -> tuple[str, dict[str, Any]]:
+        """What ``build_engine`` is given: the folder, or the address of the server that has the model."""
+        options = dict(self.options)
+        url = str(options.pop("url", ""))
+        options.pop("tool_call_parser", None)
+        if engine not in SERVERS:
+            return self.path, options
+        # A server does not tell how many ids its model has; the tokenizer knows all that it may write.
+        vocab_size = options.pop("vocab_size", 0) or tokenizers.load(self.path).vocab_size
+        return url, {**options, "vocab_size": vocab_size, "allowed_hosts": settings.ENGINE_HOSTS}
+
+
+def served_models() -> dict[str, ServedModel]:
+    """What this installation serves, by name."""
+    entries: dict[str, dict[str, Any]] = settings.INSPECTOR_MODELS
+    return {
+        name: ServedModel(name, entry["engine"], str(entry["path"]), dict(entry.get("options", {})))
+        for name, entry in entries.items()
+    }
+
+
+@dataclass(frozen=True)
+class LaunchForm:
+    """What a launch asks for. The defaults make a run that works."""
+
+    model: str = "demo"
+    engine: str = ""
+    """Empty = the one the model is served with."""
+    environment: str = "calculator"
+    strategy: str = "tool_delta"
+    prompts: int = 16
+    group: int = 4
+    """Trajectories of each prompt."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 96
+    """Per turn."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end a completion, beside the model's own stop tokens."""
+    max_turns: int = 6
+    seed: int | None = None
+    """None = one is drawn and stored."""
+    environment_seconds: float = 30.0
+    chat_template: str = ""
+    """Hash of a registered chat template; empty = the model's own."""
+    rows_chat_template: str = ""
+    """Of the one that the training rows are made with; empty = the same."""
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    compare: str = "ignore_whitespace"
+    """How a finished trajectory is compared with a full render of its conversation: one of ``COMPARE``."""
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong, by field, each a sentence; empty when it can be launched."""
+        found: dict[str, str] = {}
+        models = served_models()
+        if self.model not in models:
+            found["model"] = f"There is no model named {self.model!r}; choose one of {_listed(models)}."
+        elif fault := models[self.model].faults(self.engine):
+            found["engine" if self.engine else "model"] = fault
+        if self.environment not in ENVIRONMENTS:
+            try:
+                environment(self.environment)
+            except EnvironmentUnavailable as error:
+                found["environment"] = str(error)
+        if self.strategy not in STRATEGIES:
+            found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
+        elif self.strategy == "bridge" and not renderers_package.is_installed():
+            found["strategy"] = renderers_package.MISSING
+        for name, least, most in _WHOLE:
+            if not least <= getattr(self, name) <= most:
+                found[name] = f"Choose a number from {least} to {most}."
+        if "prompts" not in found and "group" not in found and self.prompts * self.group > MAX_TRAJECTORIES:
+            found["group"] = (
+                f"{self.prompts} prompts of {self.group} make {self.prompts * self.group} trajectories; "
+                f"one run holds at most {MAX_TRAJECTORIES}."
+            )
+        if not 0 <= self.temperature <= 10:
+            found["temperature"] = "Choose a temperature from 0 (always the likeliest token) to 10."
+        elif self._engine() in ("vllm", "vllm_server") and self.temperature and not 0.01 <= self.temperature <= 2:
+            # It would sample at 0.01 instead, and refuse each request above 2.
+            found["temperature"] = "vLLM takes 0 (always the likeliest token) or a temperature from 0.01 to 2."
+        if not 0 < self.top_p <= 1:
+            found["top_p"] = "Choose a top_p above 0 and at most 1 (all tokens)."
+        if not 0 <= self.min_p <= 1:
+            found["min_p"] = "Choose a min_p from 0 (off) to 1."
+        if self.seed is not None and not 0 <= self.seed < 2**31:
+            found["seed"] = "Choose a seed from 0 to 2147483647, or leave it empty to have one drawn."
+        if not 0 < self.environment_seconds <= 3600:
+            found["environment_seconds"] = "Choose a time limit above 0 and of at most 3600 seconds."
+        if self.compare not in COMPARE:
+            found["compare"] = f"There is no comparison named {self.compare!r}; choose one of {', '.join(COMPARE)}."
+        stops = [text for text in self.stop if 0 < len(text) <= MAX_STOP_LENGTH and not json_problem(text)]
+        if len(self.stop) > MAX_STOPS or len(stops) < len(self.stop):
+            found["stop"] = f"Name at most {MAX_STOPS} texts, each of 1 to {MAX_STOP_LENGTH} characters."
+        if problem := json_problem(self.template_kwargs):
+            found["template_kwargs"] = f"This {problem}."
+        elif len(json.dumps(self.template_kwargs)) > MAX_KWARGS_LENGTH:
+            found["template_kwargs"] = f"Write at most {MAX_KWARGS_LENGTH:,} characters."
+        return found
+
+    def _engine(self) -> str:
+        model = served_models().get(self.model)
+        return self.engine or (model.engine if model else "")
+
+
+_WHOLE = (
+    ("prompts", 1, 20_000),
+    ("group", 1, 1024),
+    ("top_k", 0, 1_000_000),
+    ("max_tokens", 1, 131_072),
+    ("max_turns", 1, 200),
+)
+
+
+class LaunchRefused(ValueError):
+    """The form cannot be launched; ``problems`` says why, by field."""
+
+    def __init__(self, problems: dict[str, str]) -> None:
+        super().__init__(" ".join(f"{name}: {sentence}" for name, sentence in problems.items()))
+        self.problems = problems
+
+
+def launch(
+    form: LaunchForm, name: str = "", user: Any = None, enqueue: bool = True, prompts: Sequence[Prompt] = ()
+) -> Run:
+    """Store a run with all its trajectories queued, and send it to the worker of its model.
+
+    ``prompts`` are those of an uploaded file (``read_prompts``), for an environment that takes its tasks from one.
+    Raises :class:`LaunchRefused`. When the broker cannot be reached the run is marked failed with the reason.
+    """
+    problems = form.problems()
+    if problems:
+        raise LaunchRefused(problems)
+    model = served_models()[form.model]
+    try:
+        tokenizer = model_tokenizer(model)
+    except TokenizerUnusable as error:
+        sentence = f"The tokenizer of {model.name} in {model.path} cannot be used: {error}"
+        raise LaunchRefused({"model": sentence}) from error
+    template, rows_template = _chosen_template(form.chat_template, "chat_template"), None
+    if template is None:
+        template = tokenizer.chat_template
+    if template is None:
+        sentence = f"The folder {model.path} holds no chat template, so no prompt can be rendered; choose one."
+        raise LaunchRefused({"chat_template": sentence})
+    if form.rows_chat_template != template.sha256:
+        rows_template = _chosen_template(form.rows_chat_template, "rows_chat_template")
+    seed = secrets.randbelow(2**31) if form.seed is None else form.seed
+    try:
+        tasks = environment(form.environment, prompts).tasks(form.prompts, seed)
+    except EnvironmentUnavailable as error:
+        raise LaunchRefused({"environment": str(error)}) from error
+    for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
+        if chosen is not None and chosen.sha256 != tokenizer.chat_template_id:
+            _try_template(field_name, tokenizer, chosen, tasks[0], form.template_kwargs)
+    with transaction.atomic():
+        run = services.create_run(
+            Run.Kind.LAUNCH,
+            name or f"{form.model} on {form.environment}",
+            user=user,
+            model=form.model,
+            engine=form.engine or model.engine,
+            environment=form.environment,
+            strategy=form.strategy,
+            tokenizer=tokenizer,
+            chat_template=template,
+            rows_chat_template=rows_template,
+            settings=asdict(form) | {"seed": seed},
+        )
+        _queue_trajectories(run, tasks, form.group, seed)
+    if enqueue:
+        send(run)
+    return run
+
+
+def _chosen_template(sha256: str, field: str) -> ChatTemplate | None:
+    """The registered template with a hash; None for none. Raises :class:`LaunchRefused`."""
+    if not sha256:
+        return None
+    found = ChatTemplate.objects.filter(pk=sha256[:64].replace("\0", "")).first()
+    if found is None:
+        sentence = f"No chat template with the hash {sha256[:12]}… is registered here. Choose another one, or paste it."
+        raise LaunchRefused({field: sentence})
+    return found
+
+
+def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task: Task, kwargs: dict[str, Any]) -> None:
+    """Render the first prompt once, so that a template that cannot is refused here and not once a trajectory."""
+    try:
+        renderer = chat_templates.renderer(tokenizers.load(tokenizer.path), template.text)
+        renderer.render_text(task.messages, task.tools, kwargs, True)
+    except RenderFailed as error:
+        raise LaunchRefused({field: f"This template cannot render the first prompt: {error}"}) from error
+
+
+def can_resume(run: Run) -> bool:
+    """Whether a launched run has trajectories that are not done, and nobody at work on them: it has ended, or has been
+    silent for long."""
+    from rollouts.tasks.run_state import is_silent
+
+    if run.kind != Run.Kind.LAUNCH or run.n_finished >= run.n_expected:
+        return False
+    return run.status not in (Run.Status.QUEUED, Run.Status.RUNNING) or is_silent(run)
+
+
+def resume(run: Run) -> int:
+    """Make what is left of a run that stopped; gives how many trajectories. Raises ``ValueError`` with a sentence."""
+    if not can_resume(run):
+        raise ValueError("This run is done, or a worker is at it: there is nothing to resume.")
+    if run.model not in served_models():
+        raise ValueError(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
+    n = services.resume_run(run)
+    send(run)
+    return n
+
+
+def send(run: Run) -> None:
+    """Order the work; a broker that does not answer fails the run with a sentence."""
+    from rollouts.tasks.run_rollouts import run_rollouts
+    from rollouts.tasks.run_state import fail
+
+    try:
+        run_rollouts.apply_async((run.pk,), queue=served_models()[run.model].queue)
+    except Exception as error:  # kombu's OperationalError, and what redis raises below it
+        fail(
+            run,
+            f"The run could not be sent to a worker: Redis does not answer ({type(error).__name__}). "
+            "Start it (make run starts an embedded one) and press Resume.",
+        )
+        run.refresh_from_db()
+
+
+def model_tokenizer(model: ServedModel) -> Tokenizer:
+    """The registered tokenizer of a model's folder; registers it when a run needs it first."""
+    source = f"served model {model.name}"
+    try:
+        return services.register_tokenizer(Path(model.path), name=model.name, source=source)
+    except TokenizerUnusable:
+        raise
+    except ValueError:  # the name belongs to another tokenizer, say to that of an earlier training
+        sha256 = tokenizers.load(model.path).sha256
+        return services.register_tokenizer(Path(model.path), name=f"{model.name} {sha256[:8]}", source=source)
+
+
+def _queue_trajectories(run: Run, tasks: list[Task], group: int, seed: int) -> None:
+    for batch in batched(tasks, TASKS_PER_INSERT):
+        services.add_queued_trajectories(
+            run,
+            [
+                services.NewTrajectory(
+                    f"{task.index}-{member}", str(task.index), asdict(task), _seed(seed, task.index, member)
+                )
+                for task in batch
+                for member in range(group)
+            ],
+        )
+
+
+def _seed(seed: int, task: int, member: int) -> int:
+    """A trajectory's seed: it depends on the run's seed and on its place, so that a run can be made again."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {task} {member}".encode()).digest()[:4], "big") >> 1
+
+
+def _engines() -> list[str]:
+    from rollouts.engines import ENGINES
+
+    return [name for name in ENGINES if name != "scripted"]
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))
+
+
+def form_from(values: dict[str, Any]) -> LaunchForm:
+    """The form stored with a run."""
+    known = {one.name for one in fields(LaunchForm)}
+    return LaunchForm(**{name: value for name, value in values.items() if name in known})
+
+
+__all__ = [
+    "LaunchForm",
+    "LaunchRefused",
+    "ServedModel",
+    "can_resume",
+    "form_from",
+    "launch",
+    "resume",
+    "send",
+    "served_models",
+]

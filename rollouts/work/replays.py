@@ -1,0 +1,323 @@
+"""Strategies replayed over a stored trajectory: asked for by a page, made by a worker, kept until what it follows from
+changes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from django.db import IntegrityError, transaction
+from django.db.models import Count, QuerySet, Sum
+from django.utils import timezone
+
+from rollouts import chat_templates, models, selectors, tokenizers
+from rollouts.models import Replay, ReplayRows, Run, Trajectory
+from rollouts.replies.call_readers import parser_of
+from rollouts.tito.batches import batched
+from rollouts.tito.interfaces import RenderFailed
+from rollouts.tito.strategies import STRATEGIES, Context
+from rollouts.tito.strategies.replay import Replay as Made
+from rollouts.tito.strategies.replay import lacks_reply, replay_many, with_replies
+from rollouts.tito.trajectory import Origin, Row
+from rollouts.tito.trajectory import Trajectory as Value
+from rollouts.tokenizers.pieces import PieceEncoder
+from rollouts.work import renderers_package
+
+VERSION = 6
+"""Raise it when a strategy makes other rows than before: what is stored is then made anew."""
+
+STEPS_MOST = 500
+FORWARDED_MOST = 8_000_000
+"""Prompt and completion tokens over all steps; some strategies render and encode that many."""
+
+FORGOTTEN_AFTER = timedelta(minutes=10)
+"""A replay that takes longer was lost with its worker; whoever opens the page then sends another one."""
+
+RUN_BATCH = 20
+"""Trajectories of a run that are loaded at once."""
+
+KEPT_MOST = 3_000_000
+"""Tokens of one strategy's rows that are stored for the comparison; beyond it only the figures are."""
+
+
+class CannotReplay(ValueError):
+    """What is missing, as a sentence."""
+
+
+def template_text(run: Run) -> str | None:
+    """The run's chat template, else its tokenizer's own."""
+    if run.chat_template is not None:
+        return run.chat_template.text
+    own = run.tokenizer.chat_template if run.tokenizer is not None else None
+    return own.text if own is not None else None
+
+
+def missing(trajectory: Trajectory) -> str:
+    """Why no strategy can be replayed over it, in a sentence; empty when one can. At most two queries."""
+    run = trajectory.run
+    if not trajectory.n_steps:
+        return (
+            "It came as training rows without steps, and a strategy is replayed over steps: prompts, completions and "
+            "the messages between them. Import what the rollout side recorded to see this page."
+        )
+    if run.tokenizer is None:
+        return "The run has no tokenizer, and strategies render and encode. Choose one for the run."
+    if template_text(run) is None:
+        return (
+            "Neither the run nor its tokenizer has a chat template, and strategies render messages. Import the files "
+            "with the template that made them."
+        )
+    silent = trajectory.steps.filter(messages_new=None, messages_shared=0).order_by("index").first()
+    if silent is not None:
+        return (
+            f"Step {silent.index} was recorded without its messages, and a strategy is replayed over messages. "
+            "Record the request's messages beside its ids."
+        )
+    return ""
+
+
+def key_of(trajectory: Trajectory) -> str:
+    """Of all that a replay follows from: another key means that the stored one is stale."""
+    run = trajectory.run
+    parts = (
+        VERSION, sorted(STRATEGIES), renderers_package.is_installed(),
+        trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
+        run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
+        *filter(None, [run.rows_chat_template_id]),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def ask(trajectory: Trajectory, again: bool = False) -> tuple[Replay, bool]:
+    """The replay of a trajectory, and whether a worker still has to be sent for it. ``again`` retries a failed one."""
+    key = key_of(trajectory)
+    made, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
+    if created:
+        return made, True
+    pending = made.status in (Replay.Status.QUEUED, Replay.Status.RUNNING)
+    forgotten = pending and timezone.now() - made.asked_at > FORGOTTEN_AFTER
+    if made.key == key and not forgotten and not (again and made.status == Replay.Status.FAILED):
+        return made, False
+    # Whoever changes the row sends the worker; another request that saw the same finds nothing to change.
+    anew = Replay.objects.filter(pk=made.pk, key=made.key, status=made.status, asked_at=made.asked_at).update(
+        key=key, status=Replay.Status.QUEUED, error="", report=None, asked_at=timezone.now()
+    )
+    made.refresh_from_db()
+    return made, bool(anew)
+
+
+def answer(made: Replay) -> None:
+    """Replay every strategy and store figures and rows; what stands in the way becomes a sentence in ``error``."""
+    Replay.objects.filter(pk=made.pk).update(status=Replay.Status.RUNNING)
+    record = Trajectory.objects.select_related(
+        "run__tokenizer__chat_template", "run__chat_template", "run__rows_chat_template"
+    ).get(pk=made.trajectory_id)
+    key = key_of(record)
+    try:
+        results = _replayed(record)
+    except (CannotReplay, RenderFailed, OSError, ValueError) as error:
+        Replay.objects.filter(pk=made.pk).update(key=key, status=Replay.Status.FAILED, error=str(error))
+        return
+    report = {"strategies": [figures(result) for result in results]}
+    kept = [_kept(made, result) for result in results if result.rows]
+    try:
+        with transaction.atomic():
+            made.rows.all().delete()
+            ReplayRows.objects.bulk_create([rows for rows in kept if rows is not None])
+            Replay.objects.filter(pk=made.pk).update(key=key, status=Replay.Status.DONE, error="", report=report)
+    except IntegrityError:
+        # Delivered twice, or the trajectory is gone: the other one has stored the same, or nobody wants it.
+        return
+
+
+def _replayed(record: Trajectory) -> list[Made]:
+    reason = missing(record)
+    if reason:
+        raise CannotReplay(reason)
+    (value,) = selectors.load_trajectories([record])
+    forwarded = sum(len(step.prompt_ids) + len(step.completion_ids) for step in value.steps)
+    if len(value.steps) > STEPS_MOST or forwarded > FORWARDED_MOST:
+        raise CannotReplay(
+            f"With {len(value.steps):,} steps that forward {forwarded:,} tokens it is too long for this page, which "
+            f"takes {STEPS_MOST:,} steps and {FORWARDED_MOST:,} tokens. On a command line there is no limit: "
+            f"manage.py replay {record.code}"
+        )
+    context, loaded = context_of(record.run)
+    (made,) = replay_many([complete_replies(value, loaded, context)], list(STRATEGIES.values()), context)
+    return made
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+MOST_REASONS = 3
+"""Sentences of a strategy's refusals that are kept."""
+
+
+def run_key(run: Run) -> str:
+    """Of all that the replay of a run follows from."""
+    parts = (
+        VERSION, sorted(STRATEGIES), renderers_package.is_installed(),
+        run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens,
+        run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
+        *filter(None, [run.rows_chat_template_id]),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def finished(run: Run) -> QuerySet[Trajectory]:
+    """The trajectories of a run that a replay goes through, in order."""
+    return run.trajectories.filter(status=Trajectory.Status.DONE).order_by("index")
+
+
+def new_report(run: Run) -> dict[str, Any]:
+    """The figures of a run before any trajectory of it was replayed, and what its rows are as they are stored."""
+    rows = models.Row.objects.filter(trajectory__in=finished(run).values("pk"))
+    stored = rows.aggregate(rows=Count("pk"), tokens=Sum("n_tokens"), trained=Sum("n_trained"))
+    return {
+        "key": run_key(run),
+        "recorded": {"rows": stored["rows"], "tokens": stored["tokens"] or 0, "trained": stored["trained"] or 0},
+        "strategies": [
+            {"strategy": slug, "trajectories": 0, "refused": 0, "why": {}, **dict.fromkeys(_SUMMED, 0), "differing": 0}
+            for slug in STRATEGIES
+        ],
+    }
+
+
+_SUMMED = {
+    "rows": "rows_count", "tokens": "tokens", "trained": "trained_tokens", "sampled": "sampled_tokens",
+    "lost": "lost_tokens", "repaid": "prompt_tokens_repaid",
+}  # fmt: skip
+"""Figure of a run -> the figure of a trajectory that it adds up."""
+
+
+def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[int]:
+    """Replay every strategy over the finished trajectories behind the index ``after``, adding them to the report.
+
+    Gives the index of each one that is in it. What stands in the way of a trajectory counts as refused.
+    """
+    try:
+        context, loaded = context_of(run)
+    except CannotReplay as error:
+        for record in finished(run).filter(index__gt=after).iterator(RUN_BATCH):
+            _add(report, [Made(slug, refused=str(error)) for slug in STRATEGIES])
+            yield record.index
+        return
+    pending: deque[Trajectory] = deque()
+
+    def values() -> Iterator[Value]:
+        for record, value in loaded_trajectories(finished(run).filter(index__gt=after)):
+            pending.append(record)
+            yield complete_replies(value, loaded, context)
+
+    for made in replay_many(values(), list(STRATEGIES.values()), context):
+        record = pending.popleft()
+        _add(report, made)
+        yield record.index
+
+
+def loaded_trajectories(records: QuerySet[Trajectory]) -> Iterator[tuple[Trajectory, Value]]:
+    """Records with their values, some at a time."""
+    for batch in batched(records.iterator(RUN_BATCH), RUN_BATCH):
+        yield from zip(batch, selectors.load_trajectories(batch), strict=True)
+
+
+def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
+    for line, one in zip(report["strategies"], made, strict=True):
+        line["trajectories"] += 1
+        if one.refused:
+            line["refused"] += 1
+            if one.refused in line["why"] or len(line["why"]) < MOST_REASONS:
+                line["why"][one.refused] = line["why"].get(one.refused, 0) + 1
+            continue
+        of_one = figures(one)
+        for name, figure in _SUMMED.items():
+            line[name] += of_one[figure]
+        line["differing"] += one.differs_at is not None
+
+
+def context_of(
+    run: Run, path: str = "", chat_template: str | None = None
+) -> tuple[Context, tokenizers.LoadedTokenizer]:
+    """What the strategies of a run share, for one thread; ``path`` and ``chat_template`` stand in for the run's own.
+
+    Raises :class:`CannotReplay` with a sentence.
+    """
+    path = path or (run.tokenizer.path if run.tokenizer is not None else "")
+    if not path:
+        raise CannotReplay("The run has no tokenizer, and strategies render and encode: name one with --tokenizer.")
+    try:
+        loaded = tokenizers.load(path)
+    except (ValueError, OSError) as error:
+        raise CannotReplay(f"The tokenizer {path} cannot be used: {error}") from error
+    rows = run.rows_chat_template if chat_template is None else None
+    text = chat_template or (run.chat_template.text if run.chat_template is not None else loaded.chat_template)
+    if text is None:
+        raise CannotReplay("The run has no chat template, and strategies render: name one with --chat-template FILE.")
+    pieces = PieceEncoder(loaded)
+    renderer = chat_templates.RememberingRenderer(loaded, text, pieces.encode)
+    context = Context(
+        loaded, renderer, loaded.stop_ids, encode=pieces.encode, bridge=renderers_package.bridges_of(loaded, renderer)
+    )
+    if rows is not None:
+        of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=pieces.encode)
+        context = replace(context, rows=of_rows)
+    return context, loaded
+
+
+def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer, context: Context) -> Value:
+    """The trajectory with a message for every completion; the parser is loaded only where one is lacking."""
+    if not lacks_reply(value):
+        return value
+    return with_replies(value, parser_of(loaded, context.renderer))
+
+
+def figures(made: Made) -> dict[str, Any]:
+    """What one strategy makes of a trajectory, without its rows."""
+    return {
+        "strategy": made.slug,
+        "refused": made.refused or None,
+        "trained_tokens": made.trained_tokens,
+        "sampled_tokens": made.sampled_tokens,
+        "trained_share": made.trained_share,
+        "frozen_steps": made.frozen_steps,
+        "lost_tokens": made.lost_tokens,
+        "prompt_tokens_repaid": made.prompt_tokens_repaid,
+        "rows_count": len(made.rows),
+        "tokens": sum(len(row.ids) for row in made.rows),
+        "differs_at": None
+        if made.differs_at is None
+        else {"step": made.differs_at.step, "offset": made.differs_at.offset},
+    }
+
+
+def _kept(made: Replay, result: Made) -> ReplayRows | None:
+    if sum(len(row.ids) for row in result.rows) > KEPT_MOST:
+        return None
+    return ReplayRows(
+        replay=made,
+        strategy=result.slug,
+        lengths=[len(row.ids) for row in result.rows],
+        ids=np.concatenate([row.ids for row in result.rows]),
+        loss_mask=np.concatenate([row.loss_mask for row in result.rows]),
+        origin=None
+        if any(row.origin is None for row in result.rows)
+        else np.concatenate([row.origin for row in result.rows if row.origin is not None]),
+    )
+
+
+def row_of(stored: ReplayRows, index: int) -> Row:
+    """One of the rows that a strategy made."""
+    stops = np.cumsum(stored.lengths)
+    part = slice(int(stops[index]) - stored.lengths[index], int(stops[index]))
+    origin = stored.origin[part] if stored.origin is not None else np.full(stored.lengths[index], Origin.PROMPT, "u1")
+    return Row(stored.ids[part], stored.loss_mask[part], origin=origin)
+
+
+def stored_rows(made: Replay, strategies: Sequence[str]) -> dict[str, models.ReplayRows]:
+    """Strategy -> its rows, of those that were kept. One query."""
+    return {rows.strategy: rows for rows in made.rows.filter(strategy__in=strategies)}

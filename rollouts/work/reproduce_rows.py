@@ -1,0 +1,320 @@
+"""What a script about a training row holds and asserts: for each kind of row fault, the thing that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollouts.formats.writers.exports import rows_of
+from rollouts.tito.diagnose.finding import Finding
+from rollouts.tito.diagnose.row_checks import ROUTING, TRAINER_LOGPROBS, routing_rows
+from rollouts.tito.diagnose.row_findings import sampled_places
+from rollouts.tito.trajectory import Origin, Row, Trajectory
+
+Check = tuple[str, str]
+"""An expression that holds while the fault is there, and the sentence of its absence."""
+Data = dict[str, Any]
+
+MASKED_HERE = ("all(LOSS_MASK[START:STOP])", "not all of these tokens are under the gradient")
+NOT_SAMPLED: dict[str, Check] = {
+    "ORIGIN": ('"sampled" not in ORIGIN[START:STOP]', "the policy sampled tokens of this stretch"),
+    "SAMPLED": (
+        "not any(i in range(a, b) for a, b in SAMPLED for i in range(START, STOP))",
+        "a step sampled tokens of this stretch",
+    ),
+}
+SAMPLED_HERE: dict[str, Check] = {
+    "ORIGIN": ('set(ORIGIN[START:STOP]) == {"sampled"}', "nobody sampled these tokens"),
+    "SAMPLED": (
+        "all(any(i in range(a, b) for a, b in SAMPLED) for i in range(START, STOP))",
+        "no step sampled these tokens",
+    ),
+}
+
+TURNS = '''
+def ids_of(messages, generation_prompt):
+    text = tokenizer.apply_chat_template(
+        messages, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=generation_prompt,
+    )
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def header_of():
+    """What opens the assistant's turn; empty when the chat template does not tell."""
+    question = [{"role": "user", "content": "Question one"}]
+    try:
+        without, whole = ids_of(question, False), ids_of(question, True)
+    except Exception as error:
+        print("the chat template refuses a plain question:", error)
+        return []
+    return whole[len(without):] if whole[: len(without)] == without else []
+
+
+HEADER = header_of()
+OPENED = [i for i in range(len(IDS)) if HEADER and IDS[i : i + len(HEADER)] == HEADER]
+
+
+def is_outside_turn(place):
+    """Whether the assistant's last turn before a place had ended, or none had begun."""
+    before = [i + len(HEADER) for i in OPENED if i + len(HEADER) <= place]
+    return not before or any(i in tokenizer.all_special_ids for i in IDS[before[-1] : place])
+
+'''
+"""Where no step and no origin tells who wrote a token, the chat template's headers do."""
+
+SHIFT = '''
+def misfit(values, lag):
+    """Places where a column says something and the mask, moved by a lag, does not; or the other way round."""
+    moved = [LOSS_MASK[i - lag] if 0 <= i - lag < len(LOSS_MASK) else 0 for i in range(len(values))]
+    return sum((value == value and value != 0) != bool(flag) for value, flag in zip(values, moved))
+
+
+def is_shifted(values):
+    return 2 <= misfit(values, 0) >= 4 * min(misfit(values, lag) for lag in (1, -1, 2, -2))
+
+'''
+
+DISTRIBUTION = """
+import statistics
+
+pairs = [
+    (s, t) for s, t, m in zip(LOGPROBS, TRAINER_LOGPROBS, LOSS_MASK) if m and -inf < s < 0 and -inf < t < inf
+]
+sampler, trainer = [s for s, _ in pairs], [t for _, t in pairs]
+apart = [t - s for s, t in pairs]
+shift, spread = statistics.median(apart), statistics.pstdev(apart)
+slope = sum(s * t for s, t in pairs) / sum(s * s for s in sampler)
+print(f"the trainer's lie {shift:+.3f} off (spread {spread:.3f}), or are {slope:.3f} times the sampler's")
+
+"""
+
+
+def row_material(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check], str]:
+    """The variables, the assertions, and the code between them. Nothing is asserted of a kind without a check here."""
+    place = _of_step if finding.row is None and finding.step is not None else _of_row
+    return place(finding, trajectory)
+
+
+def _of_row(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check], str]:
+    rows = rows_of(trajectory)
+    index = finding.row if finding.row is not None else 0
+    if index >= len(rows):
+        return {}, [], ""
+    row = rows[index]
+    data: Data = {
+        "IDS": row.ids, "LOSS_MASK": row.loss_mask.astype(int), "LOGPROBS": row.logprobs,
+        "COLUMNS": {**dict(row.columns), **_odd_columns(row)},
+    }  # fmt: skip
+    if row.origin is not None:
+        data["ORIGIN"] = [Origin(value).slug for value in row.origin.tolist()]
+    elif row.step_indices and (places := sampled_places(trajectory.steps, row)) is not None:
+        data["SAMPLED"] = [[start, stop] for start, stop, _ in places]
+    check = _ROW_CHECKS.get(finding.kind)
+    found = check(finding, trajectory, row, data) if check is not None else ([], "")
+    return data, *found
+
+
+Found = tuple[list[Check], str]
+
+
+def _odd_columns(row: Row) -> Data:
+    """Columns of another length, which a reader leaves as the source has them."""
+    return {
+        name: value for name, value in row.extra.items()
+        if isinstance(value, list) and ("advantage" in name or "logprob" in name or "log_prob" in name)
+    }  # fmt: skip
+
+
+def _known(checks: dict[str, Check], data: Data) -> list[Check]:
+    return [check for name, check in checks.items() if name in data]
+
+
+def _lengths(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    columns = "(IDS, LOSS_MASK, LOGPROBS, ORIGIN, *COLUMNS.values())"
+    data.setdefault("ORIGIN", None)
+    return [(f"len({{len(x) for x in {columns} if x is not None}}) > 1", "all columns of the row have one length")], ""
+
+
+def _foreign(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    """Trained tokens that the policy did not sample."""
+    known = _known(NOT_SAMPLED, data)
+    if known:
+        return [MASKED_HERE, *known], ""
+    outside = ("not HEADER or is_outside_turn(START)", "the stretch begins inside a turn of the assistant")
+    header = (
+        "not HEADER or any(i < STOP and START < i + len(HEADER) for i in OPENED)",
+        "no assistant header stands in this stretch",
+    )
+    said = {"observation_trained": outside, "generation_prompt_trained": header}.get(finding.kind)
+    return ([MASKED_HERE, said], TURNS) if said is not None else ([MASKED_HERE], "")
+
+
+def _separator(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    blank = ("not TOKENIZER or not tokenizer.decode(IDS[START:STOP]).strip()", "the stretch is more than white space")
+    return [MASKED_HERE, *_known(NOT_SAMPLED, data), blank], ""
+
+
+def _appended(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    checks = [MASKED_HERE, ("STOP == len(IDS)", "it is not the end of the row"), *_known(NOT_SAMPLED, data)]
+    if len(checks) == 2 and row.logprobs is not None:
+        checks.append(("LOGPROBS[STOP - 1] == 0", "the last token has a logprob of its own: it was sampled"))
+    return checks, ""
+
+
+def _masked(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    return [
+        ("not any(LOSS_MASK[START:STOP])", "tokens of this stretch are under the gradient"),
+        *_known(SAMPLED_HERE, data),
+    ], ""
+
+
+def _stop_masked(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    return [
+        ("not LOSS_MASK[START] and LOSS_MASK[START - 1]", "the stop token has the mask of what stands before it"),
+        *_known(SAMPLED_HERE, data),
+    ], ""
+
+
+def _overrun(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    if not row.loss_mask.any():
+        return [("not any(LOSS_MASK)", "some tokens are under the gradient")], ""
+    return [("STOP == len(IDS) and all(LOSS_MASK[START:])", "the mask does not run to the end of the row")], ""
+
+
+def _shifted(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    spoken = [name for name in row.columns if "advantage" in name]
+    data["SPOKEN"] = spoken
+    columns = "[*([LOGPROBS] if LOGPROBS else []), *(COLUMNS[name] for name in SPOKEN)]"
+    return [(f"any(is_shifted(values) for values in {columns})", "every column fits the mask where it stands")], SHIFT
+
+
+def _logprobs(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    trained = "[p for p, m in zip(LOGPROBS, LOSS_MASK) if m]"
+    wrong = f"not all(-inf < p <= 1e-3 for p in {trained}) or not any({trained})"
+    return [(wrong, "every trained token has a sound logprob")], ""
+
+
+def _distribution(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    name = next((name for name in TRAINER_LOGPROBS if name in row.columns), None)
+    if name is None:
+        return [], ""
+    data["TRAINER_LOGPROBS"] = row.columns[name]
+    constant = "abs(shift) > 0.2 and spread < abs(shift) / 4"
+    scaled = "abs(slope - 1) > 0.15 and statistics.correlation(sampler, trainer) > 0.97"
+    return [(f"{constant} or {scaled}", "the two are of one distribution")], DISTRIBUTION
+
+
+def _advantages(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    fitting = (name for name, values in row.columns.items() if "advantage" in name and len(values) == len(row.ids))
+    name = next(fitting, None)
+    if name is None:
+        return [], ""
+    says = f"[a == a and a != 0 for a in COLUMNS[{name!r}]]"
+    return [(f"{says} != [bool(m) for m in LOSS_MASK]", "trained tokens have an advantage, and no others have")], ""
+
+
+def _split(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    data["PROMPT_LENGTH"] = row.extra.get("prompt_length", row.extra.get("n_prompt"))
+    return [
+        ("PROMPT_LENGTH == LOSS_MASK.count(0)", "the prompt's length is no count of masked tokens"),
+        ("any(LOSS_MASK[:PROMPT_LENGTH])", "no trained token stands before the end of the prompt"),
+    ], ""
+
+
+def _routing(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    data["ROUTING_ROWS"] = _routing_rows({**trajectory.extra, **row.extra})
+    return [("ROUTING_ROWS not in (len(IDS) - 1, len(IDS))", "there is a routing row for each token but the last")], ""
+
+
+def _not_sampled(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    steps = tuple(index for index in row.step_indices if index < len(trajectory.steps))
+    if not steps:
+        return [], ""
+    data["STREAM"] = trajectory.steps[steps[-1]].stream
+    return [
+        ("IDS != STREAM", "the row is what its steps read and sampled"),
+        ("IDS[:START] == STREAM[:START]", "the two differ before this place"),
+    ], ""
+
+
+def _flags(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    data["IS_LAST_STEP"] = [row.extra.get("is_last_step") for row in trajectory.rows]
+    data["PLACES"] = [row.extra.get("batch_index", n) for n, row in enumerate(trajectory.rows)]
+    right = "[False] * (len(IS_LAST_STEP) - 1) + [True]"
+    apart = "any(b - a != 1 for a, b in zip(PLACES, PLACES[1:]))"
+    return [
+        (f"IS_LAST_STEP != {right} or {apart}", "the rows stand together and the last alone is marked as the last")
+    ], ""
+
+
+def _versions(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    data["VERSIONS"] = [trajectory.steps[i].policy_version for i in row.step_indices if i < len(trajectory.steps)]
+    return [("len({version for version in VERSIONS if version}) > 1", "one version sampled the whole row")], ""
+
+
+_ROW_CHECKS: dict[str, Callable[[Finding, Trajectory, Row, Data], Found]] = {
+    "length_mismatch": _lengths, "observation_trained": _foreign, "generation_prompt_trained": _foreign,
+    "separator_trained": _separator, "appended_eos_trained": _appended, "sampled_masked": _masked,
+    "stop_token_untrained": _stop_masked, "mask_overrun": _overrun, "columns_shifted": _shifted,
+    "logprob_invalid": _logprobs, "logprobs_other_distribution": _distribution, "advantage_misplaced": _advantages,
+    "prompt_split_wrong": _split, "routing_misaligned": _routing, "row_not_sampled": _not_sampled,
+    "step_order_invalid": _flags, "mixed_policy_versions": _versions,
+}  # fmt: skip
+
+
+def _of_step(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check], str]:
+    """A fault of the rows that is said of a step: offsets count in its stream."""
+    index = finding.step or 0
+    if index >= len(trajectory.steps):
+        return {}, [], ""
+    step = trajectory.steps[index]
+    data: Data = {"PROMPT": step.prompt_ids, "COMPLETION": step.completion_ids}
+    if finding.kind == "routing_misaligned":
+        data["ROUTING_ROWS"] = _routing_rows({**trajectory.extra, **step.extra})
+        n = "len(PROMPT + COMPLETION)"
+        return data, [(f"ROUTING_ROWS not in ({n} - 1, {n})", "there is a routing row for each token but the last")], ""
+    if finding.kind == "stop_string_misaligned":
+        data |= {"TEXT": step.text or "", "STOP_STRING": step.stop_reason}
+        return (
+            data,
+            [
+                ("DECODED.startswith(TEXT)", "the ids do not begin with the text that was returned"),
+                ("DECODED[len(TEXT):].startswith(STOP_STRING[:1])", "the stop string does not stand behind the text"),
+                ("len(DECODED) > len(TEXT)", "the ids end with the text that was returned"),
+            ],
+            "DECODED = tokenizer.decode(COMPLETION, skip_special_tokens=False, clean_up_tokenization_spaces=False)\n",
+        )
+    data["TRAINED"] = trained_in(trajectory, index)
+    if finding.kind == "trained_twice":
+        return (
+            data,
+            [("any(sum(flags) > 1 for flags in zip(*TRAINED))", "no token is trained in more than one row")],
+            "",
+        )
+    if finding.kind == "never_trained":
+        return data, [("COMPLETION and not any(map(any, TRAINED))", "a row trains what this step sampled")], ""
+    if finding.kind == "truncated_trained":
+        data |= {"FINISH_REASON": step.finish_reason, "MASK_TRUNCATED": bool(trajectory.extra.get("mask_truncated"))}
+        return (
+            data,
+            [
+                ('FINISH_REASON == "length" and MASK_TRUNCATED', "it was not cut, or cut ones are to be trained"),
+                ("any(map(any, TRAINED))", "no token of the completion is under the gradient"),
+            ],
+            "",
+        )
+    return data, [], ""
+
+
+def trained_in(trajectory: Trajectory, index: int) -> list[Any]:
+    """The mask over a step's completion in each row that holds it."""
+    masks = []
+    for row in rows_of(trajectory):
+        places = sampled_places(trajectory.steps, row) if index in row.step_indices else None
+        masks += [row.loss_mask[start:stop].astype(int) for start, stop, step in places or () if step == index]
+    return masks
+
+
+def _routing_rows(extra: Mapping[str, Any]) -> int | None:
+    found = (routing_rows(extra.get(name)) for name in ROUTING)
+    return next((n for n in found if n is not None), None)
