@@ -7,4 +7,4 @@ class InspectorConfig(AppConfig):
     name = "inspector"
 
     def ready(self) -> None:
-        from inspector import system_checks  # noqa: F401  registers the checks
+        from inspector.server import system_checks  # noqa: F401  registers the checks

@@ -40,8 +40,8 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
     """Tell Redis every two seconds what this worker is and does; health and the Workers page read it."""
     from django.core.cache import cache
 
-    from inspector import workers
-    from inspector.health import heartbeat_key
+    from inspector.server import workers
+    from inspector.server.health import heartbeat_key
 
     queues = [queue.name for queue in sender.task_consumer.queues] if sender.task_consumer else []
     describer = workers.Describer(sender.hostname, queues, sender.controller.concurrency)

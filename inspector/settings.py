@@ -8,8 +8,8 @@ from typing import Any
 import dj_database_url
 from csp.constants import NONE, SELF
 
-from inspector import paths
-from inspector.env import Environment
+from inspector.server import paths
+from inspector.server.env import Environment
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = Environment()
@@ -112,7 +112,7 @@ INSTALLED_APPS = [
     "inspector.apps.InspectorConfig",
 ]
 MIDDLEWARE = [
-    "inspector.logs.RequestLogMiddleware",
+    "inspector.server.logs.RequestLogMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -120,7 +120,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "inspector.login.LoginRequiredMiddleware",
+    "inspector.web.login.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -162,7 +162,7 @@ WHITENOISE_AUTOREFRESH = DEBUG
 
 # --- uploads: every file streams to the disk, never into memory -------------------------------------------------------
 MEDIA_ROOT = INSPECTOR_DATA / "uploads"
-FILE_UPLOAD_HANDLERS = ["inspector.uploads.LimitedUploadHandler"]
+FILE_UPLOAD_HANDLERS = ["inspector.web.uploads.LimitedUploadHandler"]
 FILE_UPLOAD_TEMP_DIR = str(INSPECTOR_DATA / "tmp")
 with suppress(OSError):  # system_checks says so when the data folder cannot be written
     paths.private_folder(INSPECTOR_DATA / "tmp")
@@ -215,10 +215,10 @@ LOG_LEVEL = env.choice("INSPECTOR_LOG_LEVEL", "INFO", ["DEBUG", "INFO", "WARNING
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"request_id": {"()": "inspector.logs.RequestIdFilter"}},
+    "filters": {"request_id": {"()": "inspector.server.logs.RequestIdFilter"}},
     "formatters": {
-        "text": {"()": "inspector.logs.TextFormatter"},
-        "json": {"()": "inspector.logs.JsonFormatter"},
+        "text": {"()": "inspector.server.logs.TextFormatter"},
+        "json": {"()": "inspector.server.logs.JsonFormatter"},
     },
     "handlers": {
         "stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["request_id"]},

@@ -135,7 +135,7 @@ def redis_url() -> Iterator[str]:
             missing(f"no Redis answers at INSPECTOR_TEST_REDIS ({named})")
         yield named
         return
-    from inspector.redis_process import redis_binary, redis_command
+    from inspector.server.redis_process import redis_binary, redis_command
 
     try:
         redis_binary()
@@ -160,7 +160,7 @@ def live_redis(redis_url: str, settings: object) -> Iterator[str]:
     import redis
 
     from inspector.celery import app
-    from inspector.paths import broker_url
+    from inspector.server.paths import broker_url
 
     connection = redis.Redis.from_url(redis_url)
     connection.flushdb()
@@ -209,7 +209,7 @@ def celery_worker_process(
     from django.conf import settings
     from django.core.cache import cache
 
-    from inspector.health import heartbeat_key
+    from inspector.server.health import heartbeat_key
 
     started: list[subprocess.Popen[bytes]] = []
     environment = {

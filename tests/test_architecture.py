@@ -66,7 +66,7 @@ def test_an_upward_import_would_be_found() -> None:
     assert breaches("rollouts.tito.prefix", "from rollouts.models import Run")
     assert breaches("rollouts.tito.prefix", "import torch")
     assert breaches("rollouts.engines.vllm", "from ..services import save_steps")
-    assert breaches("rollouts.tasks", "import inspector.place")
+    assert breaches("rollouts.tasks", "import inspector.trajectories.place")
     assert not breaches("rollouts.tasks", "from rollouts.engines import worker")
 
 

@@ -8,7 +8,7 @@ from django import template
 from django.template.context import Context
 from django.urls import reverse
 
-from inspector.access import may_write
+from inspector.web.access import may_write
 from rollouts.models import Run, Trajectory
 
 register = template.Library()

@@ -13,7 +13,7 @@ from django.template.context import Context
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from inspector.access import may_write
+from inspector.web.access import may_write
 from rollouts.tito.diagnose.kinds import KINDS
 
 register = template.Library()

@@ -10,7 +10,7 @@ from django.shortcuts import get_object_or_404, redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.api import json_page, page, wants_json
+from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import ApiToken
 from rollouts.services.api_tokens import create_api_token, revoke_api_token
 

@@ -12,7 +12,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.login import local_user, use_token
+from inspector.web.login import local_user, use_token
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 

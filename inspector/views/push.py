@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostE
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
-from inspector.api import json_page, whole_number
+from inspector.web.twins import json_page, whole_number
 from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.models import ApiToken, Run, Tokenizer

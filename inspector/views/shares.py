@@ -13,9 +13,9 @@ from django.shortcuts import get_object_or_404, redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from inspector.access import is_live, may_write, remember_grant, share_is_over
-from inspector.api import json_page, page, wants_json
-from inspector.forms import ShareForm
+from inspector.web.access import is_live, may_write, remember_grant, share_is_over
+from inspector.web.forms import ShareForm
+from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
 from rollouts.models import Run, ShareLink, TemplateCheck, Trajectory
 

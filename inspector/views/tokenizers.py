@@ -12,9 +12,9 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from inspector.api import json_page, page, wants_json
-from inspector.forms import TokenizerForm
-from inspector.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
+from inspector.chat_templates.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
+from inspector.web.forms import TokenizerForm
+from inspector.web.twins import json_page, page, wants_json
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 

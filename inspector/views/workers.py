@@ -10,9 +10,9 @@ import redis
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
-from inspector.api import page
-from inspector.health import served_queues
-from inspector.workers import WorkerState, connect, list_workers, queue_lengths
+from inspector.server.health import served_queues
+from inspector.server.workers import WorkerState, connect, list_workers, queue_lengths
+from inspector.web.twins import page
 from rollouts.models import Run
 
 QUEUED_SHOWN = 50

@@ -137,7 +137,14 @@ def web(redis_url: str, transactional_db: None, tmp_path: Path) -> Iterator[tupl
     subprocess.run(
         [sys.executable, "manage.py", "collectstatic", "--noinput", "-v0"], cwd=ROOT, env=environment, check=True
     )
-    command = [sys.executable, "-m", "gunicorn", "-c", "python:inspector.gunicorn_conf", "inspector.wsgi:application"]
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "-c",
+        "python:inspector.server.gunicorn_conf",
+        "inspector.wsgi:application",
+    ]
     with (tmp_path / "web.log").open("wb") as log:
         server = subprocess.Popen(
             [*command, "--bind", f"127.0.0.1:{port}"], cwd=ROOT, env=environment, stdout=log, stderr=log

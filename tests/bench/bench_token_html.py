@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from django.template import engines
 
-from inspector.token_html import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
+from inspector.html.tokens import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
 from rollouts.tokenizers import byte_table, load
 
 pytestmark = pytest.mark.bench

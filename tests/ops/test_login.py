@@ -7,8 +7,8 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from inspector import health
-from inspector.login import make_token, use_token
+from inspector.server import health
+from inspector.web.login import make_token, use_token
 
 pytestmark = pytest.mark.django_db
 
@@ -27,10 +27,10 @@ def test_a_token_expires_and_is_swept(settings, tmp_path: Path, monkeypatch: pyt
     settings.INSPECTOR_DATA = tmp_path
     old = make_token()
     later = time.time() + settings.LOGIN_LINK_SECONDS + 1
-    monkeypatch.setattr("inspector.login.time.time", lambda: later)
+    monkeypatch.setattr("inspector.web.login.time.time", lambda: later)
     assert not use_token(old)
     old = make_token()
-    monkeypatch.setattr("inspector.login.time.time", lambda: later + settings.LOGIN_LINK_SECONDS + 1)
+    monkeypatch.setattr("inspector.web.login.time.time", lambda: later + settings.LOGIN_LINK_SECONDS + 1)
     make_token()
     assert len(list((tmp_path / "run" / "login").iterdir())) == 1
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from inspector.running import AlreadyRunning, ServerLock, running_url
-from inspector.supervisor import Child, Supervisor
+from inspector.server.running import AlreadyRunning, ServerLock, running_url
+from inspector.server.supervisor import Child, Supervisor
 from tests.conftest import ROOT, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes through /proc")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from django.core.checks import run_checks
 
-from inspector import paths
-from inspector.env import Environment
-from inspector.logs import JsonFormatter, TextFormatter
+from inspector.server import paths
+from inspector.server.env import Environment
+from inspector.server.logs import JsonFormatter, TextFormatter
 from tests.conftest import ROOT
 
 
@@ -118,7 +118,7 @@ def test_the_settings_as_they_are_pass_every_check() -> None:
     ],
 )
 def test_a_misconfiguration_is_named_with_the_way_out(settings, change: dict, expected: str) -> None:
-    from inspector import system_checks
+    from inspector.server import system_checks
 
     for name, value in change.items():
         setattr(settings, name, value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from django.core.cache import cache
 
 from inspector.celery import app
-from inspector.health import heartbeat_key
+from inspector.server.health import heartbeat_key
 from tests.conftest import wait_until
 
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from inspector import workers
+from inspector.server import workers
 from rollouts import selectors, services
 from rollouts.models import Run, Step, Trajectory
 from rollouts.tasks.run_rollouts import run_rollouts
@@ -33,7 +33,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
     """A Redis of this file's own, so that a test may kill it."""
-    from inspector.redis_process import redis_binary
+    from inspector.server.redis_process import redis_binary
 
     try:
         redis_binary()
@@ -53,7 +53,7 @@ _REDIS: dict[str, Any] = {}
 
 def _start_redis() -> subprocess.Popen[bytes]:
     """Start it where it was before, if it does not run."""
-    from inspector.redis_process import redis_command
+    from inspector.server.redis_process import redis_command
 
     folder = _REDIS["folder"]
     socket = folder / "redis.sock"

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from inspector.charts import SHARES, Frame, extent, minimap, share_bars, surprise_bars
-from inspector.turns import Turn
+from inspector.html.charts import SHARES, Frame, extent, minimap, share_bars, surprise_bars
+from inspector.trajectories.turns import Turn
 
 
 def test_columns_stand_on_the_base_line_and_the_largest_fills_the_height() -> None:

@@ -10,7 +10,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from inspector.login import local_user
+from inspector.web.login import local_user
 from rollouts import services
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks

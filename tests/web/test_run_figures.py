@@ -8,7 +8,7 @@ import pytest
 from django.core.cache import cache
 from django.test import Client
 
-from inspector import run_figures
+from inspector.runs import cached_figures
 from rollouts import selectors, services
 from rollouts.models import Run, RunFigures, Trajectory
 from rollouts.selectors import figures
@@ -59,7 +59,7 @@ def test_a_small_run_is_counted_when_it_is_looked_at(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(figures, "LARGE", 5)
     run = stored_run(4)
     assert not RunFigures.objects.exists() and figures.stored_figures(run) is None
-    assert run_figures.summary_of(run).by_status == {"done": 4}
+    assert cached_figures.summary_of(run).by_status == {"done": 4}
 
 
 def test_a_live_large_run_is_not_counted_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +67,9 @@ def test_a_live_large_run_is_not_counted_at_every_look(monkeypatch: pytest.Monke
     services.start_run(run)
     counted: list[Run] = []
     count = selectors.run_summary
-    monkeypatch.setattr(run_figures, "run_summary", lambda one: counted.append(one) or count(one))
-    first = run_figures.summary_of(run)
-    assert run_figures.summary_of(run) == first and len(counted) == 1
+    monkeypatch.setattr(cached_figures, "run_summary", lambda one: counted.append(one) or count(one))
+    first = cached_figures.summary_of(run)
+    assert cached_figures.summary_of(run) == first and len(counted) == 1
 
 
 def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cache, "get", away)
     monkeypatch.setattr(cache, "set", away)
-    assert run_figures.summary_of(run).by_status == {"done": 4}
+    assert cached_figures.summary_of(run).by_status == {"done": 4}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from inspector.views import run_work
+from inspector.runs import job_views
 from rollouts import services
 from rollouts.models import Finding, Job, Run
 from rollouts.tasks.jobs import do_job, drop_files, file_of
@@ -89,7 +89,7 @@ def test_a_run_is_exported_whole_or_refused_with_the_reason(web: Client) -> None
 
 def test_a_large_run_is_written_by_a_worker(web: Client, monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
     run = stored_run(2)
-    monkeypatch.setattr(run_work, "LARGEST", 3)
+    monkeypatch.setattr(job_views, "LARGEST", 3)
     answer = web.get(f"/runs/{run.code}/export")
     assert answer.status_code == 413 and "manage.py export_rollouts" in answer.content.decode()
     answer = web.post(f"/runs/{run.code}/exports", {"format": "sft", "pad_to": "40", "pad_id": "7"}, follow=True)

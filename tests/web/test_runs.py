@@ -15,10 +15,9 @@ from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
-from inspector import live_parts, run_values
-from inspector.filters import TrajectoryFilter
-from inspector.health import heartbeat_key
-from inspector.views import runs as views
+from inspector.runs import live_parts, values, views
+from inspector.runs.filters import TrajectoryFilter
+from inspector.server.health import heartbeat_key
 from rollouts import services
 from rollouts.models import Rejection, Run, Trajectory
 from rollouts.selectors import figures
@@ -349,7 +348,7 @@ def test_a_worker_that_went_silent_is_noticed(web: Client, monkeypatch: pytest.M
         assert "lives and takes it over" in said() and "none is sampled twice" in said()
     finally:
         cache.delete(heartbeat_key("engine.demo"))
-    monkeypatch.setattr(run_values, "has_worker", lambda queue: None)
+    monkeypatch.setattr(values, "has_worker", lambda queue: None)
     assert "Redis does not answer" in said()
 
 

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from inspector.access import MOST_GRANTS, SESSION_KEY
+from inspector.web.access import MOST_GRANTS, SESSION_KEY
 from rollouts import services
 from rollouts.models import Run, ShareLink, Trajectory
 from tests.web.samples import stored_run

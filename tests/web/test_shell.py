@@ -13,8 +13,8 @@ from django.conf import settings
 from django.test import Client, override_settings
 from django.urls import path
 
-from inspector.api import jsonable
 from inspector.urls import urlpatterns as real_urls
+from inspector.web.twins import jsonable
 from rollouts import services
 from rollouts.models import Rejection, Run
 from tests.web.samples import HOSTILE, finding, stored_run, trajectory
@@ -181,7 +181,7 @@ def _break(request: Any) -> None:
 
 
 urlpatterns = [*real_urls, path("broken", _break)]
-handler500 = "inspector.views.pages.server_error"
+handler500 = "inspector.views.errors.server_error"
 
 
 @override_settings(ROOT_URLCONF="tests.web.test_shell")

@@ -213,7 +213,7 @@ def test_a_replay_that_has_waited_for_a_whole_day_still_says_why(make, web, sent
 
 
 def waiting_words(made: models.Replay) -> str:
-    from inspector.strategies_page import _waiting
+    from inspector.trajectories.strategies_page import _waiting
 
     return _waiting(made)
 
@@ -256,7 +256,7 @@ def test_step_wise_training_is_counted_with_and_without_merging(make) -> None:
 
 
 def replays_scopes(trajectory: models.Trajectory) -> list[dict[str, Any]]:
-    from inspector.strategies_page import step_wise_scopes
+    from inspector.trajectories.strategies_page import step_wise_scopes
 
     return step_wise_scopes(trajectory)
 

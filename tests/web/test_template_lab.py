@@ -17,8 +17,8 @@ from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
-from inspector.check_repair import message_words
-from inspector.check_subject import failing_probe
+from inspector.chat_templates.check_subject import failing_probe
+from inspector.chat_templates.repair_page import message_words
 from inspector.templatetags.check_tags import PROBES
 from rollouts import chat_templates, services
 from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer

@@ -13,9 +13,9 @@ from django.contrib.staticfiles.storage import staticfiles_storage
 from django.test import Client
 from django.urls import reverse
 
-from inspector import group_compare
-from inspector.deltas_page import CONTEXT_LINES, _marked
-from inspector.side_by_side import first_places
+from inspector.trajectories import group_compare
+from inspector.trajectories.deltas_page import CONTEXT_LINES, _marked
+from inspector.trajectories.side_by_side import first_places
 from rollouts import models, services
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
@@ -557,7 +557,7 @@ def test_the_record_shows_some_steps_and_the_start_of_a_long_text(make, reader, 
     stored = only(make.run([replace(value, extra={"note": "\ud800 " + "x" * 5000})]))
     where = url(stored, page="trajectory-record")
     assert json.loads(reader.get(where + ".json").content)["fields"]["note"].endswith("x" * 5000)
-    monkeypatch.setattr("inspector.record_page.TEXT_CHARACTERS", 1000)
+    monkeypatch.setattr("inspector.trajectories.record_page.TEXT_CHARACTERS", 1000)
     twin = json.loads(reader.get(where + ".json").content)
     assert len(twin["steps"]) == 20 and twin["fields"]["characters"] > 5000 and len(twin["fields"]["clipped"]) == 1000
     html = page_text(reader.get(where))

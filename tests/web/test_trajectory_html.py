@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inspector.text_html import characters, split_fragments, text_html
-from inspector.token_html import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
+from inspector.html.text import characters, split_fragments, text_html
+from inspector.html.tokens import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
 
 
 class Table:

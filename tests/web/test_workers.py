@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from inspector import workers
-from inspector.login import local_user
+from inspector.server import workers
+from inspector.web.login import local_user
 from rollouts.models import Run
 from tests.conftest import wait_until
 

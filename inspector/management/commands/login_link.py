@@ -5,8 +5,8 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from inspector.login import make_token
-from inspector.running import running_url
+from inspector.server.running import running_url
+from inspector.web.login import make_token
 
 
 class Command(BaseCommand):

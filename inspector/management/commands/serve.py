@@ -19,11 +19,11 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
 from inspector.celery import die_with_parent
-from inspector.login import make_token
-from inspector.paths import embedded_redis_socket, private_folder
-from inspector.redis_process import redis_command
-from inspector.running import AlreadyRunning, ServerLock
-from inspector.supervisor import Child, Supervisor
+from inspector.server.paths import embedded_redis_socket, private_folder
+from inspector.server.redis_process import redis_command
+from inspector.server.running import AlreadyRunning, ServerLock
+from inspector.server.supervisor import Child, Supervisor
+from inspector.web.login import make_token
 
 PORTS_TRIED = 50
 
@@ -142,7 +142,7 @@ class Command(BaseCommand):
                 )
             )
         python = sys.executable
-        web = [python, "-m", "gunicorn", "-c", "python:inspector.gunicorn_conf", "inspector.wsgi:application"]
+        web = [python, "-m", "gunicorn", "-c", "python:inspector.server.gunicorn_conf", "inspector.wsgi:application"]
         supervisor.start(
             Child(
                 "The web server",

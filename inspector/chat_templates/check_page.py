@@ -1,0 +1,251 @@
+"""The page model of a chat-template check: the verdict in words, the probes by purpose, the lines that decided."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from django.utils.html import format_html
+from django.utils.safestring import SafeString, mark_safe
+
+from inspector.chat_templates.repair_page import marks, message_words, repairs, search
+from inspector.chat_templates.template_matrix import word_of
+from inspector.html.text import text_html
+from rollouts.chat_templates.probes.checks import TITO_POST
+from rollouts.models import TemplateCheck
+from rollouts.work import template_checks
+
+GLYPHS = {"ok": "●", "broken": "▲", "raises": "◆", "unsupported": "○"}
+MARKED = "k f"
+"""Classes of the first token that differs: filled and ruled, never by colour alone."""
+
+
+def summary(check: TemplateCheck) -> dict[str, Any]:
+    """A check in a list, without its report. ``void``: nothing changes only because nothing is rendered."""
+    cells = check.cells or {}
+    return {
+        "code": check.code,
+        "tokenizer": check.tokenizer.name if check.tokenizer else None,
+        "chat_template": str(check.chat_template),
+        "chat_template_sha256": check.chat_template.sha256,
+        "status": check.status,
+        "error": check.error,
+        "created_at": check.created_at,
+        "prefix_preserving": cells.get("prefix_preserving"),
+        "void": bool(cells.get("probes", {}).get(TITO_POST, {}).get("void")),
+        "own_arguments": bool(check.question),
+    }
+
+
+def check_page(check: TemplateCheck) -> dict[str, Any]:
+    """All that the page and its JSON twin show."""
+    return _state(check) | {"progress": check.progress, "report": check.report}
+
+
+def _state(check: TemplateCheck) -> dict[str, Any]:
+    """The check without its report, what it asked, and whether an answer is still to come."""
+    under_way = check.status in (TemplateCheck.Status.QUEUED, TemplateCheck.Status.RUNNING)
+    return summary(check) | {
+        "question": check.question,
+        "under_way": under_way,
+        "lost": under_way and template_checks.is_stale(check),
+    }
+
+
+def drawn(check: TemplateCheck) -> dict[str, Any]:
+    """What only the HTML needs: headline, probes grouped by purpose, template lines with their marks."""
+    report: Mapping[str, Any] | None = check.report
+    if not report:
+        return {"target": check}
+    checks: list[Mapping[str, Any]] = report["checks"]
+    return {
+        "target": check,
+        "headline": headline(report),
+        "verdicts": [
+            {"purpose": purpose, "text": text, "glyph": _verdict_glyph(text)}
+            for purpose, text in report["verdicts"].items()
+        ],
+        "decisive": _probe(checks[0]) if checks else None,
+        "groups": _groups(checks),
+        "counts": dict(Counter(_word(check) for check in checks).most_common()),
+        "source": _source(report["chat_template"], checks),
+        "has_conversation": bool(check.question.get("conversation")),
+        **drawn_repair(check),
+    }
+
+
+def drawn_repair(check: TemplateCheck) -> dict[str, Any]:
+    """What the card of the repair needs: the patches, or how far the search is, or why there is none."""
+    report: Mapping[str, Any] = check.report or {}
+    return {
+        "target": check,
+        "code": check.code,
+        "repairs": repairs(report),
+        "search": search(check),
+        "marks": marks(report),
+    }
+
+
+def conversation_page(check: TemplateCheck) -> dict[str, Any]:
+    """The page of a check's own conversation, and its JSON twin; ``strategies`` is null until a worker has answered."""
+    return _state(check) | {"strategies": (check.report or {}).get("strategies")}
+
+
+def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:
+    """What only the HTML of that page needs."""
+    report = check.report or {}
+    return {
+        "target": check,
+        "has_conversation": True,
+        "conversation": _strategies(check.question.get("conversation"), report.get("strategies")),
+    }
+
+
+def headline(report: Mapping[str, Any]) -> dict[str, str]:
+    """The one sentence on top, its glyph and its tone, and what it means in plain words."""
+    first = report["checks"][0] if report["checks"] else {}
+    preserving = report["prefix_preserving"]
+    if preserving is None:
+        return {"tone": "warning", "glyph": "◆", "text": "This template cannot be checked with tool messages."}
+    if preserving and first.get("void"):
+        text = "It looks prefix-preserving, but only because the tool call or its result is not rendered at all."
+        return {"tone": "warning", "glyph": "◆", "text": text}
+    if preserving:
+        means = "Appending a tool result leaves every token before it as it was."
+        return {"tone": "done", "glyph": "●", "text": "Prefix-preserving for tool messages.", "means": means}
+    means = (
+        "Appending a tool result changes what was rendered before it: a loop that renders the conversation again "
+        "trains on tokens that nobody sampled."
+    )
+    return {"tone": "error", "glyph": "▲", "text": "Not prefix-preserving for tool messages.", "means": means}
+
+
+def _verdict_glyph(text: str) -> str:
+    if text.startswith(("safe", "yes", "exact")):
+        return GLYPHS["ok"]
+    return GLYPHS["unsupported"] if text.startswith("not available") else GLYPHS["broken"]
+
+
+def _groups(checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for check in checks:
+        groups[check["purpose"]].append(_probe(check))
+    return [{"purpose": purpose, "probes": probes} for purpose, probes in groups.items()]
+
+
+def _probe(check: Mapping[str, Any]) -> dict[str, Any]:
+    window = check["window"]
+    return {
+        **{key: check[key] for key in ("name", "title", "status", "detail", "void", "decisive", "index", "line")},
+        "glyph": GLYPHS[check["status"]],
+        "word": _word(check),
+        "tone": "raises" if check["status"] == "broken" and not check["decisive"] else check["status"],
+        "text_passed": check["text_passed"],
+        "token_passed": check["token_passed"],
+        "lines": check["lines"],
+        "decided_by": check["decided_by"],
+        "sides": _sides(window) if window else None,
+        "conversation": _conversation(check["conversations"]),
+    }
+
+
+def _word(check: Mapping[str, Any]) -> str:
+    word = word_of(check)
+    return "not rendered" if word == "unsupported" else word
+
+
+def _sides(window: Mapping[str, Any]) -> dict[str, Any]:
+    """The shared tokens before the difference, and what either render has from there on."""
+    shared = window["index"] - window["start"]
+    return {
+        "start": window["start"],
+        "index": window["index"],
+        "equal": _tokens(window["expected"][:shared]),
+        "expected": _tokens(window["expected"][shared:], first=True),
+        "actual": _tokens(window["actual"][shared:], first=True),
+    }
+
+
+def _tokens(tokens: Iterable[Mapping[str, Any]], first: bool = False) -> SafeString:
+    drawn_tokens: list[SafeString] = []
+    for token in tokens:
+        line = f", template line {token['line']}" if token.get("line") else ""
+        drawn_tokens.append(
+            format_html(
+                '<i class="{}" title="id {}{}">{}</i>',
+                MARKED if first and not drawn_tokens else "",
+                token["id"],
+                line,
+                mark_safe(text_html(token["text"], spaces=True)),  # text_html escapes everything
+            )
+        )
+    return mark_safe("".join(drawn_tokens))  # each piece was escaped by format_html
+
+
+def _conversation(conversations: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The probe's messages in two parts: those of the shorter render, and those appended."""
+    if not conversations or not conversations["before"]:
+        return None
+    before = conversations["before"]["messages"]
+    after = conversations["after"]["messages"] if conversations["after"] else []
+    appended = after[len(before) :] if after[: len(before)] == before else after
+    return {"before": [message_words(m) for m in before], "appended": [message_words(m) for m in appended]}
+
+
+def _source(template: str, checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The template line by line, with the probes that fail there; a deciding condition outranks a writing line."""
+    named: dict[int, list[dict[str, str]]] = defaultdict(list)
+    decides: set[int] = set()
+    for check in checks:
+        if check["status"] not in ("broken", "raises"):
+            continue
+        places = {check["lines"]["expected"], check["lines"]["actual"], check["line"]}
+        if check["decided_by"]:
+            decides.add(check["decided_by"]["line"])
+            places.add(check["decided_by"]["line"])
+        for line in sorted(place for place in places if place):
+            named[line].append({"name": check["name"], "title": check["title"]})
+    return [
+        {"number": number, "text": text, "probes": named.get(number, [])[:8], "decides": number in decides}
+        for number, text in enumerate(template.splitlines(), start=1)
+    ]
+
+
+def _strategies(
+    conversation: Sequence[Mapping[str, Any]] | None, found: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """The user's own conversation, and per turn what each strategy would put behind the completion."""
+    if not conversation:
+        return None
+    messages = [message_words(message) for message in conversation]
+    if found is None:
+        detail = "Choose a tokenizer to see what each strategy makes of it: strategies append tokens."
+        return {"messages": messages, "turns": [], "refused": {}, "rows": {}, "detail": detail}
+    turns = [
+        {
+            "message": turn["message"],
+            "reply": _tokens(turn["reply"]),
+            "deltas": [_delta(delta) for delta in turn["deltas"]],
+        }
+        for turn in found["turns"]
+    ]
+    return {
+        "messages": messages,
+        "turns": turns,
+        "refused": found["refused"],
+        "rows": found.get("rows", {}),
+        "detail": found["detail"],
+    }
+
+
+def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:
+    back = delta["stream"] - delta["shared"]
+    return {
+        "strategies": delta["strategies"],
+        "n": delta["n"],
+        "shared": delta["shared"],
+        "back": back,
+        "rest": delta["n"] - len(delta["tokens"]),
+        "tokens": _tokens(delta["tokens"], first=bool(back)),
+    }

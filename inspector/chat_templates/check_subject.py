@@ -1,0 +1,99 @@
+"""What a template check is about that a run or a finding leads to: its template, tools, kwargs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import QueryDict
+
+from inspector.chat_templates.check_forms import MAX_JSON_CHARACTERS
+from inspector.web.twins import whole_number
+from rollouts.models import ChatTemplate, Content, Run, Step, TemplateCheck, Tokenizer, Trajectory
+from rollouts.work import template_checks
+
+
+def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[str, str]:
+    """The form's fields for a tokenizer and a template; the template stays empty where it is the tokenizer's own."""
+    own = tokenizer is not None and tokenizer.chat_template_id == chat_template.pk
+    return {"tokenizer": tokenizer.name if tokenizer else "", "chat_template": "" if own else chat_template.text}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run's chat template with the tools and kwargs of one of its requests."""
+
+    run: Run
+    chat_template: ChatTemplate
+    tools: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> TemplateCheck | None:
+        """The check of exactly this, if somebody has asked for it; its report stays unread."""
+        question = template_checks.question_of(self.tools, self.kwargs)
+        code = template_checks.code_of(self.run.tokenizer, self.chat_template, question)
+        return TemplateCheck.objects.filter(code=code).only("code", "status", "cells").first()
+
+    def initial(self) -> dict[str, Any]:
+        """The form filled in with it."""
+        return {
+            **filled_in(self.run.tokenizer, self.chat_template),
+            "tools": json.dumps(self.tools, indent=1, ensure_ascii=False) if self.tools else "",
+            "kwargs": json.dumps(self.kwargs, ensure_ascii=False) if self.kwargs else "",
+        }
+
+
+def subject(params: QueryDict) -> Subject | None:
+    """``?run=`` asks about a run's first request, ``?trajectory=&step=`` about one of a trajectory's; else None.
+
+    With ``rows=1`` the template is that of the run's rows.
+    """
+    code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
+    if not code and not run_code:
+        return None
+    trajectory = Trajectory.objects.filter(code=code).first() if code else None
+    run = _runs().filter(pk=trajectory.run_id).first() if trajectory else _runs().filter(code=run_code).first()
+    if run is None:
+        return None
+    trajectory = trajectory or Trajectory.objects.filter(run=run).order_by("index").first()
+    index = whole_number(params.get("step")) or 0
+    step = _steps().filter(trajectory=trajectory, index=index).first() if trajectory else None
+    chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
+    if step is not None and step.chat_template_sha256 and not params.get("rows"):
+        chat_template = ChatTemplate.objects.filter(pk=step.chat_template_sha256).first() or chat_template
+    if chat_template is None:
+        return None
+    kwargs = _value(step.template_kwargs if step else None, dict) or run.settings.get("template_kwargs") or {}
+    return Subject(run, chat_template, _value(step.tools if step else None, list), kwargs)
+
+
+def _runs() -> QuerySet[Run]:
+    return Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
+
+
+def _steps() -> QuerySet[Step]:
+    return Step.objects.select_related("tools", "template_kwargs")
+
+
+def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+    """A stored JSON value of that kind that the form takes; else an empty one."""
+    if content is None or len(content.body) > MAX_JSON_CHARACTERS:
+        return kind()
+    value: Any = json.loads(content.body)
+    fits = isinstance(value, kind) and (kind is dict or all(isinstance(item, dict) for item in value))
+    return value if fits else kind()
+
+
+def failing_probe(cells: Mapping[str, Any] | None, probe: str) -> str:
+    """The probe that shows the fault: the named one, or where that passes the first of its purpose that fails."""
+    probes = (cells or {}).get("probes", {})
+    asked = probes.get(probe)
+    if asked is None or asked["status"] == "broken":
+        return probe
+    for name, one in probes.items():
+        if one["purpose"] == asked["purpose"] and one["status"] == "broken" and one["decisive"]:
+            return str(name)
+    return probe

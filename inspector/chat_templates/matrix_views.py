@@ -1,0 +1,98 @@
+"""`/templates/matrix` and `/templates/compare`: many templates at once, and two against each other."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_safe
+
+from inspector.chat_templates import template_compare, template_matrix
+from inspector.web.twins import page
+from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.tasks.checks import order
+from rollouts.work import template_checks
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def matrix(request: HttpRequest) -> HttpResponse:
+    """Every tokenizer's own template against every probe; a POST has workers check what is missing."""
+    if request.method == "POST":
+        for tokenizer in Tokenizer.objects.exclude(chat_template=None).select_related("chat_template").order_by("name"):
+            assert tokenizer.chat_template is not None
+            _order(tokenizer, tokenizer.chat_template, request)
+        return redirect("templates-matrix")
+    data = template_matrix.matrix(request.GET)
+    legend = [
+        {"tone": word, "letter": letter, "word": template_matrix.WORDS[word]}
+        for word, letter in template_matrix.LETTERS.items()
+    ]
+    return page(
+        request,
+        "chat_templates/matrix.html",
+        data,
+        groups=template_matrix.rows(data),
+        legend=legend,
+        csv_url=f"{reverse('templates-csv')}?{request.GET.urlencode()}",
+    )
+
+
+@require_safe
+def matrix_csv(request: HttpRequest) -> HttpResponse:
+    """The matrix for a spreadsheet, with the same filter."""
+    text = template_matrix.as_csv(template_matrix.matrix(request.GET))
+    response = HttpResponse(text, content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = 'attachment; filename="template_matrix.csv"'
+    return response
+
+
+def _order(tokenizer: Tokenizer | None, chat_template: ChatTemplate, request: HttpRequest) -> TemplateCheck:
+    check, to_do = template_checks.ask(tokenizer, chat_template, user=request.user)
+    if to_do:
+        order(check, repair=False)
+    return check
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def compare(request: HttpRequest) -> HttpResponse:
+    """`?a=sha256&b=sha256&tokenizer=name`: two templates; a POST has workers check those that were not."""
+    given = request.POST if request.method == "POST" else request.GET
+    found = {side: _template(given.get(side, "")) for side in "ab"}
+    a, b = found["a"], found["b"]
+    listed = template_compare.choices()
+    data: dict[str, Any] = {"templates": listed}
+    if a is None or b is None:
+        names = list(Tokenizer.objects.order_by("name").values_list("name", flat=True))
+        return page(request, "chat_templates/compare.html", data, chosen=found, names=names, tokenizer="")
+    tokenizers = {one.name: one for one in Tokenizer.objects.order_by("name")}
+    tokenizer = _tokenizer(given.get("tokenizer"), tokenizers, a, b)
+    if request.method == "POST":
+        for one in (a, b):
+            _order(tokenizer, one, request)
+        query = urlencode({"a": a.sha256, "b": b.sha256, "tokenizer": tokenizer.name if tokenizer else ""})
+        return redirect(f"{reverse('templates-compare')}?{query}")
+    data |= template_compare.compare(a, b, tokenizer)
+    only_html = template_compare.drawn(data)
+    return page(request, "chat_templates/compare.html", data, chosen=found, names=list(tokenizers), **only_html)
+
+
+def _template(sha256: str) -> ChatTemplate | None:
+    if not sha256:
+        return None
+    found = ChatTemplate.objects.filter(sha256=sha256[:64]).first()
+    if found is None:
+        raise Http404(f"There is no chat template with the sha256 {sha256[:64]}.")
+    return found
+
+
+def _tokenizer(
+    name: str | None, tokenizers: dict[str, Tokenizer], a: ChatTemplate, b: ChatTemplate
+) -> Tokenizer | None:
+    """The one that is named; unless one is, the first whose own template is among the two."""
+    if name is not None:
+        return tokenizers.get(name)
+    own = [one for one in tokenizers.values() if one.chat_template_id in (a.sha256, b.sha256)]
+    return own[0] if own else None

@@ -1,0 +1,92 @@
+"""Two chat templates side by side: the change of the text, and what changes in the render of each probe."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from inspector.chat_templates.repair_page import diff_lines, text_diff
+from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
+from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.work import template_checks
+
+
+def choices() -> list[dict[str, str]]:
+    """Every chat template that was registered or checked, newest first, without its text."""
+    found = ChatTemplate.objects.order_by("-created_at").values_list("sha256", "label")[:300]
+    return [{"sha256": sha256, "label": label or "unnamed template"} for sha256, label in found]
+
+
+def compare(a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The comparison as a page and as JSON; ``missing`` names the templates that have not been checked yet."""
+    codes = {one.sha256: template_checks.code_of(tokenizer, one, {}) for one in (a, b)}
+    checks = {check.code: check for check in TemplateCheck.objects.filter(code__in=codes.values())}
+    sides = [checks.get(codes[one.sha256]) for one in (a, b)]
+    lines = difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), str(a), str(b), lineterm="")
+    first, second = (side.report if side and side.status == TemplateCheck.Status.DONE else None for side in sides)
+    return {
+        "a": _side(a, sides[0]),
+        "b": _side(b, sides[1]),
+        "same": a.text == b.text,
+        "diff": "\n".join(lines),
+        "tokenizer": tokenizer.name if tokenizer else None,
+        "missing": [one.sha256 for one, side in zip((a, b), sides, strict=True) if is_missing(side)],
+        "under_way": any(side is not None and side.status in ("queued", "running") for side in sides),
+        "ready": bool(first and second),
+        "probes": _probes(first, second) if first and second else [],
+    }
+
+
+def _side(template: ChatTemplate, check: TemplateCheck | None) -> dict[str, Any]:
+    return {
+        "sha256": template.sha256,
+        "label": str(template),
+        "code": check.code if check else None,
+        "status": check.status if check else "missing",
+        "error": check.error if check else "",
+        "prefix_preserving": ((check.cells or {}) if check else {}).get("prefix_preserving"),
+    }
+
+
+def _probes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The probes that come out differently or whose longer render differs; the others are counted by the page."""
+    before = {check["name"]: check for check in a["checks"]}
+    after = {check["name"]: check for check in b["checks"]}
+    found = []
+    for name in dict.fromkeys([*before, *after]):
+        one, other = before.get(name), after.get(name)
+        either = one or other
+        assert either is not None
+        words = [word_of(side) if side else "" for side in (one, other)]
+        texts = [_render(side) for side in (one, other)]
+        differs = None not in texts and texts[0] != texts[1]
+        found.append(
+            {
+                "name": name,
+                "title": either["title"],
+                "purpose": either["purpose"],
+                "a": words[0],
+                "b": words[1],
+                "turned": words[0] != words[1],
+                "render_differs": differs,
+                "render_diff": text_diff(texts[0] or "", texts[1] or "") if differs else [],
+                "same_conversation": (one or {}).get("conversations") == (other or {}).get("conversations"),
+            }
+        )
+    return found
+
+
+def _render(check: Mapping[str, Any] | None) -> str | None:
+    renders = check.get("renders") if check else None
+    return renders["actual"]["text"] if renders else None
+
+
+def drawn(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What only the HTML needs."""
+    changed = [
+        {**probe, "letters": [LETTERS.get(probe[side], "") for side in "ab"]}
+        for probe in data["probes"]
+        if probe["turned"] or probe["render_differs"]
+    ]
+    return {"lines": diff_lines(data["diff"]), "changed": changed, "n_same": len(data["probes"]) - len(changed)}

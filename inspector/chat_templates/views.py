@@ -1,0 +1,187 @@
+"""Chat-template checks: ask, wait, read the verdict, take the repair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST
+
+from inspector.chat_templates.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
+from inspector.chat_templates.check_page import (
+    check_page,
+    conversation_page,
+    drawn,
+    drawn_conversation,
+    drawn_repair,
+    summary,
+)
+from inspector.chat_templates.check_subject import failing_probe, filled_in, subject
+from inspector.chat_templates.repair_page import named
+from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
+from inspector.web.access import reads_check
+from inspector.web.twins import is_fragment, page
+from rollouts import services
+from rollouts.models import TemplateCheck, Tokenizer
+from rollouts.tasks.checks import order, order_repair
+from rollouts.work import template_checks
+
+RECENT = 20
+PROBE_NAME = 60
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def index(request: HttpRequest) -> HttpResponse:
+    """The form, and the checks asked last; a run or a finding (:func:`subject`) fills it in, or leads to its check.
+
+    ``?check=`` fills in what that check asked, to be changed and asked again.
+    """
+    name = ""
+    if request.method == "POST":
+        form = TemplateCheckForm(request.POST, request.FILES)
+        check = _ask(request, form) if form.is_valid() else None
+        if check is not None:
+            return redirect(_address(check, request.POST.get("probe", "")))
+    else:
+        asked = subject(request.GET)
+        known = asked.check() if asked else None
+        if known is not None:
+            return redirect(_address(known, failing_probe(known.cells, request.GET.get("probe", ""))))
+        name = asked.run.name if asked else ""
+        before = _asked_before(request.GET.get("check", "")) or {"tokenizer": request.GET.get("tokenizer", "")}
+        form = TemplateCheckForm(initial=asked.initial() if asked else before)
+    recent = TemplateCheck.objects.select_related("tokenizer", "chat_template").defer("chat_template__text", "report")
+    data = {"checks": [summary(check) for check in recent.order_by("-created_at", "-pk")[:RECENT]]}
+    status = 400 if form.errors else 200
+    return page(request, "chat_templates/index.html", data, status=status, form=form, subject=name)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def conversation(request: HttpRequest) -> HttpResponse:
+    """A conversation of the user's through every strategy: the form; ``?check=`` fills in what that check asked."""
+    if request.method == "POST":
+        form = ConversationForm(request.POST, request.FILES)
+        check = _ask(request, form, repair=False) if form.is_valid() else None
+        if check is not None:
+            return redirect("check-conversation", code=check.code)
+    else:
+        before = _asked_before(request.GET.get("check", ""))
+        form = ConversationForm(initial={"conversation": EXAMPLE, **(before or _first())})
+    data = {"errors": {name: [str(one) for one in errors] for name, errors in form.errors.items()}}
+    status = 400 if form.errors else 200
+    return page(request, "chat_templates/conversation.html", data, status=status, form=form)
+
+
+def _first() -> dict[str, Any]:
+    first = Tokenizer.objects.exclude(chat_template=None).order_by("name").first()
+    return {"tokenizer": first.name if first else ""}
+
+
+def _asked_before(code: str) -> dict[str, Any]:
+    """A form filled in with what a check asked; empty where there is no such check."""
+    known = TemplateCheck.objects.select_related("tokenizer__chat_template", "chat_template").defer("report")
+    check = known.filter(code=code[:64].replace("\0", "")).first() if code else None
+    if check is None:
+        return {}
+    asked = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}
+    return {**filled_in(check.tokenizer, check.chat_template), **asked}
+
+
+@reads_check
+def check_conversation(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
+    """What every strategy puts between the completions of a check's own conversation."""
+    return page(request, "chat_templates/strategies.html", conversation_page(check), **drawn_conversation(check))
+
+
+def _address(check: TemplateCheck, probe: str = "") -> str:
+    """The check's page, at a probe when one is named."""
+    address = reverse("check", args=[check.code])
+    named = probe[:PROBE_NAME]
+    return f"{address}#probe-{named}" if named.replace("_", "").isalnum() else address
+
+
+def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> TemplateCheck | None:
+    """The check that a valid form asks for, on its way to a worker; None with the form's errors filled in."""
+    asked = form.cleaned_data
+    tokenizer = _tokenizer(form)
+    text = form.template_text(tokenizer) if not form.errors else ""
+    if form.errors:
+        return None
+    own = tokenizer is not None and tokenizer.chat_template is not None and tokenizer.chat_template.text == text
+    upload = asked["chat_template_file"]
+    label = f"{tokenizer.name}'s own" if own and tokenizer else upload.name if upload else asked["label"]
+    try:
+        chat_template = services.register_chat_template(text, label=label)
+    except ValueError as error:
+        form.add_error("chat_template", str(error))
+        return None
+    check, to_do = template_checks.ask(
+        tokenizer, chat_template, asked["tools"], asked["kwargs"], request.user, asked["conversation"]
+    )
+    if to_do:
+        order(check, repair=repair)
+    elif repair:
+        order_repair(check)
+    return check
+
+
+def _tokenizer(form: TemplateCheckForm) -> Tokenizer | None:
+    """The tokenizer that a form names; one that is uploaded or fetched is registered. None for none, or with errors."""
+    asked = form.cleaned_data
+    if asked["tokenizer_file"]:
+        return register_upload(form, "tokenizer_file", asked["tokenizer_file"])
+    if not asked.get("hub_id"):
+        chosen: Tokenizer | None = asked["tokenizer"]
+        return chosen
+    try:
+        return services.find_tokenizer(f"{asked['hub_id']}@{asked['revision']}")
+    except (ValueError, OSError) as error:
+        form.add_error("hub_id", unreadable(error))
+        return None
+
+
+@reads_check
+def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
+    """The verdict of one check, or how far it is."""
+    if is_fragment(request, "repair"):
+        return page(request, "chat_templates/_repair.html", {}, **drawn_repair(check))
+    return page(request, "chat_templates/detail.html", check_page(check), **drawn(check))
+
+
+@reads_check
+def repair_file(request: HttpRequest, check: TemplateCheck, kind: str) -> HttpResponse:
+    """The repaired template, or its diff, as a file; ``?which=wider`` for a larger change."""
+    repair = named(check.report or {}).get(request.GET.get("which", "repair"))
+    if not repair:
+        raise Http404("This check has no such repair.")
+    return _file(repair, kind)
+
+
+@reads_check
+def marks_file(request: HttpRequest, check: TemplateCheck, kind: str) -> HttpResponse:
+    """The template with generation tags, or the diff that places them, as a file."""
+    marks = (check.report or {}).get("marks")
+    if not marks:
+        raise Http404("This check has no verified generation tags.")
+    return _file(marks, kind)
+
+
+def _file(change: Mapping[str, Any], kind: str) -> HttpResponse:
+    response = HttpResponse(change["template" if kind == "jinja" else "diff"], content_type="text/plain; charset=utf-8")
+    name = "chat_template.jinja" if kind == "jinja" else "chat_template.diff"
+    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    return response
+
+
+@require_POST
+def repair(request: HttpRequest, code: str) -> HttpResponse:
+    """Have a worker look for a repair of a check that was answered without."""
+    check = TemplateCheck.objects.filter(code=code).first()
+    if check is None:
+        raise Http404("There is no template check with this code.")
+    order_repair(check)
+    return redirect(reverse("check", args=[code]) + "#repair")

@@ -1,0 +1,204 @@
+"""Charts as geometry: bars in the units of a viewBox, from values alone. Templates draw them.
+
+Every coordinate is text with two decimals: Django localizes a number in a template, which is slow for many bars.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inspector.trajectories.turns import Turn
+from rollouts.selectors import RunSummary
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rectangle in the units of its viewBox."""
+
+    x: str
+    y: str
+    width: str
+    height: str
+
+    @property
+    def middle(self) -> str:
+        return _text(float(self.x) + float(self.width) / 2)
+
+
+@dataclass(frozen=True)
+class RewardBar(Bar):
+    """Trajectories whose reward lies in ``[low, high)``, and the list of them."""
+
+    low: float
+    high: float
+    count: int
+    query: str
+
+
+@dataclass(frozen=True)
+class ShareBar(Bar):
+    """``trajectories`` of ``of``, and the list of them."""
+
+    label: str
+    trajectories: int
+    of: int
+    url: str
+
+    @property
+    def has_room(self) -> bool:
+        """Wide enough to be written on."""
+        return float(self.width) >= 48
+
+    @property
+    def percent(self) -> str:
+        return f"{100 * _share(self.trajectories, self.of):.1f} %"
+
+
+@dataclass(frozen=True)
+class TokenBar(Bar):
+    """Tokens ``[start, stop)`` of a row."""
+
+    start: int
+    stop: int
+    label: str
+    kind: str = ""
+    """Part of the turn that most of the tokens belong to; empty where it does not matter."""
+    mean: float = 0.0
+    """Mean surprise in nats, where the bar shows it."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where the columns of a chart stand: equal slots from left to right, on a base line."""
+
+    width: int
+    top: int
+    """The highest column reaches up to here."""
+    base: int
+    """The base line: y grows downwards."""
+    gap: int
+    """Between two columns, at least."""
+
+    def columns(self, values: Sequence[float]) -> Iterator[tuple[str, str, str, str]]:
+        """``x, y, width, height`` of a column for each value; the largest value fills the height."""
+        slot = self.width / max(len(values), 1)
+        wide = min(slot - self.gap, 90)
+        most = max(values, default=0) or 1
+        for place, value in enumerate(values):
+            # Something is never drawn as nothing.
+            tall = max((self.base - self.top) * value / most, 2.0) if value else 0.0
+            yield _text(place * slot + (slot - wide) / 2), _text(self.base - tall), _text(wide), _text(tall)
+
+
+REWARDS = Frame(width=560, top=18, base=124, gap=2)
+SHARES = Frame(width=960, top=18, base=170, gap=3)
+STRIP_WIDTH = 1000
+"""Width of the viewBox of a row's minimap and of its strip of surprise."""
+STRIP_HEIGHT = 40
+MAP_MOST = 500
+"""Elements of a minimap: beyond that neighbours are merged."""
+
+
+def _text(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _share(n: int, of: int) -> float:
+    return n / of if of else 0.0
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Rewards of a run, drawn by attributes alone."""
+
+    width: int
+    height: int
+    base: int
+    bars: tuple[RewardBar, ...]
+    low: float
+    high: float
+    total: int
+    mean: float | None
+    mean_x: float | None
+
+
+def histogram(summary: RunSummary) -> Histogram | None:
+    """Geometry of a run's reward bins; None when nothing was scored."""
+    bins = summary.reward_bins
+    if not any(one.n for one in bins):
+        return None
+    bars = tuple(
+        RewardBar(*box, one.start, one.stop, one.n, query=f"min={one.start:.9g}&max={one.stop:.9g}")
+        for one, box in zip(bins, REWARDS.columns([one.n for one in bins]), strict=True)
+    )
+    low, high, mean = bins[0].start, bins[-1].stop, summary.reward_mean
+    mean_x = round((mean - low) / (high - low) * REWARDS.width, 2) if mean is not None and high > low else None
+    # Below the base line there is room for the lowest and the highest reward.
+    return Histogram(REWARDS.width, REWARDS.base + 20, REWARDS.base, bars, low, high, summary.n_rewards, mean, mean_x)
+
+
+def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[ShareBar]:
+    """A column for each (label, trajectories, of, url)."""
+    columns = SHARES.columns([_share(n, of) for _, n, of, _ in entries])
+    return [ShareBar(*box, *entry) for entry, box in zip(entries, columns, strict=True)]
+
+
+def extent(start: int, stop: int, n_tokens: int) -> dict[str, str]:
+    """``x`` and ``width`` of tokens ``[start, stop)`` on a strip; always wide enough to be seen."""
+    scale = STRIP_WIDTH / n_tokens if n_tokens else 0.0
+    return {"x": _text(min(start * scale, STRIP_WIDTH - 3)), "width": _text(max((stop - start) * scale, 3))}
+
+
+def minimap(turns: Sequence[Turn], n_tokens: int) -> list[TokenBar]:
+    """One rectangle a turn; turns too narrow to see are merged with their neighbours."""
+    if not n_tokens:
+        return []
+    scale = STRIP_WIDTH / n_tokens
+    least = n_tokens / MAP_MOST
+    pieces: list[TokenBar] = []
+    pending: list[Turn] = []
+    for turn in turns:
+        pending.append(turn)
+        if pending[-1].stop - pending[0].start >= least or turn is turns[-1]:
+            a, b = pending[0].start, pending[-1].stop
+            kinds: Counter[str] = Counter()
+            for part in pending:
+                kinds[part.part] += part.n_tokens
+            label = (
+                f"turn {pending[0].number} · {pending[0].role}"
+                if len(pending) == 1
+                else f"turns {pending[0].number}-{pending[-1].number}"
+            )
+            width = _text(max((b - a) * scale, 0.8))
+            pieces.append(TokenBar(_text(a * scale), "6", width, "14", a, b, label, kind=kinds.most_common(1)[0][0]))
+            pending = []
+    return pieces
+
+
+def surprise_bars(logprobs: NDArray[np.float32] | None, start: int, most: int = 240) -> list[TokenBar]:
+    """Mean ``-logprob`` over stretches of the tokens shown, at most ``most`` of them, from the bottom of the strip."""
+    if logprobs is None or not logprobs.size:
+        return []
+    n = int(logprobs.size)
+    edges = np.unique(np.linspace(0, n, min(most, n) + 1).astype(np.int64))
+    known = ~np.isnan(logprobs) & np.isfinite(logprobs)
+    sums = np.add.reduceat(np.where(known, -logprobs, 0.0).astype(np.float64), edges[:-1])
+    counts = np.add.reduceat(known.astype(np.int64), edges[:-1])
+    means = [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
+    # At least one nat is full height, so that a sure policy does not look noisy.
+    full = max([1.0, *(mean for mean in means if mean is not None)])
+    scale = STRIP_WIDTH / n
+    bars = []
+    for a, b, mean, count in zip(edges[:-1].tolist(), edges[1:].tolist(), means, counts.tolist(), strict=True):
+        if mean is None:
+            continue
+        height = max(mean, 0.0) / full * (STRIP_HEIGHT - 2) + 1
+        box = _text(a * scale), _text(STRIP_HEIGHT - height), _text(max((b - a) * scale - 0.4, 0.6)), _text(height)
+        label = f"tokens {start + a:,}-{start + b:,}: mean logprob {-mean:.3f} over {count:,} sampled"
+        bars.append(TokenBar(*box, start + a, start + b, label, mean=mean))
+    return bars

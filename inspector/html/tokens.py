@@ -1,0 +1,336 @@
+"""The one place that turns model output into HTML. Everything here is hostile text: total escaping, no other way in.
+
+An element per token (``TokenPainter.window``) for the few thousand tokens being read, and text in runs of equal state
+(``TokenPainter.blocks``) for a whole row. ``text_html`` escapes; nothing else is put between tags.
+
+State of a token in the class attribute: ``o1``-``o4`` origin (none = prompt), ``m`` under the gradient, ``q0``-``q8``
+class of its logprob, ``x`` special, ``f`` a finding lies here, ``k`` in the marked range, ``u`` unknown id,
+``y`` part of a split character (``yo`` opens, ``yc`` closes the bracket).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from django.utils.safestring import SafeString, mark_safe
+from numpy.typing import NDArray
+
+from inspector.html.text import bytes_text_html, split_fragments, text_html
+from rollouts.tokenizers import ByteTable
+
+LOGPROB_EDGES = (-0.01, -0.1, -0.3, -0.7, -1.4, -2.3, -4.6, -9.2)
+"""Nats, from certain to surprising: about 99, 90, 74, 50, 25, 10, 1 and 0.01 %. Nine classes lie between."""
+
+N_LOGPROB = len(LOGPROB_EDGES) + 2
+NO_LOGPROB = N_LOGPROB - 1
+MEMO_LIMIT = 200_000
+
+# State bits, low to high: origin 3, mask 1, logprob class 4, finding 1, mark 1.
+_MASK, _QUANTILE, _FINDING, _MARK = 3, 4, 8, 9
+_STATE_BITS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A stretch of one row. Arrays are all ``[n]``; ``start`` is the row offset of the first."""
+
+    start: int
+    ids: NDArray[np.int32]
+    origin: NDArray[np.uint8]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32] | None = None
+    """NaN where a token was not sampled; None = the source has none."""
+    classes: NDArray[np.int64] | None = None
+    """Of a trainer's column, where that is the lens: they take the place of the logprob's."""
+    origin_known: bool = True
+    """False where ``origin`` was guessed from the mask."""
+
+    def __len__(self) -> int:
+        return int(self.ids.size)
+
+    def slice(self, start: int, stop: int) -> Tokens:
+        """The part within row offsets ``[start, stop)``."""
+        a, b = max(start - self.start, 0), max(stop - self.start, 0)
+        logprobs = None if self.logprobs is None else self.logprobs[a:b]
+        classes = None if self.classes is None else self.classes[a:b]
+        return replace(
+            self, start=self.start + a, ids=self.ids[a:b], origin=self.origin[a:b], loss_mask=self.loss_mask[a:b],
+            logprobs=logprobs, classes=classes,
+        )  # fmt: skip
+
+
+def value_classes(values: NDArray[np.float32], n: int) -> NDArray[np.int64]:
+    """Class of each value of a trainer's column ``[n]``, by its share of the largest magnitude.
+
+    Without negative values 0 (nothing) to 8 (largest); with them 4 is zero, below it negative, above it positive.
+    A value that is missing, infinite or not a number has none.
+    """
+    padded = np.full(n, np.nan, dtype=np.float64)
+    padded[: min(len(values), n)] = values[:n]
+    known = np.isfinite(padded)
+    largest = float(np.abs(padded[known]).max()) if known.any() else 0.0
+    share = np.where(known, padded, 0.0) / (largest or 1.0)
+    signed = bool((share < 0).any())
+    # Away from zero in whole steps: a small value is not drawn as none.
+    steps = np.sign(share) * np.ceil(np.abs(share) * (4 if signed else 8) - 1e-9)
+    return np.where(known, steps.astype(np.int64) + (4 if signed else 0), NO_LOGPROB)
+
+
+def logprob_classes(logprobs: NDArray[np.float32] | None, n: int) -> NDArray[np.int64]:
+    """Class 0 (certain) to 8 (least likely) of each logprob ``[n]``; ``NO_LOGPROB`` where there is none."""
+    if logprobs is None:
+        return np.full(n, NO_LOGPROB, dtype=np.int64)
+    # digitize wants rising edges; -logprob is the surprise.
+    classes = np.digitize(-np.nan_to_num(logprobs, nan=0.0), -np.asarray(LOGPROB_EDGES), right=True)
+    return np.where(np.isnan(logprobs), NO_LOGPROB, classes)
+
+
+def _state_classes(state: int) -> str:
+    names = []
+    origin = state & 7
+    if origin:
+        names.append(f"o{origin}")
+    if state >> _MASK & 1:
+        names.append("m")
+    quantile = state >> _QUANTILE & 15
+    if quantile != NO_LOGPROB:
+        names.append(f"q{quantile}")
+    if state >> _FINDING & 1:
+        names.append("f")
+    if state >> _MARK & 1:
+        names.append("k")
+    return " ".join(names)
+
+
+def _class_attribute(names: str) -> str:
+    if not names:
+        return ""
+    return f' class="{names}"' if " " in names else f" class={names}"
+
+
+@dataclass(eq=False)
+class TokenPainter:
+    """Draws tokens of one tokenizer and remembers them: keep one of each. ``table`` None = ids are drawn as ids."""
+
+    table: ByteTable | None
+    _memo: dict[int, str] = field(default_factory=dict)
+    _partial: dict[int, bytes] = field(default_factory=dict)
+    """Bytes of ids that are no text alone."""
+    _stretches: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
+
+    def window(
+        self,
+        tokens: Tokens,
+        ranges: Sequence[tuple[int, int]] = (),
+        mark: tuple[int, int] | None = None,
+        margin: tuple[int, int] = (0, 0),
+    ) -> SafeString:
+        """An element per token, in order, nothing between them. ``ranges`` (findings) and ``mark`` are row offsets.
+
+        ``margin`` tokens at either end are read for characters that reach over the edge, and not drawn.
+        """
+        state = self._states(tokens, ranges, mark, logprob=True)
+        keys = (tokens.ids.astype(np.int64) << _STATE_BITS | state).tolist()
+        memo = self._memo
+        drawn = list(map(memo.get, keys))
+        if None in drawn:
+            memo = self._fill(keys)
+            drawn = list(map(memo.get, keys))
+        if self._partial and None in drawn:
+            self._draw_split(keys, drawn)
+        end = len(drawn) - margin[1]
+        return mark_safe("".join(drawn[margin[0] : end]))  # type: ignore[arg-type]
+
+    def _states(
+        self, tokens: Tokens, ranges: Sequence[tuple[int, int]], mark: tuple[int, int] | None, logprob: bool
+    ) -> NDArray[np.int64]:
+        n = len(tokens)
+        state = tokens.origin.astype(np.int64) & 7
+        state |= tokens.loss_mask.astype(np.int64) << _MASK
+        classes = logprob_classes(tokens.logprobs if logprob else None, n) if tokens.classes is None else tokens.classes
+        state |= classes << _QUANTILE
+        for bit, spans in ((_FINDING, ranges), (_MARK, [mark] if mark else [])):
+            for a, b in spans:
+                # A finding may be a place between two tokens: it is drawn on the token after it.
+                low = max(a - tokens.start, 0)
+                high = max(b, a + 1) - tokens.start
+                if low < n and high > 0:
+                    state[low:high] |= 1 << bit
+        return state
+
+    def _fill(self, keys: list[int]) -> dict[int, str]:
+        """Draw what was not drawn before; gives the memo that holds it (another thread may start a new one)."""
+        if len(self._memo) > MEMO_LIMIT:
+            # A bound, not a policy: a few windows later it is warm again. A new dict: a reader keeps the old one.
+            self._memo = {}
+        if len(self._stretches) > MEMO_LIMIT // 10:
+            self._stretches = {}
+        memo, new = self._memo, {}
+        for key in set(keys):
+            if key not in memo and (key >> _STATE_BITS) not in self._partial:
+                new[key] = key >> _STATE_BITS
+        if not new:
+            return memo
+        texts = self._token_bytes(np.fromiter(set(new.values()), dtype=np.int64))
+        for key, token_id in new.items():
+            data = texts[token_id]
+            names = _state_classes(key & (1 << _STATE_BITS) - 1)
+            if data is None:
+                memo[key] = f"<i{_class_attribute((names + ' u').strip())}>{token_id}</i>"
+                continue
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                self._partial[token_id] = data
+                continue
+            if self.is_special(token_id):
+                names = (names + " x").strip()
+            memo[key] = f"<i{_class_attribute(names)}>{text_html(text, spaces=True)}</i>"
+        return memo
+
+    def _token_bytes(self, ids: NDArray[np.int64]) -> dict[int, bytes | None]:
+        """Bytes by id; None = no tokenizer, or an id outside the vocabulary."""
+        if self.table is None:
+            return dict.fromkeys(ids.tolist())
+        known = ids[(ids >= 0) & (ids < self.table.vocab_size)]
+        texts: dict[int, bytes | None] = dict.fromkeys(ids.tolist())
+        texts.update(zip(known.tolist(), self.table.token_bytes(known.astype(np.int32)), strict=True))
+        # A hole in the vocabulary has no bytes; drawing nothing would hide a token.
+        return {token_id: data or None for token_id, data in texts.items()}
+
+    def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of ``ids`` ``[n]`` are control tokens of this tokenizer; none without one."""
+        if self.table is None:
+            return np.zeros(len(ids), dtype=np.bool_)
+        known = (ids >= 0) & (ids < len(self.table.special))
+        return np.asarray(self.table.special)[np.where(known, ids, 0)].astype(np.bool_) & known
+
+    def is_special(self, token_id: int) -> bool:
+        """A control token of this tokenizer; False without one."""
+        return bool(self.special(np.array([token_id]))[0])
+
+    def _draw_split(self, keys: list[int], drawn: list[Any]) -> None:
+        """Fill the gaps: neighbouring tokens whose bytes are no text alone are drawn together, and remembered so."""
+        at = 0
+        try:
+            while True:
+                at = stop = drawn.index(None, at)
+                while stop < len(drawn) and drawn[stop] is None:
+                    stop += 1
+                stretch = tuple(keys[at:stop])
+                parts = self._stretches.get(stretch)
+                if parts is None:
+                    parts = self._stretches[stretch] = self._split_html(stretch)
+                drawn[at:stop] = parts
+                at = stop
+        except ValueError:
+            return
+
+    def _split_html(self, stretch: tuple[int, ...]) -> list[str]:
+        pieces = [self._partial[key >> _STATE_BITS] for key in stretch]
+        html = []
+        for key, piece, part in zip(stretch, pieces, split_fragments(pieces), strict=True):
+            names = [_state_classes(key & (1 << _STATE_BITS) - 1), "y", "yo" * part.opens, "yc" * part.closes]
+            classes = " ".join(name for name in names if name)
+            html.append(f'<i class="{classes}" data-x="{piece.hex(" ").upper()}">{part.html}</i>')
+        return html
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    def blocks(
+        self,
+        tokens: Tokens,
+        ranges: Sequence[tuple[int, int]] = (),
+        mark: tuple[int, int] | None = None,
+        logprob: bool = False,
+        size: int = 512,
+    ) -> list[Block]:
+        """Text in runs of equal state, cut into blocks of about ``size`` tokens (a split character is not cut).
+
+        ``logprob`` makes the class of the logprob part of the state: more runs, and the lens shows.
+        """
+        n = len(tokens)
+        if not n:
+            return []
+        state = self._states(tokens, ranges, mark, logprob)
+        table = self.table
+        pieces: list[bytes | None]
+        special = self.special(tokens.ids)
+        if table is None:
+            pieces = [None] * n
+        else:
+            known = (tokens.ids >= 0) & (tokens.ids < table.vocab_size)
+            safe_ids = np.where(known, tokens.ids, 0).astype(np.int32)
+            pieces = list(table.token_bytes(safe_ids))
+            for i in np.flatnonzero(~known).tolist():
+                pieces[i] = None
+        cuts = _block_cuts(pieces, size)
+        # Each control token is a run of its own, so that two in a row are seen as two.
+        differs = (np.diff(state) != 0) | special[1:] | special[:-1]
+        change = np.flatnonzero(differs) + 1
+        starts = np.unique(np.asarray([0, *change.tolist(), *cuts], dtype=np.int64))
+        stops = [*starts[1:].tolist(), n]
+        block_starts = set(cuts)
+        blocks: list[Block] = []
+        html: list[str] = []
+        for a, b in zip(starts.tolist(), stops, strict=True):
+            if a in block_starts and html:
+                blocks.append(Block(blocks[-1].stop if blocks else tokens.start, tokens.start + a, "".join(html)))
+                html = []
+            names = _state_classes(int(state[a])) + (" x" if special[a] else "")
+            html.append(f"<span{_class_attribute(names.strip())} data-a={tokens.start + a}>")
+            html.append(_run_html(tokens.ids, pieces, a, b))
+            html.append("</span>")
+        blocks.append(Block(blocks[-1].stop if blocks else tokens.start, tokens.start + n, "".join(html)))
+        return blocks
+
+
+@dataclass(frozen=True)
+class Block:
+    """About 512 tokens of the run view, drawn only when they come near the window."""
+
+    start: int
+    stop: int
+    html: str
+
+    @property
+    def safe(self) -> SafeString:
+        return mark_safe(self.html)
+
+
+def _block_cuts(pieces: list[bytes | None], size: int) -> list[int]:
+    """Where blocks end: after a nearby end of line (a block breaks the line on the page), never in a character."""
+    cuts = []
+    at = size
+    while at < len(pieces):
+        near = range(at, max(at - size // 4, at - size + 1), -1)
+        at = next((i for i in near if (piece := pieces[i - 1]) and piece.endswith(b"\n")), at)
+        # A token that starts with a continuation byte belongs to the character before it.
+        while at < len(pieces) and (piece := pieces[at]) and 0x80 <= piece[0] < 0xC0:
+            at += 1
+        if at < len(pieces):
+            cuts.append(at)
+        at += size
+    return cuts
+
+
+def _run_html(ids: NDArray[np.int32], pieces: list[bytes | None], a: int, b: int) -> str:
+    try:
+        return bytes_text_html(b"".join(pieces[a:b]))  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    html = []
+    while a < b:
+        stop = a
+        while stop < b and pieces[stop] is not None:
+            stop += 1
+        if stop > a:
+            html.append(bytes_text_html(b"".join(pieces[a:stop])))  # type: ignore[arg-type]
+        elif stop < b:
+            html.append(f"<u>{int(ids[stop])}</u>")
+            stop += 1
+        a = stop
+    return "".join(html)

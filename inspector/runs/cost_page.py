@@ -1,0 +1,81 @@
+"""`/runs/<code>/cost`: what the findings of a run cost, by kind, by step and along the run; and other strategies."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+
+from inspector.html.charts import SHARES, share_bars
+from inspector.runs.cached_figures import cost_of
+from inspector.runs.strategies import strategies_of
+from inspector.runs.values import run_facts
+from inspector.templatetags.inspector_tags import finding_title
+from inspector.web.access import reads_run
+from inspector.web.twins import page
+from rollouts.models import Run
+from rollouts.selectors.figures import KindCost, slice_size
+
+TICKS = 18
+"""Room for the labels below the axis."""
+
+
+@reads_run
+def cost(request: HttpRequest, run: Run) -> HttpResponse:
+    """The figures of a large run are stored; of a small one three aggregates over its findings are asked."""
+    kind = request.GET.get("finding", "").replace("\0", "")[:40]
+    total = run.n_trajectories
+    found = cost_of(run, kind)
+    here = reverse("run", args=[run.code])
+    also = f"&finding={kind}" if kind else ""
+    slices = _slices(total, found.spread.along)
+    data: dict[str, Any] = {
+        "run": run_facts(run),
+        "finding": kind,
+        "kinds": [_kind(one, total, run.n_sampled, here) for one in found.kinds],
+        "by_step": [{"step": step, "trajectories": n} for step, n in found.spread.by_step],
+        "steps_beyond": found.spread.steps_beyond,
+        "along": [{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
+        "strategies": strategies_of(run),
+    }
+    step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in found.spread.by_step])
+    slice_bars = share_bars(
+        [(f"trajectories {a:,} to {b:,}", n, of, f"{here}?from={a}&to={b}&flawed=1{also}") for a, b, n, of in slices]
+    )
+    charts = [
+        {"id": "by-step", "title": "By step", "head": "Step", "bars": step_bars,
+         "text": "Share of all trajectories that have a finding at that step."},
+        {"id": "along", "title": "Along the run", "head": "Trajectories", "bars": slice_bars,
+         "text": "Share of trajectories with a finding, from the first trajectory of the run to the last."},
+    ]  # fmt: skip
+    return page(
+        request, "runs/cost.html", data, charts=charts, chosen=finding_title(kind) if kind else "",
+        width=SHARES.width, base=SHARES.base, bottom=SHARES.base + TICKS, beyond=found.spread.steps_beyond,
+    )  # fmt: skip
+
+
+def _kind(one: KindCost, total: int, sampled: int, here: str) -> dict[str, Any]:
+    return {
+        **asdict(one),
+        "title": finding_title(one.kind),
+        "share": one.trajectories / total if total else 0.0,
+        "percent": f"{100 * one.trajectories / total:.1f} %" if total else "",
+        "lost_percent": _percent(one.trained_tokens_lost, sampled),
+        "wrong_percent": _percent(one.trained_tokens_wrong, sampled),
+        "url": f"{here}?finding={one.kind}",
+    }
+
+
+def _percent(tokens: int, sampled: int) -> str:
+    return f"{100 * tokens / sampled:.1f} %" if tokens and sampled else ""
+
+
+def _slices(total: int, along: list[int]) -> list[tuple[int, int, int, int]]:
+    """(first, last, trajectories with a finding, trajectories) of equal stretches of the run."""
+    size = slice_size(total)
+    return [
+        (start, min(start + size, total) - 1, along[number], min(size, total - start))
+        for number, start in enumerate(range(0, total, size))
+    ]

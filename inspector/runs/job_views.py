@@ -1,0 +1,199 @@
+"""What can be done to a run that has ended: judged anew, and written in a trainer's format."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from typing import IO, Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from inspector.runs.jobs import for_page, is_offered, job_facts
+from inspector.runs.values import is_active
+from inspector.web.access import reads_run
+from inspector.web.twins import error_page, json_page, wants_json, whole_number
+from rollouts import services
+from rollouts.formats.writers.exports import ExportRefused
+from rollouts.models import Job, Run, Tokenizer
+from rollouts.tasks import jobs
+from rollouts.work import exporting
+from rollouts.work.exporting import Wanted
+
+LARGEST = 500_000
+"""Tokens of a run that a request writes; a larger one is written by a worker."""
+MOST_TRAJECTORIES = 2_000
+IN_MEMORY = 8 << 20
+
+
+@require_POST
+def diagnose(request: HttpRequest, code: str) -> HttpResponse:
+    """Choose another tokenizer where one is named, and send a worker to judge every finished trajectory anew."""
+    run = get_object_or_404(Run, code=code)
+    named = request.POST.get("tokenizer", "").replace("\0", "")
+    tokenizer = Tokenizer.objects.filter(name=named).first() if named else None
+    if is_active(run):
+        return _told(request, run, "This run still works. It is judged as it goes; wait, or cancel it first.", 409)
+    if named and tokenizer is None:
+        return _told(request, run, f"There is no tokenizer “{named[:80]}”. Register it first.", 422)
+    job, send = services.ask_job(
+        run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer is not None else {}, request.user
+    )
+    if not send:
+        return _told(request, run, f"This run is being judged already: {_so_far(job)}. Nothing was begun.", 200, job)
+    if tokenizer is not None and tokenizer.pk != run.tokenizer_id:
+        run.tokenizer = tokenizer
+        run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
+        run.save(update_fields=["tokenizer", "chat_template"])
+    if sentence := jobs.send(job):
+        return _told(request, run, sentence, 503)
+    return _told(request, run, "A worker judges this run anew; how far it is stands below.", 202, job)
+
+
+def _so_far(job: Job) -> str:
+    return f"{job.n_done:,} of {job.n_total:,} trajectories are done" if job.n_total else "it waits for a worker"
+
+
+def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
+    if wants_json(request):
+        body = {"run": run.code, "message" if status < 400 else "error": sentence}
+        return json_page(body | ({"job": job_facts(job, run)} if job is not None else {}), status)
+    if status < 400:
+        messages.success(request, sentence)
+    else:
+        messages.error(request, sentence, extra_tags="error")
+    return redirect(f"{reverse('run', args=[run.code])}#work")
+
+
+def wanted_of(params: Mapping[str, str]) -> Wanted:
+    """What a form or an address asks for. Raises ``ValueError`` with a sentence."""
+    numbers = {}
+    for name in ("pad_to", "pad_id"):
+        given = params.get(name, "").strip()
+        numbers[name] = whole_number(given)
+        if given and numbers[name] is None:
+            raise ValueError(f"“{given[:40]}” is no whole number; {name} takes one, such as 4096.")
+    return Wanted(
+        format=params.get("format", "") or "own_jsonl",
+        strategy=params.get("strategy", ""),
+        force=bool(params.get("force")) or params.get("faulty") == "force",
+        leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out",
+        pad_to=numbers["pad_to"],
+        pad_id=numbers["pad_id"] or 0,
+    )
+
+
+def fits_a_request(run: Run, wanted: Wanted) -> bool:
+    """Whether it is written while the browser waits. Rows of another strategy are replayed, which takes longer;
+    and what is left out must be named, which a file that is downloaded cannot do."""
+    return (
+        not wanted.strategy
+        and not wanted.leave_out
+        and run.n_tokens <= LARGEST
+        and run.n_trajectories <= MOST_TRAJECTORIES
+    )
+
+
+@reads_run
+def export(request: HttpRequest, run: Run) -> Any:
+    """The finished trajectories as a file; a row that the target cannot take is refused with the finding."""
+    try:
+        wanted = wanted_of(request.GET)
+    except ValueError as error:
+        return error_page(request, 422, "This cannot be written", str(error), run.code)
+    if not fits_a_request(run, wanted):
+        return error_page(
+            request, 413, "Only a worker writes this",
+            "An export that is large, replays a strategy or leaves trajectories out is written by a worker. Log in and "
+            "press Export on the page of the run. "
+            f"On the server: manage.py export_rollouts {run.code} --format {wanted.format} --output FILE",
+            run.code,
+        )  # fmt: skip
+    # Whole or not at all: a refusal must come before the first byte is sent.
+    file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
+    try:
+        exporting.write_run(run, run.trajectories.all(), wanted, file)
+    except ExportRefused as refusal:
+        file.close()
+        return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)), run.code)
+    file.seek(0)
+    return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
+
+
+def file_name(run: Run, wanted: Wanted) -> str:
+    strategy = f"_{wanted.strategy}" if wanted.strategy else ""
+    return f"run_{run.code}_{wanted.format}{strategy}{exporting.suffix_of(wanted.format)}"
+
+
+@require_POST
+def begin_export(request: HttpRequest, code: str) -> HttpResponse:
+    """What a request may write is downloaded at once; a worker writes the rest to a file that the page then offers."""
+    run = get_object_or_404(Run, code=code)
+    try:
+        wanted = wanted_of(request.POST)
+    except ValueError as error:
+        return error_page(request, 422, "This cannot be written", str(error), run.code)
+    if is_active(run):
+        return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
+    if fits_a_request(run, wanted) and not wants_json(request):
+        return redirect(f"{reverse('run-export', args=[run.code])}?{urlencode(wanted.as_options())}")
+    job, send = services.ask_job(run, Job.Kind.EXPORT, wanted.as_options(), request.user)
+    if not send:
+        sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."
+        return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
+    if sentence := jobs.send(job):
+        return _told(request, run, sentence, 503)
+    return _told(request, run, "A worker writes the file; how far it is, and then the file, stand below.", 202, job)
+
+
+@require_POST
+def replay(request: HttpRequest, code: str) -> HttpResponse:
+    """Send a worker to replay every strategy over the finished trajectories of a run."""
+    run = get_object_or_404(Run.objects.select_related("tokenizer__chat_template", "chat_template"), code=code)
+    sentence, status = "", 202
+    if is_active(run):
+        sentence, status = "This run still works. Wait until it has ended, or cancel it first.", 409
+    else:
+        job, send = services.ask_job(run, Job.Kind.REPLAY, {}, request.user)
+        if send and (sentence := jobs.send(job)):
+            status = 503
+    if wants_json(request):
+        return json_page(
+            {"run": run.code, **({"error": sentence} if sentence else {"job": job_facts(job, run)})}, status
+        )
+    if sentence:
+        messages.error(request, sentence, extra_tags="error")
+    return redirect(f"{reverse('run-cost', args=[run.code])}#strategies")
+
+
+@require_POST
+def cancel_job(request: HttpRequest, code: str, job: str) -> HttpResponse:
+    """Ask a job to stop; one that has ended stays as it is."""
+    held = get_object_or_404(Job.objects.select_related("run"), run__code=code, code=job)
+    services.cancel_job(held)
+    if wants_json(request):
+        return json_page(job_facts(held, held.run))
+    if held.kind == Job.Kind.REPLAY:
+        return redirect(f"{reverse('run-cost', args=[code])}#strategies")
+    return redirect(f"{reverse('run', args=[code])}#work")
+
+
+@require_safe
+@reads_run
+def job_file(request: HttpRequest, run: Run, job: str) -> Any:
+    """The file of an export, until it expires."""
+    held = run.jobs.filter(code=job, kind=Job.Kind.EXPORT).first()
+    if held is None:
+        raise Http404(f"This run has no export with the code {job}.")
+    path = jobs.file_of(held)
+    if not is_offered(held) or not path.is_file():
+        return error_page(
+            request, 410, "This file is not offered",
+            "The export has expired, or was never finished. Go to the page of the run and export it again.",
+            run.code,
+        )  # fmt: skip
+    return FileResponse(path.open("rb"), as_attachment=True, filename=file_name(run, Wanted(**held.options)))

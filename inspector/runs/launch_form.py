@@ -1,0 +1,306 @@
+"""The form of a launch, filled in with defaults, with an earlier run, or with the chat template of a check."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from django import forms
+from django.core.files.uploadedfile import UploadedFile
+
+from inspector.chat_templates.check_forms import JsonField
+from inspector.web.forms import PlainForm, read_template
+from rollouts import services
+from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
+from rollouts.models import ChatTemplate, Run, TemplateCheck
+from rollouts.tito.diagnose.full_render import COMPARE
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.about import ABOUT
+from rollouts.work import renderers_package
+from rollouts.work.launch import SEEDS, LaunchForm, served_models
+
+MOST_PROBLEMS = 10
+MOST_TEMPLATES = 200
+"""Registered chat templates that are offered, the newest first; any other can be named in the address."""
+TEMPLATES = ("chat_template", "rows_chat_template")
+
+
+def _choices(names: Any) -> list[tuple[str, str]]:
+    return [(name, name.replace("_", " ")) for name in names]
+
+
+def _strategies() -> list[tuple[str, str]]:
+    lacking = set() if renderers_package.is_installed() else {"bridge"}
+    return [(slug, f"{words} (not installed)" if slug in lacking else words) for slug, words in _choices(STRATEGIES)]
+
+
+def _families(names: Any) -> list[Any]:
+    """Choices, those named `family:name` under their family."""
+    plain = [(name, name) for name in names if ":" not in name]
+    families: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        family, colon, rest = name.partition(":")
+        if colon:
+            families.setdefault(family.replace("_", " "), []).append((name, rest.replace("_", " ")))
+    return [*plain, *families.items()]
+
+
+def _pasted(label: str) -> forms.CharField:
+    widget = forms.Textarea(attrs={"rows": 4, "spellcheck": "false", "class": "code"})
+    return forms.CharField(required=False, strip=False, max_length=1 << 20, label=label, widget=widget)
+
+
+class NewRunForm(PlainForm):
+    """What a launch asks for; sent unchanged it makes a run that works."""
+
+    name = forms.CharField(
+        max_length=200,
+        required=False,
+        help_text="Optional. Left empty, the run is called after its model and environment.",
+    )
+    model = forms.ChoiceField(help_text="Served by a worker of its own.")
+    strategy = forms.ChoiceField(help_text="How observations become the next prompt.")
+    environment = forms.ChoiceField(help_text="Makes the tasks, answers tool calls, scores.")
+    prompts_file = forms.FileField(
+        required=False,
+        label="File of prompts",
+        help_text="For the environment “prompts”: JSON Lines with “messages”, where wanted “answer” and “tools”.",
+    )
+    prompts = forms.IntegerField(label="Prompts", min_value=1, max_value=20_000, help_text="Different tasks.")
+    group = forms.IntegerField(label="Group size", min_value=1, max_value=1024, help_text="Trajectories per prompt.")
+    max_turns = forms.IntegerField(label="Turns, at most", min_value=1, max_value=200, help_text="Engine calls.")
+    environment_seconds = forms.FloatField(
+        required=False,
+        label="Seconds per tool call",
+        min_value=0,
+        max_value=3600,
+        help_text="At most. An environment that takes longer fails the trajectory.",
+    )
+    max_tokens = forms.IntegerField(
+        label="Tokens per turn, at most",
+        min_value=1,
+        max_value=131_072,
+        help_text="A cut completion is kept as it is.",
+    )
+    temperature = forms.FloatField(min_value=0, max_value=10, help_text="0 always takes the likeliest token.")
+    top_p = forms.FloatField(label="top_p", min_value=0, max_value=1, help_text="1 keeps every token.")
+    top_k = forms.IntegerField(
+        required=False, label="top_k", min_value=0, max_value=1_000_000, help_text="0 keeps every token."
+    )
+    min_p = forms.FloatField(
+        required=False,
+        label="min_p",
+        min_value=0,
+        max_value=1,
+        help_text="Drops what is less likely than this share of the likeliest; 0 drops nothing.",
+    )
+    stop = forms.CharField(
+        required=False,
+        strip=False,
+        max_length=4000,
+        label="Stop texts",
+        widget=forms.Textarea(attrs={"rows": 2, "spellcheck": "false", "class": "code"}),
+        help_text="Optional, one a line, beside the model's own stop tokens; \\n stands for a line break.",
+    )
+    seed = forms.IntegerField(
+        required=False, min_value=0, max_value=2**31 - 1, help_text="Optional. Left empty, one is drawn and kept."
+    )
+    chat_template = forms.ChoiceField(required=False, label="For the prompts")
+    chat_template_text = _pasted("… or paste one for the prompts")
+    chat_template_file = forms.FileField(
+        required=False, label="… or upload one for the prompts", help_text="A .jinja file."
+    )
+    chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
+    rows_chat_template = forms.ChoiceField(
+        required=False,
+        label="For the training rows",
+        help_text="The model's answers stay as sampled; what stands between them is this template's.",
+    )
+    rows_chat_template_text = _pasted("… or paste one for the rows")
+    rows_chat_template_file = forms.FileField(
+        required=False, label="… or upload one for the rows", help_text="A .jinja file."
+    )
+    rows_chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
+    template_kwargs = JsonField(
+        dict,
+        '{"enable_thinking": false}',
+        label="Template arguments",
+        widget=forms.Textarea(attrs={"rows": 2, "spellcheck": "false", "class": "code"}),
+        help_text="Passed to every render, as JSON. Optional.",
+    )
+    compare = forms.ChoiceField(
+        required=False,
+        label="Compare with a full render",
+        choices=[(mode, f"{mode.replace('_', ' ')}: {words}") for mode, words in COMPARE.items()],
+        help_text="At a trajectory's end; a difference becomes a finding.",
+    )
+
+    def __init__(self, data: Any = None, files: Any = None, initial: Mapping[str, Any] | None = None) -> None:
+        self._defaults = asdict(LaunchForm())
+        self._defaults |= {"stop": "", "template_kwargs": ""}
+        super().__init__(data, files, initial={**self._defaults, **(initial or {})})
+        for name, choices in (
+            ("model", [(one, one) for one in served_models()]),
+            ("strategy", _strategies()),
+            ("environment", _families(ENVIRONMENTS)),
+        ):
+            self._field(name).choices = choices
+        for name in ("temperature", "top_p", "min_p", "environment_seconds"):
+            self.fields[name].widget.attrs["step"] = "any"
+        self._offer_templates()
+
+    def _field(self, name: str) -> forms.ChoiceField:
+        field = self.fields[name]
+        assert isinstance(field, forms.ChoiceField)
+        return field
+
+    def _offer_templates(self) -> None:
+        newest = ChatTemplate.objects.order_by("-created_at", "sha256").only("sha256", "label")
+        offered = {one.sha256: one for one in newest[:MOST_TEMPLATES]}
+        given = {str(self[name].value() or "")[:64].replace("\0", "") for name in TEMPLATES}
+        offered |= {one.sha256: one for one in newest.filter(pk__in=given - {""} - offered.keys())}
+        choices = [(key, f"{one.label or 'without a name'} ({key[:8]})") for key, one in offered.items()]
+        self._field("chat_template").choices = [("", "The model's own"), *choices]
+        self._field("rows_chat_template").choices = [("", "The same as for the prompts"), *choices]
+
+    @staticmethod
+    def strategies_explained() -> list[tuple[str, str]]:
+        """Each strategy by name, in one sentence."""
+        return [(words, ABOUT.get(slug, "")) for slug, words in _choices(STRATEGIES)]
+
+    @staticmethod
+    def seeds_explained() -> list[tuple[str, str]]:
+        """What a seed is worth for each model that is served."""
+        return [(name, SEEDS.get(model.engine, "")) for name, model in served_models().items()]
+
+    def opens_templates(self) -> bool:
+        """Whether the part about chat templates is not as it comes, so that it must not be folded away."""
+        names = [f"{name}{part}" for name in TEMPLATES for part in ("", "_text", "_file")] + ["template_kwargs"]
+        return any(name in self.errors or self[name].value() for name in names)
+
+    def clean_prompts_file(self) -> list[Prompt]:
+        upload = self.cleaned_data.get("prompts_file")
+        if not upload:
+            return []
+        try:
+            return read_prompts(upload.file)
+        except PromptsRejected as refusal:
+            raise forms.ValidationError([str(problem) for problem in refusal.problems[:MOST_PROBLEMS]]) from refusal
+
+    def clean_stop(self) -> list[str]:
+        lines: str = self.cleaned_data["stop"]
+        return [line.replace("\\n", "\n").replace("\\t", "\t") for line in lines.splitlines() if line]
+
+    def clean_template_kwargs(self) -> dict[str, Any]:
+        return self.cleaned_data["template_kwargs"] or {}
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        for name in ("top_k", "min_p", "environment_seconds", "compare"):
+            if cleaned.get(name) in (None, ""):
+                cleaned[name] = self._defaults[name]
+        for name in TEMPLATES:
+            self._one_template(name, cleaned)
+        return cleaned
+
+    def _one_template(self, name: str, cleaned: dict[str, Any]) -> None:
+        """Put the text of a pasted or uploaded template under ``NAME_new``, with a label."""
+        pasted, upload = (cleaned.get(f"{name}_text") or "").strip(), cleaned.get(f"{name}_file")
+        given = [part for part, value in (("", cleaned.get(name)), ("_text", pasted), ("_file", upload)) if value]
+        if len(given) > 1:
+            self.add_error(name + given[-1], "Choose, paste or upload one template, not several.")
+        elif pasted:
+            # A browser sends CRLF; the file the template came from has LF, and its hash is its identity.
+            text = cleaned[f"{name}_text"].replace("\r\n", "\n")
+            sha256, _, label = (cleaned.get(f"{name}_label") or "").partition(" ")
+            cleaned[f"{name}_new"] = (text, label if sha256 == _sha256(text) else "pasted for a run")
+        elif isinstance(upload, UploadedFile):
+            try:
+                cleaned[f"{name}_new"] = (read_template(upload), upload.name or "")
+            except forms.ValidationError as error:
+                self.add_error(f"{name}_file", error)
+
+    def launch_form(self) -> LaunchForm:
+        """The launch that a valid form asks for; templates that are new here are registered."""
+        known = {field.name for field in fields(LaunchForm)}
+        values = {name: value for name, value in self.cleaned_data.items() if name in known}
+        for name in TEMPLATES:
+            if new := self.cleaned_data.get(f"{name}_new"):
+                values[name] = services.register_chat_template(*new).sha256
+        return LaunchForm(**values)
+
+    def add_problems(self, problems: dict[str, str]) -> None:
+        """Put the launch's own objections beside their fields."""
+        for name, sentence in problems.items():
+            self.add_error(name if name in self.fields else None, sentence)
+
+
+def form_labels() -> dict[str, str]:
+    """Setting -> what the form calls it."""
+    return {name: str(field.label) for name, field in NewRunForm.base_fields.items() if field.label}
+
+
+def filled_in(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Initial values by an address, and what in it leads nowhere, as sentences.
+
+    ``?again=<run>`` takes a run's settings; ``?chat_template=<sha256 or check>`` (or ``rows_chat_template=``) chooses a
+    template, with ``&repaired=repair`` (or ``wider``) the repaired one of that check.
+    """
+    initial: dict[str, Any] = {}
+    notices: list[str] = []
+    asked = {name: query.get(name, "")[:64].replace("\0", "") for name in ("again", *TEMPLATES, "repaired")}
+    if asked["again"]:
+        run = Run.objects.select_related("tokenizer").filter(code=asked["again"], kind=Run.Kind.LAUNCH).first()
+        if run is None:
+            notices.append("There is no launched run with this code, so the form has its usual values.")
+        else:
+            initial, notices = _of_run(run)
+    for name in TEMPLATES:
+        if asked[name]:
+            found = _template(name, asked[name], asked["repaired"])
+            if found is None:
+                notices.append("There is no such chat template here. Choose one of the list, or paste it.")
+            else:
+                initial |= found
+                notices.append("A chat template is chosen below.")
+    return initial, notices
+
+
+def _of_run(run: Run) -> tuple[dict[str, Any], list[str]]:
+    initial = {key: value for key, value in run.settings.items() if key in NewRunForm.base_fields}
+    stops = initial.get("stop") or []
+    initial["stop"] = "\n".join(str(one).replace("\n", "\\n").replace("\t", "\\t") for one in stops)
+    initial["template_kwargs"] = initial.get("template_kwargs") or ""
+    initial["name"] = run.name
+    own = run.tokenizer.chat_template_id if run.tokenizer else None
+    initial["chat_template"] = "" if run.chat_template_id in (None, own) else run.chat_template_id
+    initial["rows_chat_template"] = run.rows_chat_template_id or ""
+    notices = ["These are the settings of an earlier run, its seed included."]
+    if run.environment == "prompts":
+        notices.append("Its prompts came from a file: choose that file again.")
+    return initial, notices
+
+
+def _template(name: str, asked: str, repaired: str) -> dict[str, Any] | None:
+    """The initial values that choose a template; None where there is no such one."""
+    if len(asked) == 64:
+        return {name: asked, f"{name}_text": ""} if ChatTemplate.objects.filter(pk=asked).exists() else None
+    check = TemplateCheck.objects.select_related("chat_template").filter(code=asked).first()
+    if check is None:
+        return None
+    if not repaired:
+        return {name: check.chat_template_id, f"{name}_text": ""}
+    repair = (check.report or {}).get("repair")
+    if repair and repaired == "wider":
+        repair = repair.get("wider")
+    if not repair:
+        return None
+    # The label holds as long as nobody changes the text.
+    label = f"{_sha256(repair['template'])} {check.chat_template}, repaired"
+    return {name: "", f"{name}_text": repair["template"], f"{name}_label": label}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

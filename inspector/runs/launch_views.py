@@ -1,0 +1,73 @@
+"""`/runs/new`: the launch form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.forms import ChoiceField
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
+
+from inspector.runs.launch_form import NewRunForm, filled_in
+from inspector.runs.values import run_facts
+from inspector.web.twins import json_page, page, wants_json
+from rollouts.models import Run
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.tito.strategies.about import ABOUT
+from rollouts.work import launch
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+def new(request: HttpRequest) -> HttpResponse:
+    """The launch form, filled in by its address. A POST that is right goes on to the run's page."""
+    status = 200
+    notices: list[str] = []
+    if request.method == "POST":
+        form = NewRunForm(request.POST, request.FILES)
+        run = _launch(form, request)
+        if run is not None:
+            return json_page(run_facts(run), 201) if wants_json(request) else redirect("run", run.code)
+        status = 422
+    else:
+        initial, notices = filled_in(request.GET)
+        form = NewRunForm(initial=initial)
+    data: dict[str, Any] = {"fields": _describe(form), "notices": notices}
+    if status == 422:
+        data["errors"] = form.sentences()
+    only_html = {"strategies": form.strategies_explained(), "seeds": form.seeds_explained()}
+    return page(request, "runs/new.html", data, status, form=form, **only_html)
+
+
+def _launch(form: NewRunForm, request: HttpRequest) -> Run | None:
+    """The run that a form launches; None with the form's errors filled in when it cannot be."""
+    if not form.is_valid():
+        return None
+    try:
+        given = form.cleaned_data
+        return launch.launch(
+            form.launch_form(), name=given["name"].strip(), user=request.user, prompts=given["prompts_file"]
+        )
+    except launch.LaunchRefused as refusal:
+        form.add_problems(refusal.problems)
+        return None
+
+
+def _describe(form: NewRunForm) -> dict[str, Any]:
+    """Each field with its default and its choices, so that a script can fill the form in."""
+    return {
+        name: {
+            "default": form.get_initial_for_field(field, name),
+            "help": str(field.help_text),
+            **({"choices": _keys(field.choices)} if isinstance(field, ChoiceField) else {}),
+            **({"choices_help": {slug: ABOUT.get(slug, "") for slug in STRATEGIES}} if name == "strategy" else {}),
+        }
+        for name, field in form.fields.items()
+    }
+
+
+def _keys(choices: Any) -> list[str]:
+    """The keys of choices, families flattened."""
+    return [key for name, value in choices for key in (_keys(value) if isinstance(value, list) else [name])]

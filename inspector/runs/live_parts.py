@@ -1,0 +1,166 @@
+"""The parts of a run's page that change while it works.
+
+The page asks again with the marks of what it shows and gets only the parts that changed; where nothing did, the answer
+is empty, and costs no more than finding that out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+
+from inspector.html.charts import histogram
+from inspector.runs.cached_figures import summary_of
+from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.refusal import refusal
+from inspector.runs.values import (
+    finding_choices,
+    is_active,
+    is_flat,
+    judgement,
+    progress,
+    run_facts,
+    stop_choices,
+    trajectory_facts,
+)
+from inspector.web.twins import whole_number
+from rollouts import selectors
+from rollouts.models import Run, Trajectory
+from rollouts.work import launch
+
+TRAJECTORIES_PER_PAGE = 50
+LOOK_SECONDS = 5
+"""Progress is told every two seconds; figures and list, which cost more, are not looked at more often than this."""
+_SHOWN = (
+    "pk", "status", "stop_reason", "reward", "n_steps", "n_rows", "n_tokens", "n_trained", "n_findings", "error",
+)  # fmt: skip
+"""The columns of a trajectory that its line shows and that change."""
+_MOVING = ("elapsed_seconds", "tokens_per_second", "remaining_seconds")
+"""What follows from the clock is no reason to draw anything anew."""
+
+
+def mark_of(*values: Any) -> str:
+    """Short, and another one for other values."""
+    return hashlib.blake2s(repr(values).encode("utf-8", "backslashreplace"), digest_size=6).hexdigest()
+
+
+def nothing_new() -> HttpResponse:
+    """What the page has is what there is: htmx swaps nothing and asks again later."""
+    return HttpResponse(status=204)
+
+
+def progress_part(run: Run) -> dict[str, Any]:
+    """How far the run is, with the trajectories that are under way and those that nobody has begun. One query."""
+    state = progress(run)
+    live = run.kind == Run.Kind.LAUNCH and is_active(run)
+    state["running"] = run.trajectories.filter(status=Trajectory.Status.RUNNING).count() if live else 0
+    state["queued"] = max(run.n_trajectories - run.n_finished - run.n_failed - state["running"], 0) if live else 0
+    return {"run": run_facts(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
+
+
+def progress_mark(part: dict[str, Any]) -> str:
+    """Of all that the run's totals say, so that other parts are only looked at where it is another one."""
+    state = {name: value for name, value in part["progress"].items() if name not in _MOVING}
+    return mark_of(part["run"], state, part["resumable"])
+
+
+def figures_part(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
+    """Findings by kind, rewards, and why trajectories ended."""
+    summary = summary_of(run)
+    return {
+        "summary": summary,
+        "chart": histogram(summary),
+        "kinds": finding_choices(summary, wanted),
+        "judgement": judgement(summary),
+        "stops": stop_choices(summary, wanted),
+    }
+
+
+def figures_mark(run: Run) -> str:
+    """Other figures follow from ends and findings alone."""
+    totals = run.n_trajectories, run.n_finished, run.n_failed, run.n_rewards, run.reward_sum
+    return mark_of(totals, sorted(run.finding_counts.items()))
+
+
+def list_page(run: Run, wanted: TrajectoryFilter) -> selectors.Page:
+    """One page of the run's trajectories. While a launch works, those that nobody has begun are left out. One query."""
+    filters = wanted.filters(hide_queued=run.kind == Run.Kind.LAUNCH and is_active(run))
+    return selectors.list_trajectories(run, filters, wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
+
+
+def list_mark(found: selectors.Page) -> str:
+    return mark_of(found.next_cursor, [[getattr(item, name) for name in _SHOWN] for item in found.items])
+
+
+def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.Page) -> dict[str, Any]:
+    """The lines of the list. Two queries."""
+    groups = selectors.group_stats(run, sorted({item.group for item in found.items if item.group}))
+    kinds = selectors.finding_kinds(found.items)
+    query = wanted.query()
+    lines = [
+        {
+            **trajectory_facts(item, kinds.get(item.pk, {}), query),
+            "zero_variance": item.group in groups and is_flat(groups[item.group], is_active(run)),
+        }
+        for item in found.items
+    ]
+    return {"trajectories": lines, "next": found.next_cursor or None}
+
+
+@dataclass(frozen=True)
+class Had:
+    """What the page has: a mark of each part, and when figures and list were last looked at."""
+
+    progress: str = ""
+    figures: str = ""
+    list: str = ""
+    looked_at: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> Had:
+        parts = text.split(".")
+        looked_at = whole_number(parts[-1], 11)
+        if len(parts) != 4 or looked_at is None:
+            return cls()
+        return cls(parts[0], parts[1], parts[2], looked_at)
+
+    @property
+    def is_old(self) -> bool:
+        return not 0 <= time.time() - self.looked_at < LOOK_SECONDS
+
+    def url(self, run: Run, wanted: TrajectoryFilter) -> str:
+        """Where the page asks again."""
+        have = f"{self.progress}.{self.figures}.{self.list}.{self.looked_at}"
+        return reverse("run", args=[run.code]) + wanted.query(after=wanted.after, have=have)
+
+
+def all_of(run: Run, part: dict[str, Any], found: selectors.Page) -> Had:
+    """The marks of a page that shows everything."""
+    return Had(progress_mark(part), figures_mark(run), list_mark(found), int(time.time()))
+
+
+def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
+    """The parts that changed since the page got what it has."""
+    if not is_active(run):
+        # It has just ended: load the whole page anew, once, with what only an ended run shows.
+        return HttpResponse(headers={"HX-Refresh": "true"})
+    had = Had.read(request.GET.get("have", ""))
+    part = progress_part(run)
+    now, found = replace(had, progress=progress_mark(part)), None
+    if had.is_old:
+        found = list_page(run, wanted)
+        now = all_of(run, part, found)
+    if (now.progress, now.figures, now.list) == (had.progress, had.figures, had.list):
+        return nothing_new()
+    part |= {"refusal": refusal(run), "filter": wanted, "live_url": now.url(run, wanted)}
+    if now.figures != had.figures:
+        part |= {**figures_part(run, wanted), "new_figures": True}
+    if found is not None and now.list != had.list:
+        part |= {**list_part(run, wanted, found), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE}
+    return render(request, "runs/_changed.html", part)

@@ -1,0 +1,72 @@
+"""What a whole run would have cost under every strategy: figures that a worker added up, as a page shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inspector.runs.jobs import is_active as is_active_job
+from inspector.runs.jobs import job_facts
+from inspector.runs.values import is_active
+from rollouts.models import Job, Run
+from rollouts.tito.strategies.about import ABOUT
+from rollouts.work import replays
+
+LOOKED_AT = 10
+"""Replays among which the last finished one is looked for; older ones were all given up."""
+
+
+def strategies_of(run: Run) -> dict[str, Any]:
+    """The newest replay of the run, and the last report that was finished. One query beside the run's own."""
+    asked = list(run.jobs.filter(kind=Job.Kind.REPLAY).select_related("created_by").order_by("-pk")[:LOOKED_AT])
+    latest = asked[0] if asked else None
+    done = next((job for job in asked if job.status == Job.Status.DONE), None)
+    report = done.report if done is not None else None
+    return {
+        "job": job_facts(latest, run) if latest is not None else None,
+        "live": latest is not None and is_active_job(latest),
+        "why_not": _why_not(run),
+        "recorded": report["recorded"] if report else None,
+        "lines": [_line(one, report["recorded"]["tokens"], run) for one in report["strategies"]] if report else [],
+        "stale": report is not None and report["key"] != replays.run_key(run),
+        "made_at": done.finished_at if done is not None else None,
+    }
+
+
+def _why_not(run: Run) -> str:
+    """Why nothing can be replayed, as a sentence; empty when it can."""
+    if is_active(run):
+        return "Strategies are replayed when the run has ended."
+    if not run.n_trajectories:
+        return "This run holds no trajectory."
+    if not run.n_steps:
+        return "This run holds training rows without steps, and a strategy is replayed over steps."
+    if run.tokenizer is None:
+        return (
+            "The run has no tokenizer, and strategies render and encode. Choose one under “Judge it again” on the page "
+            "of the run."
+        )
+    if replays.template_text(run) is None:
+        return (
+            "Neither the run nor its tokenizer has a chat template, and strategies render messages. Import the files "
+            "with the template that made them."
+        )
+    return ""
+
+
+def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]:
+    """A strategy as a line of the table. Shares are of what the trajectories that it could be replayed over hold."""
+    replayed = one["trajectories"] - one["refused"]
+    kept = one["sampled"] - one["lost"]
+    times = one["tokens"] / recorded_tokens if recorded_tokens and not one["refused"] else None
+    return {
+        **one,
+        "name": one["strategy"].replace("_", " "),
+        "about": ABOUT.get(one["strategy"], ""),
+        "is_own": one["strategy"] == run.strategy,
+        "replayed": replayed,
+        "trained_share": kept / one["sampled"] if one["sampled"] else 0.0,
+        "percent": f"{100 * kept / one['sampled']:.1f} %" if one["sampled"] else "",
+        "times": times,
+        "times_words": "" if times is None else f"×{times:.2f}",
+        "why": [{"sentence": sentence, "trajectories": n} for sentence, n in one["why"].items()],
+    }

@@ -1,0 +1,23 @@
+"""Addresses of runs: list, launch, import, one run, its jobs."""
+
+from django.urls import path
+
+from inspector.runs import cost_page, import_views, job_views, launch_views, views
+from inspector.web.twins import twins
+
+urlpatterns = [
+    *twins("", views.index, name="runs"),
+    *twins("import", import_views.new, name="import"),
+    *twins("runs/new", launch_views.new, name="run-new"),
+    *twins("runs/<code:code>", views.detail, name="run"),
+    path("runs/<code:code>/cancel", views.cancel, name="run-cancel"),
+    path("runs/<code:code>/resume", views.resume, name="run-resume"),
+    path("runs/<code:code>/delete", views.delete, name="run-delete"),
+    *twins("runs/<code:code>/cost", cost_page.cost, name="run-cost"),
+    *twins("runs/<code:code>/replay", job_views.replay, name="run-replay"),
+    *twins("runs/<code:code>/diagnose", job_views.diagnose, name="run-diagnose"),
+    path("runs/<code:code>/export", job_views.export, name="run-export"),
+    *twins("runs/<code:code>/exports", job_views.begin_export, name="run-exports"),
+    *twins("runs/<code:code>/jobs/<code:job>/cancel", job_views.cancel_job, name="job-cancel"),
+    path("runs/<code:code>/jobs/<code:job>/file", job_views.job_file, name="job-file"),
+]

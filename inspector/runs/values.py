@@ -1,0 +1,312 @@
+"""What the pages of runs show, as plain values: a dict per run, its progress, its histogram as geometry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.urls import reverse
+from django.utils import timezone
+
+from inspector.runs.filters import SEVERITIES, TrajectoryFilter
+from inspector.server.health import PATIENCE_SECONDS, has_worker
+from inspector.templatetags.inspector_tags import plural
+from inspector.trajectories.record_page import lacks_of
+from rollouts.models import Rejection, Run, Trajectory
+from rollouts.selectors import GroupStats, RunSummary
+from rollouts.tasks.run_state import QUIET_SECONDS
+from rollouts.work.launch import SEEDS, engine_queue
+
+ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
+BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
+"""Settings of an import that tell its worker what to do, and a reader nothing."""
+
+SILENCE_SECONDS = 60
+"""An import whose worker has reported nothing for longer is said to be silent; the worker may be at one long line."""
+
+
+def is_active(run: Run) -> bool:
+    """The run still changes."""
+    return run.status in ACTIVE
+
+
+def run_facts(run: Run) -> dict[str, Any]:
+    """A run as its page and its JSON show it: columns only, no query."""
+    return {
+        "code": run.code,
+        "name": run.name,
+        "kind": run.kind,
+        "status": run.status,
+        "error": run.error,
+        "cancel_requested": run.cancel_requested,
+        "url": reverse("run", args=[run.code]),
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "finished_at": run.finished_at,
+        "model": run.model,
+        "engine": run.engine,
+        "environment": run.environment,
+        "strategy": run.strategy,
+        "format": run.format,
+        "expected": run.n_expected,
+        "trajectories": run.n_trajectories,
+        "finished": run.n_finished,
+        "failed": run.n_failed,
+        "steps": run.n_steps,
+        "rows": run.n_rows,
+        "tokens": run.n_tokens,
+        "sampled": run.n_sampled,
+        "rejected": run.n_rejected,
+        "reward_mean": run.reward_sum / run.n_rewards if run.n_rewards else None,
+        "diagnosis_version": run.diagnosis_version,
+        "findings": {kind: count for kind, count in sorted(run.finding_counts.items()) if count},
+    }
+
+
+def run_origin(run: Run) -> dict[str, Any]:
+    """Which tokenizer, chat template and settings a run has, and who made it; each is read when asked for."""
+    return {
+        "tokenizer": run.tokenizer.name if run.tokenizer else None,
+        "chat_template": run.chat_template.sha256 if run.chat_template else None,
+        "rows_chat_template": run.rows_chat_template.sha256 if run.rows_chat_template else None,
+        "seed_note": SEEDS.get(run.engine, "") if run.kind == Run.Kind.LAUNCH else "",
+        "tool_calls_note": run.settings.get("tool_calls_note", ""),
+        "created_by": run.created_by.get_username() if run.created_by else None,
+        "lacks": lacks_of(run),
+        "settings": {key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
+    }
+
+
+def _queue_of(run: Run) -> str:
+    return engine_queue(run.model) if run.kind == Run.Kind.LAUNCH else "default"
+
+
+def waiting_sentence(run: Run, now: datetime) -> str:
+    """Why nothing moves and what to do about it; empty while all is well."""
+    if run.status == Run.Status.QUEUED and (now - run.created_at).total_seconds() > PATIENCE_SECONDS:
+        queue = _queue_of(run)
+        lives = has_worker(queue)
+        if lives:
+            return "A worker is alive but has not taken this run yet: it is busy with another one, or still loading."
+        way_out = (
+            f"Start the product (make run) or a worker alone (celery -A inspector worker -Q {queue}); the run begins "
+            "by itself as soon as one is there."
+        )
+        if lives is None:
+            return f"No worker has taken this run yet, and Redis does not answer. {way_out}"
+        return f"No worker has taken this run yet: none serves the queue {queue}. {way_out}"
+    if run.status == Run.Status.RUNNING:
+        last = run.heartbeat_at or run.started_at
+        silence = (now - last).total_seconds() if last else 0
+        if run.kind != Run.Kind.LAUNCH and silence > SILENCE_SECONDS:
+            return (
+                f"The worker has given no sign of life for {round(silence)} seconds. If it died, another one takes the "
+                "run up when its lease is over; you can also cancel the run."
+            )
+        if run.kind == Run.Kind.LAUNCH and last and silence > QUIET_SECONDS:
+            return f"{_since(last)} {_what_follows(run)}"
+    return ""
+
+
+def _since(last: datetime) -> str:
+    return f"No worker has reported on this run since {timezone.localtime(last):%H:%M:%S %Z}."
+
+
+def _what_follows(run: Run) -> str:
+    """Who goes on with a run whose worker is silent, and when."""
+    kept = "Stored steps are kept, none is sampled twice."
+    queue = _queue_of(run)
+    lives = has_worker(queue)
+    if lives:
+        return (
+            f"A worker of the queue {queue} lives and takes it over within half a minute of that, or as soon as it has "
+            f"a free place. {kept}"
+        )
+    if lives is None:
+        return f"Redis does not answer: start it again, and a worker on the queue {queue}, or press Resume then. {kept}"
+    return (
+        f"None serves the queue {queue} now. Start the product (make run) or a worker alone (celery -A inspector "
+        f"worker -Q {queue}): it goes on by itself. {kept}"
+    )
+
+
+def progress(run: Run, now: datetime | None = None) -> dict[str, Any]:
+    """Where a run stands: done of total, its rate, and the seconds that remain when that can be told."""
+    now = now or timezone.now()
+    launch = run.kind == Run.Kind.LAUNCH
+    finished = run.n_finished + run.n_failed
+    done, total = (finished, run.n_expected) if launch else (run.bytes_done, run.bytes_total)
+    end = run.finished_at or now
+    elapsed = max((end - run.started_at).total_seconds(), 0.0) if run.started_at else 0.0
+    active = is_active(run)
+    return {
+        "active": active,
+        "unit": "trajectories" if launch else "bytes",
+        "done": done,
+        "total": total,
+        "elapsed_seconds": round(elapsed, 1),
+        "tokens_per_second": round((run.n_sampled if launch else run.n_tokens) / elapsed, 1) if elapsed > 0.5 else None,
+        # Not from the first few: loading a model or a tokenizer would be taken for the pace of the work.
+        "remaining_seconds": round(elapsed / done * (total - done), 1)
+        if active and total / 20 <= done <= total and done
+        else None,
+        "waiting": waiting_sentence(run, now) if active else "",
+        "starting": launch and run.status == Run.Status.RUNNING and not run.n_steps,
+    }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line of a breakdown that filters the list when pressed."""
+
+    name: str
+    count: int
+    most: int
+    query: str
+    """Empty when the list cannot be filtered by it."""
+    chosen: bool
+    notes: tuple[str, ...] = ()
+    severity: str = ""
+    """The worst that its findings have."""
+
+
+def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
+    """Findings by kind, errors before warnings before notes, and of these the most frequent first."""
+    most = max(summary.finding_counts.values(), default=0)
+    # Of a run that works, or was cancelled, those that nobody has judged say nothing.
+    total = sum(n for status, n in summary.by_status.items() if status not in ("queued", "running", "cancelled"))
+    choices = []
+    for kind, count in summary.finding_counts.items():
+        severities = summary.finding_severities.get(kind, {})
+        n, tokens = summary.finding_trajectories.get(kind, 0), summary.finding_tokens.get(kind, 0)
+        notes = [f"{plural(n, 'trajectory,trajectories')}, {100 * n / total:.1f} %"] if 0 < n <= total else []
+        if len(severities) > 1:
+            notes.append(" and ".join(severity_count(severity, n) for severity, n in severities.items()))
+        if tokens:
+            notes.append(f"{plural(tokens, 'token')} lost or wrong")
+        choices.append(
+            Choice(
+                kind,
+                count,
+                most,
+                wanted.query(finding="" if wanted.finding == kind else kind),
+                wanted.finding == kind,
+                tuple(notes),
+                next(iter(severities), ""),
+            )
+        )
+    return sorted(choices, key=lambda choice: SEVERITIES.index(choice.severity) if choice.severity else 9)
+
+
+def severity_count(severity: str, n: int) -> str:
+    """`1 error`, `2 warnings`, `3 info findings`."""
+    return plural(n, "info finding" if severity == "info" else severity)
+
+
+def judgement(summary: RunSummary) -> list[tuple[str, str]]:
+    """(severity, sentence): how many trajectories have an error, or a warning at worst, or nothing above an info."""
+    counts = summary.severities
+    clean = counts.get("", 0) if set(summary.by_status) == {"done"} else 0
+    said = [
+        ("error", counts.get("error", 0), "with an error"),
+        ("warning", counts.get("warning", 0), "with a warning and no error"),
+        ("info", counts.get("info", 0), "with info findings alone"),
+        ("", clean, "without a finding"),
+    ]
+    held = [one for one in said if one[1]]
+    return [
+        (severity, f"{plural(n, 'trajectory,trajectories') if place == 0 else format(n, ',')} {words}")
+        for place, (severity, n, words) in enumerate(held)
+    ]
+
+
+def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
+    """Why trajectories ended, the most frequent first. Those that have not ended are left out; those that failed or
+    were cancelled have no reason of their own and count as that."""
+    cut = {name: summary.by_status.get(name, 0) for name in ("failed", "cancelled")}
+    unfinished = sum(summary.by_status.get(status, 0) for status in ("queued", "running"))
+    counts = dict(summary.stop_reasons)
+    if "" in counts:
+        counts[""] = max(counts[""] - unfinished - sum(cut.values()), 0)
+    ends = [("stop", name, count, wanted.stop) for name, count in counts.items()]
+    ends += [("status", name, count, wanted.status) for name, count in cut.items()]
+    ends = sorted((end for end in ends if end[2]), key=lambda end: -end[2])
+    return [
+        Choice(
+            name,
+            count,
+            ends[0][2],
+            wanted.query(**{parameter: "" if chosen == name else name}) if name else "",
+            bool(name) and chosen == name,
+        )
+        for parameter, name, count, chosen in ends
+    ]
+
+
+def is_flat(group: GroupStats, live: bool) -> bool:
+    """The group teaches nothing: all rewards are equal, and none is still to come."""
+    return group.has_no_signal and not (live and group.n_rewards < group.n)
+
+
+def trajectory_facts(trajectory: Trajectory, kinds: Mapping[str, str], query: str = "") -> dict[str, Any]:
+    """A trajectory as a line of the list, with the worst severity of each kind of its findings; `query` keeps the
+    list's filter for its siblings."""
+    return {
+        "code": trajectory.code,
+        "url": f"/trajectories/{trajectory.code}{query}",
+        "index": trajectory.index,
+        "external_id": trajectory.external_id,
+        "group": trajectory.group,
+        "status": trajectory.status,
+        "error": trajectory.error,
+        "stop_reason": trajectory.stop_reason,
+        "reward": trajectory.reward,
+        "reward_parts": trajectory.reward_parts,
+        "steps": trajectory.n_steps,
+        "rows": trajectory.n_rows,
+        "tokens": trajectory.n_tokens,
+        "sampled": trajectory.n_sampled,
+        "trained": trajectory.n_trained,
+        "findings": trajectory.n_findings,
+        "worst_severity": trajectory.worst_severity,
+        "kinds": dict(kinds),
+    }
+
+
+def tokenizer_note(run: Run, summary: RunSummary) -> str:
+    """That ids cannot be read as text, or are hardly those of the run's tokenizer; empty while all is well."""
+    if is_active(run) or not run.n_tokens:
+        return ""
+    if run.tokenizer is None:
+        return "No tokenizer: ids are shown as ids, and findings that need text are left open as “Not decidable”."
+    if summary.finding_trajectories.get("token_ids_missing") == run.n_trajectories:
+        return (
+            f"Every trajectory has ids that are missing or outside the vocabulary of the tokenizer "
+            f"“{run.tokenizer.name}”. Is it the tokenizer of this model?"
+        )
+    return ""
+
+
+def rejection_facts(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
+    """Lines that could not be read, in the order of the files."""
+    return [{"file": item.file, "line": item.line, "reason": item.reason} for item in rejections]
+
+
+def settings_words(settings: Mapping[str, Any], labels: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """The settings of a launch as pairs for a list: under the form's own labels, nested ones as JSON."""
+    return [
+        (labels.get(key) or key.replace("_", " ").capitalize(), _word(key, value))
+        for key, value in settings.items()
+        # Engine and templates are the run's own columns: what the settings hold is a wish, which may be empty.
+        if key not in (*BOOKKEEPING, "engine", "chat_template", "rows_chat_template")
+        and value not in ("", [], {}, None)
+    ]
+
+
+def _word(key: str, value: Any) -> Any:
+    if key in ("compare", "strategy"):
+        return str(value).replace("_", " ")
+    return value if isinstance(value, str | int | float | bool) else json.dumps(value)

@@ -1,0 +1,149 @@
+"""`/`, `/runs/<code>` and what can be done to a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from inspector.runs import live_parts as parts
+from inspector.runs.filters import SORTS, STATUSES, TrajectoryFilter
+from inspector.runs.jobs import has_just_judged, job_facts, latest_jobs
+from inspector.runs.jobs import is_active as is_active_job
+from inspector.runs.launch_form import form_labels
+from inspector.runs.refusal import refusal
+from inspector.runs.values import is_active, rejection_facts, run_facts, run_origin, settings_words, tokenizer_note
+from inspector.web.access import reads_run
+from inspector.web.twins import is_fragment, json_page, page, wants_json
+from rollouts import services
+from rollouts.models import Run
+from rollouts.selectors.figures import worst_of
+from rollouts.work import launch
+
+RUNS_PER_PAGE = 25
+REJECTIONS_SHOWN = 100
+
+
+@require_safe
+@never_cache
+def index(request: HttpRequest) -> HttpResponse:
+    """Runs, newest first; `?text=`, `?status=`, `?kind=` filter, `?after=CODE` goes on."""
+    asked = {name: request.GET.get(name, "").replace("\0", "")[:200] for name in ("text", "status", "kind", "after")}
+    runs = Run.objects.order_by("-created_at", "-id")
+    if asked["text"]:
+        runs = runs.filter(Q(name__icontains=asked["text"]) | Q(model__icontains=asked["text"]) | Q(code=asked["text"]))
+    if asked["status"] in STATUSES:
+        runs = runs.filter(status=asked["status"])
+    if asked["kind"] in Run.Kind.values:
+        runs = runs.filter(kind=asked["kind"])
+    if asked["after"]:
+        last = Run.objects.filter(code=asked["after"]).only("created_at").first()
+        if last is not None:
+            runs = runs.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
+    found = list(runs[: RUNS_PER_PAGE + 1])
+    shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
+    worst = worst_of(shown)
+    rows = [{**run_facts(run), "worst": worst.get(run.pk)} for run in shown]
+    data = {"runs": rows, "next": shown[-1].code if more else None}
+    filtered = any(asked[name] for name in ("text", "status", "kind"))
+    live = any(is_active(run) for run in shown)
+    mark = parts.mark_of(data)
+    polled = is_fragment(request, "runs")
+    if polled and mark == request.GET.get("have"):
+        return parts.nothing_new()
+    template = "runs/_table.html" if polled else "runs/index.html"
+    return page(request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live, mark=mark)
+
+
+@reads_run
+@never_cache
+def detail(request: HttpRequest, run: Run) -> HttpResponse:
+    """One run. While it works htmx asks for what changed (`run-live`)."""
+    wanted = TrajectoryFilter.read(request.GET)
+    if is_fragment(request, "run-live"):
+        return parts.answer(request, run, wanted)
+    shell: dict[str, Any] = {**parts.progress_part(run), "filter": wanted, "refusal": refusal(run)}
+    if is_fragment(request, "refusal"):
+        return render(request, "runs/_refusal.html", shell)
+    found_jobs = latest_jobs(run)
+    jobs = {
+        "jobs": [job_facts(job, run) for job in found_jobs],
+        "jobs_live": any(is_active_job(job) for job in found_jobs),
+    }
+    if is_fragment(request, "run-jobs"):
+        if not jobs["jobs_live"] and any(has_just_judged(job) for job in found_jobs):
+            # The findings all over the page are others now.
+            return HttpResponse(headers={"HX-Refresh": "true"})
+        return render(request, "runs/_jobs.html", {**shell, **jobs})
+    found = parts.list_page(run, wanted)
+    shell |= parts.figures_part(run, wanted)
+    summary = shell["summary"]
+    rejections = list(run.rejections.order_by("pk")[:REJECTIONS_SHOWN]) if run.n_rejected else []
+    data = {
+        "run": {**shell["run"], **run_origin(run)},
+        "progress": shell["progress"],
+        "refusal": shell["refusal"],
+        "summary": summary,
+        "rejections": rejection_facts(rejections),
+        "tokenizer_note": tokenizer_note(run, summary),
+        **jobs,
+        "filter": {**dict(wanted.pairs()), "sort": wanted.sort},
+        "queued": shell["progress"]["queued"],
+        **parts.list_part(run, wanted, found),
+    }
+    if wants_json(request):
+        return json_page({**data, "notices": wanted.notices})
+    only_html = {
+        "sorts": SORTS,
+        "settings_words": settings_words(run.settings, form_labels()),
+        "target": run,
+        "page_size": parts.TRAJECTORIES_PER_PAGE,
+        "stop_names": [name for name in summary.stop_reasons if name],
+        "live_url": parts.all_of(run, shell, found).url(run, wanted),
+    }
+    return render(request, "runs/detail.html", {**shell, **data, **only_html, "filter": wanted})
+
+
+@require_POST
+def cancel(request: HttpRequest, code: str) -> HttpResponse:
+    run = get_object_or_404(Run, code=code)
+    services.cancel_run(run)
+    if wants_json(request):
+        run.refresh_from_db()
+        return json_page(run_facts(run))
+    return redirect("run", run.code)
+
+
+@require_POST
+def resume(request: HttpRequest, code: str) -> HttpResponse:
+    """Go on with a launched run that stopped before its end; what is stored is not made again."""
+    run = get_object_or_404(Run, code=code)
+    try:
+        launch.resume(run)
+    except ValueError as refusal:
+        if wants_json(request):
+            return json_page({"error": str(refusal)}, 409)
+        messages.error(request, str(refusal), extra_tags="error")
+    if wants_json(request):
+        return json_page(run_facts(run))
+    return redirect("run", run.code)
+
+
+@require_POST
+def delete(request: HttpRequest, code: str) -> HttpResponse:
+    """Remove a run that has ended, with everything in it; the form's tick is the question "really?"."""
+    run = get_object_or_404(Run, code=code)
+    if is_active(run):
+        messages.error(request, "This run still works. Cancel it first, then delete it.", extra_tags="error")
+        return redirect("run", run.code)
+    if request.POST.get("sure") != "yes":
+        messages.error(request, "Nothing was deleted: tick the box beside the button first.", extra_tags="error")
+        return redirect("run", run.code)
+    services.delete_run(run)
+    messages.success(request, f"The run “{run.name}” was deleted.")
+    return redirect("runs")

@@ -1,0 +1,64 @@
+"""Is everything alive: the database, Redis, and a worker on every queue."""
+
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.core.cache import cache
+from django.db import connection
+
+PATIENCE_SECONDS = 5
+"""How long work may wait before a page asks whether any worker is there."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """One sentence per part; a part is well when its sentence is "ok"."""
+
+    database: str
+    redis: str
+    workers: dict[str, str]
+
+    @property
+    def is_well(self) -> bool:
+        return {self.database, self.redis, *self.workers.values()} == {"ok"}
+
+
+def heartbeat_key(queue: str) -> str:
+    """The cache key that a worker of `queue` keeps alive."""
+    return f"heartbeat:{queue}"
+
+
+def has_worker(queue: str) -> bool | None:
+    """Whether a worker of `queue` gave a sign of life lately; None when Redis does not answer. Never raises."""
+    try:
+        return cache.get(heartbeat_key(queue)) is not None
+    except Exception:  # the page that asks still has to be drawn
+        return None
+
+
+def served_queues() -> list[str]:
+    """The queues that must have a worker."""
+    return ["default", *settings.ENGINE_QUEUES]
+
+
+def check_health() -> Health:
+    """Ask each part once; never raises."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        database = "ok"
+    except Exception as error:
+        database = f"The database does not answer ({type(error).__name__}). Look at DATABASE_URL."
+    try:
+        alive = cache.get_many([heartbeat_key(queue) for queue in served_queues()])
+        redis = "ok"
+    except Exception as error:
+        alive = {}
+        redis = f"Redis does not answer ({type(error).__name__}). Start it with `make run`, or look at REDIS_URL."
+    workers = {
+        queue: "ok"
+        if heartbeat_key(queue) in alive
+        else "No worker serves this queue; one that is starting needs some seconds."
+        for queue in served_queues()
+    }
+    return Health(database, redis, workers)

@@ -1,0 +1,338 @@
+"""Side by side: what was sampled against what re-tokenization makes of it, and against what the engine read next.
+
+This is one of the few places that may encode decoded text, because showing what that would do is its purpose. The
+encoder is the native one (``tokenizers`` or ``fastokens``, no torch, no transformers), loaded once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from inspector.html.tokens import TokenPainter
+from inspector.trajectories import group_compare
+from inspector.trajectories import reads as data
+from inspector.trajectories.place import Place, View
+from inspector.trajectories.side_by_side import (
+    Comparison,
+    Line,
+    as_json,
+    compare,
+    first_places,
+    plain_tokens,
+    with_texts,
+)
+from inspector.trajectories.tokens_page import base_url
+from inspector.web.twins import whole_number
+from rollouts import models, selectors
+from rollouts.tito.align import Group, align_ids
+from rollouts.tito.canonical import Drift, canonical_check
+from rollouts.tito.trajectory import Ids
+from rollouts.tokenizers import LoadedTokenizer, TokenizerUnusable, load
+
+ENCODE_MOST = 300_000
+"""Tokens re-tokenized in one request; a longer row is compared step by step."""
+
+CHOICES_MOST = 300
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is compared with what."""
+
+    step: data.StepFacts | None
+    row: int | None
+    against: str
+    """``retokenized``, ``prompt`` or ``group``."""
+    other: models.Trajectory | None = None
+    """The trajectory of the same prompt that stands on the right."""
+
+
+def compare_page(
+    params: Mapping[str, str], trajectory: models.Trajectory, is_alone: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The comparison as JSON, and what the template needs beside it. Alone: no other trajectory may be shown."""
+    rows, steps = data.read_rows_and_steps(trajectory)
+    # Of the same kind is a break at a step whose parent's samples were encoded again; that one lies in the prompt.
+    prompts = {step.index: step.prompt_length for step in steps}
+    found = trajectory.findings.filter(kind="noncanonical_sampling", step_index__isnull=False)
+    drifting: set[int | None] = {
+        index for index, start in found.values_list("step_index", "start") if start >= prompts.get(index or 0, 0)
+    }
+    notices: list[str] = []
+    others = [] if is_alone else group_compare.others_of(trajectory)
+    question = _with_other(params, others, len(rows), notices) or _question(params, steps, len(rows), drifting, notices)
+    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    report: dict[str, Any] = {
+        "step": question.step.index if question.step else None,
+        "row": question.row,
+        "against": question.against,
+        "with": question.other.code if question.other else None,
+        "comparison": None,
+        "notices": notices,
+    }
+    drawn: dict[str, Any] = {
+        "choices": _choices(steps, len(rows), drifting, question) + group_compare.choices(others, question.other),
+        "question": question,
+        "notices": notices,
+        "here": "side by side",
+        "tokenizer_missing": missing,
+        "comparison": None,
+    }
+    if question.step is None and question.row is None:
+        notices.append("This trajectory has no tokens: there is nothing to compare.")
+        return report, drawn
+    answer = (
+        group_compare.against(trajectory, rows, question.row, question.other, painter, notices)
+        if question.other is not None and question.row is not None
+        else _against_prompt(trajectory, question.step, painter)
+        if question.against == "prompt" and question.step is not None
+        else _against_retokenized(trajectory, question, rows, painter, notices)
+    )
+    if answer is None:
+        return report, drawn
+    comparison, words = answer
+    report["comparison"] = with_texts(as_json(comparison), painter)
+    report["verdict"] = words["verdict"]
+    drawn.update(
+        comparison=comparison,
+        words=words,
+        sites_rest=comparison.n_sites - comparison.n_shown,
+        lines=_linked(comparison, question, steps, base_url(trajectory)),
+    )
+    return report, drawn
+
+
+def _with_other(
+    params: Mapping[str, str], others: Sequence[models.Trajectory], n_rows: int, notices: list[str]
+) -> Question | None:
+    """Against another trajectory of the group, where the address names one."""
+    code = params.get("with", "")
+    if not code or not n_rows:
+        return None
+    other = next((one for one in others if one.code == code), None)
+    if other is None:
+        notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
+        return None
+    asked = whole_number(params.get("row"))
+    return Question(None, n_rows - 1 if asked is None else min(asked, n_rows - 1), "group", other)
+
+
+def _question(
+    params: Mapping[str, str], steps: list[data.StepFacts], n_rows: int, drifting: set[int | None], notices: list[str]
+) -> Question:
+    by_index = {step.index: step for step in steps}
+    against = "prompt" if params.get("side") == "prompt" else "retokenized"
+    row = whole_number(params.get("row"), 18)
+    if row is not None and "step" not in params:
+        if row < n_rows:
+            return Question(None, row, "retokenized")
+        notices.append(f"There is no row {row} here: rows run from 0 to {max(n_rows - 1, 0)}.")
+    if not steps and n_rows:
+        return Question(None, 0, "retokenized")
+    asked = params.get("step", "")
+    index = whole_number(asked)
+    step = None if index is None else by_index.get(index)
+    if asked and step is None:
+        notices.append(f"There is no step {asked[:20]} here: steps run from 0 to {len(steps) - 1}.")
+    if step is None:
+        # What one came for: the first break, else the first drift, else the first step.
+        broken = next((s for s in steps if s.breaks), None)
+        drift = next((s for s in steps if s.index in drifting), None)
+        step = broken or drift or (steps[0] if steps else None)
+        if broken is not None and "side" not in params and not asked:
+            against = "prompt"
+    if against == "prompt" and step is not None and step.parent is None:
+        notices.append(f"Step {step.index} has no step before it: its prompt continues nothing.")
+        against = "retokenized"
+    return Question(step, None, against)
+
+
+def _choices(
+    steps: list[data.StepFacts], n_rows: int, drifting: set[int | None], question: Question
+) -> list[dict[str, Any]]:
+    current = question.step.index if question.step else None
+    prompts = [
+        {"against": "What the engine should have read next, against what it read:", "tone": "breaks",
+         "url": f"?step={step.index}&side=prompt", "name": f"prompt of step {step.index}",
+         "title": "the prompt does not start with what was sampled",
+         "current": step.index == current and question.against == "prompt"}
+        for step in steps[:CHOICES_MOST] if step.breaks
+    ]  # fmt: skip
+    again = "What was sampled, against the same text encoded again:"
+    completions = [
+        {"against": again, "tone": "drifts" * (step.index in drifting),
+         "url": f"?step={step.index}", "name": f"step {step.index}",
+         "title": "drifts when re-tokenized" if step.index in drifting else "canonical",
+         "current": step.index == current and question.against == "retokenized"}
+        for step in steps[:CHOICES_MOST]
+    ]  # fmt: skip
+    whole = [
+        {"against": again, "tone": "", "url": f"?row={row}", "name": f"whole row {row}", "title": "",
+         "current": question.row == row and question.other is None}
+        for row in range(min(n_rows, 40))
+    ]  # fmt: skip
+    return prompts + completions + whole
+
+
+Answer = tuple[Comparison, dict[str, str]]
+
+
+def _against_prompt(trajectory: models.Trajectory, step: data.StepFacts, painter: TokenPainter) -> Answer:
+    """The parent's stream, as it should have been read, against the prompt that was."""
+    stored: dict[int, Any] = {
+        s.index: s for s in trajectory.steps.filter(index__in=[step.index, step.parent]).select_related("tokens")
+    }
+    parent = stored[step.parent if step.parent is not None else step.index]
+    expected = _joined(selectors.load_step_prompt(parent), parent.tokens.completion_ids)
+    got = selectors.load_step_prompt(stored[step.index])
+    comparison = compare(plain_tokens(expected), plain_tokens(got), align_ids(expected, got), painter, tail_is_new=True)
+    if not step.breaks:
+        verdict = (
+            f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
+        )
+    else:
+        lost = step.parent_length - step.shared_length
+        verdict = (
+            f"The prompt of step {step.index} leaves the stream of step {step.parent} at token {step.shared_length:,}: "
+            f"{lost:,} of its {step.parent_length:,} tokens are not read again as they were."
+        )
+    return comparison, {
+        "title": f"Step {step.index}: expected against read",
+        "left": f"Expected: the stream of step {step.parent}",
+        "left_note": "its prompt and what was sampled, verbatim",
+        "right": f"Read: the prompt of step {step.index}",
+        "right_note": "the ids the engine was given",
+        "verdict": verdict,
+        "tone": "no" if step.breaks else "yes",
+        "note": first_places(comparison.site_places) if comparison.n_sites and step.breaks else "",
+    }
+
+
+def _against_retokenized(
+    trajectory: models.Trajectory, question: Question, rows: list[data.RowFacts], painter: TokenPainter,
+    notices: list[str],
+) -> Answer | None:  # fmt: skip
+    tokenizer = _encoder(trajectory.run.tokenizer, notices)
+    if question.step is not None:
+        step: Any = trajectory.steps.select_related("tokens").get(index=question.step.index)
+        sampled, base = step.tokens.completion_ids, question.step.prompt_length
+        what = f"Step {question.step.index}"
+    else:
+        facts = rows[question.row or 0]
+        if facts.n_tokens > ENCODE_MOST:
+            notices.append(
+                f"Row {question.row} holds {facts.n_tokens:,} tokens; at most {ENCODE_MOST:,} are re-tokenized at "
+                "once. Choose a step instead."
+            )
+            return None
+        sampled, base = data.read_tokens(trajectory, facts, 0, facts.n_tokens).ids, 0
+        what = f"Row {question.row}"
+    if tokenizer is None:
+        return None
+    if len(sampled) > ENCODE_MOST:
+        notices.append(f"{what} holds {len(sampled):,} tokens; at most {ENCODE_MOST:,} are re-tokenized at once.")
+        return None
+    drifts = canonical_check(sampled, tokenizer)
+    again, groups = _retokenized(sampled, drifts)
+    comparison = compare(plain_tokens(sampled, base), plain_tokens(again, base), groups, painter)
+    if comparison.n_sites:
+        n = comparison.n_sites
+        verdict = (
+            f"Decoding and encoding again changes {n:,} place{'s' * (n != 1)}: {comparison.left_changed:,} sampled "
+            f"token{'s' * (comparison.left_changed != 1)} would become {comparison.right_changed:,} that the model "
+            "never sampled."
+        )
+        note = first_places(comparison.site_places)
+        if any(drift.invalid_utf8 for drift in drifts):
+            note += " Some of what was sampled is no text: its bytes become U+FFFD."
+    elif not len(sampled):
+        verdict, note = "Nothing can be compared: the source has no token ids here.", ""
+    else:
+        verdict = f"Decoding and encoding again gives the same {len(sampled):,} tokens: this is canonical."
+        note = ""
+    return comparison, {
+        "title": f"{what}: sampled against re-tokenized",
+        "left": "Sampled" if question.step else "As recorded",
+        "left_note": f"{len(sampled):,} tokens{', as the engine drew them' if question.step else ''}",
+        "right": "Re-tokenized",
+        "right_note": f"{len(again):,} tokens, encode(decode(sampled)) by {tokenizer.encoder}",
+        "verdict": verdict,
+        "tone": "no" if comparison.n_sites else "yes",
+        "note": note,
+    }
+
+
+def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[Group]]:
+    """``encode(decode(sampled))``, and how it stands against what was sampled."""
+    pieces: list[Ids] = []
+    groups = []
+    at = right = 0
+    for drift in [*drifts, None]:
+        stop = len(sampled) if drift is None else drift.start
+        if stop > at:
+            groups.append(Group(at, stop, right, right + stop - at, True))
+            pieces.append(sampled[at:stop])
+            right += stop - at
+        if drift is not None:
+            groups.append(Group(drift.start, drift.stop, right, right + len(drift.expected_ids), False))
+            pieces.append(drift.expected_ids)
+            right += len(drift.expected_ids)
+            at = drift.stop
+    return (np.concatenate(pieces) if pieces else sampled), groups
+
+
+def _encoder(tokenizer: models.Tokenizer | None, notices: list[str]) -> LoadedTokenizer | None:
+    if tokenizer is None:
+        notices.append(
+            "Without a tokenizer nothing can be decoded and encoded again. Register one, then choose it under "
+            "“Judge it again” on the page of the run."
+        )
+        return None
+    try:
+        return load(tokenizer.path)
+    except (TokenizerUnusable, OSError) as error:
+        notices.append(f"The tokenizer “{tokenizer.name}” cannot be loaded: {error}")
+        return None
+
+
+def _joined(prompt: Ids, completion: Ids) -> Ids:
+    return np.concatenate([prompt, completion])
+
+
+def _linked(comparison: Comparison, question: Question, steps: list[data.StepFacts], base: str) -> list[dict[str, Any]]:
+    """Each line with the tokens page at its left side."""
+    row = question.row
+    if question.step is not None:
+        holder = question.step.index if question.against == "retokenized" else question.step.parent
+        row = next((step.row for step in steps if step.index == holder), 0)
+    return linked_lines(comparison, row or 0, base)
+
+
+def linked_lines(comparison: Comparison, row: int | None, base: str) -> list[dict[str, Any]]:
+    """Each line with the tokens page at its left side, which is a stored row; None = it is none."""
+    place = Place(row=row or 0, view=View.TOKENS)
+
+    def url(line: Line) -> str:
+        mark = (line.left_start, max(line.left_stop, line.left_start + 1))
+        return base + place.query(mark=mark) if row is not None else ""
+
+    return [
+        {
+            "line": line,
+            "kind": line.kind,
+            "n_hidden": f"{line.n_hidden:,}",
+            "url": url(line),
+            "left_ids": _ids(line.left_ids),
+            "right_ids": _ids(line.right_ids),
+        }
+        for line in comparison.lines
+    ]
+
+
+def _ids(ids: tuple[int, ...]) -> str:
+    more = f", … {len(ids) - 64:,} more" if len(ids) > 64 else ""
+    return "[" + ", ".join(map(str, ids[:64])) + more + "]" if ids else ""

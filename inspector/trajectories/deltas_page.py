@@ -1,0 +1,344 @@
+"""Template deltas: the ids that stand between two completions, and the two renders that such ids come from.
+
+The renders run in the template sandbox; they are kept in the cache, because they follow from stored texts alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from django.core.cache import cache
+from django.utils.safestring import SafeString, mark_safe
+
+from inspector.html.text import text_html
+from inspector.html.tokens import TokenPainter, Tokens
+from inspector.trajectories import reads as data
+from inspector.trajectories.place import Place, View
+from inspector.trajectories.side_by_side import text_of
+from inspector.trajectories.tokens_page import base_url
+from inspector.trajectories.turns import stored_json
+from inspector.web.twins import whole_number
+from rollouts import models
+from rollouts.chat_templates import renderer
+from rollouts.chat_templates.probes.compare import common_length
+from rollouts.tito.interfaces import Renderer, RenderFailed
+from rollouts.tito.strategies.appending import dummy_conversation
+from rollouts.tito.trajectory import Ids, Origin, Origins
+from rollouts.tokenizers import TokenizerUnusable, load
+
+PAGE = 12
+"""Steps of one page: each is two renders."""
+
+DELTA_MOST = 4096
+"""Ids drawn of one delta."""
+
+RENDER_MOST = 200_000
+
+CONTEXT = 240
+"""Characters shown of what both renders share, at most."""
+CONTEXT_LINES = 6
+"""Lines shown of it, at most: what follows is what one came for."""
+
+CACHE_SECONDS = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Renders:
+    """The small conversation rendered without and with the new messages; or why it could not be."""
+
+    prefix: str = ""
+    full: str = ""
+    shared: int = 0
+    """Leading characters that both share."""
+    problem: str = ""
+
+    @property
+    def is_append(self) -> bool:
+        return self.shared == len(self.prefix)
+
+    @property
+    def parts(self) -> dict[str, str]:
+        return {
+            "prefix_same": self.prefix[: self.shared],
+            "prefix_gone": self.prefix[self.shared :],
+            "full_same": self.full[: self.shared],
+            "full_added": self.full[self.shared :],
+        }
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step adds between the completion before it and its own."""
+
+    step: int
+    after: int
+    start: int
+    stop: int
+    html: SafeString
+    ids: tuple[int, ...]
+    text: str
+    roles: str
+    broken: bool
+    url: str
+    origins: str
+    renders: Renders
+    verdict: str
+    agrees: bool | None
+
+    @property
+    def n_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def prefix_html(self) -> SafeString:
+        """The shorter render; what the longer one lacks is marked."""
+        parts = self.renders.parts
+        return _marked(parts["prefix_same"], parts["prefix_gone"], "gone")
+
+    @property
+    def full_html(self) -> SafeString:
+        """The longer render; what it adds is marked."""
+        parts = self.renders.parts
+        return _marked(parts["full_same"], parts["full_added"], "added")
+
+    @property
+    def ids_text(self) -> str:
+        more = f" … and {len(self.ids) - 256:,} more" if len(self.ids) > 256 else ""
+        return "[" + ", ".join(map(str, self.ids[:256])) + more + "]"
+
+
+def _marked(same: str, other: str, name: str) -> SafeString:
+    """The end of what both renders share, and what only this one has."""
+    hidden = max(len(same) - CONTEXT, 0)
+    if hidden:
+        # From the start of a line, so that the fold does not cut one.
+        line = same.find("\n", hidden) + 1
+        hidden = line if 0 < line < len(same) else hidden
+    lines = same[hidden:].splitlines(keepends=True)
+    hidden += sum(map(len, lines[:-CONTEXT_LINES]))
+    fold = f"<span class=folded>{hidden:,} equal characters</span>\n" if hidden else ""
+    tail = f"<span class={name}>{text_html(other)}</span>" if other else ""
+    return mark_safe(f"{fold}<span>{text_html(same[hidden:])}</span>{tail}")
+
+
+def deltas_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The deltas as JSON, and what the template needs beside them."""
+    asked = params.get("step", "")
+    step = whole_number(asked)
+    first = step or 0
+    notices = [f"“{asked[:20]}” is no step."] if asked and step is None else []
+    stored = list(
+        trajectory.steps.filter(parent__isnull=False, index__gte=first)
+        .select_related("tokens", "parent", "messages_new", "tools", "template_kwargs")
+        .order_by("index")[: PAGE + 1]
+    )
+    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    rest = stored[PAGE].index if len(stored) > PAGE else None
+    stored = stored[:PAGE]
+    templates = _templates(trajectory, stored)
+    deltas = [_delta(trajectory, step, painter, templates.get(step.pk)) for step in stored]
+    if first and not deltas:
+        notices.append(f"No step from {first} on continues an earlier one.")
+    report = {
+        "deltas": [
+            {
+                "step": delta.step, "after_step": delta.after, "start": delta.start, "stop": delta.stop,
+                "ids": list(delta.ids), "text": delta.text, "messages": delta.roles, "extends": not delta.broken,
+                "origins": delta.origins, "agrees": delta.agrees, "verdict": delta.verdict,
+                "prefix_render": delta.renders.prefix, "full_render": delta.renders.full,
+                "render_problem": delta.renders.problem,
+            }
+            for delta in deltas
+        ],
+        "next_step": rest,
+        "notices": notices,
+    }  # fmt: skip
+    drawn = {
+        "deltas": deltas,
+        "rest_url": f"?step={rest}" if rest is not None else "",
+        "rest": rest,
+        "first": first,
+        "here": "template deltas",
+        "notices": notices,
+        "tokenizer_missing": missing,
+        "painter": painter,
+    }
+    return report, drawn
+
+
+def _templates(trajectory: models.Trajectory, steps: Sequence[models.Step]) -> dict[int, str]:
+    """The chat template of each step by its key: its own, the run's, or the tokenizer's. At most one query more."""
+    run = trajectory.run
+    default = run.chat_template_id or (run.tokenizer.chat_template_id if run.tokenizer else None)
+    wanted = {step.pk: step.chat_template_sha256 or default for step in steps}
+    texts = dict(
+        models.ChatTemplate.objects.filter(sha256__in={sha for sha in wanted.values() if sha}).values_list(
+            "sha256", "text"
+        )
+    )
+    return {key: texts[sha] for key, sha in wanted.items() if sha in texts}
+
+
+def _body(content: models.Content | None) -> Any:
+    return None if content is None else stored_json(content.body)
+
+
+def new_messages(body: Any) -> list[dict[str, Any]]:
+    """What followed the assistant's reply: the messages that a step's delta stands for."""
+    if not isinstance(body, list):
+        return []
+    messages = [message for message in body if isinstance(message, dict)]
+    last_reply = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=-1)
+    return messages[last_reply + 1 :]
+
+
+def _delta(trajectory: models.Trajectory, step: models.Step, painter: TokenPainter, template: str | None) -> Delta:
+    stored: Any = step.tokens
+    ids: Ids = stored.delta_ids
+    messages = new_messages(_body(step.messages_new))
+    origin: Origins | None = stored.delta_origin
+    known = origin is not None and len(origin) == len(ids)
+    if origin is None or not known:
+        origin = np.full(len(ids), Origin.OBSERVATION, dtype=np.uint8)
+    shown = ids[:DELTA_MOST]
+    tokens = Tokens(step.shared_length, shown, np.asarray(origin[:DELTA_MOST]), np.zeros(len(shown), np.bool_))
+    broken = step.shared_length < step.parent_length
+    text = text_of(painter, ids)
+    renders = _renders(trajectory, step, messages, template)
+    agrees, verdict = _verdict(text, renders, broken, painter.table is not None)
+    counts = [f"{int((origin == o).sum()):,} {o.slug}" for o in Origin if (origin == o).any()]
+    place = Place(row=step.row_index, view=View.TOKENS)
+    return Delta(
+        step=step.index,
+        after=step.parent.index if step.parent else 0,
+        start=step.shared_length,
+        stop=step.shared_length + len(ids),
+        html=painter.window(tokens),
+        ids=tuple(ids.tolist()),
+        text=text,
+        roles=", ".join(str(message.get("role", "message")) for message in messages) or "not recorded",
+        broken=broken,
+        url=base_url(trajectory)
+        + place.query(mark=(step.shared_length, max(step.shared_length + len(ids), step.shared_length + 1))),
+        origins=(", ".join(counts) or "nothing") if known else "not known which of it is template",
+        renders=renders,
+        verdict=verdict,
+        agrees=agrees,
+    )
+
+
+def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple[bool | None, str]:
+    if broken:
+        return None, "This step breaks the stream, so these ids are more than a delta. “Side by side” shows the break."
+    if renders.problem or not has_text:
+        return None, ""
+    if not renders.is_append:
+        return False, (
+            "The chat template is not prefix-preserving here: with the new messages it renders the conversation "
+            "before them differently."
+        )
+    added = renders.full[renders.shared :]
+    if added == text:
+        return True, "The ids decode to exactly what the template adds for these messages."
+    if added.strip() == text.strip():
+        return False, "The ids decode to what the template adds for these messages, except for white space at an end."
+    same = common_length(text, added)
+    return False, (
+        "The ids do not decode to what the template adds for these messages. After "
+        f"{_quoted(text[max(same - 24, 0) : same], 'the start')} the ids go on with {_quoted(text[same : same + 24])}, "
+        f"the template with {_quoted(added[same : same + 24])}."
+    )
+
+
+def _quoted(text: str, nothing: str = "nothing") -> str:
+    """A stretch of text as it stands in a sentence."""
+    seen = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return f"“{seen}”" if text else nothing
+
+
+def _renders(
+    trajectory: models.Trajectory, step: models.Step, messages: list[dict[str, Any]], template: str | None
+) -> Renders:
+    run = trajectory.run
+    if not messages:
+        return Renders(problem="The request's messages were not recorded at this step, so its renders cannot be made.")
+    if template is None:
+        return Renders(
+            problem="No chat template is known: import with one (--chat-template FILE), or register the tokenizer "
+            "with its template."
+        )
+    if run.tokenizer is None:
+        return Renders(problem="No tokenizer is known, and the template names its tokens.")
+    tools, kwargs = _body(step.tools), _body(step.template_kwargs)
+    question = json.dumps([template, run.tokenizer.sha256, messages, tools, kwargs], sort_keys=True, default=str)
+    key = "delta-renders:" + hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
+    held = _cached(key)
+    if held is not None:
+        return held
+    renders = _render(run.tokenizer, template, messages, tools, kwargs)
+    if not renders.problem:
+        _keep(key, renders)
+    return renders
+
+
+def _render(
+    tokenizer: models.Tokenizer, template: str, messages: list[dict[str, Any]], tools: Any, kwargs: Any
+) -> Renders:
+    try:
+        loaded = load(tokenizer.path)
+        prefix, full = _both(renderer(loaded, template), messages, tools, kwargs)
+    except RenderFailed as error:
+        return Renders(problem=f"The chat template failed on these messages: {error}")
+    except (TokenizerUnusable, OSError) as error:
+        return Renders(problem=f"The tokenizer cannot be loaded: {error}")
+    prefix = _cut_at_stop(prefix, loaded)
+    if len(full) > RENDER_MOST:
+        return Renders(problem=f"The render is longer than {RENDER_MOST:,} characters and is not shown.")
+    return Renders(prefix, full, common_length(prefix, full))
+
+
+def _both(bound: Renderer, messages: list[dict[str, Any]], tools: Any, kwargs: Any) -> tuple[str, str]:
+    """The small conversation without and with the new messages, as the ``tool_delta`` strategy renders it."""
+    failure: RenderFailed | None = None
+    # As there: some templates want a call's arguments as an object, some as JSON text.
+    forms: tuple[Any, ...] = ({}, "{}")
+    for arguments in forms:
+        before = dummy_conversation(messages, arguments)
+        try:
+            return (
+                bound.render_text(before, tools, kwargs, False),
+                bound.render_text([*before, *messages], tools, kwargs, True),
+            )
+        except RenderFailed as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _cut_at_stop(prefix: str, loaded: Any) -> str:
+    """Without the separator behind its last stop token: the engine never samples that, the delta brings it."""
+    stops = [loaded.decode(np.asarray([stop], dtype=np.int32)) for stop in loaded.stop_ids]
+    cut = max((prefix.rfind(stop) + len(stop) for stop in stops if stop and stop in prefix), default=0)
+    return prefix[:cut] if cut and not prefix[cut:].strip() else prefix
+
+
+def _cached(key: str) -> Renders | None:
+    try:
+        held = cache.get(key)
+    except Exception:
+        # The cache is Redis; a page must not need it.
+        return None
+    return Renders(**held) if isinstance(held, dict) else None
+
+
+def _keep(key: str, renders: Renders) -> None:
+    value = {"prefix": renders.prefix, "full": renders.full, "shared": renders.shared}
+    try:
+        cache.set(key, value, CACHE_SECONDS)
+    except Exception:
+        return

@@ -1,0 +1,95 @@
+"""Around the token pane: the legends of its lenses, the minimap of the row and the strip of its surprise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inspector.html.charts import extent, minimap, surprise_bars
+from inspector.html.tokens import LOGPROB_EDGES, Tokens
+from inspector.trajectories.place import FINDINGS_MOST, RUNS_LIMIT, Place, View
+from inspector.trajectories.token_pane import Reader
+from inspector.trajectories.turns import FindingItem, Turn
+from rollouts.tito.trajectory import Origin
+
+
+def logprob_scale() -> list[dict[str, Any]]:
+    edges = [0.0, *LOGPROB_EDGES]
+    steps = []
+    for index, edge in enumerate(edges):
+        low = LOGPROB_EDGES[index] if index < len(LOGPROB_EDGES) else None
+        words = f"logprob {edge:g} to {low:g}" if low is not None else f"logprob below {edge:g}"
+        percent = np.exp(low if low is not None else edge) * 100
+        label = f"{'≥' if low is not None else '<'}{percent:.2g}%"
+        steps.append({"index": index, "title": words, "label": label})
+    return steps
+
+
+def value_note(place: Place, values: NDArray[np.float32] | None, reader: Reader) -> str:
+    """Why a trainer's column colours nothing in what is shown; empty when it colours something."""
+    if values is None:
+        return ""
+    shown = values[reader.start : reader.stop]
+    shown = shown[np.isfinite(shown)]
+    if shown.any():
+        return ""
+    here = "in this window" if place.view == View.TOKENS else "in this row"
+    why = f"every value {here} is 0" if shown.size else f"it has no value {here}"
+    if shown.size and "advantage" in place.lens:
+        why += ", as when every sample of a group has the same reward: no learning signal"
+    return f"The lens “{place.lens.replace('_', ' ')}” colours nothing: {why}."
+
+
+def value_scale(name: str, values: NDArray[np.float32] | None, signed: bool) -> dict[str, Any] | None:
+    """The legend of a trainer's column."""
+    if values is None:
+        return None
+    known = values[np.isfinite(values)]
+    largest = float(np.abs(known).max()) if known.size else 0.0
+    step = largest / (4 if signed else 8)
+    steps = [
+        {"index": index, "label": f"{(index - 4 if signed else index) * step:.3g}", "title": "up to this value"}
+        for index in range(9)
+    ]
+    return {"name": name.replace("_", " "), "steps": steps, "signed": signed}
+
+
+def strips(
+    turns: Sequence[Turn],
+    findings: Sequence[FindingItem],
+    place: Place,
+    reader: Reader,
+    shown: Tokens,
+    n: int,
+    own: str,
+) -> dict[str, Any]:
+    """The minimap of the row, and the surprise of what is shown."""
+    pieces = minimap(turns, n)
+    view = View.TOKENS if n > RUNS_LIMIT else place.view
+    # A trainer's row may hold 0.0 where nothing was sampled: that is no certainty.
+    sampled = None if shown.logprobs is None else np.where(shown.origin == Origin.SAMPLED, shown.logprobs, np.nan)
+    bars = surprise_bars(sampled, reader.start)
+
+    return {
+        "map": [
+            {"piece": piece, "url": own + place.query(view=view, mark=(piece.start, max(piece.stop, piece.start + 1)),
+                                                      window=0)}
+            for piece in pieces
+        ],
+        "map_by_roles": any(turn.part == "reply" for turn in turns),
+        "map_text": f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
+        "map_findings": [
+            {"severity": item.severity, **extent(item.start, item.start, n)}
+            for item in findings[:FINDINGS_MOST] if item.row == place.row
+        ],
+        "map_window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
+        "map_mark": extent(*place.mark, n) if place.mark else None,
+        "bars": bars,
+        "bars_start": reader.start,
+        "bars_stop": reader.stop,
+        "bars_text": ("in this window" if place.view == View.TOKENS else "in this row")
+        + (f", highest {max(bar.mean for bar in bars):.2f} nats" if bars else ""),
+    }  # fmt: skip

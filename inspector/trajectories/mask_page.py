@@ -1,0 +1,292 @@
+"""The loss mask explained: per role and turn how many tokens are trained and why, and what looks odd about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from django.db.models import Q
+
+from inspector.html.tokens import TokenPainter, Tokens
+from inspector.templatetags.inspector_tags import finding_title
+from inspector.trajectories import reads as data
+from inspector.trajectories.place import Place, View, read_place
+from inspector.trajectories.tokens_page import base_url
+from inspector.trajectories.turns import Turn, mask_table
+from rollouts import models
+from rollouts.tito.diagnose.finding import Axis, Severity
+from rollouts.tito.trajectory import Origin
+
+LINES_MOST = 500
+SAID_BY_TURN = ("observation_trained", "sampled_masked", "stop_token_untrained")
+"""Findings that the oddities name anyway, turn by turn."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One turn of the audit."""
+
+    turn: Turn
+    trained: int
+    why: str
+    stop_token: str
+    odd: bool
+    url: str
+
+    @property
+    def share(self) -> str:
+        return f"{self.trained / self.turn.n_tokens:.4f}" if self.turn.n_tokens else "0"
+
+
+def mask_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The audit as JSON, and what the template needs beside it."""
+    rows, steps = data.read_rows_and_steps(trajectory)
+    place = read_place(params, [row.n_tokens for row in rows])
+    painter, _ = data.painter_of(trajectory.run.tokenizer)
+    lines: list[Line] = []
+    odd: list[str] = []
+    roles: list[dict[str, Any]] = []
+    verdicts: list[tuple[str, str]] = []
+    if rows:
+        row = rows[place.row]
+        turns = data.read_turns(trajectory, row, steps, [])
+        tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
+        own = base_url(trajectory)
+        lines = [audit_line(turn, tokens, painter, row, own) for turn in turns]
+        odd = [*oddities(tokens, turns, painter), *_found(trajectory, row)]
+        roles = mask_table(turns, tokens.loss_mask)
+        verdicts = _verdicts(tokens, turns, painter)
+    report = {
+        "row": place.row,
+        "roles": roles,
+        "turns": [
+            {"number": line.turn.number, "role": line.turn.role, "part": line.turn.part, "start": line.turn.start,
+             "stop": line.turn.stop, "trained": line.trained, "why": line.why, "stop_token": line.stop_token}
+            for line in lines
+        ],
+        "verdicts": dict(verdicts),
+        "oddities": odd,
+        "notices": list(place.notices),
+    }  # fmt: skip
+    drawn = {
+        "lines": lines[:LINES_MOST],
+        "lines_rest": max(len(lines) - LINES_MOST, 0),
+        "roles": roles,
+        "verdicts": verdicts,
+        "odd": odd,
+        "rows": [
+            {"index": row.index, "url": f"?row={row.index}", "current": row.index == place.row} for row in rows[:60]
+        ],
+        "notices": place.notices,
+        "here": "mask, explained",
+    }
+    return report, drawn
+
+
+def _found(trajectory: models.Trajectory, row: data.RowFacts) -> list[str]:
+    """What the diagnosis says of this row, of its own accord or of one of its steps. One query."""
+    of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
+    found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO)
+    said = found.exclude(kind__in=SAID_BY_TURN).order_by("start", "id").values_list("kind", "evidence", "remedy")
+    return [f"{finding_title(kind)}: {evidence} {remedy}" for kind, evidence, remedy in said[:30]]
+
+
+def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowFacts, own: str) -> Line:
+    """Why the tokens of a turn are trained, or are not."""
+    part = tokens.slice(turn.start, turn.stop)
+    trained = int(part.loss_mask.sum())
+    whole = trained == turn.n_tokens
+    odd = False
+    if turn.part == "reply":
+        why, odd = _why_reply(turn, part, painter)
+    elif turn.part == "message":
+        why = (
+            f"{trained:,} tokens that the policy did not write are under the gradient"
+            if trained
+            else "read, not written"
+        )
+        odd = bool(trained)
+    elif turn.part == "completion":
+        step = "this step" if turn.step_index is None else f"step {turn.step_index}"
+        if not turn.n_tokens:
+            why = f"nothing was sampled at {step}"
+        elif whole:
+            why = f"sampled at {step}, verbatim"
+        elif trained:
+            why, odd = f"sampled at {step}, but {turn.n_tokens - trained:,} of its tokens are masked", True
+        elif row.follows_steps:
+            why = f"sampled at {step}, which another row trains; here it is context"
+        else:
+            why, odd = f"sampled at {step}, yet masked by the source", True
+    elif trained:
+        why, odd = f"{trained:,} tokens that nobody sampled are under the gradient", True
+    elif turn.part == "prompt":
+        why = "the first prompt: read, never sampled"
+    else:
+        counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
+        why = "put in between two completions: " + ", ".join(counts or ["nothing"])
+    url = own + Place(row=row.index, view=View.TOKENS).query(mark=(turn.start, max(turn.stop, turn.start + 1)))
+    return Line(turn, trained, why, _stop_token(turn, part, painter), odd, url)
+
+
+def _why_reply(turn: Turn, part: Tokens, painter: TokenPainter) -> tuple[str, bool]:
+    """Of an assistant's turn that only its header tells: what of it is trained, and whether that is odd."""
+    places = np.flatnonzero(part.loss_mask)
+    if not places.size:
+        return "not trained: context here, or the mask forgot it", False
+    first, last = int(places[0]), int(places[-1])
+    gaps = last + 1 - first - places.size
+    if gaps:
+        return f"trained from token {turn.start + first:,} with {gaps:,} gaps", True
+    header = " its header included," if first == 0 else ""
+    end = _turn_end(part, painter)
+    beyond = part.ids[end + 1 : last + 1] if end is not None and painter.table is not None else part.ids[:0]
+    separator = (
+        bool(len(beyond)) and painter.table is not None and not b"".join(painter.table.token_bytes(beyond)).strip()
+    )
+    if separator:
+        reach = f"through its stop token and {len(beyond)} more that the template wrote"
+    elif end is None or last > end:
+        reach = "to the end"
+    else:
+        reach = "through its stop token" if last == end else "before its stop token"
+    return f"trained from token {turn.start + first:,} on,{header} {reach}", first == 0 or separator
+
+
+def _turn_end(part: Tokens, painter: TokenPainter) -> int | None:
+    """Where in an assistant's turn its last control token stands; None when only its header has one."""
+    places = np.flatnonzero(painter.special(part.ids))
+    return int(places[-1]) if places.size and places[-1] > 1 else None
+
+
+def _stop_token(turn: Turn, part: Tokens, painter: TokenPainter) -> str:
+    """Of a completion: whether its last token ends the turn, and whether that is trained."""
+    if turn.part == "reply":
+        end = _turn_end(part, painter)
+        return "none" if end is None else "trained" if part.loss_mask[end] else "masked"
+    if turn.part != "completion" or not len(part):
+        return ""
+    last = int(part.ids[-1])
+    if not painter.is_special(last):
+        return "none: cut off" if turn.finish_reason == "length" else "none"
+    return "trained" if part.loss_mask[-1] else "masked"
+
+
+def _verdicts(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[tuple[str, str]]:
+    by_headers = any(t.part == "reply" for t in turns)
+    trained_turns = [t for t in turns if not by_headers or t.n_trained]
+    ends = [_stop_token(t, tokens.slice(t.start, t.stop), painter) for t in trained_turns]
+    ends = [end for end in ends if end]
+    stopped = [end for end in ends if end in ("trained", "masked")]
+    if painter.table is None:
+        stop = "not decidable: no tokenizer tells which tokens end a turn"
+    elif not stopped:
+        stop = "no completion here ends with a control token"
+    else:
+        n_trained = sum(end == "trained" for end in stopped)
+        answer = "yes" if n_trained == len(stopped) else "not always" if n_trained else "NO"
+        stop = f"{answer}: {n_trained} of {len(stopped)} are under the gradient"
+    if by_headers:
+        return [("Are stop tokens trained?", stop), *_verdicts_by_role(tokens, turns)]
+    observed = tokens.origin == Origin.OBSERVATION
+    wrong = int((tokens.loss_mask & observed).sum())
+    total = int(observed.sum())
+    observations = "there are none" if not total else f"{'no' if not wrong else 'YES'}: {wrong:,} of {total:,}"
+    sampled = tokens.origin == Origin.SAMPLED
+    kept = int((tokens.loss_mask & sampled).sum())
+    n_sampled = int(sampled.sum())
+    return [
+        ("Are stop tokens trained?", stop),
+        ("Are observation tokens trained?", observations),
+        ("Are sampled tokens trained?", f"{kept:,} of {n_sampled:,}" if n_sampled else "none is known as sampled"),
+    ]
+
+
+def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]]:
+    """The answers that role headers give, where nobody recorded what was sampled."""
+    said: list[tuple[str, str]] = []
+    for question, part in (
+        ("Are tokens of others' turns trained?", "message"),
+        ("Are the assistant's turns trained?", "reply"),
+    ):
+        of = [t for t in turns if t.part == part]
+        total = sum(t.n_tokens for t in of)
+        trained = sum(int(tokens.loss_mask[t.start : t.stop].sum()) for t in of)
+        answer = f"{trained:,} of {total:,} tokens"
+        if part == "message":
+            answer = "there are none" if not total else f"{'YES' if trained else 'no'}: {answer}"
+        said.append((question, answer))
+    which = "none as they stand" if tokens.origin_known else "not recorded"
+    return [*said, ("Which tokens were sampled?", f"{which}; turns are told by their role headers")]
+
+
+def oddities(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[str]:
+    """A sentence for each thing about the mask that would make a careful engineer stop."""
+    said: list[str] = []
+    mask, origin = tokens.loss_mask, tokens.origin
+    if not len(tokens):
+        return ["This row has no tokens."]
+    if not mask.any():
+        return ["No token is under the gradient: this row teaches nothing."]
+    by_headers = any(turn.part == "reply" for turn in turns)
+    for turn in turns:
+        wrong = np.flatnonzero(mask[turn.start : turn.stop]) if turn.part == "message" else np.zeros(0)
+        if wrong.size and len(said) < 10:
+            said.append(
+                f"{wrong.size:,} trained token{'s' * (wrong.size != 1)} of turn {turn.number} ({turn.role}); the first "
+                f"at {turn.start + int(wrong[0]):,}. The policy did not write that turn."
+            )
+    for source, words in (
+        ()
+        if by_headers and not tokens.origin_known
+        else (
+            (Origin.OBSERVATION, "text of a tool or of the environment"),
+            (Origin.TEMPLATE, "scaffold that the chat template wrote"),
+            (Origin.INSERTED, "tokens that the strategy added, or encoded again from text"),
+            (Origin.PROMPT, "tokens of the first prompt"),
+        )
+    ):
+        wrong = np.flatnonzero(mask & (origin == source))
+        if wrong.size:
+            said.append(
+                f"{wrong.size:,} trained token{'s are' if wrong.size != 1 else ' is'} {words}; "
+                f"the first at {int(wrong[0]):,}. The policy did not sample them: that gradient is not of its actions."
+            )
+    if by_headers:
+        replies = [turn for turn in turns if turn.part == "reply"]
+        idle = [turn for turn in replies if not turn.n_trained]
+        if idle and len(idle) < len(replies):
+            said.append(
+                f"{len(idle)} of {len(replies)} assistant turns are not trained; the first is turn {idle[0].number}."
+            )
+    masked = np.flatnonzero(~mask & (origin == Origin.SAMPLED))
+    trained_turns = {t.number for t in turns if t.part == "completion" and mask[t.start : t.stop].any()}
+    whole = [t for t in turns if t.part == "completion" and t.number not in trained_turns and t.n_tokens]
+    in_whole = sum(t.n_tokens for t in whole)
+    if masked.size > in_whole:
+        n = masked.size - in_whole
+        said.append(f"{n:,} sampled token{'s' * (n != 1)} inside trained turns {'are' if n != 1 else 'is'} masked.")
+    if whole:
+        said.append(
+            f"{len(whole)} completion{'s are' if len(whole) != 1 else ' is'} only context here: "
+            f"{in_whole:,} sampled tokens that this row does not train."
+        )
+    if painter.table is not None:
+        for turn in turns:
+            end = _stop_token(turn, tokens.slice(turn.start, turn.stop), painter)
+            if end == "masked" and (turn.number in trained_turns or (turn.part == "reply" and turn.n_trained)):
+                said.append(
+                    f"Turn {turn.number} is trained but its stop token is not: the policy does not learn to stop there."
+                )
+            elif end == "none" and turn.finish_reason == "stop":
+                said.append(f"Turn {turn.number} ended by “stop”, yet its last token is no control token.")
+            if len(said) > 30:
+                said.append("There are more of this kind.")
+                break
+    if tokens.logprobs is not None:
+        lacking = int(np.isnan(tokens.logprobs[mask]).sum())
+        if lacking:
+            said.append(f"{lacking:,} trained tokens have no log-probability.")
+    return said

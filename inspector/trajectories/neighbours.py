@@ -1,0 +1,75 @@
+"""Neighbours of a trajectory in its run, under the filter of the list one came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.http import QueryDict
+from django.urls import reverse
+
+from inspector.runs.filters import SORTS, TrajectoryFilter
+from rollouts import selectors
+from rollouts.models import Trajectory
+
+FILTER_FIELDS = (
+    "finding",
+    "severity",
+    "status",
+    "stop",
+    "group",
+    "text",
+    "min",
+    "max",
+    "tokens_min",
+    "tokens_max",
+    "at",
+    "from",
+    "to",
+    "flawed",
+    "sort",
+)
+"""Parameters of a run's list, as a trajectory's URL carries them."""
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """Where ``h`` and ``l`` go."""
+
+    previous_url: str
+    next_url: str
+    at: str
+    keep_query: str
+    """The filter as a query string, for the other pages of the same trajectory."""
+    filter_text: str
+    clear_url: str
+    list_url: str
+
+
+def no_siblings() -> Siblings:
+    """For the visitor of a link to this trajectory alone: its neighbours are not theirs to open."""
+    return Siblings("", "", "", "", "", "", "")
+
+
+def find_siblings(trajectory: Trajectory, params: QueryDict, here: str) -> Siblings:
+    """The trajectories before and after it in the list one came from. Two queries."""
+    wanted = TrajectoryFilter.read(params)
+    before, after = selectors.neighbours(trajectory, wanted.filters(), wanted.sort)
+    name = "trajectory" if here == "tokens" else f"trajectory-{here}"
+    # The view and the lens stay with the reader; the place does not, it is another trajectory's.
+    stay = {field: str(params.get(field, "")) for field in ("view", "lens") if here == "tokens"}
+    query = wanted.query(**stay)
+    run = trajectory.run
+    words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in wanted.pairs() if field != "sort")
+    is_sorted = wanted.sort != "index"
+    if is_sorted:
+        words = ", ".join(filter(None, [words, f"order: {SORTS.get(wanted.sort, wanted.sort)}"]))
+    place = f"{trajectory.index + 1:,} of {max(run.n_trajectories, trajectory.index + 1):,}"
+    return Siblings(
+        previous_url=reverse(name, args=[before.code]) + query if before else "",
+        next_url=reverse(name, args=[after.code]) + query if after else "",
+        at=f"number {place}" if is_sorted else place,
+        keep_query=wanted.query(),
+        filter_text=words,
+        clear_url=reverse(name, args=[trajectory.code]),
+        list_url=reverse("run", args=[run.code]) + wanted.query(),
+    )

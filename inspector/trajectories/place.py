@@ -1,0 +1,157 @@
+"""What the trajectory pages show, as values: the place a URL names, turns, findings in reading order, the minimap.
+
+No HTML and no queries here: views fetch, these arrange, templates draw. A place is always (row, offset).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeVar
+from urllib.parse import urlencode
+
+from inspector.web.twins import whole_number
+
+WINDOW = 4096
+"""Tokens of one token view."""
+
+RUNS_LIMIT = 400_000
+"""Tokens that one response of the run view may read; the rest is fetched as it is reached."""
+
+FINDINGS_MOST = 300
+"""Findings listed on one page."""
+
+
+class View(StrEnum):
+    """How the tokens of a row are drawn."""
+
+    RUNS = "runs"
+    """Text in runs of equal state: the whole row."""
+    TOKENS = "tokens"
+    """An element per token: one window."""
+
+
+class Lens(StrEnum):
+    """What the fill of a token says."""
+
+    MASK = "mask"
+    """Under the gradient or not."""
+    ORIGIN = "origin"
+    """Who wrote it."""
+    LOGPROB = "logprob"
+    """How surprising it was to the policy."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a URL of the trajectory page asks for, made to fit the row that is there."""
+
+    row: int = 0
+    view: View = View.RUNS
+    lens: str = Lens.MASK
+    """One of :class:`Lens`, or the name of a trainer's column."""
+    window: int = 0
+    """Row offset of the first token shown."""
+    mark: tuple[int, int] | None = None
+    keep: tuple[tuple[str, str], ...] = ()
+    """Parameters of the list one came from, so that siblings honour its filter."""
+    notices: tuple[str, ...] = field(default=(), compare=False)
+    """What could not be done as asked, one sentence each."""
+
+    def query(self, **changes: object) -> str:
+        """The query string of this place with some of it changed, ``?`` included; defaults are left out."""
+        place = replace(self, **changes)  # type: ignore[arg-type]
+        named: list[tuple[str, str | int]] = []
+        if place.row:
+            named.append(("row", place.row))
+        if place.view != View.RUNS:
+            named.append(("view", place.view.value))
+        if place.lens != Lens.MASK:
+            named.append(("lens", str(place.lens)))
+        if place.mark:
+            named.append(("t", f"{place.mark[0]}-{place.mark[1]}"))
+        if place.window:
+            named.append(("w", place.window))
+        return "?" + urlencode([*named, *self.keep])
+
+
+Named = TypeVar("Named", bound=StrEnum)
+_RANGE = re.compile(r"\s*(\d{1,12})\s*(?:-\s*(\d{1,12})\s*)?")
+
+
+def read_place(
+    params: Mapping[str, str],
+    row_lengths: Sequence[int],
+    keep: Iterable[str] = (),
+    columns: Mapping[int, Sequence[str]] | None = None,
+) -> Place:
+    """The place that query parameters name. What does not fit is put right and said in ``notices``; nothing raises.
+
+    ``columns``: row -> names of the columns that a trainer wrote for it, each a lens.
+    """
+    notices: list[str] = []
+    row = _whole(params.get("row"), 0)
+    if row is None or not 0 <= row < max(len(row_lengths), 1):
+        last = max(len(row_lengths) - 1, 0)
+        notices.append(f"There is no row {params['row'][:20]} here: rows run from 0 to {last}. This is row 0.")
+        row = 0
+    view = _choice(View, params.get("view"), View.RUNS)
+    lens: str = params.get("lens") or Lens.MASK
+    if lens not in list(Lens) and lens not in (columns or {}).get(row, ()):
+        notices.append(f"This row has no lens “{lens[:40]}”; the loss mask is shown.")
+        lens = Lens.MASK
+    n_tokens = row_lengths[row] if row_lengths else 0
+    mark = None
+    asked = params.get("t", "")
+    if asked:
+        match = _RANGE.fullmatch(asked)
+        if match is None:
+            notices.append(f"“{asked[:40]}” is not a range of tokens. Write it as t=1204-1260.")
+        else:
+            first = int(match[1])
+            stop = int(match[2]) if match[2] else first + 1
+            if first >= n_tokens or stop > n_tokens or stop < first:
+                notices.append(
+                    f"Tokens {first:,}-{stop:,} are not in row {row}, which holds tokens 0-{n_tokens:,}. "
+                    "The link may be of another row, or of a longer trajectory."
+                )
+            if first < n_tokens and stop >= first:
+                mark = (first, max(min(stop, n_tokens), first + 1))
+    window = _whole(params.get("w"), 0)
+    if window is None or window < 0:
+        notices.append("The window start w is not a token offset; this is the first window.")
+        window = 0
+    if n_tokens and window >= n_tokens:
+        notices.append(f"Row {row} ends at token {n_tokens:,}; this is its last window.")
+        window = last_window(n_tokens)
+    shown = WINDOW if view == View.TOKENS else RUNS_LIMIT
+    if mark and not (params.get("w") and window <= mark[0] < window + shown):
+        window = opening(view, mark[0], n_tokens)
+    kept = tuple((name, params[name]) for name in keep if params.get(name))
+    return Place(row, view, lens, window, mark, kept, tuple(notices))
+
+
+def opening(view: View, offset: int, n_tokens: int) -> int:
+    """Where the window that shows ``offset`` starts. Windows lie on a grid, so that two links open the same page."""
+    if view == View.TOKENS:
+        return offset // WINDOW * WINDOW
+    return 0 if n_tokens <= RUNS_LIMIT else max(offset // WINDOW * WINDOW - WINDOW, 0)
+
+
+def last_window(n_tokens: int) -> int:
+    return max(n_tokens - 1, 0) // WINDOW * WINDOW
+
+
+def _whole(text: str | None, default: int) -> int | None:
+    if text is None or text == "":
+        return default
+    return whole_number(text, 12)
+
+
+def _choice(kind: type[Named], text: str | None, default: Named) -> Named:
+    try:
+        return kind(text) if text else default
+    except ValueError:
+        return default

@@ -1,0 +1,235 @@
+"""What the trajectory pages read: rows, steps, findings, turns, tokens. The number of queries is fixed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inspector.html.tokens import TokenPainter, Tokens
+from inspector.templatetags.inspector_tags import finding_meaning, finding_title
+from inspector.trajectories.turns import FindingItem, Turn, cost_sentence, header_spans, make_turns, own_spans, roles_of
+from rollouts import models, selectors
+from rollouts.services.tokenizers import byte_tables_folder
+from rollouts.tito.diagnose.finding import Severity
+from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
+from rollouts.tito.roles import RoleTurn, role_turns
+from rollouts.tito.trajectory import Origin
+from rollouts.tokenizers import TokenizerUnusable, byte_table
+
+logger = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=16)
+def _painter(path: str, sha256: str) -> TokenPainter:
+    return TokenPainter(byte_table(path, byte_tables_folder()))
+
+
+def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
+    """The painter of a tokenizer, kept warm, and why there is no text when there is none."""
+    if tokenizer is None:
+        return TokenPainter(None), "this run was imported without a tokenizer."
+    try:
+        return _painter(tokenizer.path, tokenizer.sha256), ""
+    except (TokenizerUnusable, OSError) as error:
+        logger.warning("the byte table of tokenizer %s cannot be opened: %s", tokenizer.name, error)
+        return TokenPainter(None), f"the folder of tokenizer “{tokenizer.name}” cannot be read ({error})."
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """A row as the tabs list it."""
+
+    index: int
+    n_tokens: int
+    n_trained: int
+    follows_steps: bool
+    """It is the stream of its last step, so that a step's offsets are the row's."""
+    steps: frozenset[int]
+    draft: models.Row | None = None
+    """Of a trajectory that has not ended well: the row that its steps make so far, not stored."""
+
+    @property
+    def handle(self) -> int | models.Row:
+        """What the selectors take."""
+        return self.index if self.draft is None else self.draft
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """A step as the pages name it; no tokens."""
+
+    pk: int
+    index: int
+    row: int
+    parent: int | None
+    shared_length: int
+    parent_length: int
+    prompt_length: int
+    completion_length: int
+    finish_reason: str
+
+    @property
+    def breaks(self) -> bool:
+        """Its prompt does not start with the whole stream of its parent."""
+        return self.parent is not None and self.shared_length < self.parent_length
+
+
+def read_rows_and_steps(trajectory: models.Trajectory) -> tuple[list[RowFacts], list[StepFacts]]:
+    """All rows and steps of a trajectory from their columns: two queries.
+
+    A trajectory that still runs, or failed, has steps and no rows yet: it gets the rows that its steps make.
+    """
+    stored = trajectory.rows.order_by("index").values_list(
+        "index", "n_tokens", "n_trained", "last_step_id", "step_indices"
+    )
+    rows = [RowFacts(i, n, trained, last is not None, frozenset(held or ())) for i, n, trained, last, held in stored]
+    steps = [
+        StepFacts(*values)
+        for values in trajectory.steps.order_by("index").values_list(
+            "pk", "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length",
+            "completion_length", "finish_reason",
+        )
+    ]  # fmt: skip
+    return (rows, steps) if rows else draft_rows(trajectory, steps)
+
+
+def draft_rows(trajectory: models.Trajectory, steps: Sequence[StepFacts]) -> tuple[list[RowFacts], list[StepFacts]]:
+    """The rows that steps make so far: a step joins the row whose last step it extends, else it opens one.
+
+    ``rollouts.tito.prefix.merge_steps`` makes the stored rows. That rule also finds an open row that a step extends
+    without being linked to it, but has to compare token arrays for this; a page of a growing trajectory reads none.
+    """
+    chains: list[list[StepFacts]] = []
+    placed = []
+    for step in steps:
+        chain = next((c for c in chains if c[-1].index == step.parent and not step.breaks), None)
+        if chain is None:
+            chain = []
+            chains.append(chain)
+        chain.append(step)
+        placed.append(replace(step, row=chains.index(chain)))
+    rows = []
+    for index, chain in enumerate(chains):
+        last = chain[-1]
+        trained = sum(step.completion_length for step in chain)
+        n_tokens = last.prompt_length + last.completion_length
+        draft = models.Row(
+            trajectory=trajectory, index=index, last_step_id=last.pk, n_tokens=n_tokens, n_trained=trained,
+            step_indices=[step.index for step in chain],
+        )  # fmt: skip
+        rows.append(RowFacts(index, n_tokens, trained, True, frozenset(step.index for step in chain), draft))
+    return rows, placed
+
+
+def read_roles(trajectory: models.Trajectory, steps: frozenset[int]) -> dict[int, list[str]]:
+    """Roles of the messages that each of some steps brought, ``history`` for what it shares: one query."""
+    bodies = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).values_list(
+        "index", "messages_shared", "messages_new__body"
+    )
+    return {index: ["history"] * bool(shared) + roles_of(body) for index, shared, body in bodies}
+
+
+def read_findings(
+    trajectory: models.Trajectory, steps: Sequence[StepFacts], rows: Sequence[RowFacts]
+) -> list[FindingItem]:
+    """Findings in reading order, errors first within a step, each with the row that its place lies in."""
+    row_of_step = {step.index: step.row for step in steps}
+    starts = {step.index: step.shared_length for step in steps}
+    broken = {step.index for step in steps if step.breaks}
+    follows = {row.index for row in rows if row.follows_steps}
+    found = trajectory.findings.defer("expected_ids", "actual_ids").order_by("step_index", "row_index", "start", "id")
+    items = []
+    for number, finding in enumerate(found, start=1):
+        row = finding.row_index
+        if finding.step_index is not None:
+            row = row_of_step.get(finding.step_index)
+            row = row if row in follows else None
+        remedy = finding.remedy
+        if finding.kind == "not_decidable" and finding.missing == "tokenizer":
+            remedy = "Choose a tokenizer for the run, under “Judge it again” on its page."
+        items.append(
+            FindingItem(
+                number, finding.kind, finding_title(finding.kind), finding_meaning(finding.kind),
+                finding.severity, finding.axis, finding.step_index, row,
+                finding.start, finding.stop, finding.evidence, remedy,
+                # What is merely noted costs nothing.
+                "" if finding.severity == Severity.INFO else cost_sentence(
+                    finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,
+                    finding.prompt_tokens_repaid),
+                finding.expected_text, finding.actual_text, finding.missing,
+                finding.step_index in broken and finding.start == starts.get(finding.step_index, -1),
+            )
+        )  # fmt: skip
+    return items
+
+
+def read_turns(
+    trajectory: models.Trajectory, row: RowFacts, steps: Sequence[StepFacts], findings: Sequence[FindingItem]
+) -> list[Turn]:
+    """The turns of a row."""
+    if not row.follows_steps:
+        tokens = read_tokens(trajectory, row, 0, row.n_tokens)
+        painter = painter_of(trajectory.run.tokenizer)[0]
+        headers: list[RoleTurn] = []
+        if painter.table is not None and not (tokens.origin_known and (tokens.origin == Origin.SAMPLED).any()):
+            headers = role_turns(tokens.ids, painter.special(tokens.ids), painter.table.token_bytes)
+        own = header_spans(headers) if headers else own_spans(tokens.origin)
+        return make_turns(own, {}, findings, row.index, None, {}, tokens.loss_mask)
+    spans = selectors.row_spans(trajectory, row.handle)
+    roles = read_roles(trajectory, row.steps)
+    reasons = {step.index: step.finish_reason for step in steps}
+    return make_turns(spans, roles, findings, row.index, row.steps if row.follows_steps else None, reasons)
+
+
+MISMATCH = "mismatch"
+"""A lens that follows from two columns: the trainer's logprob minus the sampler's, the log of the importance ratio."""
+
+
+def read_columns(trajectory: models.Trajectory) -> dict[int, list[str]]:
+    """Row -> names of the columns that a trainer wrote for it, one query, no array."""
+    found: dict[int, list[str]] = {}
+    rows = models.RowColumn.objects.filter(row__trajectory=trajectory).order_by("row__index", "name")
+    for row, name in rows.values_list("row__index", "name"):
+        found.setdefault(row, []).append(name)
+    for names in found.values():
+        if any(name in names for name in TRAINER_LOGPROBS):
+            names.insert(0, MISMATCH)
+    return found
+
+
+def read_values(trajectory: models.Trajectory, row: RowFacts, name: str) -> NDArray[np.float32]:
+    """One whole column of a row; the scale of its colours is that of the row, not of a window."""
+    if name == MISMATCH:
+        return _mismatch(trajectory, row)
+    values: Any = models.RowColumn.objects.values_list("values", flat=True).get(
+        row__trajectory=trajectory, row__index=row.index, name=name
+    )
+    return np.asarray(values)
+
+
+def _mismatch(trajectory: models.Trajectory, row: RowFacts) -> NDArray[np.float32]:
+    held: dict[str, Any] = dict(
+        models.RowColumn.objects.filter(
+            row__trajectory=trajectory, row__index=row.index, name__in=TRAINER_LOGPROBS
+        ).values_list("name", "values")
+    )
+    trainer = next(held[name] for name in TRAINER_LOGPROBS if name in held)
+    tokens = read_tokens(trajectory, row, 0, len(trainer))
+    difference = np.full(len(tokens), np.nan, dtype=np.float32)
+    if tokens.logprobs is not None:
+        trained = tokens.loss_mask
+        difference[trained] = trainer[: len(tokens)][trained] - tokens.logprobs[trained]
+    return difference
+
+
+def read_tokens(trajectory: models.Trajectory, row: RowFacts, start: int, stop: int) -> Tokens:
+    """Tokens of a row, ``[start, stop)``."""
+    window = selectors.row_window(trajectory, row.handle, start, stop)
+    return Tokens(start, window.ids, window.origin, np.asarray(window.loss_mask), window.logprobs,
+                  origin_known=window.origin_known)  # fmt: skip

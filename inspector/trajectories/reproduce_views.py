@@ -1,0 +1,72 @@
+"""`/trajectories/<code>/findings/<n>.py`: a finding as a script to copy."""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpRequest, HttpResponse
+
+from inspector.templatetags.inspector_tags import finding_title
+from inspector.web.access import reads_trajectory
+from rollouts import models, selectors
+from rollouts.models import Trajectory as Stored
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.trajectory import Trajectory
+from rollouts.work.reproduce import CannotReproduce, script
+
+READING_ORDER = ("step_index", "row_index", "start", "id")
+"""As the trajectory page numbers its findings."""
+
+
+@reads_trajectory
+def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> HttpResponse:
+    """The script as text, so that the browser shows it and a copy button may fetch it."""
+    found = trajectory.findings.order_by(*READING_ORDER)
+    stored = found[number - 1 : number].first() if number else None
+    if stored is None:
+        raise Http404(f"This trajectory has {found.count()} findings; there is no number {number}.")
+    run = trajectory.run
+    tokenizer = run.tokenizer
+    from_hub = tokenizer is not None and bool(tokenizer.revision)
+    name = f"finding_{trajectory.code}_{number}.py"
+    (value,) = selectors.load_trajectories([trajectory])
+    try:
+        text = script(
+            _value(stored),
+            value,
+            tokenizer="" if tokenizer is None else tokenizer.source if from_hub else tokenizer.path,
+            revision=tokenizer.revision if tokenizer is not None else "",
+            chat_template=_template(run, value, stored),
+            name=name,
+            title=finding_title(stored.kind),
+        )
+    except CannotReproduce as error:
+        raise Http404(str(error)) from error
+    response = HttpResponse(text, content_type="text/plain; charset=utf-8")
+    how = "attachment" if "download" in request.GET else "inline"
+    response["Content-Disposition"] = f'{how}; filename="{name}"'
+    response["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+def _template(run: models.Run, value: Trajectory, stored: models.Finding) -> str | None:
+    """The text of the step's own chat template, of the rows', else of the run's; None = the tokenizer's."""
+    on_step = stored.step_index is not None and stored.step_index < len(value.steps)
+    sha256 = value.steps[stored.step_index or 0].chat_template_sha256 if on_step else run.rows_chat_template_id
+    if sha256 and sha256 != run.chat_template_id:
+        other = models.ChatTemplate.objects.filter(pk=sha256).first()
+        return other.text if other is not None else None
+    return run.chat_template.text if run.chat_template is not None else None
+
+
+def _value(stored: models.Finding) -> Finding:
+    return Finding(
+        Axis(stored.axis),
+        stored.kind,
+        Severity(stored.severity),
+        step=stored.step_index,
+        row=stored.row_index,
+        start=stored.start,
+        stop=stored.stop,
+        expected_ids=stored.expected_ids,
+        actual_ids=stored.actual_ids,
+        evidence=stored.evidence,
+    )

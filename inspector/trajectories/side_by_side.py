@@ -1,0 +1,178 @@
+"""Two token streams as the rows of one table: left is what the model sampled, equal stretches are folded.
+
+Both sides of a line come from one group of an alignment, so that they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from django.utils.safestring import SafeString
+
+from inspector.html.tokens import TokenPainter, Tokens
+from rollouts.tito.align import Fold, Group, fold
+from rollouts.tito.trajectory import Ids
+
+CONTEXT = 24
+"""Equal tokens shown on either side of a difference."""
+
+FOLD_LEAST = 12
+"""Fewer hidden tokens than this are shown instead."""
+
+SITES_MOST = 200
+SIDE_MOST = 2048
+"""Tokens drawn of one side of one difference."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: equal tokens, a fold that hides some, or a site where the sides differ."""
+
+    kind: str
+    """``equal``, ``fold``, ``site`` or ``new`` (the right side goes on)."""
+    left_start: int
+    left_stop: int
+    right_start: int
+    right_stop: int
+    number: int = 0
+    """Of a site, from 1."""
+    left: SafeString | None = None
+    right: SafeString | None = None
+    left_ids: tuple[int, ...] = ()
+    right_ids: tuple[int, ...] = ()
+
+    @property
+    def n_hidden(self) -> int:
+        return self.left_stop - self.left_start
+
+    @property
+    def place(self) -> str:
+        """Offsets on the left, and on the right where they differ."""
+        left = _span(self.left_start, self.left_stop)
+        right = _span(self.right_start, self.right_stop)
+        return left if left == right else f"{left} | {right}"
+
+
+def _span(a: int, b: int) -> str:
+    return f"{a:,}" if b <= a + 1 else f"{a:,}-{b:,}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two streams side by side."""
+
+    lines: tuple[Line, ...]
+    n_sites: int
+    n_left: int
+    n_right: int
+    left_changed: int
+    """Left tokens that the right side lacks."""
+    right_changed: int
+    site_places: tuple[int, ...] = field(default=())
+    """Left offset of each site."""
+
+    @property
+    def n_shown(self) -> int:
+        return min(self.n_sites, SITES_MOST)
+
+
+def merge(groups: Iterable[Group]) -> list[Group]:
+    """Groups with neighbours of one kind joined."""
+    merged: list[Group] = []
+    for group in groups:
+        if merged and merged[-1].equal == group.equal:
+            last = merged.pop()
+            group = replace(group, left_start=last.left_start, right_start=last.right_start)
+        merged.append(group)
+    return merged
+
+
+def compare(
+    left: Tokens, right: Tokens, groups: Iterable[Group], painter: TokenPainter, tail_is_new: bool = False
+) -> Comparison:
+    """The table of an alignment of two streams, each drawn with the states that it holds.
+
+    The offsets of ``groups`` count from the first token of each side. Those of the table are the sides' own offsets.
+    ``tail_is_new``: what the right side has behind the end of the left side is no difference, the right side goes on.
+    """
+
+    def line(kind: str, part: Group | Fold, number: int = 0) -> Line:
+        a, b = left.start + part.left_start, left.start + part.left_stop
+        c, d = right.start + part.right_start, right.start + part.right_stop
+        if kind == "fold":
+            return Line(kind, a, b, c, d)
+        one, other = left.slice(a, min(b, a + SIDE_MOST)), right.slice(c, min(d, c + SIDE_MOST))
+        ids = (tuple(one.ids.tolist()), tuple(other.ids.tolist())) if kind == "site" else ((), ())
+        return Line(kind, a, b, c, d, number, painter.window(one), painter.window(other), *ids)
+
+    lines: list[Line] = []
+    sites: list[Group] = []
+    for part in fold(merge(groups), CONTEXT, FOLD_LEAST):
+        if isinstance(part, Group) and not part.equal:
+            if tail_is_new and part.left_start == part.left_stop == len(left):
+                lines.append(line("new", part))
+                continue
+            sites.append(part)
+            if len(sites) <= SITES_MOST:
+                lines.append(line("site", part, len(sites)))
+        elif len(sites) <= SITES_MOST:
+            lines.append(line("fold" if isinstance(part, Fold) else "equal", part))
+    return Comparison(
+        tuple(lines),
+        n_sites=len(sites),
+        n_left=len(left),
+        n_right=len(right),
+        left_changed=sum(site.left_stop - site.left_start for site in sites),
+        right_changed=sum(site.right_stop - site.right_start for site in sites),
+        site_places=tuple(left.start + site.left_start for site in sites[:SITES_MOST]),
+    )
+
+
+def plain_tokens(ids: Ids, start: int = 0) -> Tokens:
+    """Ids without any state; the first stands at offset ``start``."""
+    n = len(ids)
+    return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_))
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """The sites, without the HTML."""
+    sites = [
+        {
+            "left_start": line.left_start, "left_stop": line.left_stop,
+            "right_start": line.right_start, "right_stop": line.right_stop,
+            "left_ids": list(line.left_ids), "right_ids": list(line.right_ids),
+        }
+        for line in comparison.lines if line.kind == "site"
+    ]  # fmt: skip
+    return {
+        "n_left": comparison.n_left,
+        "n_right": comparison.n_right,
+        "n_sites": comparison.n_sites,
+        "left_changed": comparison.left_changed,
+        "right_changed": comparison.right_changed,
+        "sites": sites,
+    }
+
+
+def with_texts(report: dict[str, Any], painter: TokenPainter) -> dict[str, Any]:
+    """Adds ``left_text`` and ``right_text`` to each site where the tokenizer is known."""
+    if painter.table is not None:
+        for site in report["sites"]:
+            for side in ("left", "right"):
+                site[f"{side}_text"] = text_of(painter, np.asarray(site[f"{side}_ids"], dtype=np.int32))
+    return report
+
+
+def text_of(painter: TokenPainter, ids: Ids) -> str:
+    """Ids decoded; bytes that are no text become U+FFFD."""
+    return painter.table.text(ids) if painter.table is not None else ""
+
+
+def first_places(places: Sequence[int], most: int = 5) -> str:
+    """Where the differences begin, as a sentence: a few offsets and the number of the others."""
+    named = ", ".join(f"{place:,}" for place in places[:most])
+    more = f" and {len(places) - most:,} more" if len(places) > most else ""
+    return f"At token{'s' * (len(places) > 1)} {named}{more}."

@@ -1,0 +1,141 @@
+"""The pane of the trajectory page: which turns are drawn, and how much of them, for the place that a URL names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from django.utils.safestring import SafeString
+
+from inspector.html.tokens import Block, TokenPainter, Tokens
+from inspector.trajectories.place import RUNS_LIMIT, WINDOW, Lens, Place, View
+from inspector.trajectories.turns import Turn
+
+RUNS_BYTES = 2_000_000
+"""HTML of one response of the run view; what is beyond is fetched when it is reached."""
+
+MARGIN = 3
+"""Tokens read beyond either edge: a character has at most four bytes, so at most three tokens reach over an edge."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """The part of one turn that is shown."""
+
+    turn: Turn
+    start: int
+    stop: int
+    url: str
+    """The turn in the token view."""
+    html: SafeString | None = None
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def is_continued(self) -> bool:
+        return self.start > self.turn.start
+
+    @property
+    def tokens_text(self) -> str:
+        return f"tokens {self.turn.start:,}-{self.turn.stop:,}" if self.turn.n_tokens else "no tokens"
+
+    @property
+    def trained_text(self) -> str:
+        n = self.turn.n_trained
+        if n is None:
+            return ""
+        return "all trained" if n and n == self.turn.n_tokens else f"{n:,} trained" if n else "not trained"
+
+    @property
+    def findings_text(self) -> str:
+        n = len(self.turn.findings)
+        return f"{n} finding{'s' * (n != 1)}" if n else ""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What the pane shows: row offsets ``[start, stop)`` in sections, and where the neighbours are."""
+
+    sections: tuple[Section, ...]
+    start: int
+    stop: int
+    n_tokens: int
+    previous_url: str = ""
+    next_url: str = ""
+    more_url: str = ""
+    """Of the run view: the part that did not fit into this response."""
+    lens_notes: dict[str, str] = field(default_factory=dict)
+    """Lens -> why it colours nothing here."""
+
+
+def wanted_range(place: Place, n_tokens: int) -> tuple[int, int]:
+    """Row offsets to read for a place, margins included."""
+    size = WINDOW if place.view == View.TOKENS else RUNS_LIMIT
+    return max(place.window - MARGIN, 0), min(place.window + size + MARGIN, n_tokens)
+
+
+def build_reader(place: Place, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter) -> Reader:
+    """``tokens`` holds :func:`wanted_range`. Time and size are bounded by the window, not by the row."""
+    ranges = [(item.start, item.stop) for turn in turns for item in turn.findings]
+    size = WINDOW if place.view == View.TOKENS else RUNS_LIMIT
+    start, stop = place.window, min(place.window + size, n_tokens)
+    sections = []
+    written = 0
+    for turn in turns:
+        a, b = max(turn.start, start), min(turn.stop, stop)
+        if b < a or (b == a and turn.n_tokens) or (turn.start == turn.stop and not start <= turn.start <= stop):
+            continue
+        url = place.query(view=View.TOKENS, mark=(turn.start, max(turn.stop, turn.start + 1)), window=0)
+        if place.view == View.TOKENS:
+            left, right = min(MARGIN, a - tokens.start), min(MARGIN, tokens.start + len(tokens) - b)
+            part = tokens.slice(a - left, b + right)
+            html = painter.window(part, ranges, place.mark, margin=(left, right))
+            sections.append(Section(turn, a, b, url, html=html))
+            continue
+        if written > RUNS_BYTES:
+            stop = a
+            break
+        blocks = painter.blocks(tokens.slice(a, b), ranges, place.mark, logprob=place.lens == Lens.LOGPROB)
+        kept = 0
+        for block in blocks:
+            written += len(block.html.encode())
+            kept += 1
+            if written > RUNS_BYTES:
+                break
+        b = blocks[kept - 1].stop if blocks else b
+        sections.append(Section(turn, a, b, url, blocks=tuple(blocks[:kept])))
+        if kept < len(blocks):
+            stop = b
+            break
+    links: dict[str, str] = {}
+    if start > 0:
+        before = max(start - WINDOW, 0) if place.view == View.TOKENS else 0
+        links["previous_url"] = place.query(window=before, mark=None)
+    if stop < n_tokens:
+        key = "next_url" if place.view == View.TOKENS else "more_url"
+        links[key] = place.query(window=stop, mark=None)
+    return Reader(tuple(sections), start, stop, n_tokens, lens_notes=_lens_notes(tokens, place), **links)
+
+
+def _lens_notes(tokens: Tokens, place: Place) -> dict[str, str]:
+    """Why a lens colours nothing in what is shown."""
+    notes = {}
+    here = "in this window" if place.view == View.TOKENS else "in this row"
+    if not len(tokens):
+        return {lens.value: "There are no tokens to colour yet." for lens in Lens}
+    if not tokens.loss_mask.any():
+        notes["mask"] = f"The loss-mask lens colours nothing: no token {here} is under the gradient."
+    if not tokens.origin.any():
+        notes["origin"] = f"The origin lens colours nothing: every token {here} belongs to the first prompt."
+    elif not tokens.origin_known:
+        notes["origin"] = "Nobody recorded who wrote these tokens; the origin lens takes what is trained for sampled."
+    if tokens.logprobs is None or bool(np.isnan(tokens.logprobs).all()):
+        sampled = bool((tokens.origin == 1).any())
+        notes["logprob"] = "The log-probability lens colours nothing: " + (
+            "the source recorded no log-probabilities."
+            if sampled
+            else f"no token {here} is recorded as sampled, and only sampled tokens have one."
+        )
+    elif bool((np.nan_to_num(tokens.logprobs, nan=0.0) == 0.0).all()):
+        notes["logprob"] = "The log-probability lens colours nothing: every recorded log-probability is exactly 0."
+    return notes

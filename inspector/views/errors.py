@@ -1,0 +1,57 @@
+"""Help, and the pages of errors."""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_not_required
+from django.core.exceptions import RequestDataTooBig, TooManyFilesSent
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from inspector.web.twins import error_page
+
+
+@login_not_required
+@require_safe
+def help_page(request: HttpRequest) -> HttpResponse:
+    """The words of the product and the list of keys; needs no login."""
+    return render(request, "help.html")
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """400, or 413 for an upload beyond the limit."""
+    if isinstance(exception, RequestDataTooBig):
+        sentence = str(exception)
+        if "INSPECTOR_UPLOAD_MAX_MB" not in sentence:
+            sentence = "The form's text is larger than this server accepts. Upload it as a file instead."
+        return error_page(request, 413, "Too large", sentence)
+    if isinstance(exception, TooManyFilesSent):
+        return error_page(
+            request, 400, "Too many files", "At most 200 files can be sent at once. Send the rest in a second import."
+        )
+    return error_page(
+        request, 400, "This request cannot be read", "The address or the form is malformed. Go back and try once more."
+    )
+
+
+def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
+    return error_page(request, 403, "Not allowed", str(exception) or "Your login does not allow this.")
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """404 with the sentence of the view that raised it, where there is one."""
+    sentence = str(exception.args[0]) if isinstance(exception, Http404) and exception.args else ""
+    if not sentence or sentence.startswith("{"):  # the resolver's own arguments are a dict
+        sentence = "There is nothing at this address. It may have been deleted, or the link is cut short."
+    return error_page(request, 404, "Not found", sentence)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """500: says where the cause is written, never the cause itself."""
+    return error_page(
+        request,
+        500,
+        "Something broke here",
+        "The error has been logged with the time and the id of this request; nothing half-done was kept. "
+        "Look into the logs folder of the data folder, or try again.",
+    )

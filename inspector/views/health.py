@@ -1,0 +1,23 @@
+"""`/health`: whether the database, Redis and the workers answer."""
+
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from inspector.server.health import check_health
+
+
+@login_not_required
+@never_cache
+@require_safe
+def health(request: HttpRequest) -> JsonResponse:
+    """200 when every part is well, 503 otherwise; says nothing about the data."""
+    state = check_health()
+    body = {
+        "status": "ok" if state.is_well else "degraded",
+        "database": state.database,
+        "redis": state.redis,
+        "workers": state.workers,
+    }
+    return JsonResponse(body, status=200 if state.is_well else 503)

@@ -1,0 +1,87 @@
+"""Who may look: one-time login links, and the rule that every page but a few needs a login.
+
+A link's token is stored as a hash in a file of the data folder, whose deletion is its use, so that it
+works once.
+"""
+
+import hashlib
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth import middleware as auth_middleware
+from django.contrib.auth.models import AbstractBaseUser
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from inspector.server.paths import private_folder, write_private
+
+LOCAL_USER = "local"
+
+
+def _folder() -> Path:
+    return private_folder(settings.INSPECTOR_DATA / "run" / "login")
+
+
+def _place(token: str) -> Path:
+    return _folder() / hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def make_token() -> str:
+    """A fresh token that logs one browser in, once, within `LOGIN_LINK_SECONDS`; expired ones are swept."""
+    now = time.time()
+    for path in _folder().iterdir():
+        if not path.name.startswith(".") and _expiry(path) < now:
+            path.unlink(missing_ok=True)
+    token = secrets.token_urlsafe(24)
+    write_private(_place(token), json.dumps({"expires": now + settings.LOGIN_LINK_SECONDS}))
+    return token
+
+
+def _expiry(path: Path) -> float:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["expires"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
+def use_token(token: str) -> bool:
+    """True the first time a live token is shown, False ever after."""
+    if not token or len(token) > 200:
+        return False
+    path = _place(token)
+    expires = _expiry(path)
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return expires >= time.time()
+
+
+def local_user() -> AbstractBaseUser:
+    """The account behind the login links, made on first use; it has no password."""
+    user, created = get_user_model().objects.get_or_create(username=LOCAL_USER)
+    if created:
+        user.set_unusable_password()
+        user.save(update_fields=["password"])
+    return user
+
+
+class LoginRequiredMiddleware(auth_middleware.LoginRequiredMiddleware):
+    """Every view needs a login unless it is marked `login_not_required`; scripts get a status instead of a redirect."""
+
+    def handle_no_permission(  # type: ignore[override]  # Django calls whatever it gives an answer
+        self, request: HttpRequest, view_func: Any
+    ) -> HttpResponse:
+        if request.path.endswith(".json"):
+            message = "Log in first: open the link that `manage.py login_link` prints, or use a share link."
+            return JsonResponse({"error": message}, status=401)
+        response: HttpResponse = super().handle_no_permission(request, view_func)
+        if request.headers.get("HX-Request") == "true":
+            target = response["Location"]
+            response = HttpResponse(status=401)
+            response["HX-Redirect"] = target
+        return response
