@@ -21,7 +21,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
 
 from celery import Celery, signals  # noqa: E402
 
-HEARTBEAT_EVERY_S = 2.0
+HEARTBEAT_SECONDS = 2.0
 
 app = Celery("inspector")
 app.config_from_object("django.conf:settings", namespace="CELERY")
@@ -52,11 +52,11 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
         while not stop.is_set():
             try:
                 for queue in queues:
-                    cache.set(heartbeat_key(queue), sender.hostname, workers.LIVES_S)
+                    cache.set(heartbeat_key(queue), sender.hostname, workers.LIVES_SECONDS)
                 workers.announce(redis, describer.describe())
             except Exception:
                 logging.getLogger(__name__).warning("heartbeat not written: Redis does not answer")
-            stop.wait(HEARTBEAT_EVERY_S)
+            stop.wait(HEARTBEAT_SECONDS)
         for queue in queues:
             cache.delete(heartbeat_key(queue))
         workers.withdraw(redis, sender.hostname)

@@ -9,10 +9,10 @@ import dj_database_url
 from csp.constants import NONE, SELF
 
 from inspector.server import paths
-from inspector.server.env import Environment
+from inspector.server.env import EnvironmentReader
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-env = Environment()
+env = EnvironmentReader()
 
 # --- where data lives -------------------------------------------------------------------------------------------------
 INSPECTOR_DATA = Path(env.text("INSPECTOR_DATA", str(BASE_DIR / "data"))).expanduser().resolve()

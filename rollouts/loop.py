@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, reason
-from rollouts.engines.worker import EngineClosed, EngineFacts, EngineOwner
+from rollouts.engines.worker import EngineClosed, EngineInfo, EngineOwner
 from rollouts.environments import Environment, Episode, Outcome, Task
 from rollouts.replies.parsing import Parse, answering, with_call_ids
 from rollouts.tito.interfaces import RenderFailed
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class RolloutJob:
     """A trajectory to make, or to go on with."""
 
     key: Any
@@ -43,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RolloutLimits:
     sampling: Sampling
     """Its ``seed`` is ignored: each step's follows from the job's."""
     max_turns: int = 8
@@ -57,7 +57,7 @@ class Limits:
 class Finished:
     """The end of a trajectory: an outcome, or an error sentence."""
 
-    job: Job
+    job: RolloutJob
     n_steps: int
     stop_reason: str = ""
     reward: float | None = None
@@ -69,7 +69,7 @@ class Finished:
     """Set when the strategy refused the chat template because it is not prefix-preserving."""
 
     @classmethod
-    def refused(cls, job: Job, n_steps: int, error: Exception) -> Finished:
+    def refused(cls, job: RolloutJob, n_steps: int, error: Exception) -> Finished:
         """The end of a trajectory that its strategy cannot go on with."""
         return cls(job, n_steps, error=str(error), rewrites=error if isinstance(error, TemplateRewrites) else None)
 
@@ -78,9 +78,9 @@ class Finished:
 class Callbacks:
     """How the caller takes part; all are called in the loop's own thread."""
 
-    more: Callable[[int, bool], Sequence[Job] | None]
+    more: Callable[[int, bool], Sequence[RolloutJob] | None]
     """Up to so many further jobs; None = there are no more. Waits for the first only when told to."""
-    on_steps: Callable[[Sequence[tuple[Job, int, Step]]], None]
+    on_steps: Callable[[Sequence[tuple[RolloutJob, int, Step]]], None]
     """Steps as soon as they are sampled: (job, step index, step)."""
     on_done: Callable[[Sequence[Finished]], None]
     should_stop: Callable[[], bool]
@@ -91,7 +91,7 @@ class Callbacks:
 class BatchEnd:
     """Why ``run_batch`` returned."""
 
-    stopped: tuple[Job, ...] = ()
+    stopped: tuple[RolloutJob, ...] = ()
     """Jobs that were under way when it was told to stop (or the engine shut down); they can be taken up again."""
     error: str = ""
     """Set when the engine died and died again: the sentence that says why."""
@@ -99,7 +99,7 @@ class BatchEnd:
 
 @dataclass(eq=False)
 class _Live:
-    job: Job
+    job: RolloutJob
     strategy: Strategy
     episode: Episode
     messages: list[Message]
@@ -123,7 +123,7 @@ def run_batch(
     environment: Environment,
     new_strategy: Callable[[], Strategy],
     parse: Parse,
-    limits: Limits,
+    limits: RolloutLimits,
     callbacks: Callbacks,
     template_kwargs: Mapping[str, Any] | None = None,
     policy_version: str = "",
@@ -134,23 +134,23 @@ def run_batch(
     ``call_ids``: give every parsed call an id and its answer the same one, for templates that want them.
     """
     try:
-        facts = _facts(engine, callbacks.should_stop)
+        info = _engine_info(engine, callbacks.should_stop)
     except EngineClosed:
         return BatchEnd()
     except EngineError as error:
         return BatchEnd(error=str(error))
-    if facts is None:
+    if info is None:
         return BatchEnd()
-    batch = _Batch(engine, facts, environment, new_strategy, parse, limits, callbacks)
+    batch = _Batch(engine, info, environment, new_strategy, parse, limits, callbacks)
     batch.template_kwargs = dict(template_kwargs or {})
     batch.policy_version = policy_version
     batch.call_ids = call_ids
     return batch.run()
 
 
-def _facts(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineFacts | None:
+def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineInfo | None:
     """What the engine is, once it is loaded; None when told to stop first. Its loading goes on for the next run."""
-    asked = engine.ask_facts()
+    asked = engine.ask_info()
     while not should_stop():
         try:
             return asked.result(POLL_SECONDS)
@@ -172,20 +172,20 @@ class _Batch:
     def __init__(
         self,
         engine: EngineOwner,
-        facts: EngineFacts,
+        info: EngineInfo,
         environment: Environment,
         new_strategy: Callable[[], Strategy],
         parse: Parse,
-        limits: Limits,
+        limits: RolloutLimits,
         callbacks: Callbacks,
     ) -> None:
-        self._engine, self._facts, self._environment = engine, facts, environment
+        self._engine, self._engine_info, self._environment = engine, info, environment
         self._new_strategy, self._parse, self._limits, self._callbacks = new_strategy, parse, limits, callbacks
         self._number = next(_numbers)
         self._live: set[_Live] = set()
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._answers = _Answers()
-        self._steps: list[tuple[Job, int, Step]] = []
+        self._steps: list[tuple[RolloutJob, int, Step]] = []
         self._done: list[Finished] = []
         self._exhausted = False
         self._n_deaths = 0  # of the engine, since the last completion that came back
@@ -193,7 +193,7 @@ class _Batch:
         self._closing = False
 
     def run(self) -> BatchEnd:
-        stopped: tuple[Job, ...] = ()
+        stopped: tuple[RolloutJob, ...] = ()
         next_poll = 0.0
         try:
             while True:
@@ -244,7 +244,7 @@ class _Batch:
 
     # -- one trajectory ------------------------------------------------------------------------------------------------
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: RolloutJob) -> None:
         strategy = self._new_strategy()
         try:
             prompt = strategy.begin(job.task.messages, job.task.tools, self.template_kwargs)
@@ -269,7 +269,7 @@ class _Batch:
                 return
             self._completed(live, stored.completion_ids, stored.logprobs, stored.finish_reason)
             return
-        if len(live.prompt_ids) >= self._facts.max_model_len:
+        if len(live.prompt_ids) >= self._engine_info.max_model_len:
             self._truncate(live, "length")
             return
         live.request_id = f"{live.job.key}.{live.n_steps}.{self._number}"
@@ -313,12 +313,12 @@ class _Batch:
         return with_call_ids(reply, live.job.key if live.job.seed is None else live.job.seed, live.n_calls)
 
     def _step(self, live: _Live, generation: Generation, reply: Message) -> Step:
-        sampling, facts, task = self._limits.sampling, self._facts, live.job.task
+        sampling, info, task = self._limits.sampling, self._engine_info, live.job.task
         return Step(
             prompt_ids=live.prompt_ids,
             completion_ids=generation.completion_ids,
             logprobs=generation.logprobs,
-            logprobs_mode=facts.logprobs_mode,
+            logprobs_mode=info.logprobs_mode,
             finish_reason=generation.finish_reason,
             stop_reason=generation.stop_reason,
             request=Request(
@@ -328,7 +328,7 @@ class _Batch:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            engine=f"{facts.name} {facts.version}",
+            engine=f"{info.name} {info.version}",
             policy_version=self.policy_version,
             delta_origin=live.strategy.delta_origin,
         )

@@ -151,7 +151,7 @@ class Rejection(models.Model):
     reason = models.TextField()
 
 
-class Trajectory(models.Model):
+class StoredTrajectory(models.Model):
     """One episode."""
 
     class Status(models.TextChoices):
@@ -191,6 +191,7 @@ class Trajectory(models.Model):
     worst_severity = models.CharField(max_length=10, blank=True)
 
     class Meta:
+        db_table = "rollouts_trajectory"
         constraints = [
             models.UniqueConstraint(fields=["run", "index"], name="trajectory_index_in_run"),
             models.UniqueConstraint(fields=["run", "external_id"], name="trajectory_external_id_in_run"),
@@ -210,25 +211,26 @@ class Trajectory(models.Model):
         ]
 
 
-class Row(models.Model):
+class StoredRow(models.Model):
     """One training row. A row that is the stream of a step keeps no tokens of its own: ``last_step`` names it."""
 
-    trajectory = models.ForeignKey(Trajectory, on_delete=models.CASCADE, related_name="rows")
+    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, related_name="rows")
     index = models.PositiveIntegerField()
-    last_step = models.ForeignKey("Step", null=True, on_delete=models.CASCADE, related_name="+")
+    last_step = models.ForeignKey("StoredStep", null=True, on_delete=models.CASCADE, related_name="+")
     n_tokens = models.PositiveIntegerField()
     n_trained = models.PositiveIntegerField()
     step_indices = models.JSONField(default=list, help_text="Steps whose completions it trains.")
     extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
 
     class Meta:
+        db_table = "rollouts_row"
         constraints = [models.UniqueConstraint(fields=["trajectory", "index"], name="row_index_in_trajectory")]
 
 
 class RowTokens(models.Model):
     """The arrays of a row that is no step's stream, each as long as the source had it."""
 
-    row = models.OneToOneField(Row, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
+    row = models.OneToOneField(StoredRow, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
     ids = IdsField()
     loss_mask = MaskField()
     logprobs = FloatsField(null=True)
@@ -238,7 +240,7 @@ class RowTokens(models.Model):
 class RowColumn(models.Model):
     """A trainer-side column of a row: advantages, entropy, trainer logprobs, ..."""
 
-    row = models.ForeignKey(Row, on_delete=models.CASCADE, related_name="columns")
+    row = models.ForeignKey(StoredRow, on_delete=models.CASCADE, related_name="columns")
     name = models.CharField(max_length=60)
     values = FloatsField()
 
@@ -246,10 +248,10 @@ class RowColumn(models.Model):
         constraints = [models.UniqueConstraint(fields=["row", "name"], name="column_name_in_row")]
 
 
-class Step(models.Model):
+class StoredStep(models.Model):
     """One engine call."""
 
-    trajectory = models.ForeignKey(Trajectory, on_delete=models.CASCADE, related_name="steps")
+    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, related_name="steps")
     index = models.PositiveIntegerField()
     parent = models.ForeignKey("self", null=True, on_delete=models.CASCADE, related_name="children")
     shared_length = models.PositiveIntegerField(
@@ -280,6 +282,7 @@ class Step(models.Model):
     extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
 
     class Meta:
+        db_table = "rollouts_step"
         constraints = [models.UniqueConstraint(fields=["trajectory", "index"], name="step_index_in_trajectory")]
         indexes = [
             # Every step of a million at which the stream broke.
@@ -294,17 +297,17 @@ class Step(models.Model):
 class StepTokens(models.Model):
     """The tokens a step adds."""
 
-    step = models.OneToOneField(Step, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
+    step = models.OneToOneField(StoredStep, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
     delta_ids = IdsField(help_text="prompt_ids[shared_length:]")
     delta_origin = OriginsField(null=True)
     completion_ids = IdsField()
     logprobs = FloatsField(null=True)
 
 
-class Finding(models.Model):
+class StoredFinding(models.Model):
     """A persisted diagnosis."""
 
-    trajectory = models.ForeignKey(Trajectory, on_delete=models.CASCADE, related_name="findings")
+    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, related_name="findings")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="findings")
     step_index = models.PositiveIntegerField(null=True)
     row_index = models.PositiveIntegerField(null=True)
@@ -328,6 +331,7 @@ class Finding(models.Model):
     version = models.PositiveIntegerField(help_text="Of the diagnosis that made it.")
 
     class Meta:
+        db_table = "rollouts_finding"
         indexes = [
             # The findings of one trajectory, in reading order.
             models.Index(fields=["trajectory", "step_index", "start"], name="finding_in_trajectory"),
@@ -372,7 +376,7 @@ class Replay(models.Model):
         DONE = "done"
         FAILED = "failed"
 
-    trajectory = models.OneToOneField(Trajectory, on_delete=models.CASCADE, related_name="replay")
+    trajectory = models.OneToOneField(StoredTrajectory, on_delete=models.CASCADE, related_name="replay")
     key = models.CharField(max_length=64, help_text="Hash of all that it follows from; another one makes it stale.")
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
     error = models.TextField(blank=True)
@@ -452,7 +456,7 @@ class ShareLink(models.Model):
     )
     hint = models.CharField(max_length=8, help_text="First characters of the token, to tell links apart.")
     run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE)
-    trajectory = models.ForeignKey(Trajectory, null=True, on_delete=models.CASCADE)
+    trajectory = models.ForeignKey(StoredTrajectory, null=True, on_delete=models.CASCADE)
     check_result = models.ForeignKey(TemplateCheck, null=True, on_delete=models.CASCADE)
     query = models.CharField(max_length=500, blank=True, help_text="The view that the link opens, e.g. t=1204-1260.")
     note = models.CharField(max_length=500, blank=True)

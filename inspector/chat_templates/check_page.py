@@ -145,7 +145,7 @@ def _probe(check: Mapping[str, Any]) -> dict[str, Any]:
         "token_passed": check["token_passed"],
         "lines": check["lines"],
         "decided_by": check["decided_by"],
-        "sides": _sides(window) if window else None,
+        "sides": _both_renders(window) if window else None,
         "conversation": _conversation(check["conversations"]),
     }
 
@@ -155,7 +155,7 @@ def _word(check: Mapping[str, Any]) -> str:
     return "not rendered" if word == "unsupported" else word
 
 
-def _sides(window: Mapping[str, Any]) -> dict[str, Any]:
+def _both_renders(window: Mapping[str, Any]) -> dict[str, Any]:
     """The shared tokens before the difference, and what either render has from there on."""
     shared = window["index"] - window["start"]
     return {

@@ -12,7 +12,7 @@ from django.http import QueryDict
 
 from inspector.chat_templates.check_forms import MAX_JSON_CHARACTERS
 from inspector.web.twins import whole_number
-from rollouts.models import ChatTemplate, Content, Run, Step, TemplateCheck, Tokenizer, Trajectory
+from rollouts.models import ChatTemplate, Content, Run, StoredStep, StoredTrajectory, TemplateCheck, Tokenizer
 from rollouts.work import template_checks
 
 
@@ -54,11 +54,11 @@ def subject(params: QueryDict) -> Subject | None:
     code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
     if not code and not run_code:
         return None
-    trajectory = Trajectory.objects.filter(code=code).first() if code else None
+    trajectory = StoredTrajectory.objects.filter(code=code).first() if code else None
     run = _runs().filter(pk=trajectory.run_id).first() if trajectory else _runs().filter(code=run_code).first()
     if run is None:
         return None
-    trajectory = trajectory or Trajectory.objects.filter(run=run).order_by("index").first()
+    trajectory = trajectory or StoredTrajectory.objects.filter(run=run).order_by("index").first()
     index = whole_number(params.get("step")) or 0
     step = _steps().filter(trajectory=trajectory, index=index).first() if trajectory else None
     chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
@@ -74,8 +74,8 @@ def _runs() -> QuerySet[Run]:
     return Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
 
 
-def _steps() -> QuerySet[Step]:
-    return Step.objects.select_related("tools", "template_kwargs")
+def _steps() -> QuerySet[StoredStep]:
+    return StoredStep.objects.select_related("tools", "template_kwargs")
 
 
 def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from rollouts.models import TemplateCheck
 from rollouts.work import template_checks
 
-CHANGED_MOST = 100
+MAX_CHANGED = 100
 """Conversations whose change is drawn; the JSON twin has them all."""
 TITLES = {
     "tools": "For tool results: the smallest change",
@@ -49,8 +49,8 @@ def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "fixes": [{"name": name, "title": titles.get(name, name)} for name in repair["fixes"]],
                 "still_broken": [{"name": name, "title": titles.get(name, name)} for name in repair["still_broken"]],
                 "n_changed": len(changed),
-                "changed": [_changed(one) for one in changed[:CHANGED_MOST]],
-                "rest": max(0, len(changed) - CHANGED_MOST),
+                "changed": [_changed(one) for one in changed[:MAX_CHANGED]],
+                "rest": max(0, len(changed) - MAX_CHANGED),
             }
         )
     return found

@@ -100,7 +100,7 @@ SHARES = Frame(width=960, top=18, base=170, gap=3)
 STRIP_WIDTH = 1000
 """Width of the viewBox of a row's minimap and of its strip of surprise."""
 STRIP_HEIGHT = 40
-MAP_MOST = 500
+MAX_MAP_PIECES = 500
 """Elements of a minimap: beyond that neighbours are merged."""
 
 
@@ -159,7 +159,7 @@ def minimap(turns: Sequence[Turn], n_tokens: int) -> list[TokenBar]:
     if not n_tokens:
         return []
     scale = STRIP_WIDTH / n_tokens
-    least = n_tokens / MAP_MOST
+    least = n_tokens / MAX_MAP_PIECES
     pieces: list[TokenBar] = []
     pending: list[Turn] = []
     for turn in turns:

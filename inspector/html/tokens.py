@@ -26,7 +26,7 @@ LOGPROB_EDGES = (-0.01, -0.1, -0.3, -0.7, -1.4, -2.3, -4.6, -9.2)
 
 N_LOGPROB = len(LOGPROB_EDGES) + 2
 NO_LOGPROB = N_LOGPROB - 1
-MEMO_LIMIT = 200_000
+MAX_MEMO = 200_000
 
 # State bits, low to high: origin 3, mask 1, logprob class 4, finding 1, mark 1.
 _MASK, _QUANTILE, _FINDING, _MARK = 3, 4, 8, 9
@@ -163,10 +163,10 @@ class TokenPainter:
 
     def _fill(self, keys: list[int]) -> dict[int, str]:
         """Draw what was not drawn before; gives the memo that holds it (another thread may start a new one)."""
-        if len(self._memo) > MEMO_LIMIT:
+        if len(self._memo) > MAX_MEMO:
             # A bound, not a policy: a few windows later it is warm again. A new dict: a reader keeps the old one.
             self._memo = {}
-        if len(self._stretches) > MEMO_LIMIT // 10:
+        if len(self._stretches) > MAX_MEMO // 10:
             self._stretches = {}
         memo, new = self._memo, {}
         for key in set(keys):

@@ -11,7 +11,7 @@ from django.urls import reverse
 from inspector.html.charts import SHARES, share_bars
 from inspector.runs.cached_figures import cost_of
 from inspector.runs.strategies import strategies_of
-from inspector.runs.values import run_facts
+from inspector.runs.values import run_values
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.access import reads_run
 from inspector.web.twins import page
@@ -32,7 +32,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     also = f"&finding={kind}" if kind else ""
     slices = _slices(total, found.spread.along)
     data: dict[str, Any] = {
-        "run": run_facts(run),
+        "run": run_values(run),
         "finding": kind,
         "kinds": [_kind(one, total, run.n_sampled, here) for one in found.kinds],
         "by_step": [{"step": step, "trajectories": n} for step, n in found.spread.by_step],

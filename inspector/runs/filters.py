@@ -11,7 +11,7 @@ from django.http import QueryDict
 
 from inspector.web.twins import whole_number
 from rollouts import selectors
-from rollouts.models import Trajectory
+from rollouts.models import StoredTrajectory
 from rollouts.tito.diagnose.finding import Severity
 
 SORTS = {
@@ -23,7 +23,7 @@ SORTS = {
     "-n_findings": "most findings first",
 }
 """The orders that the list offers, of those that `selectors.SORTS` knows."""
-STATUSES = tuple(Trajectory.Status.values)
+STATUSES = tuple(StoredTrajectory.Status.values)
 NUMBERS = {"at": "step", "from": "first", "to": "last", "tokens_min": "tokens_min", "tokens_max": "tokens_max"}
 """Parameters that take a whole number, and the field that holds it."""
 SEVERITIES = tuple(severity.value for severity in Severity)

@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from inspector.runs.jobs import for_page, is_offered, job_facts
+from inspector.runs.jobs import for_page, is_offered, job_values
 from inspector.runs.values import is_active
 from inspector.web.access import reads_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
@@ -24,9 +24,9 @@ from rollouts.tasks import jobs
 from rollouts.work import exporting
 from rollouts.work.exporting import Wanted
 
-LARGEST = 500_000
+MAX_TOKENS_IN_REQUEST = 500_000
 """Tokens of a run that a request writes; a larger one is written by a worker."""
-MOST_TRAJECTORIES = 2_000
+MAX_TRAJECTORIES = 2_000
 IN_MEMORY = 8 << 20
 
 
@@ -61,7 +61,7 @@ def _so_far(job: Job) -> str:
 def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
     if wants_json(request):
         body = {"run": run.code, "message" if status < 400 else "error": sentence}
-        return json_page(body | ({"job": job_facts(job, run)} if job is not None else {}), status)
+        return json_page(body | ({"job": job_values(job, run)} if job is not None else {}), status)
     if status < 400:
         messages.success(request, sentence)
     else:
@@ -93,8 +93,8 @@ def fits_a_request(run: Run, wanted: Wanted) -> bool:
     return (
         not wanted.strategy
         and not wanted.leave_out
-        and run.n_tokens <= LARGEST
-        and run.n_trajectories <= MOST_TRAJECTORIES
+        and run.n_tokens <= MAX_TOKENS_IN_REQUEST
+        and run.n_trajectories <= MAX_TRAJECTORIES
     )
 
 
@@ -163,7 +163,7 @@ def replay(request: HttpRequest, code: str) -> HttpResponse:
             status = 503
     if wants_json(request):
         return json_page(
-            {"run": run.code, **({"error": sentence} if sentence else {"job": job_facts(job, run)})}, status
+            {"run": run.code, **({"error": sentence} if sentence else {"job": job_values(job, run)})}, status
         )
     if sentence:
         messages.error(request, sentence, extra_tags="error")
@@ -176,7 +176,7 @@ def cancel_job(request: HttpRequest, code: str, job: str) -> HttpResponse:
     held = get_object_or_404(Job.objects.select_related("run"), run__code=code, code=job)
     services.cancel_job(held)
     if wants_json(request):
-        return json_page(job_facts(held, held.run))
+        return json_page(job_values(held, held.run))
     if held.kind == Job.Kind.REPLAY:
         return redirect(f"{reverse('run-cost', args=[code])}#strategies")
     return redirect(f"{reverse('run', args=[code])}#work")

@@ -11,13 +11,13 @@ from django.utils import timezone
 from rollouts.models import Job, Run
 from rollouts.services.jobs import is_silent
 
-JOBS_SHOWN = 10
+MAX_JOBS = 10
 ACTIVE = (Job.Status.QUEUED, Job.Status.RUNNING)
 
 
 def latest_jobs(run: Run) -> list[Job]:
     """The newest first. One query."""
-    return list(run.jobs.select_related("created_by").order_by("-pk")[:JOBS_SHOWN])
+    return list(run.jobs.select_related("created_by").order_by("-pk")[:MAX_JOBS])
 
 
 def is_active(job: Job) -> bool:
@@ -25,7 +25,7 @@ def is_active(job: Job) -> bool:
     return job.status in ACTIVE
 
 
-def has_just_judged(job: Job) -> bool:
+def has_just_diagnosed(job: Job) -> bool:
     """Its end changed the findings of the run a moment ago."""
     ended = job.kind == Job.Kind.DIAGNOSE and job.finished_at is not None
     return ended and timezone.now() - (job.finished_at or job.created_at) < timedelta(seconds=10)
@@ -36,7 +36,7 @@ def is_offered(job: Job) -> bool:
     return job.status == Job.Status.DONE and job.expires_at is not None and job.expires_at > timezone.now()
 
 
-def job_facts(job: Job, run: Run) -> dict[str, Any]:
+def job_values(job: Job, run: Run) -> dict[str, Any]:
     """A job as a line of the list."""
     where = {"code": run.code, "job": job.code}
     return {

@@ -19,10 +19,10 @@ from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.about import ABOUT
 from rollouts.work import renderers_package
-from rollouts.work.launch import SEEDS, LaunchForm, served_models
+from rollouts.work.launch import SEEDS, LaunchSettings, served_models
 
-MOST_PROBLEMS = 10
-MOST_TEMPLATES = 200
+MAX_PROBLEMS = 10
+MAX_TEMPLATES = 200
 """Registered chat templates that are offered, the newest first; any other can be named in the address."""
 TEMPLATES = ("chat_template", "rows_chat_template")
 
@@ -138,7 +138,7 @@ class NewRunForm(PlainForm):
     )
 
     def __init__(self, data: Any = None, files: Any = None, initial: Mapping[str, Any] | None = None) -> None:
-        self._defaults = asdict(LaunchForm())
+        self._defaults = asdict(LaunchSettings())
         self._defaults |= {"stop": "", "template_kwargs": ""}
         super().__init__(data, files, initial={**self._defaults, **(initial or {})})
         for name, choices in (
@@ -158,7 +158,7 @@ class NewRunForm(PlainForm):
 
     def _offer_templates(self) -> None:
         newest = ChatTemplate.objects.order_by("-created_at", "sha256").only("sha256", "label")
-        offered = {one.sha256: one for one in newest[:MOST_TEMPLATES]}
+        offered = {one.sha256: one for one in newest[:MAX_TEMPLATES]}
         given = {str(self[name].value() or "")[:64].replace("\0", "") for name in TEMPLATES}
         offered |= {one.sha256: one for one in newest.filter(pk__in=given - {""} - offered.keys())}
         choices = [(key, f"{one.label or 'without a name'} ({key[:8]})") for key, one in offered.items()]
@@ -187,7 +187,7 @@ class NewRunForm(PlainForm):
         try:
             return read_prompts(upload.file)
         except PromptsRejected as refusal:
-            raise forms.ValidationError([str(problem) for problem in refusal.problems[:MOST_PROBLEMS]]) from refusal
+            raise forms.ValidationError([str(problem) for problem in refusal.problems[:MAX_PROBLEMS]]) from refusal
 
     def clean_stop(self) -> list[str]:
         lines: str = self.cleaned_data["stop"]
@@ -222,14 +222,14 @@ class NewRunForm(PlainForm):
             except forms.ValidationError as error:
                 self.add_error(f"{name}_file", error)
 
-    def launch_form(self) -> LaunchForm:
+    def launch_form(self) -> LaunchSettings:
         """The launch that a valid form asks for; templates that are new here are registered."""
-        known = {field.name for field in fields(LaunchForm)}
+        known = {field.name for field in fields(LaunchSettings)}
         values = {name: value for name, value in self.cleaned_data.items() if name in known}
         for name in TEMPLATES:
             if new := self.cleaned_data.get(f"{name}_new"):
                 values[name] = services.register_chat_template(*new).sha256
-        return LaunchForm(**values)
+        return LaunchSettings(**values)
 
     def add_problems(self, problems: dict[str, str]) -> None:
         """Put the launch's own objections beside their fields."""

@@ -11,7 +11,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.runs.launch_form import NewRunForm, filled_in
-from inspector.runs.values import run_facts
+from inspector.runs.values import run_values
 from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import Run
 from rollouts.tito.strategies import STRATEGIES
@@ -29,7 +29,7 @@ def new(request: HttpRequest) -> HttpResponse:
         form = NewRunForm(request.POST, request.FILES)
         run = _launch(form, request)
         if run is not None:
-            return json_page(run_facts(run), 201) if wants_json(request) else redirect("run", run.code)
+            return json_page(run_values(run), 201) if wants_json(request) else redirect("run", run.code)
         status = 422
     else:
         initial, notices = filled_in(request.GET)

@@ -21,17 +21,17 @@ from inspector.runs.filters import TrajectoryFilter
 from inspector.runs.refusal import refusal
 from inspector.runs.values import (
     finding_choices,
+    findings_sentences,
     is_active,
     is_flat,
-    judgement,
     progress,
-    run_facts,
+    run_values,
     stop_choices,
-    trajectory_facts,
+    trajectory_values,
 )
 from inspector.web.twins import whole_number
 from rollouts import selectors
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 from rollouts.work import launch
 
 TRAJECTORIES_PER_PAGE = 50
@@ -59,9 +59,9 @@ def progress_part(run: Run) -> dict[str, Any]:
     """How far the run is, with the trajectories that are under way and those that nobody has begun. One query."""
     state = progress(run)
     live = run.kind == Run.Kind.LAUNCH and is_active(run)
-    state["running"] = run.trajectories.filter(status=Trajectory.Status.RUNNING).count() if live else 0
+    state["running"] = run.trajectories.filter(status=StoredTrajectory.Status.RUNNING).count() if live else 0
     state["queued"] = max(run.n_trajectories - run.n_finished - run.n_failed - state["running"], 0) if live else 0
-    return {"run": run_facts(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
+    return {"run": run_values(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
 
 
 def progress_mark(part: dict[str, Any]) -> str:
@@ -77,7 +77,7 @@ def figures_part(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
         "summary": summary,
         "chart": histogram(summary),
         "kinds": finding_choices(summary, wanted),
-        "judgement": judgement(summary),
+        "judgement": findings_sentences(summary),
         "stops": stop_choices(summary, wanted),
     }
 
@@ -105,7 +105,7 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.Page) -> dict
     query = wanted.query()
     lines = [
         {
-            **trajectory_facts(item, kinds.get(item.pk, {}), query),
+            **trajectory_values(item, kinds.get(item.pk, {}), query),
             "zero_variance": item.group in groups and is_flat(groups[item.group], is_active(run)),
         }
         for item in found.items

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from rollouts.models import ChatTemplate, Finding, Run, TemplateCheck
+from rollouts.models import ChatTemplate, Run, StoredFinding, TemplateCheck
 from rollouts.work import template_checks
 
 KINDS = ("empty_think_toggled", "template_not_append_only")
@@ -35,7 +35,7 @@ def refusal(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _finding(run: Run) -> Finding | None:
+def _finding(run: Run) -> StoredFinding | None:
     """The finding of a template that was refused before anything was sampled: it has neither step nor row."""
     if run.kind != Run.Kind.LAUNCH or not run.n_failed or not any(run.finding_counts.get(kind) for kind in KINDS):
         return None

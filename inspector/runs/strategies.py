@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inspector.runs.jobs import is_active as is_active_job
-from inspector.runs.jobs import job_facts
+from inspector.runs.jobs import job_values
 from inspector.runs.values import is_active
 from rollouts.models import Job, Run
 from rollouts.tito.strategies.about import ABOUT
@@ -22,7 +22,7 @@ def strategies_of(run: Run) -> dict[str, Any]:
     done = next((job for job in asked if job.status == Job.Status.DONE), None)
     report = done.report if done is not None else None
     return {
-        "job": job_facts(latest, run) if latest is not None else None,
+        "job": job_values(latest, run) if latest is not None else None,
         "live": latest is not None and is_active_job(latest),
         "why_not": _why_not(run),
         "recorded": report["recorded"] if report else None,

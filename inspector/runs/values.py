@@ -15,7 +15,7 @@ from inspector.runs.filters import SEVERITIES, TrajectoryFilter
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
 from inspector.trajectories.record_page import lacks_of
-from rollouts.models import Rejection, Run, Trajectory
+from rollouts.models import Rejection, Run, StoredTrajectory
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import SEEDS, engine_queue
@@ -33,7 +33,7 @@ def is_active(run: Run) -> bool:
     return run.status in ACTIVE
 
 
-def run_facts(run: Run) -> dict[str, Any]:
+def run_values(run: Run) -> dict[str, Any]:
     """A run as its page and its JSON show it: columns only, no query."""
     return {
         "code": run.code,
@@ -206,7 +206,7 @@ def severity_count(severity: str, n: int) -> str:
     return plural(n, "info finding" if severity == "info" else severity)
 
 
-def judgement(summary: RunSummary) -> list[tuple[str, str]]:
+def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
     """(severity, sentence): how many trajectories have an error, or a warning at worst, or nothing above an info."""
     counts = summary.severities
     clean = counts.get("", 0) if set(summary.by_status) == {"done"} else 0
@@ -251,7 +251,7 @@ def is_flat(group: GroupStats, live: bool) -> bool:
     return group.has_no_signal and not (live and group.n_rewards < group.n)
 
 
-def trajectory_facts(trajectory: Trajectory, kinds: Mapping[str, str], query: str = "") -> dict[str, Any]:
+def trajectory_values(trajectory: StoredTrajectory, kinds: Mapping[str, str], query: str = "") -> dict[str, Any]:
     """A trajectory as a line of the list, with the worst severity of each kind of its findings; `query` keeps the
     list's filter for its siblings."""
     return {
@@ -290,7 +290,7 @@ def tokenizer_note(run: Run, summary: RunSummary) -> str:
     return ""
 
 
-def rejection_facts(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
+def rejection_values(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
     """Lines that could not be read, in the order of the files."""
     return [{"file": item.file, "line": item.line, "reason": item.reason} for item in rejections]
 

@@ -13,11 +13,11 @@ from django.views.decorators.http import require_POST, require_safe
 
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import SORTS, STATUSES, TrajectoryFilter
-from inspector.runs.jobs import has_just_judged, job_facts, latest_jobs
+from inspector.runs.jobs import has_just_diagnosed, job_values, latest_jobs
 from inspector.runs.jobs import is_active as is_active_job
 from inspector.runs.launch_form import form_labels
 from inspector.runs.refusal import refusal
-from inspector.runs.values import is_active, rejection_facts, run_facts, run_origin, settings_words, tokenizer_note
+from inspector.runs.values import is_active, rejection_values, run_origin, run_values, settings_words, tokenizer_note
 from inspector.web.access import reads_run
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import services
@@ -26,7 +26,7 @@ from rollouts.selectors.figures import worst_of
 from rollouts.work import launch
 
 RUNS_PER_PAGE = 25
-REJECTIONS_SHOWN = 100
+MAX_REJECTIONS = 100
 
 
 @require_safe
@@ -48,7 +48,7 @@ def index(request: HttpRequest) -> HttpResponse:
     found = list(runs[: RUNS_PER_PAGE + 1])
     shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
     worst = worst_of(shown)
-    rows = [{**run_facts(run), "worst": worst.get(run.pk)} for run in shown]
+    rows = [{**run_values(run), "worst": worst.get(run.pk)} for run in shown]
     data = {"runs": rows, "next": shown[-1].code if more else None}
     filtered = any(asked[name] for name in ("text", "status", "kind"))
     live = any(is_active(run) for run in shown)
@@ -72,24 +72,24 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
         return render(request, "runs/_refusal.html", shell)
     found_jobs = latest_jobs(run)
     jobs = {
-        "jobs": [job_facts(job, run) for job in found_jobs],
+        "jobs": [job_values(job, run) for job in found_jobs],
         "jobs_live": any(is_active_job(job) for job in found_jobs),
     }
     if is_fragment(request, "run-jobs"):
-        if not jobs["jobs_live"] and any(has_just_judged(job) for job in found_jobs):
+        if not jobs["jobs_live"] and any(has_just_diagnosed(job) for job in found_jobs):
             # The findings all over the page are others now.
             return HttpResponse(headers={"HX-Refresh": "true"})
         return render(request, "runs/_jobs.html", {**shell, **jobs})
     found = parts.list_page(run, wanted)
     shell |= parts.figures_part(run, wanted)
     summary = shell["summary"]
-    rejections = list(run.rejections.order_by("pk")[:REJECTIONS_SHOWN]) if run.n_rejected else []
+    rejections = list(run.rejections.order_by("pk")[:MAX_REJECTIONS]) if run.n_rejected else []
     data = {
         "run": {**shell["run"], **run_origin(run)},
         "progress": shell["progress"],
         "refusal": shell["refusal"],
         "summary": summary,
-        "rejections": rejection_facts(rejections),
+        "rejections": rejection_values(rejections),
         "tokenizer_note": tokenizer_note(run, summary),
         **jobs,
         "filter": {**dict(wanted.pairs()), "sort": wanted.sort},
@@ -115,7 +115,7 @@ def cancel(request: HttpRequest, code: str) -> HttpResponse:
     services.cancel_run(run)
     if wants_json(request):
         run.refresh_from_db()
-        return json_page(run_facts(run))
+        return json_page(run_values(run))
     return redirect("run", run.code)
 
 
@@ -130,7 +130,7 @@ def resume(request: HttpRequest, code: str) -> HttpResponse:
             return json_page({"error": str(refusal)}, 409)
         messages.error(request, str(refusal), extra_tags="error")
     if wants_json(request):
-        return json_page(run_facts(run))
+        return json_page(run_values(run))
     return redirect("run", run.code)
 
 

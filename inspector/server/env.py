@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Problem:
+class SettingProblem:
     """One misconfiguration: what is wrong, and the way out."""
 
     message: str
@@ -20,11 +20,11 @@ class Problem:
 
 
 @dataclass
-class Environment:
+class EnvironmentReader:
     """The process environment, read with types; wrong values are collected in `problems`."""
 
     values: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[SettingProblem] = field(default_factory=list)
 
     def text(self, name: str, default: str = "") -> str:
         """The value without surrounding blanks; an empty value counts as unset."""
@@ -94,4 +94,4 @@ class Environment:
         return models
 
     def problem(self, message: str, hint: str) -> None:
-        self.problems.append(Problem(message, hint))
+        self.problems.append(SettingProblem(message, hint))

@@ -7,13 +7,13 @@ import tempfile
 from pathlib import Path
 
 # A unix socket's path is at most 107 bytes on Linux and 103 on macOS.
-LONGEST_SOCKET_PATH = 100
+MAX_SOCKET_PATH = 100
 
 
 def embedded_redis_socket(data: Path) -> Path:
     """Where the embedded Redis of this data folder listens; the same answer in every process that asks."""
     path = data.resolve() / "run" / "redis.sock"
-    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
     digest = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"rollout-inspector-{os.getuid()}-{digest}" / "redis.sock"

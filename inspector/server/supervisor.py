@@ -18,9 +18,9 @@ from pathlib import Path
 
 from inspector.celery import die_with_parent
 
-LONGEST_BACKOFF_S = 30.0
-STEADY_AFTER_S = 60.0
-LOG_LIMIT_BYTES = 20 << 20
+MAX_BACKOFF_SECONDS = 30.0
+STEADY_AFTER_SECONDS = 60.0
+MAX_LOG_BYTES = 20 << 20
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Child:
         if self.before_start:
             self.before_start()
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        if self.log.exists() and self.log.stat().st_size > LOG_LIMIT_BYTES:
+        if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))
         parent, orphan_signal = os.getpid(), self.orphan_signal
 
@@ -121,8 +121,8 @@ class Supervisor:
                 if now >= child.start_at:
                     child.start()
             elif not child.is_alive and child.process is not None:
-                child.failures = 1 if now - child.started_at > STEADY_AFTER_S else child.failures + 1
-                pause = min(2.0 ** (child.failures - 1), LONGEST_BACKOFF_S)
+                child.failures = 1 if now - child.started_at > STEADY_AFTER_SECONDS else child.failures + 1
+                pause = min(2.0 ** (child.failures - 1), MAX_BACKOFF_SECONDS)
                 child.start_at = now + pause
                 child.kill_group()
                 self.say(

@@ -15,9 +15,9 @@ import redis
 from django.conf import settings
 
 KEY = "inspector:workers"
-LIVES_S = 10
+LIVES_SECONDS = 10
 """A worker that has been silent for longer is gone. Its heartbeats in the cache live as long."""
-FORGOTTEN_S = 3600
+FORGOTTEN_SECONDS = 3600
 """After this its entry is removed; until then the page says that it is gone."""
 
 
@@ -51,7 +51,7 @@ class WorkerState:
 
     @property
     def is_alive(self) -> bool:
-        return time.time() - self.seen_at < LIVES_S
+        return time.time() - self.seen_at < LIVES_SECONDS
 
 
 def connect() -> redis.Redis:
@@ -75,7 +75,7 @@ def list_workers(connection: redis.Redis) -> list[WorkerState]:
     entries: dict[bytes, bytes] = connection.hgetall(KEY)  # type: ignore[assignment]
     for name, raw in entries.items():
         state = _read(raw)
-        if state is None or time.time() - state.seen_at > FORGOTTEN_S:
+        if state is None or time.time() - state.seen_at > FORGOTTEN_SECONDS:
             connection.hdel(KEY, name)
         else:
             found.append(state)

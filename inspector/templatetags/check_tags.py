@@ -9,7 +9,7 @@ from django.template.context import Context
 from django.urls import reverse
 
 from inspector.web.access import may_write
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 
 register = template.Library()
 
@@ -31,7 +31,7 @@ PROBES = {
 
 
 @register.simple_tag(takes_context=True)
-def template_probe(context: Context, kind: str, run: Run, trajectory: Trajectory, step: int | None) -> str:
+def template_probe(context: Context, kind: str, run: Run, trajectory: StoredTrajectory, step: int | None) -> str:
     """The way to the check of the step's own template, tools and kwargs, at that probe; empty where it has none."""
     request, probe = context.get("request"), PROBES.get(kind)
     if probe is None or run.chat_template_id is None or request is None or not may_write(request):

@@ -171,7 +171,7 @@ def can_write(context: Context) -> bool:
     return request is not None and may_write(request)
 
 
-SHARED_KINDS = {"run": "run", "trajectory": "trajectory", "templatecheck": "check"}
+SHARED_KINDS = {"run": "run", "storedtrajectory": "trajectory", "templatecheck": "check"}
 
 
 @register.inclusion_tag("shares/_button.html", takes_context=True)

@@ -15,10 +15,10 @@ import numpy as np
 from inspector.html.tokens import TokenPainter
 from inspector.trajectories import group_compare
 from inspector.trajectories import reads as data
-from inspector.trajectories.place import Place, View
+from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.side_by_side import (
-    Comparison,
-    Line,
+    AlignedLine,
+    TokenComparison,
     as_json,
     compare,
     first_places,
@@ -28,31 +28,31 @@ from inspector.trajectories.side_by_side import (
 from inspector.trajectories.tokens_page import base_url
 from inspector.web.twins import whole_number
 from rollouts import models, selectors
-from rollouts.tito.align import Group, align_ids
+from rollouts.tito.align import AlignedGroup, align_ids
 from rollouts.tito.canonical import Drift, canonical_check
 from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import LoadedTokenizer, TokenizerUnusable, load
 
-ENCODE_MOST = 300_000
+MAX_ENCODED_TOKENS = 300_000
 """Tokens re-tokenized in one request; a longer row is compared step by step."""
 
-CHOICES_MOST = 300
+MAX_CHOICES = 300
 
 
 @dataclass(frozen=True)
 class Question:
     """What is compared with what."""
 
-    step: data.StepFacts | None
+    step: data.StepSummary | None
     row: int | None
     against: str
     """``retokenized``, ``prompt`` or ``group``."""
-    other: models.Trajectory | None = None
+    other: models.StoredTrajectory | None = None
     """The trajectory of the same prompt that stands on the right."""
 
 
 def compare_page(
-    params: Mapping[str, str], trajectory: models.Trajectory, is_alone: bool = False
+    params: Mapping[str, str], trajectory: models.StoredTrajectory, is_alone: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The comparison as JSON, and what the template needs beside it. Alone: no other trajectory may be shown."""
     rows, steps = data.read_rows_and_steps(trajectory)
@@ -107,7 +107,7 @@ def compare_page(
 
 
 def _with_other(
-    params: Mapping[str, str], others: Sequence[models.Trajectory], n_rows: int, notices: list[str]
+    params: Mapping[str, str], others: Sequence[models.StoredTrajectory], n_rows: int, notices: list[str]
 ) -> Question | None:
     """Against another trajectory of the group, where the address names one."""
     code = params.get("with", "")
@@ -122,7 +122,7 @@ def _with_other(
 
 
 def _question(
-    params: Mapping[str, str], steps: list[data.StepFacts], n_rows: int, drifting: set[int | None], notices: list[str]
+    params: Mapping[str, str], steps: list[data.StepSummary], n_rows: int, drifting: set[int | None], notices: list[str]
 ) -> Question:
     by_index = {step.index: step for step in steps}
     against = "prompt" if params.get("side") == "prompt" else "retokenized"
@@ -152,7 +152,7 @@ def _question(
 
 
 def _choices(
-    steps: list[data.StepFacts], n_rows: int, drifting: set[int | None], question: Question
+    steps: list[data.StepSummary], n_rows: int, drifting: set[int | None], question: Question
 ) -> list[dict[str, Any]]:
     current = question.step.index if question.step else None
     prompts = [
@@ -160,7 +160,7 @@ def _choices(
          "url": f"?step={step.index}&side=prompt", "name": f"prompt of step {step.index}",
          "title": "the prompt does not start with what was sampled",
          "current": step.index == current and question.against == "prompt"}
-        for step in steps[:CHOICES_MOST] if step.breaks
+        for step in steps[:MAX_CHOICES] if step.breaks
     ]  # fmt: skip
     again = "What was sampled, against the same text encoded again:"
     completions = [
@@ -168,7 +168,7 @@ def _choices(
          "url": f"?step={step.index}", "name": f"step {step.index}",
          "title": "drifts when re-tokenized" if step.index in drifting else "canonical",
          "current": step.index == current and question.against == "retokenized"}
-        for step in steps[:CHOICES_MOST]
+        for step in steps[:MAX_CHOICES]
     ]  # fmt: skip
     whole = [
         {"against": again, "tone": "", "url": f"?row={row}", "name": f"whole row {row}", "title": "",
@@ -178,10 +178,10 @@ def _choices(
     return prompts + completions + whole
 
 
-Answer = tuple[Comparison, dict[str, str]]
+Answer = tuple[TokenComparison, dict[str, str]]
 
 
-def _against_prompt(trajectory: models.Trajectory, step: data.StepFacts, painter: TokenPainter) -> Answer:
+def _against_prompt(trajectory: models.StoredTrajectory, step: data.StepSummary, painter: TokenPainter) -> Answer:
     """The parent's stream, as it should have been read, against the prompt that was."""
     stored: dict[int, Any] = {
         s.index: s for s in trajectory.steps.filter(index__in=[step.index, step.parent]).select_related("tokens")
@@ -213,7 +213,7 @@ def _against_prompt(trajectory: models.Trajectory, step: data.StepFacts, painter
 
 
 def _against_retokenized(
-    trajectory: models.Trajectory, question: Question, rows: list[data.RowFacts], painter: TokenPainter,
+    trajectory: models.StoredTrajectory, question: Question, rows: list[data.RowSummary], painter: TokenPainter,
     notices: list[str],
 ) -> Answer | None:  # fmt: skip
     tokenizer = _encoder(trajectory.run.tokenizer, notices)
@@ -223,18 +223,20 @@ def _against_retokenized(
         what = f"Step {question.step.index}"
     else:
         facts = rows[question.row or 0]
-        if facts.n_tokens > ENCODE_MOST:
+        if facts.n_tokens > MAX_ENCODED_TOKENS:
             notices.append(
-                f"Row {question.row} holds {facts.n_tokens:,} tokens; at most {ENCODE_MOST:,} are re-tokenized at "
-                "once. Choose a step instead."
+                f"Row {question.row} holds {facts.n_tokens:,} tokens; at most {MAX_ENCODED_TOKENS:,} are re-tokenized "
+                "at once. Choose a step instead."
             )
             return None
         sampled, base = data.read_tokens(trajectory, facts, 0, facts.n_tokens).ids, 0
         what = f"Row {question.row}"
     if tokenizer is None:
         return None
-    if len(sampled) > ENCODE_MOST:
-        notices.append(f"{what} holds {len(sampled):,} tokens; at most {ENCODE_MOST:,} are re-tokenized at once.")
+    if len(sampled) > MAX_ENCODED_TOKENS:
+        notices.append(
+            f"{what} holds {len(sampled):,} tokens; at most {MAX_ENCODED_TOKENS:,} are re-tokenized at once."
+        )
         return None
     drifts = canonical_check(sampled, tokenizer)
     again, groups = _retokenized(sampled, drifts)
@@ -266,7 +268,7 @@ def _against_retokenized(
     }
 
 
-def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[Group]]:
+def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[AlignedGroup]]:
     """``encode(decode(sampled))``, and how it stands against what was sampled."""
     pieces: list[Ids] = []
     groups = []
@@ -274,11 +276,11 @@ def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[Group
     for drift in [*drifts, None]:
         stop = len(sampled) if drift is None else drift.start
         if stop > at:
-            groups.append(Group(at, stop, right, right + stop - at, True))
+            groups.append(AlignedGroup(at, stop, right, right + stop - at, True))
             pieces.append(sampled[at:stop])
             right += stop - at
         if drift is not None:
-            groups.append(Group(drift.start, drift.stop, right, right + len(drift.expected_ids), False))
+            groups.append(AlignedGroup(drift.start, drift.stop, right, right + len(drift.expected_ids), False))
             pieces.append(drift.expected_ids)
             right += len(drift.expected_ids)
             at = drift.stop
@@ -303,7 +305,9 @@ def _joined(prompt: Ids, completion: Ids) -> Ids:
     return np.concatenate([prompt, completion])
 
 
-def _linked(comparison: Comparison, question: Question, steps: list[data.StepFacts], base: str) -> list[dict[str, Any]]:
+def _linked(
+    comparison: TokenComparison, question: Question, steps: list[data.StepSummary], base: str
+) -> list[dict[str, Any]]:
     """Each line with the tokens page at its left side."""
     row = question.row
     if question.step is not None:
@@ -312,11 +316,11 @@ def _linked(comparison: Comparison, question: Question, steps: list[data.StepFac
     return linked_lines(comparison, row or 0, base)
 
 
-def linked_lines(comparison: Comparison, row: int | None, base: str) -> list[dict[str, Any]]:
+def linked_lines(comparison: TokenComparison, row: int | None, base: str) -> list[dict[str, Any]]:
     """Each line with the tokens page at its left side, which is a stored row; None = it is none."""
-    place = Place(row=row or 0, view=View.TOKENS)
+    place = PagePlace(row=row or 0, view=View.TOKENS)
 
-    def url(line: Line) -> str:
+    def url(line: AlignedLine) -> str:
         mark = (line.left_start, max(line.left_stop, line.left_start + 1))
         return base + place.query(mark=mark) if row is not None else ""
 

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString, mark_safe
 from inspector.html.text import text_html
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories import reads as data
-from inspector.trajectories.place import Place, View
+from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.side_by_side import text_of
 from inspector.trajectories.tokens_page import base_url
 from inspector.trajectories.turns import stored_json
@@ -34,10 +34,10 @@ from rollouts.tokenizers import TokenizerUnusable, load
 PAGE = 12
 """Steps of one page: each is two renders."""
 
-DELTA_MOST = 4096
+MAX_DELTA_TOKENS = 4096
 """Ids drawn of one delta."""
 
-RENDER_MOST = 200_000
+MAX_RENDER_CHARACTERS = 200_000
 
 CONTEXT = 240
 """Characters shown of what both renders share, at most."""
@@ -72,7 +72,7 @@ class Renders:
 
 
 @dataclass(frozen=True)
-class Delta:
+class TemplateDelta:
     """What one step adds between the completion before it and its own."""
 
     step: int
@@ -126,7 +126,9 @@ def _marked(same: str, other: str, name: str) -> SafeString:
     return mark_safe(f"{fold}<span>{text_html(same[hidden:])}</span>{tail}")
 
 
-def deltas_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
+def deltas_page(
+    params: Mapping[str, str], trajectory: models.StoredTrajectory
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The deltas as JSON, and what the template needs beside them."""
     asked = params.get("step", "")
     step = whole_number(asked)
@@ -171,7 +173,7 @@ def deltas_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tup
     return report, drawn
 
 
-def _templates(trajectory: models.Trajectory, steps: Sequence[models.Step]) -> dict[int, str]:
+def _templates(trajectory: models.StoredTrajectory, steps: Sequence[models.StoredStep]) -> dict[int, str]:
     """The chat template of each step by its key: its own, the run's, or the tokenizer's. At most one query more."""
     run = trajectory.run
     default = run.chat_template_id or (run.tokenizer.chat_template_id if run.tokenizer else None)
@@ -197,7 +199,9 @@ def new_messages(body: Any) -> list[dict[str, Any]]:
     return messages[last_reply + 1 :]
 
 
-def _delta(trajectory: models.Trajectory, step: models.Step, painter: TokenPainter, template: str | None) -> Delta:
+def _delta(
+    trajectory: models.StoredTrajectory, step: models.StoredStep, painter: TokenPainter, template: str | None
+) -> TemplateDelta:
     stored: Any = step.tokens
     ids: Ids = stored.delta_ids
     messages = new_messages(_body(step.messages_new))
@@ -205,15 +209,15 @@ def _delta(trajectory: models.Trajectory, step: models.Step, painter: TokenPaint
     known = origin is not None and len(origin) == len(ids)
     if origin is None or not known:
         origin = np.full(len(ids), Origin.OBSERVATION, dtype=np.uint8)
-    shown = ids[:DELTA_MOST]
-    tokens = Tokens(step.shared_length, shown, np.asarray(origin[:DELTA_MOST]), np.zeros(len(shown), np.bool_))
+    shown = ids[:MAX_DELTA_TOKENS]
+    tokens = Tokens(step.shared_length, shown, np.asarray(origin[:MAX_DELTA_TOKENS]), np.zeros(len(shown), np.bool_))
     broken = step.shared_length < step.parent_length
     text = text_of(painter, ids)
     renders = _renders(trajectory, step, messages, template)
     agrees, verdict = _verdict(text, renders, broken, painter.table is not None)
     counts = [f"{int((origin == o).sum()):,} {o.slug}" for o in Origin if (origin == o).any()]
-    place = Place(row=step.row_index, view=View.TOKENS)
-    return Delta(
+    place = PagePlace(row=step.row_index, view=View.TOKENS)
+    return TemplateDelta(
         step=step.index,
         after=step.parent.index if step.parent else 0,
         start=step.shared_length,
@@ -262,7 +266,7 @@ def _quoted(text: str, nothing: str = "nothing") -> str:
 
 
 def _renders(
-    trajectory: models.Trajectory, step: models.Step, messages: list[dict[str, Any]], template: str | None
+    trajectory: models.StoredTrajectory, step: models.StoredStep, messages: list[dict[str, Any]], template: str | None
 ) -> Renders:
     run = trajectory.run
     if not messages:
@@ -297,8 +301,8 @@ def _render(
     except (TokenizerUnusable, OSError) as error:
         return Renders(problem=f"The tokenizer cannot be loaded: {error}")
     prefix = _cut_at_stop(prefix, loaded)
-    if len(full) > RENDER_MOST:
-        return Renders(problem=f"The render is longer than {RENDER_MOST:,} characters and is not shown.")
+    if len(full) > MAX_RENDER_CHARACTERS:
+        return Renders(problem=f"The render is longer than {MAX_RENDER_CHARACTERS:,} characters and is not shown.")
     return Renders(prefix, full, common_length(prefix, full))
 
 

@@ -7,26 +7,26 @@ from typing import Any
 
 from inspector.html.tokens import TokenPainter
 from inspector.trajectories import reads as data
-from inspector.trajectories.side_by_side import Comparison, compare, plain_tokens
+from inspector.trajectories.side_by_side import TokenComparison, compare, plain_tokens
 from rollouts import models
 from rollouts.tito.align import align_ids
 
-OTHERS_MOST = 40
+MAX_OTHERS = 40
 """Trajectories of the group that are offered."""
-ROW_MOST = 200_000
+MAX_ROW_TOKENS = 200_000
 """Tokens of a row that are aligned in a request."""
 
 
-def others_of(trajectory: models.Trajectory) -> list[models.Trajectory]:
+def others_of(trajectory: models.StoredTrajectory) -> list[models.StoredTrajectory]:
     """The ended trajectories of the same prompt, in the order of the run. One query."""
     if not trajectory.group:
         return []
-    group = models.Trajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
-    ended = group.filter(status=models.Trajectory.Status.DONE).exclude(pk=trajectory.pk)
-    return list(ended.order_by("index").only("code", "external_id", "reward", "run_id", "status")[:OTHERS_MOST])
+    group = models.StoredTrajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
+    ended = group.filter(status=models.StoredTrajectory.Status.DONE).exclude(pk=trajectory.pk)
+    return list(ended.order_by("index").only("code", "external_id", "reward", "run_id", "status")[:MAX_OTHERS])
 
 
-def choices(others: Sequence[models.Trajectory], chosen: models.Trajectory | None) -> list[dict[str, Any]]:
+def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[dict[str, Any]]:
     return [
         {"against": "This trajectory, against another of the same prompt:", "tone": "", "url": f"?with={one.code}",
          "name": f"{one.external_id[:40]}{_reward(one)}", "title": "", "current": chosen is not None and one == chosen}
@@ -35,15 +35,15 @@ def choices(others: Sequence[models.Trajectory], chosen: models.Trajectory | Non
 
 
 def against(
-    trajectory: models.Trajectory, rows: Sequence[data.RowFacts], row: int, other: models.Trajectory,
+    trajectory: models.StoredTrajectory, rows: Sequence[data.RowSummary], row: int, other: models.StoredTrajectory,
     painter: TokenPainter, notices: list[str],
-) -> tuple[Comparison, dict[str, str]] | None:  # fmt: skip
+) -> tuple[TokenComparison, dict[str, str]] | None:  # fmt: skip
     """Row ``row`` against the last row of the other, which has read everything; None, and a sentence, if too long."""
     there, _ = data.read_rows_and_steps(other)
     left, right = rows[row], there[-1]
     longest = max(left.n_tokens, right.n_tokens)
-    if longest > ROW_MOST:
-        notices.append(f"One of the rows holds {longest:,} tokens; at most {ROW_MOST:,} are compared at once.")
+    if longest > MAX_ROW_TOKENS:
+        notices.append(f"One of the rows holds {longest:,} tokens; at most {MAX_ROW_TOKENS:,} are compared at once.")
         return None
     ids = data.read_tokens(trajectory, left, 0, left.n_tokens).ids
     others = data.read_tokens(other, right, 0, right.n_tokens).ids
@@ -68,10 +68,10 @@ def against(
     }
 
 
-def _name(trajectory: models.Trajectory, row: data.RowFacts, n_rows: int) -> str:
+def _name(trajectory: models.StoredTrajectory, row: data.RowSummary, n_rows: int) -> str:
     of = f", row {row.index} of {n_rows}" if n_rows > 1 else ""
     return f"{trajectory.external_id[:80]}{_reward(trajectory)}{of}"
 
 
-def _reward(trajectory: models.Trajectory) -> str:
+def _reward(trajectory: models.StoredTrajectory) -> str:
     return "" if trajectory.reward is None else f", reward {trajectory.reward:.4g}"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from inspector.html.charts import extent, minimap, surprise_bars
 from inspector.html.tokens import LOGPROB_EDGES, Tokens
-from inspector.trajectories.place import FINDINGS_MOST, RUNS_LIMIT, Place, View
+from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, PagePlace, View
 from inspector.trajectories.token_pane import Reader
 from inspector.trajectories.turns import FindingItem, Turn
 from rollouts.tito.trajectory import Origin
@@ -28,7 +28,7 @@ def logprob_scale() -> list[dict[str, Any]]:
     return steps
 
 
-def value_note(place: Place, values: NDArray[np.float32] | None, reader: Reader) -> str:
+def value_note(place: PagePlace, values: NDArray[np.float32] | None, reader: Reader) -> str:
     """Why a trainer's column colours nothing in what is shown; empty when it colours something."""
     if values is None:
         return ""
@@ -60,7 +60,7 @@ def value_scale(name: str, values: NDArray[np.float32] | None, signed: bool) -> 
 def strips(
     turns: Sequence[Turn],
     findings: Sequence[FindingItem],
-    place: Place,
+    place: PagePlace,
     reader: Reader,
     shown: Tokens,
     n: int,
@@ -68,7 +68,7 @@ def strips(
 ) -> dict[str, Any]:
     """The minimap of the row, and the surprise of what is shown."""
     pieces = minimap(turns, n)
-    view = View.TOKENS if n > RUNS_LIMIT else place.view
+    view = View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view
     # A trainer's row may hold 0.0 where nothing was sampled: that is no certainty.
     sampled = None if shown.logprobs is None else np.where(shown.origin == Origin.SAMPLED, shown.logprobs, np.nan)
     bars = surprise_bars(sampled, reader.start)
@@ -83,7 +83,7 @@ def strips(
         "map_text": f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
         "map_findings": [
             {"severity": item.severity, **extent(item.start, item.start, n)}
-            for item in findings[:FINDINGS_MOST] if item.row == place.row
+            for item in findings[:MAX_FINDINGS] if item.row == place.row
         ],
         "map_window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
         "map_mark": extent(*place.mark, n) if place.mark else None,

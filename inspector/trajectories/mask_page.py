@@ -12,20 +12,20 @@ from django.db.models import Q
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.trajectories import reads as data
-from inspector.trajectories.place import Place, View, read_place
+from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.tokens_page import base_url
 from inspector.trajectories.turns import Turn, mask_table
 from rollouts import models
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.trajectory import Origin
 
-LINES_MOST = 500
+MAX_LINES = 500
 SAID_BY_TURN = ("observation_trained", "sampled_masked", "stop_token_untrained")
 """Findings that the oddities name anyway, turn by turn."""
 
 
 @dataclass(frozen=True)
-class Line:
+class MaskLine:
     """One turn of the audit."""
 
     turn: Turn
@@ -40,12 +40,12 @@ class Line:
         return f"{self.trained / self.turn.n_tokens:.4f}" if self.turn.n_tokens else "0"
 
 
-def mask_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
+def mask_page(params: Mapping[str, str], trajectory: models.StoredTrajectory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The audit as JSON, and what the template needs beside it."""
     rows, steps = data.read_rows_and_steps(trajectory)
     place = read_place(params, [row.n_tokens for row in rows])
     painter, _ = data.painter_of(trajectory.run.tokenizer)
-    lines: list[Line] = []
+    lines: list[MaskLine] = []
     odd: list[str] = []
     roles: list[dict[str, Any]] = []
     verdicts: list[tuple[str, str]] = []
@@ -71,8 +71,8 @@ def mask_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple
         "notices": list(place.notices),
     }  # fmt: skip
     drawn = {
-        "lines": lines[:LINES_MOST],
-        "lines_rest": max(len(lines) - LINES_MOST, 0),
+        "lines": lines[:MAX_LINES],
+        "lines_rest": max(len(lines) - MAX_LINES, 0),
         "roles": roles,
         "verdicts": verdicts,
         "odd": odd,
@@ -85,7 +85,7 @@ def mask_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple
     return report, drawn
 
 
-def _found(trajectory: models.Trajectory, row: data.RowFacts) -> list[str]:
+def _found(trajectory: models.StoredTrajectory, row: data.RowSummary) -> list[str]:
     """What the diagnosis says of this row, of its own accord or of one of its steps. One query."""
     of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
     found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO)
@@ -93,7 +93,7 @@ def _found(trajectory: models.Trajectory, row: data.RowFacts) -> list[str]:
     return [f"{finding_title(kind)}: {evidence} {remedy}" for kind, evidence, remedy in said[:30]]
 
 
-def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowFacts, own: str) -> Line:
+def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowSummary, own: str) -> MaskLine:
     """Why the tokens of a turn are trained, or are not."""
     part = tokens.slice(turn.start, turn.stop)
     trained = int(part.loss_mask.sum())
@@ -127,8 +127,8 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowF
     else:
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])
-    url = own + Place(row=row.index, view=View.TOKENS).query(mark=(turn.start, max(turn.stop, turn.start + 1)))
-    return Line(turn, trained, why, _stop_token(turn, part, painter), odd, url)
+    url = own + PagePlace(row=row.index, view=View.TOKENS).query(mark=(turn.start, max(turn.stop, turn.start + 1)))
+    return MaskLine(turn, trained, why, _stop_token(turn, part, painter), odd, url)
 
 
 def _why_reply(turn: Turn, part: Tokens, painter: TokenPainter) -> tuple[str, bool]:

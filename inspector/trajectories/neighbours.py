@@ -9,7 +9,7 @@ from django.urls import reverse
 
 from inspector.runs.filters import SORTS, TrajectoryFilter
 from rollouts import selectors
-from rollouts.models import Trajectory
+from rollouts.models import StoredTrajectory
 
 FILTER_FIELDS = (
     "finding",
@@ -50,7 +50,7 @@ def no_siblings() -> Siblings:
     return Siblings("", "", "", "", "", "", "")
 
 
-def find_siblings(trajectory: Trajectory, params: QueryDict, here: str) -> Siblings:
+def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) -> Siblings:
     """The trajectories before and after it in the list one came from. Two queries."""
     wanted = TrajectoryFilter.read(params)
     before, after = selectors.neighbours(trajectory, wanted.filters(), wanted.sort)

@@ -17,10 +17,10 @@ from inspector.web.twins import whole_number
 WINDOW = 4096
 """Tokens of one token view."""
 
-RUNS_LIMIT = 400_000
+MAX_RUN_VIEW_TOKENS = 400_000
 """Tokens that one response of the run view may read; the rest is fetched as it is reached."""
 
-FINDINGS_MOST = 300
+MAX_FINDINGS = 300
 """Findings listed on one page."""
 
 
@@ -45,7 +45,7 @@ class Lens(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class PagePlace:
     """What a URL of the trajectory page asks for, made to fit the row that is there."""
 
     row: int = 0
@@ -86,7 +86,7 @@ def read_place(
     row_lengths: Sequence[int],
     keep: Iterable[str] = (),
     columns: Mapping[int, Sequence[str]] | None = None,
-) -> Place:
+) -> PagePlace:
     """The place that query parameters name. What does not fit is put right and said in ``notices``; nothing raises.
 
     ``columns``: row -> names of the columns that a trainer wrote for it, each a lens.
@@ -126,18 +126,18 @@ def read_place(
     if n_tokens and window >= n_tokens:
         notices.append(f"Row {row} ends at token {n_tokens:,}; this is its last window.")
         window = last_window(n_tokens)
-    shown = WINDOW if view == View.TOKENS else RUNS_LIMIT
+    shown = WINDOW if view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     if mark and not (params.get("w") and window <= mark[0] < window + shown):
         window = opening(view, mark[0], n_tokens)
     kept = tuple((name, params[name]) for name in keep if params.get(name))
-    return Place(row, view, lens, window, mark, kept, tuple(notices))
+    return PagePlace(row, view, lens, window, mark, kept, tuple(notices))
 
 
 def opening(view: View, offset: int, n_tokens: int) -> int:
     """Where the window that shows ``offset`` starts. Windows lie on a grid, so that two links open the same page."""
     if view == View.TOKENS:
         return offset // WINDOW * WINDOW
-    return 0 if n_tokens <= RUNS_LIMIT else max(offset // WINDOW * WINDOW - WINDOW, 0)
+    return 0 if n_tokens <= MAX_RUN_VIEW_TOKENS else max(offset // WINDOW * WINDOW - WINDOW, 0)
 
 
 def last_window(n_tokens: int) -> int:

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.templatetags.inspector_tags import finding_meaning, finding_title
-from inspector.trajectories.turns import FindingItem, Turn, cost_sentence, header_spans, make_turns, own_spans, roles_of
+from inspector.trajectories.turns import (
+    FindingItem,
+    Turn,
+    cost_sentence,
+    header_spans,
+    make_turns,
+    origin_spans,
+    roles_of,
+)
 from rollouts import models, selectors
 from rollouts.services.tokenizers import byte_tables_folder
 from rollouts.tito.diagnose.finding import Severity
@@ -42,7 +50,7 @@ def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
 
 
 @dataclass(frozen=True)
-class RowFacts:
+class RowSummary:
     """A row as the tabs list it."""
 
     index: int
@@ -51,17 +59,17 @@ class RowFacts:
     follows_steps: bool
     """It is the stream of its last step, so that a step's offsets are the row's."""
     steps: frozenset[int]
-    draft: models.Row | None = None
+    draft: models.StoredRow | None = None
     """Of a trajectory that has not ended well: the row that its steps make so far, not stored."""
 
     @property
-    def handle(self) -> int | models.Row:
+    def handle(self) -> int | models.StoredRow:
         """What the selectors take."""
         return self.index if self.draft is None else self.draft
 
 
 @dataclass(frozen=True)
-class StepFacts:
+class StepSummary:
     """A step as the pages name it; no tokens."""
 
     pk: int
@@ -80,7 +88,7 @@ class StepFacts:
         return self.parent is not None and self.shared_length < self.parent_length
 
 
-def read_rows_and_steps(trajectory: models.Trajectory) -> tuple[list[RowFacts], list[StepFacts]]:
+def read_rows_and_steps(trajectory: models.StoredTrajectory) -> tuple[list[RowSummary], list[StepSummary]]:
     """All rows and steps of a trajectory from their columns: two queries.
 
     A trajectory that still runs, or failed, has steps and no rows yet: it gets the rows that its steps make.
@@ -88,9 +96,9 @@ def read_rows_and_steps(trajectory: models.Trajectory) -> tuple[list[RowFacts], 
     stored = trajectory.rows.order_by("index").values_list(
         "index", "n_tokens", "n_trained", "last_step_id", "step_indices"
     )
-    rows = [RowFacts(i, n, trained, last is not None, frozenset(held or ())) for i, n, trained, last, held in stored]
+    rows = [RowSummary(i, n, trained, last is not None, frozenset(held or ())) for i, n, trained, last, held in stored]
     steps = [
-        StepFacts(*values)
+        StepSummary(*values)
         for values in trajectory.steps.order_by("index").values_list(
             "pk", "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length",
             "completion_length", "finish_reason",
@@ -99,13 +107,15 @@ def read_rows_and_steps(trajectory: models.Trajectory) -> tuple[list[RowFacts], 
     return (rows, steps) if rows else draft_rows(trajectory, steps)
 
 
-def draft_rows(trajectory: models.Trajectory, steps: Sequence[StepFacts]) -> tuple[list[RowFacts], list[StepFacts]]:
+def draft_rows(
+    trajectory: models.StoredTrajectory, steps: Sequence[StepSummary]
+) -> tuple[list[RowSummary], list[StepSummary]]:
     """The rows that steps make so far: a step joins the row whose last step it extends, else it opens one.
 
     ``rollouts.tito.prefix.merge_steps`` makes the stored rows. That rule also finds an open row that a step extends
     without being linked to it, but has to compare token arrays for this; a page of a growing trajectory reads none.
     """
-    chains: list[list[StepFacts]] = []
+    chains: list[list[StepSummary]] = []
     placed = []
     for step in steps:
         chain = next((c for c in chains if c[-1].index == step.parent and not step.breaks), None)
@@ -119,15 +129,15 @@ def draft_rows(trajectory: models.Trajectory, steps: Sequence[StepFacts]) -> tup
         last = chain[-1]
         trained = sum(step.completion_length for step in chain)
         n_tokens = last.prompt_length + last.completion_length
-        draft = models.Row(
+        draft = models.StoredRow(
             trajectory=trajectory, index=index, last_step_id=last.pk, n_tokens=n_tokens, n_trained=trained,
             step_indices=[step.index for step in chain],
         )  # fmt: skip
-        rows.append(RowFacts(index, n_tokens, trained, True, frozenset(step.index for step in chain), draft))
+        rows.append(RowSummary(index, n_tokens, trained, True, frozenset(step.index for step in chain), draft))
     return rows, placed
 
 
-def read_roles(trajectory: models.Trajectory, steps: frozenset[int]) -> dict[int, list[str]]:
+def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> dict[int, list[str]]:
     """Roles of the messages that each of some steps brought, ``history`` for what it shares: one query."""
     bodies = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).values_list(
         "index", "messages_shared", "messages_new__body"
@@ -136,7 +146,7 @@ def read_roles(trajectory: models.Trajectory, steps: frozenset[int]) -> dict[int
 
 
 def read_findings(
-    trajectory: models.Trajectory, steps: Sequence[StepFacts], rows: Sequence[RowFacts]
+    trajectory: models.StoredTrajectory, steps: Sequence[StepSummary], rows: Sequence[RowSummary]
 ) -> list[FindingItem]:
     """Findings in reading order, errors first within a step, each with the row that its place lies in."""
     row_of_step = {step.index: step.row for step in steps}
@@ -170,7 +180,7 @@ def read_findings(
 
 
 def read_turns(
-    trajectory: models.Trajectory, row: RowFacts, steps: Sequence[StepFacts], findings: Sequence[FindingItem]
+    trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary], findings: Sequence[FindingItem]
 ) -> list[Turn]:
     """The turns of a row."""
     if not row.follows_steps:
@@ -179,7 +189,7 @@ def read_turns(
         headers: list[RoleTurn] = []
         if painter.table is not None and not (tokens.origin_known and (tokens.origin == Origin.SAMPLED).any()):
             headers = role_turns(tokens.ids, painter.special(tokens.ids), painter.table.token_bytes)
-        own = header_spans(headers) if headers else own_spans(tokens.origin)
+        own = header_spans(headers) if headers else origin_spans(tokens.origin)
         return make_turns(own, {}, findings, row.index, None, {}, tokens.loss_mask)
     spans = selectors.row_spans(trajectory, row.handle)
     roles = read_roles(trajectory, row.steps)
@@ -191,7 +201,7 @@ MISMATCH = "mismatch"
 """A lens that follows from two columns: the trainer's logprob minus the sampler's, the log of the importance ratio."""
 
 
-def read_columns(trajectory: models.Trajectory) -> dict[int, list[str]]:
+def read_columns(trajectory: models.StoredTrajectory) -> dict[int, list[str]]:
     """Row -> names of the columns that a trainer wrote for it, one query, no array."""
     found: dict[int, list[str]] = {}
     rows = models.RowColumn.objects.filter(row__trajectory=trajectory).order_by("row__index", "name")
@@ -203,7 +213,7 @@ def read_columns(trajectory: models.Trajectory) -> dict[int, list[str]]:
     return found
 
 
-def read_values(trajectory: models.Trajectory, row: RowFacts, name: str) -> NDArray[np.float32]:
+def read_values(trajectory: models.StoredTrajectory, row: RowSummary, name: str) -> NDArray[np.float32]:
     """One whole column of a row; the scale of its colours is that of the row, not of a window."""
     if name == MISMATCH:
         return _mismatch(trajectory, row)
@@ -213,7 +223,7 @@ def read_values(trajectory: models.Trajectory, row: RowFacts, name: str) -> NDAr
     return np.asarray(values)
 
 
-def _mismatch(trajectory: models.Trajectory, row: RowFacts) -> NDArray[np.float32]:
+def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[np.float32]:
     held: dict[str, Any] = dict(
         models.RowColumn.objects.filter(
             row__trajectory=trajectory, row__index=row.index, name__in=TRAINER_LOGPROBS
@@ -228,7 +238,7 @@ def _mismatch(trajectory: models.Trajectory, row: RowFacts) -> NDArray[np.float3
     return difference
 
 
-def read_tokens(trajectory: models.Trajectory, row: RowFacts, start: int, stop: int) -> Tokens:
+def read_tokens(trajectory: models.StoredTrajectory, row: RowSummary, start: int, stop: int) -> Tokens:
     """Tokens of a row, ``[start, stop)``."""
     window = selectors.row_window(trajectory, row.handle, start, stop)
     return Tokens(start, window.ids, window.origin, np.asarray(window.loss_mask), window.logprobs,

@@ -23,7 +23,16 @@ STEPS = 20
 ROWS = 60
 PAGE_CHARACTERS = 2_000_000
 TEXT_CHARACTERS = 200_000
-FACTS = ("finish_reason", "stop_reason", "temperature", "top_p", "top_k", "engine", "policy_version", "logprobs_mode")
+STEP_FIELDS = (
+    "finish_reason",
+    "stop_reason",
+    "temperature",
+    "top_p",
+    "top_k",
+    "engine",
+    "policy_version",
+    "logprobs_mode",
+)
 _BODIES = ("messages_new_id", "tools_id", "template_kwargs_id", "reply_id", "text_id", "extra_id")
 _SAID = ("messages", "prompt", "new_messages", "items_before")
 """Fields of a step in which formats keep what was said before the completion, when they hold no whole request."""
@@ -43,14 +52,16 @@ class _Clipped:
     n: int
 
 
-def recorded_page(params: Mapping[str, str], trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
+def recorded_page(
+    params: Mapping[str, str], trajectory: models.StoredTrajectory
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The record as JSON, and what the template needs beside it."""
     first = whole_number(params.get("step")) or 0
     notices = []
     if first and first >= trajectory.n_steps:
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
         notices, first = [f"There is no step {first:,} here: {there}."], 0
-    steps = list(trajectory.steps.order_by("index").values("index", *_BODIES, *FACTS)[first : first + STEPS])
+    steps = list(trajectory.steps.order_by("index").values("index", *_BODIES, *STEP_FIELDS)[first : first + STEPS])
     held = trajectory.rows.exclude(extra=None).order_by("index").values("index", "extra_id")
     rows = [] if first else list(held[:ROWS])
     keys = [trajectory.extra_id, *(row["extra_id"] for row in rows), *(step[key] for step in steps for key in _BODIES)]
@@ -78,7 +89,7 @@ def recorded_page(params: Mapping[str, str], trajectory: models.Trajectory) -> t
     return _plain(report), drawn
 
 
-def _url(trajectory: models.Trajectory, step: int) -> str:
+def _url(trajectory: models.StoredTrajectory, step: int) -> str:
     return f"{reverse('trajectory-record', args=[trajectory.code])}?step={step}"
 
 
@@ -92,7 +103,7 @@ def _read(keys: Iterable[str | None]) -> dict[str | None, Any]:
 
 
 def _step(step: Mapping[str, Any], bodies: Mapping[str | None, Any]) -> dict[str, Any]:
-    found = {"index": step["index"], **{name: step[name] for name in FACTS if step[name] not in ("", None)}}
+    found = {"index": step["index"], **{name: step[name] for name in STEP_FIELDS if step[name] not in ("", None)}}
     for name, key in (("messages", "messages_new_id"), ("tools", "tools_id"), ("kwargs", "template_kwargs_id"),
                       ("reply", "reply_id"), ("text", "text_id"), ("fields", "extra_id")):  # fmt: skip
         if step[key] and bodies[step[key]] not in ({}, []):
@@ -115,7 +126,7 @@ def _drawn(step: Mapping[str, Any]) -> dict[str, Any]:
     others = [*_fields({name: step[name] for name in ("tools", "kwargs") if name in step}), *_fields(fields)]
     if "reply" in step and "text" in step:
         others.insert(0, {"name": "text", **_part("", step["text"])})
-    facts = [{"name": name.replace("_", " "), "value": step[name]} for name in FACTS if name in step]
+    facts = [{"name": name.replace("_", " "), "value": step[name]} for name in STEP_FIELDS if name in step]
     return {"index": step["index"], "said": said, "others": others, "facts": facts}
 
 

@@ -7,7 +7,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.access import reads_trajectory
 from rollouts import models, selectors
-from rollouts.models import Trajectory as Stored
+from rollouts.models import StoredTrajectory as Stored
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work.reproduce import CannotReproduce, script
@@ -47,7 +47,7 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
     return response
 
 
-def _template(run: models.Run, value: Trajectory, stored: models.Finding) -> str | None:
+def _template(run: models.Run, value: Trajectory, stored: models.StoredFinding) -> str | None:
     """The text of the step's own chat template, of the rows', else of the run's; None = the tokenizer's."""
     on_step = stored.step_index is not None and stored.step_index < len(value.steps)
     sha256 = value.steps[stored.step_index or 0].chat_template_sha256 if on_step else run.rows_chat_template_id
@@ -57,7 +57,7 @@ def _template(run: models.Run, value: Trajectory, stored: models.Finding) -> str
     return run.chat_template.text if run.chat_template is not None else None
 
 
-def _value(stored: models.Finding) -> Finding:
+def _value(stored: models.StoredFinding) -> Finding:
     return Finding(
         Axis(stored.axis),
         stored.kind,

@@ -13,7 +13,7 @@ import numpy as np
 from django.utils.safestring import SafeString
 
 from inspector.html.tokens import TokenPainter, Tokens
-from rollouts.tito.align import Fold, Group, fold
+from rollouts.tito.align import AlignedGroup, Fold, fold
 from rollouts.tito.trajectory import Ids
 
 CONTEXT = 24
@@ -22,13 +22,13 @@ CONTEXT = 24
 FOLD_LEAST = 12
 """Fewer hidden tokens than this are shown instead."""
 
-SITES_MOST = 200
-SIDE_MOST = 2048
+MAX_SITES = 200
+MAX_SIDE_TOKENS = 2048
 """Tokens drawn of one side of one difference."""
 
 
 @dataclass(frozen=True)
-class Line:
+class AlignedLine:
     """One line of the table: equal tokens, a fold that hides some, or a site where the sides differ."""
 
     kind: str
@@ -61,10 +61,10 @@ def _span(a: int, b: int) -> str:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TokenComparison:
     """Two streams side by side."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[AlignedLine, ...]
     n_sites: int
     n_left: int
     n_right: int
@@ -76,12 +76,12 @@ class Comparison:
 
     @property
     def n_shown(self) -> int:
-        return min(self.n_sites, SITES_MOST)
+        return min(self.n_sites, MAX_SITES)
 
 
-def merge(groups: Iterable[Group]) -> list[Group]:
+def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
     """Groups with neighbours of one kind joined."""
-    merged: list[Group] = []
+    merged: list[AlignedGroup] = []
     for group in groups:
         if merged and merged[-1].equal == group.equal:
             last = merged.pop()
@@ -91,43 +91,43 @@ def merge(groups: Iterable[Group]) -> list[Group]:
 
 
 def compare(
-    left: Tokens, right: Tokens, groups: Iterable[Group], painter: TokenPainter, tail_is_new: bool = False
-) -> Comparison:
+    left: Tokens, right: Tokens, groups: Iterable[AlignedGroup], painter: TokenPainter, tail_is_new: bool = False
+) -> TokenComparison:
     """The table of an alignment of two streams, each drawn with the states that it holds.
 
     The offsets of ``groups`` count from the first token of each side. Those of the table are the sides' own offsets.
     ``tail_is_new``: what the right side has behind the end of the left side is no difference, the right side goes on.
     """
 
-    def line(kind: str, part: Group | Fold, number: int = 0) -> Line:
+    def line(kind: str, part: AlignedGroup | Fold, number: int = 0) -> AlignedLine:
         a, b = left.start + part.left_start, left.start + part.left_stop
         c, d = right.start + part.right_start, right.start + part.right_stop
         if kind == "fold":
-            return Line(kind, a, b, c, d)
-        one, other = left.slice(a, min(b, a + SIDE_MOST)), right.slice(c, min(d, c + SIDE_MOST))
+            return AlignedLine(kind, a, b, c, d)
+        one, other = left.slice(a, min(b, a + MAX_SIDE_TOKENS)), right.slice(c, min(d, c + MAX_SIDE_TOKENS))
         ids = (tuple(one.ids.tolist()), tuple(other.ids.tolist())) if kind == "site" else ((), ())
-        return Line(kind, a, b, c, d, number, painter.window(one), painter.window(other), *ids)
+        return AlignedLine(kind, a, b, c, d, number, painter.window(one), painter.window(other), *ids)
 
-    lines: list[Line] = []
-    sites: list[Group] = []
+    lines: list[AlignedLine] = []
+    sites: list[AlignedGroup] = []
     for part in fold(merge(groups), CONTEXT, FOLD_LEAST):
-        if isinstance(part, Group) and not part.equal:
+        if isinstance(part, AlignedGroup) and not part.equal:
             if tail_is_new and part.left_start == part.left_stop == len(left):
                 lines.append(line("new", part))
                 continue
             sites.append(part)
-            if len(sites) <= SITES_MOST:
+            if len(sites) <= MAX_SITES:
                 lines.append(line("site", part, len(sites)))
-        elif len(sites) <= SITES_MOST:
+        elif len(sites) <= MAX_SITES:
             lines.append(line("fold" if isinstance(part, Fold) else "equal", part))
-    return Comparison(
+    return TokenComparison(
         tuple(lines),
         n_sites=len(sites),
         n_left=len(left),
         n_right=len(right),
         left_changed=sum(site.left_stop - site.left_start for site in sites),
         right_changed=sum(site.right_stop - site.right_start for site in sites),
-        site_places=tuple(left.start + site.left_start for site in sites[:SITES_MOST]),
+        site_places=tuple(left.start + site.left_start for site in sites[:MAX_SITES]),
     )
 
 
@@ -137,7 +137,7 @@ def plain_tokens(ids: Ids, start: int = 0) -> Tokens:
     return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_))
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: TokenComparison) -> dict[str, Any]:
     """The sites, without the HTML."""
     sites = [
         {

@@ -18,10 +18,10 @@ from inspector.html.tokens import Tokens
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.trajectories import reads as data
 from inspector.trajectories.compare_page import linked_lines
-from inspector.trajectories.group_compare import ROW_MOST
+from inspector.trajectories.group_compare import MAX_ROW_TOKENS
 from inspector.trajectories.neighbours import FILTER_FIELDS
-from inspector.trajectories.place import Place, View
-from inspector.trajectories.side_by_side import Comparison, as_json, compare, with_texts
+from inspector.trajectories.place import PagePlace, View
+from inspector.trajectories.side_by_side import TokenComparison, as_json, compare, with_texts
 from inspector.trajectories.tokens_page import base_url, is_live
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
@@ -36,10 +36,10 @@ from rollouts.work import replays
 RECORDED = "recorded"
 """The rows as they are stored; stands beside the strategies in the comparison."""
 
-GROUP_STEPS_MOST = 50_000
+MAX_GROUP_STEPS = 50_000
 
 
-def strategies_page(request: HttpRequest, trajectory: models.Trajectory) -> tuple[dict[str, Any], dict[str, Any]]:
+def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The figures and the comparison as JSON, and what the template needs beside it."""
     state, made, words = _replay_of(request, trajectory)
     rows, steps = data.read_rows_and_steps(trajectory)
@@ -77,7 +77,7 @@ def strategies_page(request: HttpRequest, trajectory: models.Trajectory) -> tupl
     drawn["choices"] = [(RECORDED, "as recorded"), *(
         (one["strategy"], one["strategy"].replace("_", " ")) for one in figures if not one["refused"]
     )]  # fmt: skip
-    sides = _sides(made, trajectory, asked, rows, notices)
+    sides = _both_rows(made, trajectory, asked, rows, notices)
     if sides is None:
         return report, drawn
     left, right = sides
@@ -102,7 +102,7 @@ def strategies_page(request: HttpRequest, trajectory: models.Trajectory) -> tupl
     return report, drawn
 
 
-def _replay_of(request: HttpRequest, trajectory: models.Trajectory) -> tuple[str, models.Replay | None, str]:
+def _replay_of(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
     """How far the replay is, the replay, and a sentence. Who is logged in sends a worker by opening the page."""
     if is_live(trajectory):
         return "live", None, "Strategies are replayed when the trajectory has ended."
@@ -133,7 +133,10 @@ def _waiting(made: models.Replay) -> str:
 
 
 def _line(
-    one: Mapping[str, Any], trajectory: models.Trajectory, steps: Sequence[data.StepFacts], params: Mapping[str, str]
+    one: Mapping[str, Any],
+    trajectory: models.StoredTrajectory,
+    steps: Sequence[data.StepSummary],
+    params: Mapping[str, str],
 ) -> dict[str, Any]:
     """A line of the table of strategies."""
     place = one["differs_at"]
@@ -141,7 +144,7 @@ def _line(
     if place is not None:
         row = next((step.row for step in steps if step.index == place["step"]), 0)
         mark = (place["offset"], place["offset"] + 1)
-        url = base_url(trajectory) + Place(row=row, view=View.TOKENS).query(mark=mark)
+        url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).query(mark=mark)
     return {
         **one,
         "name": one["strategy"].replace("_", " "),
@@ -154,7 +157,7 @@ def _line(
 
 
 @dataclass(frozen=True)
-class Side:
+class StrategySide:
     """What stands on one side of the comparison."""
 
     slug: str
@@ -168,9 +171,9 @@ class Side:
 
 
 def _pair(
-    params: Mapping[str, str], trajectory: models.Trajectory, figures: Sequence[Mapping[str, Any]],
-    rows: Sequence[data.RowFacts], notices: list[str],
-) -> tuple[Side, Side] | None:  # fmt: skip
+    params: Mapping[str, str], trajectory: models.StoredTrajectory, figures: Sequence[Mapping[str, Any]],
+    rows: Sequence[data.RowSummary], notices: list[str],
+) -> tuple[StrategySide, StrategySide] | None:  # fmt: skip
     """The two that a URL names; without it, what was recorded against the first strategy that differs from it."""
     counts = {RECORDED: len(rows), **{one["strategy"]: one["rows_count"] for one in figures if not one["refused"]}}
     counts = {slug: count for slug, count in counts.items() if count}
@@ -192,14 +195,17 @@ def _pair(
         if row > last:
             notices.append(f"{slug.replace('_', ' ')} makes rows 0 to {last}; row {last} is shown.")
             row = last
-        sides.append(Side(slug, row, counts[slug]))
+        sides.append(StrategySide(slug, row, counts[slug]))
     return sides[0], sides[1]
 
 
-def _sides(
-    made: models.Replay, trajectory: models.Trajectory, asked: tuple[Side, Side], rows: Sequence[data.RowFacts],
+def _both_rows(
+    made: models.Replay,
+    trajectory: models.StoredTrajectory,
+    asked: tuple[StrategySide, StrategySide],
+    rows: Sequence[data.RowSummary],
     notices: list[str],
-) -> tuple[Tokens, Tokens] | None:  # fmt: skip
+) -> tuple[Tokens, Tokens] | None:
     """Both rows with their origins and masks; None, and a sentence, where one cannot be shown."""
     stored = replays.stored_rows(made, [side.slug for side in asked])
     found = []
@@ -212,8 +218,8 @@ def _sides(
         else:
             notices.append(f"The rows of {side.slug.replace('_', ' ')} are too many to be kept; only its figures are.")
             return None
-        if length > ROW_MOST:
-            notices.append(f"{side.name} holds {length:,} tokens; at most {ROW_MOST:,} are compared at once.")
+        if length > MAX_ROW_TOKENS:
+            notices.append(f"{side.name} holds {length:,} tokens; at most {MAX_ROW_TOKENS:,} are compared at once.")
             return None
         if side.slug == RECORDED:
             found.append(data.read_tokens(trajectory, facts, 0, length))
@@ -224,7 +230,7 @@ def _sides(
     return found[0], found[1]
 
 
-def _verdict(comparison: Comparison, left: Tokens, right: Tokens) -> tuple[str, bool]:
+def _verdict(comparison: TokenComparison, left: Tokens, right: Tokens) -> tuple[str, bool]:
     """The one sentence above the table, and whether both rows train the same."""
     if comparison.n_sites:
         n = comparison.n_sites
@@ -239,7 +245,7 @@ def _verdict(comparison: Comparison, left: Tokens, right: Tokens) -> tuple[str, 
     return f"The same {len(left):,} tokens with the same loss mask.", True
 
 
-def _counts(side: Side, tokens: Tokens) -> dict[str, Any]:
+def _counts(side: StrategySide, tokens: Tokens) -> dict[str, Any]:
     known = bool(np.any(tokens.origin))
     by_origin = {origin.slug: int(np.count_nonzero(tokens.origin == origin)) for origin in Origin}
     return {
@@ -249,7 +255,7 @@ def _counts(side: Side, tokens: Tokens) -> dict[str, Any]:
     }
 
 
-def _note(side: Side, tokens: Tokens) -> str:
+def _note(side: StrategySide, tokens: Tokens) -> str:
     counts = _counts(side, tokens)
     words = f"{counts['tokens']:,} tokens, {counts['trained']:,} trained"
     if counts["origins"] is None:
@@ -258,11 +264,11 @@ def _note(side: Side, tokens: Tokens) -> str:
     return f"{words}: {', '.join(named)}"
 
 
-def step_wise_scopes(trajectory: models.Trajectory) -> list[dict[str, Any]]:
+def step_wise_scopes(trajectory: models.StoredTrajectory) -> list[dict[str, Any]]:
     """What step-wise training makes of this trajectory and of its group: T x M samples, and merged ones."""
-    scopes = [_scope("this trajectory", models.Trajectory.objects.filter(pk=trajectory.pk))]
+    scopes = [_scope("this trajectory", models.StoredTrajectory.objects.filter(pk=trajectory.pk))]
     if trajectory.group:
-        group = models.Trajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group)
+        group = models.StoredTrajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group)
         scopes.append(_scope(f"its group, {trajectory.group}", group))
     return [scope for scope in scopes if scope is not None]
 
@@ -271,13 +277,13 @@ def _scope(name: str, trajectories: Any) -> dict[str, Any] | None:
     size = trajectories.filter(n_steps__gt=0).aggregate(
         m=Count("pk"), low=Min("n_steps"), high=Max("n_steps"), steps=Sum("n_steps")
     )
-    if not size["m"] or size["steps"] > GROUP_STEPS_MOST:
+    if not size["m"] or size["steps"] > MAX_GROUP_STEPS:
         return None
-    steps = models.Step.objects.filter(trajectory__in=trajectories.values("pk"))
+    steps = models.StoredStep.objects.filter(trajectory__in=trajectories.values("pk"))
     length = Sum(F("prompt_length") + F("completion_length"))
     whole = steps.aggregate(samples=Count("pk"), forwarded=length)
     # A step that another extends whole is a part of that one's row.
-    extended = models.Step.objects.filter(parent=OuterRef("pk"), shared_length__gte=F("parent_length"))
+    extended = models.StoredStep.objects.filter(parent=OuterRef("pk"), shared_length__gte=F("parent_length"))
     merged = steps.filter(~Exists(extended)).aggregate(samples=Count("pk"), forwarded=length)
     if not merged["forwarded"]:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 from django.utils.safestring import SafeString
 
 from inspector.html.tokens import Block, TokenPainter, Tokens
-from inspector.trajectories.place import RUNS_LIMIT, WINDOW, Lens, Place, View
+from inspector.trajectories.place import MAX_RUN_VIEW_TOKENS, WINDOW, Lens, PagePlace, View
 from inspector.trajectories.turns import Turn
 
 RUNS_BYTES = 2_000_000
@@ -20,7 +20,7 @@ MARGIN = 3
 
 
 @dataclass(frozen=True)
-class Section:
+class TurnSection:
     """The part of one turn that is shown."""
 
     turn: Turn
@@ -56,7 +56,7 @@ class Section:
 class Reader:
     """What the pane shows: row offsets ``[start, stop)`` in sections, and where the neighbours are."""
 
-    sections: tuple[Section, ...]
+    sections: tuple[TurnSection, ...]
     start: int
     stop: int
     n_tokens: int
@@ -68,16 +68,18 @@ class Reader:
     """Lens -> why it colours nothing here."""
 
 
-def wanted_range(place: Place, n_tokens: int) -> tuple[int, int]:
+def wanted_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:
     """Row offsets to read for a place, margins included."""
-    size = WINDOW if place.view == View.TOKENS else RUNS_LIMIT
+    size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     return max(place.window - MARGIN, 0), min(place.window + size + MARGIN, n_tokens)
 
 
-def build_reader(place: Place, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter) -> Reader:
+def build_reader(
+    place: PagePlace, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter
+) -> Reader:
     """``tokens`` holds :func:`wanted_range`. Time and size are bounded by the window, not by the row."""
     ranges = [(item.start, item.stop) for turn in turns for item in turn.findings]
-    size = WINDOW if place.view == View.TOKENS else RUNS_LIMIT
+    size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     start, stop = place.window, min(place.window + size, n_tokens)
     sections = []
     written = 0
@@ -90,7 +92,7 @@ def build_reader(place: Place, turns: Sequence[Turn], tokens: Tokens, n_tokens: 
             left, right = min(MARGIN, a - tokens.start), min(MARGIN, tokens.start + len(tokens) - b)
             part = tokens.slice(a - left, b + right)
             html = painter.window(part, ranges, place.mark, margin=(left, right))
-            sections.append(Section(turn, a, b, url, html=html))
+            sections.append(TurnSection(turn, a, b, url, html=html))
             continue
         if written > RUNS_BYTES:
             stop = a
@@ -103,7 +105,7 @@ def build_reader(place: Place, turns: Sequence[Turn], tokens: Tokens, n_tokens: 
             if written > RUNS_BYTES:
                 break
         b = blocks[kept - 1].stop if blocks else b
-        sections.append(Section(turn, a, b, url, blocks=tuple(blocks[:kept])))
+        sections.append(TurnSection(turn, a, b, url, blocks=tuple(blocks[:kept])))
         if kept < len(blocks):
             stop = b
             break
@@ -117,7 +119,7 @@ def build_reader(place: Place, turns: Sequence[Turn], tokens: Tokens, n_tokens: 
     return Reader(tuple(sections), start, stop, n_tokens, lens_notes=_lens_notes(tokens, place), **links)
 
 
-def _lens_notes(tokens: Tokens, place: Place) -> dict[str, str]:
+def _lens_notes(tokens: Tokens, place: PagePlace) -> dict[str, str]:
     """Why a lens colours nothing in what is shown."""
     notes = {}
     here = "in this window" if place.view == View.TOKENS else "in this row"

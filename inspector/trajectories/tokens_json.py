@@ -9,18 +9,18 @@ import numpy as np
 from inspector.html.text import characters
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories import reads as data
-from inspector.trajectories.place import WINDOW, Lens, Place
+from inspector.trajectories.place import WINDOW, Lens, PagePlace
 from inspector.trajectories.tokens_page import names
 from inspector.trajectories.turns import FindingItem, Turn
 from rollouts import selectors
-from rollouts.models import Trajectory
+from rollouts.models import StoredTrajectory
 from rollouts.tito.trajectory import Origin
 
 
-def tokens_json(trajectory: Trajectory, page: dict[str, Any]) -> dict[str, Any]:
+def tokens_json(trajectory: StoredTrajectory, page: dict[str, Any]) -> dict[str, Any]:
     """The dict of the twin; tokens are those of the window that the place names, whatever the view."""
-    place: Place = page["place"]
-    rows: list[data.RowFacts] = page["rows"]
+    place: PagePlace = page["place"]
+    rows: list[data.RowSummary] = page["rows"]
     turns: list[Turn] = page["turns"]
     findings: list[FindingItem] = page["findings"]
     painter, missing = data.painter_of(trajectory.run.tokenizer)
@@ -103,7 +103,7 @@ def window_tokens(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> l
     return found
 
 
-def _add_columns(tokens: list[dict[str, Any]], trajectory: Trajectory, row: int, start: int) -> None:
+def _add_columns(tokens: list[dict[str, Any]], trajectory: StoredTrajectory, row: int, start: int) -> None:
     """Each token's values in the columns that a trainer wrote; None where a column is too short."""
     record = selectors.get_row(trajectory, row)
     for name, values in selectors.row_columns(record, start, start + len(tokens)).items():

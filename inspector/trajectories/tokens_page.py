@@ -15,30 +15,30 @@ from inspector.html.tokens import Tokens, value_classes
 from inspector.trajectories import legends
 from inspector.trajectories import reads as data
 from inspector.trajectories.neighbours import FILTER_FIELDS, find_siblings, no_siblings
-from inspector.trajectories.place import FINDINGS_MOST, RUNS_LIMIT, WINDOW, Lens, Place, View, read_place
+from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, Lens, PagePlace, View, read_place
 from inspector.trajectories.record_page import lacks_of
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
 from inspector.trajectories.turns import FindingItem, Turn
 from rollouts import selectors
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 from rollouts.services.findings import worst_severity
 
-OUTLINE_MOST = 400
-ROWS_MOST = 60
+MAX_OUTLINE = 400
+MAX_ROWS = 60
 LENS_NAMES = {Lens.MASK: "loss mask", Lens.ORIGIN: "origin", Lens.LOGPROB: "logprob"}
 VIEW_NAMES = {View.RUNS: "run view", View.TOKENS: "token view"}
 
 
-def base_url(trajectory: Trajectory) -> str:
+def base_url(trajectory: StoredTrajectory) -> str:
     return reverse("trajectory", args=[trajectory.code])
 
 
-def is_live(trajectory: Trajectory) -> bool:
+def is_live(trajectory: StoredTrajectory) -> bool:
     """Still growing: its page asks again."""
-    return trajectory.status in (Trajectory.Status.QUEUED, Trajectory.Status.RUNNING)
+    return trajectory.status in (StoredTrajectory.Status.QUEUED, StoredTrajectory.Status.RUNNING)
 
 
-def names(trajectory: Trajectory) -> dict[str, Any]:
+def names(trajectory: StoredTrajectory) -> dict[str, Any]:
     """How each JSON twin begins."""
     return {
         "trajectory": trajectory.code,
@@ -58,7 +58,7 @@ def shows_one(request: HttpRequest) -> bool:
     return share is not None and share.run_id is None
 
 
-def frame(request: HttpRequest, trajectory: Trajectory, here: str) -> dict[str, Any]:
+def frame(request: HttpRequest, trajectory: StoredTrajectory, here: str) -> dict[str, Any]:
     """What the header of each of a trajectory's pages needs: facts, siblings, tabs. Three queries."""
     run = trajectory.run
     is_alone = shows_one(request)
@@ -78,14 +78,14 @@ def frame(request: HttpRequest, trajectory: Trajectory, here: str) -> dict[str, 
         "run_url": siblings.list_url,
         "trajectory_url": own + keep,
         "siblings": siblings,
-        "facts": _facts(trajectory, run, is_alone),
+        "facts": _header_fields(trajectory, run, is_alone),
         "has_siblings": not is_alone,
         "tabs": [{"name": name, "url": url + keep, "current": slug == here} for slug, name, url in pages],
         "tokenizer": run.tokenizer,
     }
 
 
-def _facts(trajectory: Trajectory, run: Run, is_alone: bool) -> list[dict[str, Any]]:
+def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> list[dict[str, Any]]:
     reward = trajectory.reward
     parts = ", ".join(f"{name} {value:g}" for name, value in list((trajectory.reward_parts or {}).items())[:6]
                       if isinstance(value, int | float))  # fmt: skip
@@ -110,7 +110,7 @@ def _facts(trajectory: Trajectory, run: Run, is_alone: bool) -> list[dict[str, A
     return facts
 
 
-def _group_note(trajectory: Trajectory) -> dict[str, str]:
+def _group_note(trajectory: StoredTrajectory) -> dict[str, str]:
     """The rewards of the trajectories of the same prompt."""
     stats = selectors.group_stats(trajectory.run, [trajectory.group]).get(trajectory.group)
     if stats is None or stats.n < 2 or stats.mean is None:
@@ -120,7 +120,7 @@ def _group_note(trajectory: Trajectory) -> dict[str, str]:
     return {"note": f"{stats.n} trajectories, rewards {stats.low:.3g} to {stats.high:.3g}, mean {stats.mean:.3g}"}
 
 
-def read_page(request: HttpRequest, trajectory: Trajectory) -> dict[str, Any]:
+def read_page(request: HttpRequest, trajectory: StoredTrajectory) -> dict[str, Any]:
     """Everything of the tokens page except its HTML: the same for the page and its twin."""
     rows, steps = data.read_rows_and_steps(trajectory)
     columns = data.read_columns(trajectory)
@@ -133,10 +133,10 @@ def read_page(request: HttpRequest, trajectory: Trajectory) -> dict[str, Any]:
     return {"rows": rows, "steps": steps, "place": place, "findings": findings, "turns": turns, "columns": columns}
 
 
-def html_context(request: HttpRequest, trajectory: Trajectory, page: dict[str, Any]) -> dict[str, Any]:
+def html_context(request: HttpRequest, trajectory: StoredTrajectory, page: dict[str, Any]) -> dict[str, Any]:
     """The context of the template."""
-    place: Place = page["place"]
-    rows: list[data.RowFacts] = page["rows"]
+    place: PagePlace = page["place"]
+    rows: list[data.RowSummary] = page["rows"]
     turns: list[Turn] = page["turns"]
     findings: list[FindingItem] = page["findings"]
     painter, missing = data.painter_of(trajectory.run.tokenizer)
@@ -166,12 +166,12 @@ def html_context(request: HttpRequest, trajectory: Trajectory, page: dict[str, A
             {"index": row.index, "current": row.index == place.row, "text": f"{row.n_tokens:,}",
              "worst": worst_severity(item.severity for item in findings if item.row == row.index),
              "url": own + place.query(row=row.index, mark=None, window=0)}
-            for row in rows[:ROWS_MOST]
+            for row in rows[:MAX_ROWS]
         ],
-        "rows_rest": f"and {len(rows) - ROWS_MOST:,} more: ?row=N opens them" if len(rows) > ROWS_MOST else "",
+        "rows_rest": f"and {len(rows) - MAX_ROWS:,} more: ?row=N opens them" if len(rows) > MAX_ROWS else "",
         "turns": turns,
         "outline": _outline(turns, place, reader),
-        "outline_rest": f"and {len(turns) - OUTLINE_MOST:,} more turns" if len(turns) > OUTLINE_MOST else "",
+        "outline_rest": f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
         "view_choices": [
             {"name": name, "current": view == place.view,
              "url": own + place.query(view=view, window=_window_for(view, place, n_tokens))}
@@ -206,36 +206,36 @@ def _no_tokens() -> Tokens:
     return Tokens(0, np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.bool_))
 
 
-def fingerprint(trajectory: Trajectory) -> str:
+def fingerprint(trajectory: StoredTrajectory) -> str:
     """Changes whenever the trajectory does."""
     moment = trajectory.finished_at.timestamp() if trajectory.finished_at else 0
     counts = f"{trajectory.n_steps}.{trajectory.n_tokens}.{trajectory.n_findings}"
     return f"{trajectory.status}.{trajectory.attempt}.{counts}.{moment}"
 
 
-def _window_for(view: View, place: Place, n_tokens: int) -> int:
+def _window_for(view: View, place: PagePlace, n_tokens: int) -> int:
     if place.mark:
         return 0
     if view == View.TOKENS:
         return place.window // WINDOW * WINDOW
-    return 0 if n_tokens <= RUNS_LIMIT else place.window
+    return 0 if n_tokens <= MAX_RUN_VIEW_TOKENS else place.window
 
 
 def _finding_entries(
-    findings: Sequence[FindingItem], place: Place, trajectory: Trajectory, own: str
+    findings: Sequence[FindingItem], place: PagePlace, trajectory: StoredTrajectory, own: str
 ) -> list[dict[str, Any]]:
     compare = reverse("trajectory-compare", args=[trajectory.code])
     deltas = reverse("trajectory-deltas", args=[trajectory.code])
     entries = []
-    for item in findings[:FINDINGS_MOST]:
+    for item in findings[:MAX_FINDINGS]:
         mark = (item.start, max(item.stop, item.start + 1))
         where = f"step {item.step}" if item.step is not None else f"row {item.row}"
         is_probe = item.step is None and item.row is None  # refused before anything was sampled
         if is_probe:
             where = "the template’s probe"
         stop = f"-{item.stop:,}" if item.stop > item.start + 1 else ""
-        sides = {"step": item.step, "side": "prompt"} if item.has_sides and item.breaks else {"step": item.step}
-        compare_url = f"{compare}?{urlencode(sides)}" if item.has_sides else ""
+        sides = {"step": item.step, "side": "prompt"} if item.is_comparable and item.breaks else {"step": item.step}
+        compare_url = f"{compare}?{urlencode(sides)}" if item.is_comparable else ""
         delta_url = f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else ""
         url = own + place.query(row=item.row or 0, mark=mark if item.row is not None else None, window=0)
         entries.append(
@@ -253,7 +253,7 @@ def _finding_entries(
     return entries
 
 
-def _no_findings(trajectory: Trajectory) -> str:
+def _no_findings(trajectory: StoredTrajectory) -> str:
     if is_live(trajectory):
         return "None yet: the diagnosis runs when the trajectory ends."
     return (
@@ -262,15 +262,15 @@ def _no_findings(trajectory: Trajectory) -> str:
     )
 
 
-def _nothing(trajectory: Trajectory) -> str:
+def _nothing(trajectory: StoredTrajectory) -> str:
     if is_live(trajectory):
         return "No step has finished yet. This page grows by itself."
     return "This trajectory has no tokens" + (": the source recorded none." if not trajectory.error else ".")
 
 
-def _outline(turns: Sequence[Turn], place: Place, reader: Reader) -> list[dict[str, Any]]:
+def _outline(turns: Sequence[Turn], place: PagePlace, reader: Reader) -> list[dict[str, Any]]:
     outline = []
-    for turn in turns[:OUTLINE_MOST]:
+    for turn in turns[:MAX_OUTLINE]:
         on_page = reader.start <= turn.start and turn.start < reader.stop
         url = f"#turn-{turn.number}" if on_page else place.query(mark=(turn.start, turn.start + 1), window=0)
         outline.append(
@@ -280,7 +280,7 @@ def _outline(turns: Sequence[Turn], place: Place, reader: Reader) -> list[dict[s
     return outline
 
 
-def _go_fields(place: Place) -> list[tuple[str, str]]:
+def _go_fields(place: PagePlace) -> list[tuple[str, str]]:
     fields = [("row", str(place.row) if place.row else ""), ("view", "tokens" if place.view == View.TOKENS else "")]
     fields.append(("lens", str(place.lens) if place.lens != Lens.MASK else ""))
     return [(name, value) for name, value in [*fields, *place.keep] if value]

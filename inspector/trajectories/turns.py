@@ -44,7 +44,7 @@ class FindingItem:
     """Its step's prompt does not start with the parent's stream."""
 
     @property
-    def has_sides(self) -> bool:
+    def is_comparable(self) -> bool:
         """There are two sides to compare: expected against read, or sampled against re-tokenized."""
         return self.axis == "stream" and self.step is not None
 
@@ -107,7 +107,7 @@ def role_label(part: str, roles: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class OwnSpan(Span):
+class MaskSpan(Span):
     """A span of a row that came without steps, found from its origins or its role headers.
 
     Of a row that only its role headers divide, ``part`` is ``reply`` for what the assistant's header opens, ``prompt``
@@ -117,16 +117,16 @@ class OwnSpan(Span):
     roles: tuple[str, ...] = ()
 
 
-OWN_SPANS_MOST = 4000
+MAX_ORIGIN_SPANS = 4000
 
 
-def header_spans(turns: Sequence[RoleTurn]) -> list[OwnSpan]:
+def header_spans(turns: Sequence[RoleTurn]) -> list[MaskSpan]:
     """The spans of a row that keeps its own arrays and no origins, from the role headers in it."""
     parts = {"assistant": "reply", "prompt": "prompt"}
-    return [OwnSpan(t.start, t.stop, None, parts.get(t.role, "message"), roles=(t.role,)) for t in turns]
+    return [MaskSpan(t.start, t.stop, None, parts.get(t.role, "message"), roles=(t.role,)) for t in turns]
 
 
-def own_spans(origin: NDArray[np.uint8]) -> list[OwnSpan]:
+def origin_spans(origin: NDArray[np.uint8]) -> list[MaskSpan]:
     """The spans of a row that keeps its own arrays: sampled stretches and what lies between them.
 
     A row whose origins change at every token would be all headers: it stays one span.
@@ -136,10 +136,10 @@ def own_spans(origin: NDArray[np.uint8]) -> list[OwnSpan]:
         return []
     sampled = origin == Origin.SAMPLED
     edges = sorted({0, n, *chain.from_iterable(mask_runs(sampled))})
-    if len(edges) > OWN_SPANS_MOST:
-        return [OwnSpan(0, n, None, "row")]
+    if len(edges) > MAX_ORIGIN_SPANS:
+        return [MaskSpan(0, n, None, "row")]
     parts = ["completion" if sampled[a] else "delta" if a else "prompt" for a in edges[:-1]]
-    return [OwnSpan(a, b, None, part) for (a, b), part in zip(pairwise(edges), parts, strict=True)]
+    return [MaskSpan(a, b, None, part) for (a, b), part in zip(pairwise(edges), parts, strict=True)]
 
 
 def make_turns(
@@ -165,7 +165,7 @@ def make_turns(
             Turn(
                 number,
                 span.part,
-                role_label(span.part, span.roles if isinstance(span, OwnSpan) else roles.get(step, ())),
+                role_label(span.part, span.roles if isinstance(span, MaskSpan) else roles.get(step, ())),
                 span.step_index,
                 span.start,
                 span.stop,

@@ -23,7 +23,7 @@ from inspector.trajectories.strategies_page import strategies_page
 from inspector.trajectories.tokens_json import tokens_json
 from inspector.web.access import may_write, reads_trajectory
 from inspector.web.twins import page, wants_json
-from rollouts.models import Trajectory
+from rollouts.models import StoredTrajectory
 from rollouts.tasks.replays import order
 from rollouts.work import replays
 
@@ -37,7 +37,7 @@ def conditional(view: View) -> View:
     """A finished trajectory does not change: the same page is answered with 304."""
 
     @wraps(view)
-    def wrapped(request: HttpRequest, trajectory: Trajectory, *args: Any, **kwargs: Any) -> HttpResponse:
+    def wrapped(request: HttpRequest, trajectory: StoredTrajectory, *args: Any, **kwargs: Any) -> HttpResponse:
         if tokens_page.is_live(trajectory):
             response = view(request, trajectory, *args, **kwargs)
             response["Cache-Control"] = "no-store"
@@ -53,7 +53,7 @@ def conditional(view: View) -> View:
     return wrapped
 
 
-def _etag(request: HttpRequest, trajectory: Trajectory) -> str:
+def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
     user = getattr(request, "user", None)
     run = trajectory.run
     parts = (
@@ -72,7 +72,7 @@ def _etag(request: HttpRequest, trajectory: Trajectory) -> str:
 
 @reads_trajectory
 @conditional
-def trajectory(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     if "have" in request.GET and request.GET["have"] == tokens_page.fingerprint(trajectory):
         # The live page asks every two seconds: nothing new is nothing to swap.
         return HttpResponse(status=204)
@@ -83,7 +83,11 @@ def trajectory(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
 
 
 def _answer(
-    request: HttpRequest, trajectory: Trajectory, here: str, template: str, built: tuple[dict[str, Any], dict[str, Any]]
+    request: HttpRequest,
+    trajectory: StoredTrajectory,
+    here: str,
+    template: str,
+    built: tuple[dict[str, Any], dict[str, Any]],
 ) -> HttpResponse:
     report, drawn = built
     if wants_json(request):
@@ -94,31 +98,31 @@ def _answer(
 
 @reads_trajectory
 @conditional
-def compare(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+def compare(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     built = compare_page(request.GET, trajectory, tokens_page.shows_one(request))
     return _answer(request, trajectory, "compare", "trajectories/compare.html", built)
 
 
 @reads_trajectory
 @conditional
-def deltas(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+def deltas(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     return _answer(request, trajectory, "deltas", "trajectories/deltas.html", deltas_page(request.GET, trajectory))
 
 
 @reads_trajectory
 @conditional
-def mask(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+def mask(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     return _answer(request, trajectory, "mask", "trajectories/mask.html", mask_page(request.GET, trajectory))
 
 
 @reads_trajectory
 @conditional
-def record(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+def record(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     return _answer(request, trajectory, "record", "trajectories/record.html", recorded_page(request.GET, trajectory))
 
 
 @reads_trajectory
-def strategies(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
+def strategies(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     built = strategies_page(request, trajectory)
     response = _answer(request, trajectory, "strategies", "trajectories/strategies.html", built)
     response["Cache-Control"] = "private, no-store"
@@ -129,7 +133,7 @@ def strategies(request: HttpRequest, trajectory: Trajectory) -> HttpResponse:
 def strategies_again(request: HttpRequest, code: str) -> HttpResponse:
     """Send a worker once more for a replay that failed."""
     found = get_object_or_404(
-        Trajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template"), code=code
+        StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template"), code=code
     )
     if not tokens_page.is_live(found) and not replays.missing(found):
         made, is_new = replays.ask(found, again=True)

@@ -14,10 +14,10 @@ from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import ApiToken
 from rollouts.services.api_tokens import create_api_token, revoke_api_token
 
-SHOWN = 200
+MAX_SHOWN = 200
 
 
-def _facts(record: ApiToken) -> dict[str, Any]:
+def _values(record: ApiToken) -> dict[str, Any]:
     return {
         "id": record.pk,
         "hint": record.hint,
@@ -37,9 +37,9 @@ def index(request: HttpRequest) -> HttpResponse:
     made, status = {}, 200
     if request.method == "POST":
         record, token = create_api_token(request.user, request.POST.get("name", "").replace("\0", ""))
-        made, status = {"made": {**_facts(record), "token": token}}, 201
-    tokens = ApiToken.objects.select_related("created_by").order_by("-pk")[:SHOWN]
-    data = {"tokens": [_facts(token) for token in tokens], **made}
+        made, status = {"made": {**_values(record), "token": token}}, 201
+    tokens = ApiToken.objects.select_related("created_by").order_by("-pk")[:MAX_SHOWN]
+    data = {"tokens": [_values(token) for token in tokens], **made}
     return page(request, "tokens/index.html", data, status, address=request.build_absolute_uri("/").rstrip("/"))
 
 
@@ -48,6 +48,6 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     record = get_object_or_404(ApiToken.objects.select_related("created_by"), pk=pk)
     revoke_api_token(record)
     if wants_json(request):
-        return json_page(_facts(record))
+        return json_page(_values(record))
     messages.success(request, f"The token {record.hint}… was revoked; whatever still uses it is told so.")
     return redirect("api-tokens")

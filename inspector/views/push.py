@@ -29,13 +29,13 @@ from rollouts.tito.trajectory import Trajectory
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
-MOST_RUN_BYTES = 4 << 20
+MAX_RUN_BYTES = 4 << 20
 """Of a request that makes a run: a name and perhaps a chat template."""
 BATCH_TRAJECTORIES = 50
 BATCH_TOKENS = 1_000_000
-MOST_PREFIX = 60
-MOST_NAME = 200
-MOST_LISTED = 1000
+MAX_PREFIX = 60
+MAX_NAME = 200
+MAX_LISTED = 1000
 """Rejected lines that an answer lists; all of them are counted."""
 TYPES = (
     "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
@@ -110,8 +110,8 @@ def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
 
 
 def _object(request: HttpRequest) -> dict[str, Any]:
-    with tempfile.SpooledTemporaryFile(max_size=MOST_RUN_BYTES) as body:
-        _receive(request, body, MOST_RUN_BYTES, f"A run is described in at most {MOST_RUN_BYTES >> 20} MB.")
+    with tempfile.SpooledTemporaryFile(max_size=MAX_RUN_BYTES) as body:
+        _receive(request, body, MAX_RUN_BYTES, f"A run is described in at most {MAX_RUN_BYTES >> 20} MB.")
         body.seek(0)
         raw = body.read()
     try:
@@ -184,8 +184,8 @@ def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) 
 
 def _prefix(request: HttpRequest) -> str:
     prefix = request.GET.get("prefix", "")
-    if len(prefix) > MOST_PREFIX or not prefix.isprintable():
-        raise Refused(400, f"prefix must be a printable text of at most {MOST_PREFIX} characters.")
+    if len(prefix) > MAX_PREFIX or not prefix.isprintable():
+        raise Refused(400, f"prefix must be a printable text of at most {MAX_PREFIX} characters.")
     return prefix
 
 
@@ -196,8 +196,8 @@ def _named(trajectory: Trajectory, prefix: str) -> Trajectory | Rejected:
     if not prefix:
         return trajectory
     name, group = f"{prefix}{trajectory.external_id}", trajectory.group and f"{prefix}{trajectory.group}"
-    if max(len(name), len(group)) > MOST_NAME:
-        return Rejected(None, f"With the prefix the id {trajectory.external_id!r} is over {MOST_NAME} characters.")
+    if max(len(name), len(group)) > MAX_NAME:
+        return Rejected(None, f"With the prefix the id {trajectory.external_id!r} is over {MAX_NAME} characters.")
     return replace(trajectory, external_id=name, group=group)
 
 
@@ -230,14 +230,14 @@ def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpRespo
             "they are. Ids that repeat, as in each step of training, need ?prefix=."
         )
     if answer["trajectories"]:
-        _judge_later(run, answer)
+        _diagnose_later(run, answer)
     return json_page(answer, status)
 
 
 def _reject(run: Run, answer: dict[str, Any], rejected: list[Rejected]) -> None:
     add_rejections(run, "pushed", rejected)
     answer["n_rejected"] += len(rejected)
-    room = MOST_LISTED - len(answer["rejected"])
+    room = MAX_LISTED - len(answer["rejected"])
     answer["rejected"] += [{"line": one.line, "reason": one.reason} for one in rejected[:room]]
 
 
@@ -252,19 +252,19 @@ def _batches(items: Iterable[Trajectory | Rejected]) -> Iterator[tuple[list[Traj
         else:
             batch.append(item)
             n_tokens += item.n_ids
-        if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS or len(rejected) >= MOST_LISTED:
+        if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS or len(rejected) >= MAX_LISTED:
             yield batch, rejected
             batch, rejected, n_tokens = [], [], 0
     if batch or rejected:
         yield batch, rejected
 
 
-def _judge_later(run: Run, answer: dict[str, Any]) -> None:
+def _diagnose_later(run: Run, answer: dict[str, Any]) -> None:
     """The diagnosis needs a tokenizer and time, so a worker makes it."""
-    from rollouts.tasks.pushed import judge_pushed
+    from rollouts.tasks.pushed import diagnose_pushed
 
     try:
-        judge_pushed.apply_async((run.pk,))
+        diagnose_pushed.apply_async((run.pk,))
     except Exception as error:  # kombu's OperationalError, and what redis raises below it
         log.warning("diagnosis not ordered run=%s: %s", run.code, type(error).__name__)
         answer["notice"] = f"{answer.get('notice', '')} ".lstrip() + (

@@ -17,10 +17,10 @@ from inspector.web.access import is_live, may_write, remember_grant, share_is_ov
 from inspector.web.forms import ShareForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
-from rollouts.models import Run, ShareLink, TemplateCheck, Trajectory
+from rollouts.models import Run, ShareLink, StoredTrajectory, TemplateCheck
 
-SHOWN = 200
-MODELS: dict[str, Any] = {"run": Run, "trajectory": Trajectory, "check": TemplateCheck}
+MAX_SHOWN = 200
+MODELS: dict[str, Any] = {"run": Run, "trajectory": StoredTrajectory, "check": TemplateCheck}
 
 
 def _links() -> QuerySet[ShareLink]:
@@ -41,7 +41,7 @@ def target_of(link: ShareLink) -> tuple[str, str, str]:
     raise Http404("What this link opened has been deleted.")
 
 
-def _facts(link: ShareLink) -> dict[str, Any]:
+def _values(link: ShareLink) -> dict[str, Any]:
     kind, name, url = target_of(link)
     state = "live" if is_live(link) else "revoked" if link.revoked_at else "expired"
     return {
@@ -66,8 +66,8 @@ def index(request: HttpRequest) -> HttpResponse:
     """The list of links, newest first; a POST makes one and shows its address, once."""
     if request.method == "POST":
         return _create(request)
-    links = _links().order_by("-pk")[:SHOWN]
-    return page(request, "shares/index.html", {"shares": [_facts(link) for link in links]})
+    links = _links().order_by("-pk")[:MAX_SHOWN]
+    return page(request, "shares/index.html", {"shares": [_values(link) for link in links]})
 
 
 def _create(request: HttpRequest) -> HttpResponse:
@@ -81,7 +81,7 @@ def _create(request: HttpRequest) -> HttpResponse:
         request.user, target, query=wanted["query"].lstrip("?"), note=wanted["note"], days=wanted["days"]
     )
     address = request.build_absolute_uri(f"/s/{token}")
-    facts = {**_facts(link), "link": address}
+    facts = {**_values(link), "link": address}
     template = "shares/_made.html" if request.headers.get("HX-Request") == "true" else "shares/made.html"
     return page(request, template, {"share": facts}, 201)
 
@@ -92,7 +92,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     services.revoke_share(link)
     if wants_json(request):
         link.refresh_from_db()
-        return json_page(_facts(link))
+        return json_page(_values(link))
     messages.success(request, f"The link {link.hint}… was revoked; whoever opens it now is told so.")
     return redirect("shares")
 

@@ -19,7 +19,7 @@ from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 
 
-def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_values(tokenizer: Tokenizer) -> dict[str, Any]:
     """A registered tokenizer as its line and its JSON show it."""
     return {
         "name": tokenizer.name,
@@ -43,13 +43,13 @@ def index(request: HttpRequest) -> HttpResponse:
         registered = _register(form)
         if registered is not None:
             if wants_json(request):
-                return json_page(tokenizer_facts(registered), 201)
+                return json_page(tokenizer_values(registered), 201)
             messages.success(
                 request, f"The tokenizer “{registered.name}” is registered: {registered.vocab_size:,} tokens."
             )
             return redirect("tokenizers")
         status = 422
-    data: dict[str, Any] = {"tokenizers": [tokenizer_facts(one) for one in Tokenizer.objects.order_by("name")]}
+    data: dict[str, Any] = {"tokenizers": [tokenizer_values(one) for one in Tokenizer.objects.order_by("name")]}
     if status == 422:
         data["errors"] = form.sentences()
     return page(request, "tokenizers/index.html", data, status, form=form, hub=settings.HUB_ALLOWED)

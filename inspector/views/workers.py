@@ -15,7 +15,7 @@ from inspector.server.workers import WorkerState, connect, list_workers, queue_l
 from inspector.web.twins import page
 from rollouts.models import Run
 
-QUEUED_SHOWN = 50
+MAX_QUEUED = 50
 
 
 @require_safe
@@ -44,7 +44,7 @@ def index(request: HttpRequest) -> HttpResponse:
                 "n_expected": run.n_expected,
                 "heartbeat_at": run.heartbeat_at,
             }
-            for run in unfinished.order_by("created_at", "pk")[:QUEUED_SHOWN]
+            for run in unfinished.order_by("created_at", "pk")[:MAX_QUEUED]
         ],
     }
     return page(request, "workers/index.html", data)

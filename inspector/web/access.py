@@ -20,10 +20,10 @@ from django.views.decorators.http import require_safe
 
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
-from rollouts.models import Run, ShareLink, TemplateCheck, Trajectory
+from rollouts.models import Run, ShareLink, StoredTrajectory, TemplateCheck
 
 SESSION_KEY = "shares"
-MOST_GRANTS = 50
+MAX_GRANTS = 50
 
 T = TypeVar("T", bound=Model)
 View = Callable[..., HttpResponse]
@@ -37,7 +37,7 @@ def may_write(request: HttpRequest) -> bool:
 def remember_grant(request: HttpRequest, link: ShareLink) -> None:
     """Keep a link's grant in this browser's session; the oldest of too many are forgotten."""
     held = [pk for pk in request.session.get(SESSION_KEY, []) if pk != link.pk]
-    request.session[SESSION_KEY] = [*held, link.pk][-MOST_GRANTS:]
+    request.session[SESSION_KEY] = [*held, link.pk][-MAX_GRANTS:]
 
 
 def is_live(link: ShareLink) -> bool:
@@ -49,7 +49,7 @@ def covers(link: ShareLink, target: Model) -> bool:
     """The link is for this target, or for the run it belongs to."""
     if isinstance(target, Run):
         return link.run_id == target.pk
-    if isinstance(target, Trajectory):
+    if isinstance(target, StoredTrajectory):
         return link.trajectory_id == target.pk or link.run_id == target.run_id
     return isinstance(target, TemplateCheck) and link.check_result_id == target.pk
 
@@ -62,7 +62,7 @@ def _grant(request: HttpRequest, target: Model) -> tuple[ShareLink | None, bool]
     match: Q
     if isinstance(target, Run):
         match = Q(run=target)
-    elif isinstance(target, Trajectory):
+    elif isinstance(target, StoredTrajectory):
         match = Q(trajectory=target) | Q(run_id=target.run_id)
     else:
         match = Q(check_result=target)
@@ -115,7 +115,7 @@ reads_run = _reads(lambda: Run.objects.all(), "run")
 """`view(request, run)`: for a login, or a link to the run. Tokenizer and templates are read where a page shows them:
 most questions are a live page's, which are about the run alone."""
 
-reads_trajectory = _reads(lambda: Trajectory.objects.select_related("run"), "trajectory")
+reads_trajectory = _reads(lambda: StoredTrajectory.objects.select_related("run"), "trajectory")
 """`view(request, trajectory)`: for a login, or a link to the trajectory or its run; the run comes loaded."""
 
 reads_check = _reads(lambda: TemplateCheck.objects.select_related("tokenizer", "chat_template"), "template check")

@@ -14,7 +14,7 @@ from django.shortcuts import render
 from django.urls import URLPattern, path
 from django.utils.cache import patch_vary_headers
 
-View = Callable[..., HttpResponse]
+ViewFunction = Callable[..., HttpResponse]
 
 
 def wants_json(request: HttpRequest) -> bool:
@@ -80,7 +80,7 @@ def error_page(request: HttpRequest, status: int, title: str, sentence: str, run
     return render(request, "errors/error.html", context, status=status)
 
 
-def twins(route: str, view: View, name: str) -> list[URLPattern]:
+def twins(route: str, view: ViewFunction, name: str) -> list[URLPattern]:
     """The two addresses of a page: itself, and `.json` appended (named `NAME-json`)."""
     view.has_json_twin = True  # type: ignore[attr-defined]
     return [path(route, view, name=name), path(f"{route or 'runs'}.json", view, name=f"{name}-json")]

@@ -1,10 +1,10 @@
 """Chat templates: render in a sandbox, check, repair. Pure: knows neither storage nor the web."""
 
 from rollouts.chat_templates.probes.checks import cannot_render, check, is_prefix_preserving
-from rollouts.chat_templates.probes.report import Check, CheckReport, Purpose, Status
-from rollouts.chat_templates.repair.generation_tags import Marks, find_marks, with_marks
+from rollouts.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose
+from rollouts.chat_templates.repair.generation_tags import GenerationTags, find_marks, with_marks
 from rollouts.chat_templates.repair.search import Repair, find_repair, with_repair
-from rollouts.chat_templates.sandbox.prefetching_renderer import RememberingRenderer
+from rollouts.chat_templates.sandbox.prefetching_renderer import PrefetchingRenderer
 from rollouts.chat_templates.sandbox.render import Conversation, Provenance, TemplateRenderer, renderer
 
 VERSION = 4
@@ -14,13 +14,13 @@ __all__ = [
     "VERSION",
     "Check",
     "CheckReport",
+    "CheckStatus",
     "Conversation",
-    "Marks",
+    "GenerationTags",
+    "PrefetchingRenderer",
     "Provenance",
     "Purpose",
-    "RememberingRenderer",
     "Repair",
-    "Status",
     "TemplateRenderer",
     "cannot_render",
     "check",

@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 TRIES = 4
 """At least; a server that is gone or busy is asked again as long as patience lasts."""
-PATIENCE_S = 120.0
+PATIENCE_SECONDS = 120.0
 """How long a server may be away: about what one takes to start anew with its model."""
-FIRST_WAIT_S = 0.25
+FIRST_WAIT_SECONDS = 0.25
 """Doubled after each try."""
-LONGEST_WAIT_S = 10.0
-CONNECT_S = 5.0
-ANSWER_S = 600.0
+MAX_WAIT_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 600.0
 """Of one completion, queueing at the server included."""
-PROBE_S = 15.0
-STEP_S = 0.05
+PROBE_SECONDS = 15.0
+STEP_SECONDS = 0.05
 """How long one ``step`` waits for an answer, so that aborts and new requests are not kept waiting."""
 MAX_ANSWER_BYTES = 64 << 20
 BUSY = frozenset({429, 502, 503, 504})
@@ -76,7 +76,7 @@ class HttpEngine(ABC):
         max_model_len: int = 0,
         logprobs_mode: str = "",
         max_live: int = 256,
-        patience: float = PATIENCE_S,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         import aiohttp
 
@@ -93,7 +93,7 @@ class HttpEngine(ABC):
                 headers=headers,
                 connector=aiohttp.TCPConnector(limit=max_live),
                 # A redirect could lead to a host that nobody allowed, so none is followed (see _call).
-                timeout=aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S),
+                timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
                 trust_env=False,
             )
 
@@ -117,7 +117,7 @@ class HttpEngine(ABC):
     def step(self) -> list[Generation]:
         if not self._tasks:
             return []
-        self._run(asyncio.wait(self._tasks.values(), timeout=STEP_S, return_when=asyncio.FIRST_COMPLETED))
+        self._run(asyncio.wait(self._tasks.values(), timeout=STEP_SECONDS, return_when=asyncio.FIRST_COMPLETED))
         finished: list[Generation] = []
         for request_id, task in list(self._tasks.items()):
             if not task.done() or (finished and task.exception()):
@@ -174,12 +174,12 @@ class HttpEngine(ABC):
 
         return self._loop.run_until_complete(wait())
 
-    async def _call(self, path: str, body: Any = None, timeout: float = ANSWER_S) -> Any:
+    async def _call(self, path: str, body: Any = None, timeout: float = ANSWER_SECONDS) -> Any:
         """POST ``body`` (GET without one), decode JSON. Raises :class:`ServerAnswer`, ``OSError``, ``ValueError``."""
         import aiohttp
 
         method = "GET" if body is None else "POST"
-        limit = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_S)
+        limit = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
         async with self._session.request(
             method, self.url + path, json=body, allow_redirects=False, timeout=limit
         ) as answer:
@@ -196,7 +196,7 @@ class HttpEngine(ABC):
         """Ask for a completion, and again: on a lost connection, a server that is busy, or one that starts anew."""
         import aiohttp
 
-        wait, began = FIRST_WAIT_S, time.monotonic()
+        wait, began = FIRST_WAIT_SECONDS, time.monotonic()
         for attempt in count(1):
             patient = attempt < TRIES or time.monotonic() - began < self._patience
             try:
@@ -225,7 +225,7 @@ class HttpEngine(ABC):
             if attempt == TRIES:
                 log.warning("server does not answer; asking on url=%s for=%gs", self.url, self._patience)
             await asyncio.sleep(wait)
-            wait = min(wait * 2, LONGEST_WAIT_S)
+            wait = min(wait * 2, MAX_WAIT_SECONDS)
         raise AssertionError("unreachable")
 
     async def _first(self, path: str, pick: Callable[[Any], Any], default: Any = None) -> Any:
@@ -233,7 +233,7 @@ class HttpEngine(ABC):
         import aiohttp
 
         try:
-            return pick(await self._call(path, timeout=PROBE_S))
+            return pick(await self._call(path, timeout=PROBE_SECONDS))
         except (ServerAnswer, KeyError, IndexError, TypeError, ValueError):
             return default
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

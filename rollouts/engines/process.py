@@ -30,7 +30,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rollouts.engines import ENGINES, Engine, EngineError, Generation, GenerationRequest, reason
-from rollouts.engines.worker import EngineClosed, EngineDriver, EngineFacts, EngineLost, Result, settle
+from rollouts.engines.worker import EngineClosed, EngineDriver, EngineInfo, EngineLost, Result, settle
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class EngineProcess:
     def call(self, work: Callable[[Any], Result]) -> Future[Result]:
         return self._ask("call", work)
 
-    def ask_facts(self) -> Future[EngineFacts]:
-        return self.call(EngineFacts.of)
+    def ask_info(self) -> Future[EngineInfo]:
+        return self.call(EngineInfo.of)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         with self._lock:

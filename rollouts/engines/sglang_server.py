@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.engines.http import PROBE_S, HttpEngine, ServerAnswer
+from rollouts.engines.http import PROBE_SECONDS, HttpEngine, ServerAnswer
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
 from rollouts.tito.trajectory import ids_array
 
@@ -77,4 +77,4 @@ class SglangServerEngine(HttpEngine):
 
     async def _drop(self, request_id: str) -> None:
         with contextlib.suppress(ServerAnswer, OSError, ValueError):
-            await self._call("/abort_request", {"rid": request_id}, PROBE_S)
+            await self._call("/abort_request", {"rid": request_id}, PROBE_SECONDS)

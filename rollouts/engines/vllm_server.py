@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.engines.http import PROBE_S, HttpEngine, ServerAnswer
+from rollouts.engines.http import PROBE_SECONDS, HttpEngine, ServerAnswer
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
 from rollouts.tito.trajectory import ids_array
 
@@ -35,7 +35,7 @@ class VllmServerEngine(HttpEngine):
     async def _takes_ids(self) -> bool:
         """Does the generate address exist and serve? An empty prompt is refused by one that does (400 or 422)."""
         try:
-            await self._call(GENERATE, {"token_ids": [], "sampling_params": {}}, PROBE_S)
+            await self._call(GENERATE, {"token_ids": [], "sampling_params": {}}, PROBE_SECONDS)
         except ServerAnswer as error:
             return error.status in (400, 422)
         return True

@@ -32,7 +32,7 @@ class EngineLost(EngineError):
 
 
 @dataclass(frozen=True)
-class EngineFacts:
+class EngineInfo:
     """What the loop needs to know about an engine, without touching it."""
 
     name: str
@@ -42,7 +42,7 @@ class EngineFacts:
     logprobs_mode: str
 
     @classmethod
-    def of(cls, engine: Engine) -> EngineFacts:
+    def of(cls, engine: Engine) -> EngineInfo:
         return cls(engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode)
 
 
@@ -67,7 +67,7 @@ class EngineOwner(Protocol):
         """``work(engine)`` between two steps; the future ends with what it gives or raises."""
         ...
 
-    def ask_facts(self) -> Future[EngineFacts]:
+    def ask_info(self) -> Future[EngineInfo]:
         """What the engine is; it is built whoever still waits for the answer."""
         ...
 
@@ -215,8 +215,8 @@ class EngineThread:
     def call(self, work: Callable[[Any], Result]) -> Future[Result]:
         return self._ask("call", work)
 
-    def ask_facts(self) -> Future[EngineFacts]:
-        return self.call(EngineFacts.of)
+    def ask_info(self) -> Future[EngineInfo]:
+        return self.call(EngineInfo.of)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         with self._wake:

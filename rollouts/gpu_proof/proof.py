@@ -30,7 +30,7 @@ from rollouts.gpu_proof.rounds import RoundsEnvironment
 from rollouts.models import Run
 from rollouts.tasks.run_rollouts import close_engines, engine_of, live_trajectories, work_on
 from rollouts.tito.trajectory import Trajectory
-from rollouts.work.launch import LaunchForm, launch, served_models
+from rollouts.work.launch import LaunchSettings, launch, served_models
 
 DEMO, RANDOM = "proof-demo", "proof-random"
 MAX_SCORED = 256
@@ -70,7 +70,7 @@ class Plans:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProofVerdict:
     name: str
     passed: bool
     sentence: str
@@ -136,7 +136,7 @@ def _register(plans: Plans, folder: Path, stack: ExitStack) -> None:
 def _demo(plans: Plans, say: Say) -> dict[str, Any]:
     """The demo policy with its calculator: real tool calls, right answers."""
     say(f"Demo policy: {plans.demo_trajectories} trajectories with the calculator ...")
-    form = LaunchForm(
+    form = LaunchSettings(
         model=DEMO, environment="calculator", prompts=plans.demo_trajectories, group=1, temperature=1.0, seed=plans.seed
     )
     run, seconds = _work(form)
@@ -162,7 +162,7 @@ def _demo(plans: Plans, say: Say) -> dict[str, Any]:
 
 def _load(plans: Plans, say: Say) -> dict[str, Any]:
     """The model of a real size under load."""
-    form = LaunchForm(
+    form = LaunchSettings(
         model=RANDOM, environment="rounds", prompts=plans.trajectories, group=1, temperature=1.0, seed=plans.seed,
         max_tokens=plans.max_tokens, max_turns=plans.rounds,
     )  # fmt: skip
@@ -192,7 +192,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     # Some end while the last ones begin, so that fewer than asked are in the engine at once.
     wanted = min(256, math.ceil(min(plans.live, plans.trajectories) * 0.75))
     return {
-        "vllm": owner.ask_facts().result().version,
+        "vllm": owner.ask_info().result().version,
         "run": run.code,
         "ids": asdict(ids),
         "scores": asdict(scores),
@@ -235,7 +235,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     }
 
 
-def _work(form: LaunchForm) -> tuple[Run, float]:
+def _work(form: LaunchSettings) -> tuple[Run, float]:
     """Launch, then do what the worker's task does. Gives the run and the seconds from the task's start to its end."""
     run = launch(form, name=f"GPU proof: {form.model}", enqueue=False)
     # This loads the engine, too, before the clock starts: a worker's is warm.
@@ -266,11 +266,11 @@ def _scores(model: str, trajectories: Sequence[Trajectory], tolerance: float) ->
     return check_logprobs(some, lambda streams: owner.call(partial(score, streams)).result(), codec, tolerance)
 
 
-def _verdict(name: str, passed: bool, sentence: str) -> Verdict:
-    return Verdict(name, bool(passed), sentence)
+def _verdict(name: str, passed: bool, sentence: str) -> ProofVerdict:
+    return ProofVerdict(name, bool(passed), sentence)
 
 
-def _ids_verdict(name: str, ids: Any) -> Verdict:
+def _ids_verdict(name: str, ids: Any) -> ProofVerdict:
     wrong = ids.wrong_prompts + ids.wrong_completions + ids.unknown_requests + ids.broken_steps
     return _verdict(
         name,
@@ -280,7 +280,7 @@ def _ids_verdict(name: str, ids: Any) -> Verdict:
     )
 
 
-def _agreement(name: str, scores: Any) -> Verdict:
+def _agreement(name: str, scores: Any) -> ProofVerdict:
     return _verdict(
         name,
         scores.agrees,

@@ -22,19 +22,19 @@ from yarl import URL
 
 from rollouts.formats.shapes import LARGEST
 from rollouts.recorder import wire
-from rollouts.recorder.writer import Call, End, Writer
+from rollouts.recorder.writer import Call, SessionEnd, Writer
 
 log = logging.getLogger(__name__)
 
 SESSION_HEADER = "X-Session-Id"
 SESSION_PATH = "/session/"
 """`/session/NAME/v1/...` is `/v1/...` of that session: for a harness that can change its base URL alone."""
-OWN = "/recorder"
+RECORDER_PATH = "/recorder"
 PASSED = ("/v1/", "/health", "/version", "/tokenize", "/detokenize")
-MOST_UNWRITTEN = 4096
+MAX_UNWRITTEN = 4096
 """Calls under way or not yet stored; beyond that, requests wait for the database."""
-MOST_BODY_BYTES = 256 << 20
-MOST_KEPT_BYTES = 64 << 20
+MAX_BODY_BYTES = 256 << 20
+MAX_KEPT_BYTES = 64 << 20
 """Of one answer. A longer one passes without being recorded, and the run says so."""
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
@@ -90,7 +90,7 @@ class Recorder:
         self.upstream = upstream.rstrip("/").removesuffix("/v1")
         self.logprobs = logprobs
         self.writer: Writer | None = None
-        self._room = asyncio.Semaphore(MOST_UNWRITTEN)
+        self._room = asyncio.Semaphore(MAX_UNWRITTEN)
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -105,7 +105,7 @@ class Recorder:
             self._loop.call_soon_threadsafe(release)
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MOST_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self.handle)
         app.cleanup_ctx.append(self._connect)
         return app
@@ -129,8 +129,8 @@ class Recorder:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
         session = request.headers.get(SESSION_HEADER, "")
-        if path == OWN or path.startswith(f"{OWN}/"):
-            return await self._own(request, unquote(path))
+        if path == RECORDER_PATH or path.startswith(f"{RECORDER_PATH}/"):
+            return await self._recorder_page(request, unquote(path))
         if path.startswith(SESSION_PATH):
             name, slash, rest = path[len(SESSION_PATH) :].partition("/")
             path, session = slash + rest, session or unquote(name)
@@ -142,7 +142,7 @@ class Recorder:
                 return await self._record(request, url, path, tidy_session(session))
             return await self._pass(request, url)
         except web.HTTPRequestEntityTooLarge:
-            return _refuse(413, f"The request is larger than {MOST_BODY_BYTES >> 20} MB.")
+            return _refuse(413, f"The request is larger than {MAX_BODY_BYTES >> 20} MB.")
         except (aiohttp.ClientConnectionResetError, ConnectionResetError):
             raise  # the client has gone
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -246,13 +246,13 @@ class Recorder:
 
     # -- the recorder's own address ------------------------------------------------------------------------------------
 
-    async def _own(self, request: web.Request, path: str) -> web.Response:
+    async def _recorder_page(self, request: web.Request, path: str) -> web.Response:
         """`GET /recorder`: how it stands. `POST /recorder/sessions/NAME`: the session is over."""
         assert self.writer is not None
-        if request.method == "GET" and path == OWN:
+        if request.method == "GET" and path == RECORDER_PATH:
             return web.json_response({"run": self.writer.run.code, "upstream": self.upstream, **self.writer.state()})
-        name = tidy_session(path.removeprefix(f"{OWN}/sessions/"))
-        if request.method != "POST" or not path.startswith(f"{OWN}/sessions/") or not name:
+        name = tidy_session(path.removeprefix(f"{RECORDER_PATH}/sessions/"))
+        if request.method != "POST" or not path.startswith(f"{RECORDER_PATH}/sessions/") or not name:
             return _refuse(404, "There are GET /recorder and POST /recorder/sessions/NAME.")
         try:
             end = json.loads(await request.read() or b"{}")
@@ -263,7 +263,7 @@ class Recorder:
             stop_reason.encode()
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return _refuse(400, 'Say how the session ended as {"reward": 1.0, "stop_reason": "answered"}.')
-        self.writer.take(End(name, reward, stop_reason))
+        self.writer.take(SessionEnd(name, reward, stop_reason))
         return web.json_response({"run": self.writer.run.code, "session": name})
 
 
@@ -292,9 +292,9 @@ class _Copy:
 
     def _grow(self, n: int) -> None:
         self._size += n
-        if self._size > MOST_KEPT_BYTES:
+        if self._size > MAX_KEPT_BYTES:
             self._answer = []
-            self.problem = f"its answer is larger than {MOST_KEPT_BYTES >> 20} MB."
+            self.problem = f"its answer is larger than {MAX_KEPT_BYTES >> 20} MB."
 
     def call(self) -> Call | None:
         """None when there is nothing to record: an error, or nothing had come yet."""

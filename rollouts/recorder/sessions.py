@@ -11,9 +11,9 @@ from rollouts.formats.containers.json_text import canonical_json
 from rollouts.tito.prefix import shared_with_stream, stream_length
 from rollouts.tito.trajectory import Message, Step
 
-MOST_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 """Conversations that a call may still continue; the longest silent ones are forgotten."""
-MOST_STREAMS = 256
+MAX_STREAMS = 256
 """Of conversations without messages, which are compared id by id."""
 
 
@@ -61,7 +61,7 @@ class Conversations:
         current = _Chat(found.name if found else fresh, step.reply)
         self._chats.setdefault(keys[-1], []).append(current)
         self._chats.move_to_end(keys[-1])
-        while len(self._chats) > MOST_REMEMBERED:
+        while len(self._chats) > MAX_REMEMBERED:
             self._chats.popitem(last=False)
         return current.name
 
@@ -73,7 +73,7 @@ class Conversations:
                 current.name = one.name
                 self._streams.remove(one)
                 break
-        self._streams = [*self._streams, current][-MOST_STREAMS:]
+        self._streams = [*self._streams, current][-MAX_STREAMS:]
         return current.name
 
 

@@ -30,12 +30,12 @@ from rollouts.work.diagnosis import findings_for
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 100
-POLL_S = 0.25
-BEAT_S = 2.0
-FIRST_WAIT_S = 0.2
-LONGEST_WAIT_S = 5.0
-AT_END_S = 60.0
+MAX_AT_ONCE = 100
+POLL_SECONDS = 0.25
+BEAT_SECONDS = 2.0
+FIRST_WAIT_SECONDS = 0.2
+MAX_WAIT_SECONDS = 5.0
+AT_END_SECONDS = 60.0
 """How long a database that does not answer is tried when the recorder ends; then the calls go to a file."""
 SOURCE = "recorder"
 
@@ -57,7 +57,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class End:
+class SessionEnd:
     """A harness says that a trajectory is over."""
 
     session: str
@@ -82,11 +82,11 @@ class Writer:
         self.cancelled = threading.Event()
         self.rescue_file = folder / f"{run.code}.calls.jsonl"
         self._stored = stored
-        self._queue: SimpleQueue[Call | End] = SimpleQueue()
+        self._queue: SimpleQueue[Call | SessionEnd] = SimpleQueue()
         self._conversations = Conversations()
         self._open: dict[str, float] = {}
         """Trajectories under way: when each was last called."""
-        self._ends: dict[str, End] = {}
+        self._ends: dict[str, SessionEnd] = {}
         self._closing = threading.Event()
         self._give_up_at = float("inf")
         self._reported = 0
@@ -96,7 +96,7 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def take(self, item: Call | End) -> None:
+    def take(self, item: Call | SessionEnd) -> None:
         """Never waits. How much may lie here unwritten is the proxy's to bound."""
         if isinstance(item, Call):
             self.counts["calls"] += 1
@@ -108,7 +108,7 @@ class Writer:
 
     def close(self) -> None:
         """Store everything that was taken, settle every trajectory, end the run."""
-        self._give_up_at = time.monotonic() + AT_END_S
+        self._give_up_at = time.monotonic() + AT_END_SECONDS
         self._closing.set()
         self._thread.join()
 
@@ -121,19 +121,19 @@ class Writer:
         beat_at = 0.0
         try:
             while True:
-                pile = self._gather()
-                calls = [item for item in pile if isinstance(item, Call)]
+                batch = self._gather()
+                calls = [item for item in batch if isinstance(item, Call)]
                 if calls and self.cancelled.is_set():
                     self._stored(len(calls))
                 elif calls:
                     self._store(calls, table)
-                self._ends |= {item.session: item for item in pile if isinstance(item, End)}
-                ending = self._closing.is_set() and not pile
+                self._ends |= {item.session: item for item in batch if isinstance(item, SessionEnd)}
+                ending = self._closing.is_set() and not batch
                 self._settle(everything=ending)
                 if ending:
                     break
                 if time.monotonic() > beat_at and not self._closing.is_set():
-                    beat_at = time.monotonic() + BEAT_S
+                    beat_at = time.monotonic() + BEAT_SECONDS
                     self._beat()
             if self._reported:
                 self._again(self._report)  # with the calls that came since
@@ -142,17 +142,17 @@ class Writer:
             # The connection belongs to this thread and would stay open with it.
             connection.close()
 
-    def _gather(self) -> list[Call | End]:
-        pile: list[Call | End] = []
+    def _gather(self) -> list[Call | SessionEnd]:
+        batch: list[Call | SessionEnd] = []
         with suppress(Empty):
-            pile.append(self._queue.get(timeout=0 if self._closing.is_set() else POLL_S))
-            while len(pile) < MOST_AT_ONCE:
-                pile.append(self._queue.get_nowait())
-        return pile
+            batch.append(self._queue.get(timeout=0 if self._closing.is_set() else POLL_SECONDS))
+            while len(batch) < MAX_AT_ONCE:
+                batch.append(self._queue.get_nowait())
+        return batch
 
     def _again(self, work: Callable[[], None]) -> bool:
         """Do it until the database has done it; False when it was given up at the end, or can never be done."""
-        wait = FIRST_WAIT_S
+        wait = FIRST_WAIT_SECONDS
         while True:
             try:
                 work()
@@ -164,7 +164,7 @@ class Writer:
                 with suppress(DatabaseError):
                     close_old_connections()
                 time.sleep(wait)
-                wait = min(wait * 2, LONGEST_WAIT_S)
+                wait = min(wait * 2, MAX_WAIT_SECONDS)
             except Exception:
                 log.exception("not stored run=%s", self.run.code)
                 return False
@@ -235,11 +235,11 @@ class Writer:
         for name in dict.fromkeys([*self._ends, *silent]):
             if not everything and not self._queue.empty() and name not in self._ends:
                 return  # calls first
-            end = self._ends.pop(name, End(name))
+            end = self._ends.pop(name, SessionEnd(name))
             self._open.pop(name, None)
             self._again(lambda name=name, end=end: self._settle_one(name, end))  # type: ignore[misc]
 
-    def _settle_one(self, name: str, end: End) -> None:
+    def _settle_one(self, name: str, end: SessionEnd) -> None:
         record = self.run.trajectories.filter(external_id=name).first()
         if record is None:
             if not self.cancelled.is_set():

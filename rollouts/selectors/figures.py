@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import Count, F, IntegerField, Max, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Floor
 
-from rollouts.models import Finding, Run, RunFigures, Trajectory
+from rollouts.models import Run, RunFigures, StoredFinding, StoredTrajectory
 from rollouts.selectors.runs import RunSummary, run_summary, summary_from
 from rollouts.tito.diagnose.finding import Severity
 
@@ -22,7 +22,7 @@ LARGE = 5_000
 """Trajectories from which on counting would keep a page waiting."""
 SLICES = 20
 """Equal stretches of a run."""
-MOST_STEPS = 40
+MAX_STEPS = 40
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def worst_of(runs: Sequence[Run]) -> dict[int, tuple[str, int]]:
                 counts[found.run_id] = summary_in(found.body).severities
     small = [run.pk for run in judged if run.pk not in large]
     if small:
-        held = Trajectory.objects.filter(run__in=small).exclude(worst_severity="")
+        held = StoredTrajectory.objects.filter(run__in=small).exclude(worst_severity="")
         for run, severity, n in held.values_list("run", "worst_severity").annotate(n=Count("pk")):
             counts.setdefault(run, {})[severity] = n
     return {
@@ -128,7 +128,7 @@ def run_kinds(run: Run) -> list[KindCost]:
     """The kinds that a run has, the most frequent first. Two queries."""
     counts = ~Q(severity=Severity.INFO)  # what is merely noted costs nothing
     rows = (
-        Finding.objects.filter(run=run)
+        StoredFinding.objects.filter(run=run)
         .values("kind")
         .annotate(
             findings=Count("pk"),
@@ -141,7 +141,7 @@ def run_kinds(run: Run) -> list[KindCost]:
     )
     # A trajectory becomes more rows once, however many findings of a kind say so.
     more: Counter[str] = Counter()
-    several = Finding.objects.filter(counts, run=run, rows__gt=1)
+    several = StoredFinding.objects.filter(counts, run=run, rows__gt=1)
     for kind, _, n in several.values_list("kind", "trajectory").annotate(n=Max("rows")).order_by():
         more[kind] += n - 1
     return [KindCost(**row, rows_more=more[row["kind"]]) for row in rows]
@@ -149,7 +149,7 @@ def run_kinds(run: Run) -> list[KindCost]:
 
 def run_spread(run: Run, kind: str = "") -> Spread:
     """Where the findings of a kind (empty = of all) lie. Two queries."""
-    found = Finding.objects.filter(run=run)
+    found = StoredFinding.objects.filter(run=run)
     if kind:
         found = found.filter(kind=kind)
     rows = list(
@@ -158,7 +158,7 @@ def run_spread(run: Run, kind: str = "") -> Spread:
         .annotate(n=Count("trajectory", distinct=True))
         .order_by("step_index")
     )
-    return Spread(rows[:MOST_STEPS], max(len(rows) - MOST_STEPS, 0), _along(found, run.n_trajectories))
+    return Spread(rows[:MAX_STEPS], max(len(rows) - MAX_STEPS, 0), _along(found, run.n_trajectories))
 
 
 def slice_size(total: int) -> int:
@@ -166,7 +166,7 @@ def slice_size(total: int) -> int:
     return max(-(-total // SLICES), 1)
 
 
-def _along(found: QuerySet[Finding], total: int) -> list[int]:
+def _along(found: QuerySet[StoredFinding], total: int) -> list[int]:
     place = Cast(Floor(F("trajectory__index") / Value(float(slice_size(total)))), IntegerField())
     counts = dict(found.values_list(place).annotate(n=Count("trajectory", distinct=True)))
     return [counts.get(number, 0) for number in range(SLICES)]

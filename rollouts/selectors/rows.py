@@ -46,20 +46,20 @@ class Window:
     """False where nobody wrote down who wrote what: ``origin`` is then guessed from the mask, for colours alone."""
 
 
-def get_row(trajectory: models.Trajectory, row: int | models.Row) -> models.Row:
+def get_row(trajectory: models.StoredTrajectory, row: int | models.StoredRow) -> models.StoredRow:
     """A row by its index. Raises ``Row.DoesNotExist``."""
-    if isinstance(row, models.Row):
+    if isinstance(row, models.StoredRow):
         return row
-    return models.Row.objects.select_related("last_step").get(trajectory=trajectory, index=row)
+    return models.StoredRow.objects.select_related("last_step").get(trajectory=trajectory, index=row)
 
 
-def row_spans(trajectory: models.Trajectory, row: int | models.Row) -> list[Span]:
+def row_spans(trajectory: models.StoredTrajectory, row: int | models.StoredRow) -> list[Span]:
     """The spans of a row in order, empty ones left out. No array is read."""
     record = get_row(trajectory, row)
     if record.last_step_id is None:
         return [Span(0, record.n_tokens, None, "row")] if record.n_tokens else []
     known = Case(When(tokens__delta_origin__isnull=False, then=Value(True)), default=False, output_field=BooleanField())
-    steps = models.Step.objects.filter(trajectory=trajectory, index__in=record.step_indices).order_by("index")
+    steps = models.StoredStep.objects.filter(trajectory=trajectory, index__in=record.step_indices).order_by("index")
     spans: list[Span] = []
     end = 0
     for index, prompt_length, completion_length, has_origin in steps.annotate(has_origin=known).values_list(
@@ -74,13 +74,13 @@ def row_spans(trajectory: models.Trajectory, row: int | models.Row) -> list[Span
     return spans
 
 
-def row_window(trajectory: models.Trajectory, row: int | models.Row, start: int, stop: int) -> Window:
+def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow, start: int, stop: int) -> Window:
     """The tokens ``[start, stop)`` of a row, clipped to it. Only arrays that overlap are read; at most 3 queries."""
     record = get_row(trajectory, row)
     start = max(0, min(start, record.n_tokens))
     stop = max(start, min(stop, record.n_tokens))
     if record.last_step_id is None:
-        return _own_window(record, start, stop)
+        return _stored_window(record, start, stop)
     n = stop - start
     ids = np.zeros(n, dtype=np.int32)
     origin = np.full(n, Origin.PROMPT, dtype=np.uint8)
@@ -131,7 +131,7 @@ def row_window(trajectory: models.Trajectory, row: int | models.Row, start: int,
     return Window(start, stop, record.n_tokens, ids, origin, loss_mask, logprobs if known else None, step_index)
 
 
-def _own_window(record: models.Row, start: int, stop: int) -> Window:
+def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
     """Of a row with arrays of its own. One that is too short is padded: the diagnosis tells, the page draws."""
     tokens = models.RowTokens.objects.get(pk=record.pk)
     n = stop - start
@@ -159,6 +159,6 @@ def _own_window(record: models.Row, start: int, stop: int) -> Window:
     )  # fmt: skip
 
 
-def row_columns(record: models.Row, start: int, stop: int) -> dict[str, Floats]:
+def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:
     """Trainer-side columns of ``[start, stop)``; one may be shorter than the row."""
     return {column.name: column.values[start:stop] for column in record.columns.all()}

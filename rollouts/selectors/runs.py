@@ -54,7 +54,7 @@ class TrajectoryFilters:
 class Page:
     """Part of a list."""
 
-    items: list[models.Trajectory]
+    items: list[models.StoredTrajectory]
     next_cursor: str
     """What ``after`` takes for the following part; empty = this is the last."""
 
@@ -93,11 +93,11 @@ class RunSummary:
     """Severity -> trajectories whose worst finding it is; the empty one counts those without findings."""
 
 
-def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.Trajectory]:
+def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.StoredTrajectory]:
     """The trajectories that pass, in no order."""
-    found = models.Trajectory.objects.filter(run=run)
+    found = models.StoredTrajectory.objects.filter(run=run)
     if filters.kind or filters.severity or filters.step is not None:
-        findings = models.Finding.objects.filter(run=run, trajectory=OuterRef("pk"))
+        findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"))
         if filters.kind:
             findings = findings.filter(kind=filters.kind)
         if filters.severity:
@@ -126,7 +126,7 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
     if filters.status:
         found = found.filter(status=filters.status)
     if filters.hide_queued:
-        found = found.exclude(status=models.Trajectory.Status.QUEUED)
+        found = found.exclude(status=models.StoredTrajectory.Status.QUEUED)
     if filters.text:
         found = found.filter(external_id__icontains=filters.text.replace("\0", ""))
     return found
@@ -173,8 +173,8 @@ def list_trajectories(
 
 
 def neighbours(
-    trajectory: models.Trajectory, filters: TrajectoryFilters | None = None, sort: str = "index"
-) -> tuple[models.Trajectory | None, models.Trajectory | None]:
+    trajectory: models.StoredTrajectory, filters: TrajectoryFilters | None = None, sort: str = "index"
+) -> tuple[models.StoredTrajectory | None, models.StoredTrajectory | None]:
     """The trajectories before and after it, in the order of a list, among those that pass. At most four queries."""
     found = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
     column, descending = sort.removeprefix("-"), sort.startswith("-")
@@ -233,7 +233,7 @@ def summary_from(values: dict[str, Any]) -> RunSummary:
 
 def run_summary(run: models.Run) -> RunSummary:
     """Counts, reward histogram, findings by kind, stop reasons. Six queries."""
-    found = models.Trajectory.objects.filter(run=run)
+    found = models.StoredTrajectory.objects.filter(run=run)
     statuses = dict(found.values_list("status").annotate(n=Count("pk")).order_by("status"))
     reward = found.aggregate(
         n=Count("reward"),
@@ -246,7 +246,7 @@ def run_summary(run: models.Run) -> RunSummary:
     spread = None if reward["mean"] is None else math.sqrt(max(reward["square"] - reward["mean"] * reward["mean"], 0.0))
     stops = dict(found.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
     severities = dict(found.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
-    kinds = models.Finding.objects.filter(run=run).values_list("kind").annotate(
+    kinds = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(
         n=Count("pk"),
         trajectories=Count("trajectory", distinct=True),
         tokens=Sum(F("trained_tokens_lost") + F("trained_tokens_wrong"), filter=~Q(severity=Severity.INFO), default=0),
@@ -273,7 +273,9 @@ def run_summary(run: models.Run) -> RunSummary:
     )
 
 
-def _histogram(found: QuerySet[models.Trajectory], low: float | None, high: float | None, n: int) -> list[RewardBin]:
+def _histogram(
+    found: QuerySet[models.StoredTrajectory], low: float | None, high: float | None, n: int
+) -> list[RewardBin]:
     """Bars of equal width from the least reward to the greatest; one bar when all are equal."""
     if low is None or high is None or not n:
         return []
@@ -303,12 +305,12 @@ class GroupStats:
         return self.n_rewards > 1 and self.low == self.high
 
 
-def finding_kinds(trajectories: Sequence[models.Trajectory]) -> dict[int, dict[str, str]]:
+def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[str, str]]:
     """Key of a trajectory -> kinds of its findings with the worst severity of each, the worst first; one query."""
     keys = [one.pk for one in trajectories if one.n_findings]
     found: dict[int, dict[str, str]] = {}
     if keys:
-        rows = models.Finding.objects.filter(trajectory__in=keys).order_by().distinct()
+        rows = models.StoredFinding.objects.filter(trajectory__in=keys).order_by().distinct()
         pairs = set(rows.values_list("trajectory", "severity", "kind"))
         worst_first = {severity.value: place for place, severity in enumerate(Severity)}
         for trajectory, severity, kind in sorted(pairs, key=lambda pair: (worst_first[pair[1]], pair[2])):
@@ -318,7 +320,7 @@ def finding_kinds(trajectories: Sequence[models.Trajectory]) -> dict[int, dict[s
 
 def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]:
     """Rewards of some groups of a run, one query."""
-    rows = models.Trajectory.objects.filter(run=run, group__in=[group for group in groups if group]).values_list(
+    rows = models.StoredTrajectory.objects.filter(run=run, group__in=[group for group in groups if group]).values_list(
         "group"
     ).annotate(
         n=Count("pk"), n_rewards=Count("reward"), mean=Avg("reward"), low=Min("reward"), high=Max("reward")

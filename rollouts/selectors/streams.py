@@ -16,7 +16,7 @@ from rollouts.tito.trajectory import NO_IDS, Ids, Step
 
 
 @dataclass(frozen=True)
-class Piece:
+class StreamPiece:
     """Part of a stream, as it lies in one stored array: ``[start, stop)`` of the stream is where the array begins."""
 
     start: int
@@ -26,25 +26,25 @@ class Piece:
     """``delta`` or ``completion``: the array it lies in."""
 
 
-def stream_pieces(steps: Sequence[models.Step], index: int, whole: bool = True) -> list[Piece]:
+def stream_pieces(steps: Sequence[models.StoredStep], index: int, whole: bool = True) -> list[StreamPiece]:
     """Where the ids of a step's stream lie, in order; ``whole=False`` leaves its completion out. Columns only."""
     by_key = {step.pk: step for step in steps}
-    step: models.Step | None = steps[index]
+    step: models.StoredStep | None = steps[index]
     assert step is not None
     pieces = []
     limit = step.prompt_length + (step.completion_length if whole else 0)
     while step is not None and limit > 0:
         if limit > step.prompt_length:
-            pieces.append(Piece(step.prompt_length, limit, step.index, "completion"))
+            pieces.append(StreamPiece(step.prompt_length, limit, step.index, "completion"))
             limit = step.prompt_length
         if limit > step.shared_length:
-            pieces.append(Piece(step.shared_length, limit, step.index, "delta"))
+            pieces.append(StreamPiece(step.shared_length, limit, step.index, "delta"))
             limit = step.shared_length
         step = by_key.get(step.parent_id) if step.parent_id else None
     return pieces[::-1]
 
 
-def join(pieces: Sequence[Piece], arrays: dict[int, tuple[Any, Any]]) -> Ids:
+def join(pieces: Sequence[StreamPiece], arrays: dict[int, tuple[Any, Any]]) -> Ids:
     """The ids of consecutive pieces. ``arrays``: step index -> (delta_ids, completion_ids)."""
     found = []
     for piece in pieces:
@@ -90,7 +90,7 @@ def stored_streams(keys: Collection[int]) -> dict[int, Streams]:
     found: dict[int, Streams] = {key: Streams() for key in keys}
     positions: dict[int, int] = {}
     rows = (
-        models.Step.objects.filter(trajectory__in=keys)
+        models.StoredStep.objects.filter(trajectory__in=keys)
         .order_by("trajectory_id", "index")
         .values_list(
             "pk", "trajectory_id", "parent_id", "shared_length", "parent_length", "messages_shared",

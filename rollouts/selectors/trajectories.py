@@ -15,7 +15,7 @@ from rollouts.tito.batches import batched
 from rollouts.tito.trajectory import Ids, Request, Row, Step, Trajectory
 
 
-def load_trajectory(trajectory: models.Trajectory) -> Trajectory:
+def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
     """The value back, every array identical. Five queries, whatever its length.
 
     Rows that follow from the steps are not given: ``rows`` holds what a trainer or a strategy wrote.
@@ -23,14 +23,14 @@ def load_trajectory(trajectory: models.Trajectory) -> Trajectory:
     return next(load_trajectories([trajectory]))
 
 
-def load_trajectories(trajectories: Sequence[models.Trajectory]) -> Iterator[Trajectory]:
+def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterator[Trajectory]:
     """The values of several trajectories, in their order. The queries do not grow with their number."""
     keys = [trajectory.pk for trajectory in trajectories]
-    steps: dict[int, list[models.Step]] = {key: [] for key in keys}
-    for step in models.Step.objects.filter(trajectory__in=keys).select_related("tokens").order_by("index"):
+    steps: dict[int, list[models.StoredStep]] = {key: [] for key in keys}
+    for step in models.StoredStep.objects.filter(trajectory__in=keys).select_related("tokens").order_by("index"):
         steps[step.trajectory_id].append(step)
-    rows: dict[int, list[models.Row]] = {key: [] for key in keys}
-    own = models.Row.objects.filter(trajectory__in=keys, last_step=None)
+    rows: dict[int, list[models.StoredRow]] = {key: [] for key in keys}
+    own = models.StoredRow.objects.filter(trajectory__in=keys, last_step=None)
     for row in own.select_related("tokens").prefetch_related("columns").order_by("index"):
         rows[row.trajectory_id].append(row)
     wanted = {trajectory.extra_id for trajectory in trajectories}
@@ -73,7 +73,7 @@ class _Bodies:
         return self._values[key]
 
 
-def _steps(stored: Sequence[models.Step], bodies: _Bodies) -> list[Step]:
+def _steps(stored: Sequence[models.StoredStep], bodies: _Bodies) -> list[Step]:
     values: list[Step] = []
     by_key = {step.pk: n for n, step in enumerate(stored)}
     arrays = {step.index: (step.tokens.delta_ids, step.tokens.completion_ids) for step in stored}
@@ -122,7 +122,7 @@ def _steps(stored: Sequence[models.Step], bodies: _Bodies) -> list[Step]:
     return values
 
 
-def _row(row: models.Row, bodies: _Bodies) -> Row:
+def _row(row: models.StoredRow, bodies: _Bodies) -> Row:
     tokens = row.tokens
     return Row(
         ids=tokens.ids,
@@ -135,7 +135,7 @@ def _row(row: models.Row, bodies: _Bodies) -> Row:
     )
 
 
-def load_step_prompt(step: models.Step) -> Ids:
+def load_step_prompt(step: models.StoredStep) -> Ids:
     """One step's prompt ids ``[P]``, parents followed. Two queries."""
     steps = list(_columns(step.trajectory_id))
     pieces = stream_pieces(steps, step.index, whole=False)
@@ -149,8 +149,8 @@ def load_step_prompt(step: models.Step) -> Ids:
     return join(pieces, arrays)
 
 
-def _columns(trajectory_key: int) -> QuerySet[models.Step]:
+def _columns(trajectory_key: int) -> QuerySet[models.StoredStep]:
     """The columns from which streams follow, of every step in order."""
-    return models.Step.objects.filter(trajectory=trajectory_key).order_by("index").only(
+    return models.StoredStep.objects.filter(trajectory=trajectory_key).order_by("index").only(
         "index", "parent_id", "trajectory_id", "shared_length", "parent_length", "prompt_length", "completion_length"
     )  # fmt: skip

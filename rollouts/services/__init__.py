@@ -1,7 +1,7 @@
 """Everything that writes to the database. Each function is one short transaction unless it says otherwise."""
 
 from rollouts.services.figures import take_figures
-from rollouts.services.findings import note_judged, replace_findings
+from rollouts.services.findings import note_diagnosed, replace_findings
 from rollouts.services.imports import import_files
 from rollouts.services.jobs import ask_job, cancel_job
 from rollouts.services.launched import (
@@ -60,7 +60,7 @@ __all__ = [
     "finish_trajectories",
     "import_files",
     "lease_trajectories",
-    "note_judged",
+    "note_diagnosed",
     "recount",
     "register_chat_template",
     "register_tokenizer",

@@ -15,7 +15,7 @@ from rollouts.services.shares import token_hash
 PREFIX = "ri_"
 """So that a token in a log or a repository is recognised for what it is."""
 LAST_USE_EVERY = timedelta(minutes=1)
-MOST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 
 
 def create_api_token(user: Any, name: str = "") -> tuple[models.ApiToken, str]:
@@ -29,7 +29,7 @@ def create_api_token(user: Any, name: str = "") -> tuple[models.ApiToken, str]:
 
 def find_api_token(token: str) -> models.ApiToken | None:
     """The live token, with its user; None for one that is unknown, revoked, or whose user may no longer log in."""
-    if not token or len(token) > MOST_CHARACTERS:
+    if not token or len(token) > MAX_CHARACTERS:
         return None
     live = models.ApiToken.objects.filter(revoked_at=None, created_by__is_active=True)
     record = live.select_related("created_by").filter(token_sha256=token_hash(token)).first()

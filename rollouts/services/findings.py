@@ -25,22 +25,22 @@ def _version() -> int:
     return int(getattr(diagnose, "VERSION", 0))
 
 
-def note_judged(run: models.Run) -> None:
+def note_diagnosed(run: models.Run) -> None:
     """Every trajectory of the run has been judged by the diagnosis of today."""
     run.diagnosis_version = _version()
     run.save(update_fields=["diagnosis_version"])
 
 
-def add_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Sequence[Finding]]]) -> Counter[str]:
+def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> Counter[str]:
     """Insert findings, inside a transaction; gives how many of each kind. The caller keeps the totals.
 
     Whoever is given here was judged.
     """
     version = _version()
-    keys = reserve_keys(models.Finding, sum(len(findings) for _, findings in found))
+    keys = reserve_keys(models.StoredFinding, sum(len(findings) for _, findings in found))
     records = [
         bare(
-            models.Finding,
+            models.StoredFinding,
             id=next(keys),
             trajectory_id=trajectory.pk,
             run_id=run.pk,
@@ -75,11 +75,11 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Seque
     return Counter(record.kind for record in records)
 
 
-def replace_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, Sequence[Finding]]]) -> None:
+def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> None:
     """Put new findings in place of the old ones of these trajectories, and correct all totals."""
     with transaction.atomic():
         held = models.Run.objects.select_for_update().get(pk=run.pk)
-        old = models.Finding.objects.filter(trajectory__in=[trajectory.pk for trajectory, _ in found])
+        old = models.StoredFinding.objects.filter(trajectory__in=[trajectory.pk for trajectory, _ in found])
         counts = Counter(held.finding_counts)
         counts.subtract(Counter(old.values_list("kind", flat=True)))
         old.delete()
@@ -87,6 +87,8 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.Trajectory, S
         for trajectory, findings in found:
             trajectory.n_findings = len(findings)
             trajectory.worst_severity = worst_severity(finding.severity for finding in findings)
-        models.Trajectory.objects.bulk_update([t for t, _ in found], ["n_findings", "worst_severity"], batch_size=200)
+        models.StoredTrajectory.objects.bulk_update(
+            [t for t, _ in found], ["n_findings", "worst_severity"], batch_size=200
+        )
         run.finding_counts = {kind: n for kind, n in counts.items() if n > 0}
         models.Run.objects.filter(pk=run.pk).update(finding_counts=run.finding_counts)

@@ -36,7 +36,7 @@ GC_THRESHOLD = 100_000
 IMPORTED = "imported"
 """In the run's settings: what is complete, so that an import that was killed goes on at the file it was at."""
 
-Judge = Callable[[Trajectory, models.Run], Sequence[Finding]]
+Diagnose = Callable[[Trajectory, models.Run], Sequence[Finding]]
 
 
 class _Cancelled(Exception):
@@ -77,7 +77,7 @@ def import_files(
     run: models.Run,
     files: Sequence[Path | Source],
     format_name: str = "auto",
-    judge: Judge | None = None,
+    diagnose: Diagnose | None = None,
     use_recorded_tokenizer: bool = True,
 ) -> None:
     """Read files into a run and end it: done, failed when nothing was read, cancelled when somebody asked.
@@ -97,7 +97,7 @@ def import_files(
             before = sum(sizes[:n])
             try:
                 source = file if isinstance(file, Source) else Source.of_path(file, names[n])
-                one = _File(run, source, before, done["next_index"], judge, use_recorded_tokenizer)
+                one = _File(run, source, before, done["next_index"], diagnose, use_recorded_tokenizer)
                 name = one.read(format_name)
                 done = {
                     "files": n + 1, "next_index": one.next_index, "formats": sorted({*done["formats"], name}),
@@ -177,9 +177,9 @@ class _File:
     """One file under way."""
 
     def __init__(
-        self, run: models.Run, source: Source, before: int, index: int, judge: Judge | None, use_recorded: bool
+        self, run: models.Run, source: Source, before: int, index: int, diagnose: Diagnose | None, use_recorded: bool
     ) -> None:
-        self.run, self.source, self.judge, self.use_recorded = run, source, judge, use_recorded
+        self.run, self.source, self.diagnose, self.use_recorded = run, source, diagnose, use_recorded
         self.next_index = index
         self._first_index = index
         self._progress = _Progress(run, before, source)
@@ -201,10 +201,10 @@ class _File:
         self._choose_tokenizer(batch)
         batch = self._with_free_ids(batch)
         findings = None
-        if self.judge is not None:
+        if self.diagnose is not None:
             findings = []
             for trajectory in batch:
-                findings.append(self.judge(trajectory, self.run))
+                findings.append(self.diagnose(trajectory, self.run))
                 self._progress.tick()
         save_trajectories(self.run, batch, findings, self.next_index, self._table)
         self.next_index += len(batch)

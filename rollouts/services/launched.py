@@ -31,7 +31,7 @@ from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.prefix import Link, link_steps, merge_steps
 from rollouts.tito.trajectory import JSON, Row, Step
 
-Status = models.Trajectory.Status
+Status = models.StoredTrajectory.Status
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class NewTrajectory:
     seed: int | None = None
 
 
-def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) -> list[models.Trajectory]:
+def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) -> list[models.StoredTrajectory]:
     """Queue trajectories of a launch; the run expects that many more."""
     with transaction.atomic():
         contents = Contents()
         first = run.trajectories.count()
         records = [
-            models.Trajectory(
+            models.StoredTrajectory(
                 run=run,
                 index=first + n,
                 external_id=one.external_id,
@@ -63,7 +63,7 @@ def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) ->
             for n, one in enumerate(wanted)
         ]
         contents.save()
-        created = models.Trajectory.objects.bulk_create(records)
+        created = models.StoredTrajectory.objects.bulk_create(records)
         models.Run.objects.filter(pk=run.pk).update(
             n_expected=F("n_expected") + len(records), n_trajectories=F("n_trajectories") + len(records)
         )
@@ -71,7 +71,7 @@ def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) ->
     return created
 
 
-def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.Trajectory]:
+def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.StoredTrajectory]:
     """Take up to ``n`` queued trajectories, or running ones whose worker has gone silent, for so many seconds.
 
     Each comes back with its ``attempt``, which later calls must name. No two workers get the same one.
@@ -84,7 +84,7 @@ def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.T
         skips = connection.features.has_select_for_update_skip_locked
         candidates = run.trajectories.select_for_update(of=("self",), skip_locked=skips).filter(free)
         taken = list(candidates.select_related("task").order_by("index")[:n])
-        models.Trajectory.objects.filter(pk__in=[record.pk for record in taken]).update(
+        models.StoredTrajectory.objects.filter(pk__in=[record.pk for record in taken]).update(
             attempt=F("attempt") + 1, lease_until=until, status=Status.RUNNING, error=""
         )
     for record in taken:
@@ -93,7 +93,7 @@ def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.T
     return taken
 
 
-def renew_lease(records: Sequence[models.Trajectory], seconds: float) -> set[int]:
+def renew_lease(records: Sequence[models.StoredTrajectory], seconds: float) -> set[int]:
     """Hold leases for longer; gives the keys of those that are still ours."""
     until = timezone.now() + timedelta(seconds=seconds)
     kept: set[int] = set()
@@ -102,16 +102,16 @@ def renew_lease(records: Sequence[models.Trajectory], seconds: float) -> set[int
         by_attempt.setdefault(record.attempt, []).append(record.pk)
     with transaction.atomic():
         for attempt, keys in by_attempt.items():
-            ours = models.Trajectory.objects.filter(pk__in=keys, attempt=attempt, status=Status.RUNNING)
+            ours = models.StoredTrajectory.objects.filter(pk__in=keys, attempt=attempt, status=Status.RUNNING)
             ours.update(lease_until=until)
             kept.update(ours.values_list("pk", flat=True))
     return kept
 
 
-def release_trajectories(records: Sequence[models.Trajectory]) -> None:
+def release_trajectories(records: Sequence[models.StoredTrajectory]) -> None:
     """Put leased trajectories back into the queue, with the steps they have."""
     for record in records:
-        models.Trajectory.objects.filter(pk=record.pk, attempt=record.attempt, status=Status.RUNNING).update(
+        models.StoredTrajectory.objects.filter(pk=record.pk, attempt=record.attempt, status=Status.RUNNING).update(
             status=Status.QUEUED, lease_until=None
         )
 
@@ -125,12 +125,12 @@ def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
         return
     with transaction.atomic():
         streams = stored_streams({key for key, _, _ in new})
-        runs = dict(models.Trajectory.objects.filter(pk__in=streams).values_list("pk", "run_id"))
+        runs = dict(models.StoredTrajectory.objects.filter(pk__in=streams).values_list("pk", "run_id"))
         contents = Contents()
-        keys = reserve_keys(models.Step, len(new))
-        records: list[models.Step] = []
+        keys = reserve_keys(models.StoredStep, len(new))
+        records: list[models.StoredStep] = []
         tokens: list[models.StepTokens] = []
-        added: dict[int, list[models.Step]] = {}
+        added: dict[int, list[models.StoredStep]] = {}
         for trajectory_key, index, step in sorted(new, key=lambda one: one[:2]):
             if trajectory_key not in runs:
                 continue  # the run was deleted meanwhile
@@ -160,7 +160,7 @@ def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
             totals = per_run.setdefault(runs[key], [0, 0, 0])
             for i, value in enumerate((len(steps), n_tokens, n_sampled)):
                 totals[i] += value
-        change_whole(models.Trajectory, ("n_steps", "n_tokens", "n_sampled"), per_trajectory, add=True)
+        change_whole(models.StoredTrajectory, ("n_steps", "n_tokens", "n_sampled"), per_trajectory, add=True)
         for run_key, (n_steps, n_tokens, n_sampled) in sorted(per_run.items()):
             models.Run.objects.filter(pk=run_key).update(
                 n_steps=F("n_steps") + n_steps,
@@ -197,25 +197,25 @@ def finish_trajectories(ends: Sequence[End]) -> set[int]:
     if not ends:
         return set()
     with transaction.atomic():
-        held = models.Trajectory.objects.select_for_update(of=("self",)).select_related("run")
+        held = models.StoredTrajectory.objects.select_for_update(of=("self",)).select_related("run")
         records = held.filter(pk__in=[end.key for end in ends], status=Status.RUNNING).order_by("pk").in_bulk()
         ours: dict[int, End] = {}
         for end in ends:
             if end.key in records and records[end.key].attempt == end.attempt:
                 ours.setdefault(end.key, end)
         streams = stored_streams(ours)
-        steps: dict[int, list[models.Step]] = {key: [] for key in ours}
-        for step in models.Step.objects.filter(trajectory__in=ours).order_by("trajectory_id", "index"):
+        steps: dict[int, list[models.StoredStep]] = {key: [] for key in ours}
+        for step in models.StoredStep.objects.filter(trajectory__in=ours).order_by("trajectory_id", "index"):
             steps[step.trajectory_id].append(step)
         merged = {
             key: merge_steps(streams[key].values, streams[key].links) for key, end in ours.items() if end.rows is None
         }
         keys = reserve_keys(
-            models.Row, sum(len(merged[key] if key in merged else ours[key].rows or ()) for key in ours)
+            models.StoredRow, sum(len(merged[key] if key in merged else ours[key].rows or ()) for key in ours)
         )
         contents, built = Contents(), []
         added: dict[int, Counter[str]] = {}
-        counts: dict[int, list[tuple[models.Trajectory, Sequence[Finding]]]] = {}
+        counts: dict[int, list[tuple[models.StoredTrajectory, Sequence[Finding]]]] = {}
         for key, end in ours.items():
             record = records[key]
             before = record.n_steps, record.n_tokens, record.n_sampled
@@ -238,9 +238,9 @@ def finish_trajectories(ends: Sequence[End]) -> set[int]:
         contents.save()
         insert_rows(built)
         moved = [step for key in ours for step in steps[key] if step.row_index]
-        models.Step.objects.bulk_update(moved, ["row_index"], batch_size=100)
+        models.StoredStep.objects.bulk_update(moved, ["row_index"], batch_size=100)
         ended = [(*(getattr(records[key], name) for name in _ENDED), key) for key in ours]
-        change_whole(models.Trajectory, _ENDED, ended)
+        change_whole(models.StoredTrajectory, _ENDED, ended)
         for run_key, found in counts.items():
             run = found[0][0].run
             kinds = add_findings(run, found)
@@ -258,12 +258,12 @@ _ENDED = (
 def fail_trajectory(pk: int, attempt: int, error: str, findings: Sequence[Finding] = ()) -> bool:
     """A launched trajectory that cannot go on; its steps stay. False when this attempt no longer holds it."""
     with transaction.atomic():
-        lost = models.Trajectory.objects.filter(pk=pk, attempt=attempt, status=Status.RUNNING).update(
+        lost = models.StoredTrajectory.objects.filter(pk=pk, attempt=attempt, status=Status.RUNNING).update(
             status=Status.FAILED, error=error, finished_at=timezone.now(), lease_until=None,
             n_findings=len(findings), worst_severity=worst_severity(finding.severity for finding in findings),
         )  # fmt: skip
         if lost:
-            record = models.Trajectory.objects.select_related("run").get(pk=pk)
+            record = models.StoredTrajectory.objects.select_related("run").get(pk=pk)
             bump_run(record.run, add_findings(record.run, [(record, findings)]), n_failed=1)
     return bool(lost)
 
@@ -288,9 +288,9 @@ def resume_run(run: models.Run) -> int:
         unfinished = held.trajectories.exclude(status=Status.DONE)
         failed = unfinished.filter(status=Status.FAILED)
         kinds: Counter[str] = Counter(
-            models.Finding.objects.filter(trajectory__in=failed).order_by().values_list("kind", flat=True)
+            models.StoredFinding.objects.filter(trajectory__in=failed).order_by().values_list("kind", flat=True)
         )
-        models.Finding.objects.filter(trajectory__in=failed).delete()
+        models.StoredFinding.objects.filter(trajectory__in=failed).delete()
         n_failed = failed.count()
         n = unfinished.update(
             status=Status.QUEUED, error="", finished_at=None, lease_until=None, attempt=F("attempt") + 1,

@@ -17,7 +17,7 @@ from rollouts.tito.trajectory import Trajectory
 
 def add_new_trajectories(
     run: models.Run, trajectories: Sequence[Trajectory], token_table: TokenTable | None = None
-) -> tuple[list[models.Trajectory], list[Trajectory]]:
+) -> tuple[list[models.StoredTrajectory], list[Trajectory]]:
     """Store those whose external id the run does not have; gives them, and those that it has. One transaction."""
     with transaction.atomic():
         # Pushes to one run queue here, so that two of them agree on what is known and on the next index.

@@ -33,13 +33,13 @@ from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.prefix import link_steps
 from rollouts.tito.trajectory import Step
 
-Status = models.Trajectory.Status
+Status = models.StoredTrajectory.Status
 _TOTALS = ("n_steps", "n_rows", "n_tokens", "n_sampled")
 
 
 def append_steps(
     run: models.Run, calls: Mapping[str, Sequence[Step]], token_table: TokenTable | None = None
-) -> dict[str, models.Trajectory]:
+) -> dict[str, models.StoredTrajectory]:
     """Add steps to the trajectories of these external ids, begun where they are new; rows follow at once.
 
     One transaction. A trajectory that was settled is under way again.
@@ -48,15 +48,15 @@ def append_steps(
         records, begun, reopened = _records(run, calls)
         before = {record.pk: [getattr(record, name) for name in _TOTALS] for record in records.values()}
         streams = stored_streams(before.keys())
-        earlier: dict[int, list[models.Step]] = defaultdict(list)
-        for stored in models.Step.objects.filter(trajectory__in=before).order_by("trajectory_id", "index"):
+        earlier: dict[int, list[models.StoredStep]] = defaultdict(list)
+        for stored in models.StoredStep.objects.filter(trajectory__in=before).order_by("trajectory_id", "index"):
             earlier[stored.trajectory_id].append(stored)
         contents = Contents()
-        keys = reserve_keys(models.Step, sum(len(steps) for steps in calls.values()))
+        keys = reserve_keys(models.StoredStep, sum(len(steps) for steps in calls.values()))
         tokens: list[models.StepTokens] = []
-        added: list[models.Step] = []
+        added: list[models.StoredStep] = []
         built: list[Rows] = []
-        moved: list[models.Step] = []
+        moved: list[models.StoredStep] = []
         for name, steps in calls.items():
             record = records[name]
             held, fresh = streams[record.pk], []
@@ -71,18 +71,18 @@ def append_steps(
             set_totals(record, [*old, *fresh], built[-1].rows)
             added += fresh
         contents.save()
-        models.Row.objects.filter(trajectory__in=before).delete()
-        models.Step.objects.bulk_create(added)
+        models.StoredRow.objects.filter(trajectory__in=before).delete()
+        models.StoredStep.objects.bulk_create(added)
         models.StepTokens.objects.bulk_create(tokens)
-        models.Step.objects.bulk_update(moved, ["row_index"], batch_size=100)
+        models.StoredStep.objects.bulk_update(moved, ["row_index"], batch_size=100)
         # Each trajectory's rows were built before any was inserted, so their keys are dealt out once more, for all.
-        row_keys = reserve_keys(models.Row, sum(len(one.rows) for one in built))
+        row_keys = reserve_keys(models.StoredRow, sum(len(one.rows) for one in built))
         for one in built:
             for row in one.rows:
                 row.pk = next(row_keys)
         insert_rows(built)
         fields = ["status", "finished_at", "n_trained", *_TOTALS]
-        models.Trajectory.objects.bulk_update(records.values(), fields, batch_size=100)
+        models.StoredTrajectory.objects.bulk_update(records.values(), fields, batch_size=100)
         grown = {
             total: sum(getattr(record, total) - before[record.pk][n] for record in records.values())
             for n, total in enumerate(_TOTALS)
@@ -91,19 +91,19 @@ def append_steps(
     return records
 
 
-def _records(run: models.Run, names: Mapping[str, object]) -> tuple[dict[str, models.Trajectory], int, int]:
+def _records(run: models.Run, names: Mapping[str, object]) -> tuple[dict[str, models.StoredTrajectory], int, int]:
     """The trajectories by external id, how many of them are new, and how many had been settled."""
     models.Run.objects.select_for_update().get(pk=run.pk)
     found = {record.external_id: record for record in run.trajectories.filter(external_id__in=list(names))}
     last = run.trajectories.aggregate(last=Max("index"))["last"]
     first = 0 if last is None else last + 1
     missing = [name for name in names if name not in found]
-    keys = reserve_keys(models.Trajectory, len(missing))
+    keys = reserve_keys(models.StoredTrajectory, len(missing))
     begun = [
-        models.Trajectory(pk=next(keys), run=run, external_id=name, index=first + n, status=Status.RUNNING)
+        models.StoredTrajectory(pk=next(keys), run=run, external_id=name, index=first + n, status=Status.RUNNING)
         for n, name in enumerate(missing)
     ]
-    models.Trajectory.objects.bulk_create(begun)
+    models.StoredTrajectory.objects.bulk_create(begun)
     reopened = 0
     for record in found.values():
         reopened += record.status == Status.DONE
@@ -112,8 +112,8 @@ def _records(run: models.Run, names: Mapping[str, object]) -> tuple[dict[str, mo
 
 
 def _new_step(
-    record: models.Trajectory, held: Streams, step: Step, contents: Contents, key: int, table: TokenTable | None
-) -> tuple[models.Step, models.StepTokens]:
+    record: models.StoredTrajectory, held: Streams, step: Step, contents: Contents, key: int, table: TokenTable | None
+) -> tuple[models.StoredStep, models.StepTokens]:
     bare = replace(step, request=None, reply=None, text=None, extra={})
     link = link_steps([*held.values, bare])[-1]
     texts = message_texts(step)

@@ -11,7 +11,7 @@ from rollouts import models
 from rollouts.formats import Rejected
 from rollouts.services.text import storable_text
 
-MOST_REJECTIONS = 1000
+MAX_REJECTIONS = 1000
 """Rejected lines of a run that are kept with their reason; beyond that they are only counted."""
 
 
@@ -22,7 +22,7 @@ def add_rejections(run: models.Run, file: str, rejected: Sequence[Rejected]) -> 
     with transaction.atomic():
         # The update comes first: it locks the run, so two writers cannot both take the last room.
         models.Run.objects.filter(pk=run.pk).update(n_rejected=F("n_rejected") + len(rejected))
-        room = max(MOST_REJECTIONS - models.Rejection.objects.filter(run=run).count(), 0)
+        room = max(MAX_REJECTIONS - models.Rejection.objects.filter(run=run).count(), 0)
         models.Rejection.objects.bulk_create(
             models.Rejection(run=run, file=storable_text(file[:500]), line=one.line, reason=storable_text(one.reason))
             for one in rejected[:room]

@@ -57,7 +57,7 @@ def cancel_run(run: models.Run) -> None:
 
 def delete_run(run: models.Run) -> None:
     """Remove a run and everything that only it refers to."""
-    for_run = models.Trajectory.objects.filter(run=run)
+    for_run = models.StoredTrajectory.objects.filter(run=run)
     while keys := list(for_run.values_list("pk", flat=True)[:200]):
         delete_trajectories(keys)
     run.delete()
@@ -71,15 +71,15 @@ def delete_trajectories(keys: list[int]) -> None:
         in_rows = {"row__trajectory__in": keys}
         querysets: list[Any] = [
             models.ShareLink.objects.filter(trajectory__in=keys),
-            models.Finding.objects.filter(trajectory__in=keys),
+            models.StoredFinding.objects.filter(trajectory__in=keys),
             models.ReplayRows.objects.filter(replay__trajectory__in=keys),
             models.Replay.objects.filter(trajectory__in=keys),
             models.RowColumn.objects.filter(**in_rows),
             models.RowTokens.objects.filter(**in_rows),
-            models.Row.objects.filter(trajectory__in=keys),
+            models.StoredRow.objects.filter(trajectory__in=keys),
             models.StepTokens.objects.filter(**in_steps),
-            models.Step.objects.filter(trajectory__in=keys),
-            models.Trajectory.objects.filter(pk__in=keys),
+            models.StoredStep.objects.filter(trajectory__in=keys),
+            models.StoredTrajectory.objects.filter(pk__in=keys),
         ]
         for queryset in querysets:
             queryset._raw_delete(queryset.db)
@@ -88,7 +88,7 @@ def delete_trajectories(keys: list[int]) -> None:
 
 def recount(run: models.Run) -> None:
     """Totals of a run from what it has, after something was taken away."""
-    Status = models.Trajectory.Status
+    Status = models.StoredTrajectory.Status
     totals: dict[str, Any] = run.trajectories.aggregate(
         n_trajectories=Count("pk"),
         n_finished=Count("pk", filter=Q(status=Status.DONE)),
@@ -101,7 +101,7 @@ def recount(run: models.Run) -> None:
         reward_sum=Sum("reward"),
     )
     values = {name: value or 0 for name, value in totals.items()}
-    counts = models.Finding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
+    counts = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
     values["finding_counts"] = dict(counts)
     models.Run.objects.filter(pk=run.pk).update(**values)
     for name, value in values.items():
@@ -113,18 +113,18 @@ _STEP_BODIES = ("messages_new", "tools", "template_kwargs", "reply", "text", "ex
 
 def _references() -> list[tuple[type[Any], str]]:
     return [
-        *((models.Step, name) for name in _STEP_BODIES),
-        (models.Row, "extra"), (models.Trajectory, "extra"), (models.Trajectory, "task"),
+        *((models.StoredStep, name) for name in _STEP_BODIES),
+        (models.StoredRow, "extra"), (models.StoredTrajectory, "extra"), (models.StoredTrajectory, "task"),
     ]  # fmt: skip
 
 
 def _content_keys(keys: list[int]) -> set[str]:
     found: set[str] = set()
-    for row in models.Step.objects.filter(trajectory__in=keys).values_list(*(f"{n}_id" for n in _STEP_BODIES)):
+    for row in models.StoredStep.objects.filter(trajectory__in=keys).values_list(*(f"{n}_id" for n in _STEP_BODIES)):
         found.update(key for key in row if key)
     for values in (
-        models.Row.objects.filter(trajectory__in=keys).values_list("extra_id"),
-        models.Trajectory.objects.filter(pk__in=keys).values_list("extra_id", "task_id"),
+        models.StoredRow.objects.filter(trajectory__in=keys).values_list("extra_id"),
+        models.StoredTrajectory.objects.filter(pk__in=keys).values_list("extra_id", "task_id"),
     ):
         for row in values:
             found.update(key for key in row if key)

@@ -19,7 +19,7 @@ def token_hash(token: str) -> str:
 
 def create_share(
     user: Any,
-    target: models.Run | models.Trajectory | models.TemplateCheck,
+    target: models.Run | models.StoredTrajectory | models.TemplateCheck,
     query: str = "",
     note: str = "",
     days: float = 30,
@@ -27,7 +27,7 @@ def create_share(
     """A read-only link to a run (with its trajectories), a trajectory or a check; gives the link and its token."""
     if isinstance(target, models.Run):
         place: dict[str, Any] = {"run": target}
-    elif isinstance(target, models.Trajectory):
+    elif isinstance(target, models.StoredTrajectory):
         place = {"trajectory": target}
     elif isinstance(target, models.TemplateCheck):
         place = {"check_result": target}

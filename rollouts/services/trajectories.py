@@ -36,10 +36,10 @@ class TokenTable(Protocol):
 class Rows:
     """What one trajectory becomes in the tables."""
 
-    trajectory: models.Trajectory
-    steps: list[models.Step]
+    trajectory: models.StoredTrajectory
+    steps: list[models.StoredStep]
     step_tokens: list[models.StepTokens]
-    rows: list[models.Row]
+    rows: list[models.StoredRow]
     row_tokens: list[models.RowTokens]
     columns: list[models.RowColumn]
 
@@ -50,7 +50,7 @@ def save_trajectories(
     findings: Sequence[Sequence[Finding]] | None = None,
     base_index: int | None = None,
     token_table: TokenTable | None = None,
-) -> list[models.Trajectory]:
+) -> list[models.StoredTrajectory]:
     """Store finished trajectories in one transaction, and bump the run's totals.
 
     ``findings[i]`` belongs to ``trajectories[i]``. ``base_index`` is the first one's position in the run
@@ -68,16 +68,16 @@ def save_trajectories(
             last = run.trajectories.aggregate(last=Max("index"))["last"]
             base_index = 0 if last is None else last + 1
         contents = Contents()
-        trajectory_keys = reserve_keys(models.Trajectory, len(trajectories))
-        step_keys = reserve_keys(models.Step, sum(len(trajectory.steps) for trajectory in trajectories))
+        trajectory_keys = reserve_keys(models.StoredTrajectory, len(trajectories))
+        step_keys = reserve_keys(models.StoredStep, sum(len(trajectory.steps) for trajectory in trajectories))
         row_keys = reserve_keys(
-            models.Row, sum(len(trajectory.rows) or len(merged[n]) for n, trajectory in enumerate(trajectories))
+            models.StoredRow, sum(len(trajectory.rows) or len(merged[n]) for n, trajectory in enumerate(trajectories))
         )
         built = []
         now = timezone.now()
         for n, trajectory in enumerate(trajectories):
             record = bare(
-                models.Trajectory,
+                models.StoredTrajectory,
                 id=next(trajectory_keys),
                 run_id=run.pk,
                 index=base_index + n,
@@ -125,7 +125,9 @@ def insert_rows(built: Iterable[Rows]) -> None:
     models.RowColumn.objects.bulk_create([column for one in built for column in one.columns])
 
 
-def _set_finding_totals(records: Sequence[models.Trajectory], findings: Sequence[Sequence[Finding]] | None) -> None:
+def _set_finding_totals(
+    records: Sequence[models.StoredTrajectory], findings: Sequence[Sequence[Finding]] | None
+) -> None:
     if findings is None:
         return
     for record, found in zip(records, findings, strict=True):
@@ -155,7 +157,7 @@ def bump_run(run: models.Run, counts: Mapping[str, int], **added: float) -> None
 
 
 def _build(
-    record: models.Trajectory,
+    record: models.StoredTrajectory,
     trajectory: Trajectory,
     links: Sequence[Link],
     merged: Sequence[tuple[int, ...]],
@@ -185,7 +187,7 @@ def _build(
         derive_origins(later, token_table)
     if trajectory.rows:
         for index, row in enumerate(trajectory.rows):
-            _add_own_row(built, index, row, contents, next(row_keys))
+            _add_stored_row(built, index, row, contents, next(row_keys))
     else:
         for index, chain in enumerate(merged):
             built.rows.append(_merged_row(built.steps, record, index, chain, next(row_keys)))
@@ -193,7 +195,9 @@ def _build(
     return built
 
 
-def set_totals(record: models.Trajectory, steps: Sequence[models.Step], rows: Sequence[models.Row]) -> None:
+def set_totals(
+    record: models.StoredTrajectory, steps: Sequence[models.StoredStep], rows: Sequence[models.StoredRow]
+) -> None:
     """Counts of a trajectory, from the columns of its steps and rows. Rows alone count their own tokens."""
     record.n_steps, record.n_rows = len(steps), len(rows)
     record.n_trained = sum(row.n_trained for row in rows)
@@ -233,11 +237,11 @@ def make_step(
     messages_shared: int,
     contents: Contents,
     key: int,
-) -> models.Step:
+) -> models.StoredStep:
     """The columns of a step."""
     request = step.request
     return bare(
-        models.Step,
+        models.StoredStep,
         id=key,
         trajectory_id=trajectory_key,
         index=index,
@@ -265,7 +269,7 @@ def make_step(
     )
 
 
-def make_step_tokens(stored: models.Step, step: Step, link: Link) -> models.StepTokens:
+def make_step_tokens(stored: models.StoredStep, step: Step, link: Link) -> models.StepTokens:
     """The arrays of a step: what it adds to its parent's stream, with the origin that a strategy wrote, if one did."""
     delta, origin = delta_of(step, link), step.delta_origin
     return bare(
@@ -305,11 +309,15 @@ def derive_origins(
 
 
 def _merged_row(
-    steps: Sequence[models.Step], record: models.Trajectory, index: int, step_indices: tuple[int, ...], key: int
-) -> models.Row:
+    steps: Sequence[models.StoredStep],
+    record: models.StoredTrajectory,
+    index: int,
+    step_indices: tuple[int, ...],
+    key: int,
+) -> models.StoredRow:
     last = steps[step_indices[-1]]
     return bare(
-        models.Row,
+        models.StoredRow,
         id=key,
         trajectory_id=record.pk,
         index=index,
@@ -320,9 +328,9 @@ def _merged_row(
     )
 
 
-def _add_own_row(built: Rows, index: int, row: Row, contents: Contents, key: int) -> None:
+def _add_stored_row(built: Rows, index: int, row: Row, contents: Contents, key: int) -> None:
     stored = bare(
-        models.Row,
+        models.StoredRow,
         id=key,
         trajectory_id=built.trajectory.pk,
         index=index,
@@ -348,23 +356,28 @@ def _add_own_row(built: Rows, index: int, row: Row, contents: Contents, key: int
 
 
 def build_rows(
-    record: models.Trajectory, steps: Sequence[models.Step], values: Sequence[Step], rows: Sequence[Row] | None,
-    links: Sequence[Link], contents: Contents, keys: Iterator[int] | None = None,
+    record: models.StoredTrajectory,
+    steps: Sequence[models.StoredStep],
+    values: Sequence[Step],
+    rows: Sequence[Row] | None,
+    links: Sequence[Link],
+    contents: Contents,
+    keys: Iterator[int] | None = None,
     merged: Sequence[tuple[int, ...]] | None = None,
-) -> Rows:  # fmt: skip
+) -> Rows:
     """The rows of a trajectory whose steps are stored already.
 
     ``keys``: reserved ones, when rows of several trajectories go in together. ``merged``: the merged steps, if known.
     """
     built = Rows(record, list(steps), [], [], [], [])
     if rows is not None:
-        keys = keys or reserve_keys(models.Row, len(rows))
+        keys = keys or reserve_keys(models.StoredRow, len(rows))
         for index, row in enumerate(rows):
-            _add_own_row(built, index, row, contents, next(keys))
+            _add_stored_row(built, index, row, contents, next(keys))
         row_of_step = _row_of_step(row.step_indices for row in rows)
     else:
         merged = merge_steps(values, links) if merged is None else merged
-        keys = keys or reserve_keys(models.Row, len(merged))
+        keys = keys or reserve_keys(models.StoredRow, len(merged))
         for index, chain in enumerate(merged):
             built.rows.append(_merged_row(steps, record, index, chain, next(keys)))
         row_of_step = _row_of_step(merged)
@@ -374,7 +387,7 @@ def build_rows(
 
 
 def fill_origins(
-    trajectories: Sequence[models.Trajectory], values: Sequence[Trajectory], token_table: TokenTable
+    trajectories: Sequence[models.StoredTrajectory], values: Sequence[Trajectory], token_table: TokenTable
 ) -> int:
     """Find the origin of tokens between completions where it is not known yet; gives how many steps gained it.
 

@@ -19,7 +19,7 @@ BEAT_SECONDS = 3.0
 """How often the heartbeat is written and the leases are renewed."""
 
 
-class Pulse:
+class Heartbeat:
     """Watches one run. ``cancelled`` is set when somebody asked for its end, or it has gone."""
 
     def __init__(self, run_id: int, renew: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ class Pulse:
         self.cancelled = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"pulse-{run_id}", daemon=True)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         self._thread.start()
         return self
 

@@ -42,7 +42,7 @@ def import_files(self: Any, run_id: int) -> None:
             run,
             files,
             run.settings.get("format") or "auto",
-            judge=findings_for,
+            diagnose=findings_for,
             use_recorded_tokenizer=bool(run.settings.get("use_recorded_tokenizer", True)),
         )
     except Exception:

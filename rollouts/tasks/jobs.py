@@ -18,17 +18,17 @@ from django.db import connection
 
 from rollouts import services
 from rollouts.formats.writers.exports import ExportRefused
-from rollouts.models import Job, Run, Trajectory
+from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.services.jobs import JobLost, adopt_jobs, beat_job, end_job, files_in_use, in_days, take_job
 from rollouts.work import exporting, replays
-from rollouts.work.diagnosis import judge_run
+from rollouts.work.diagnosis import diagnose_run
 
 log = logging.getLogger(__name__)
 
 FILE_DAYS = 7
 """How long the file of an export is offered."""
 BEAT_SECONDS = 0.5
-MOST_NOTES = 50
+MAX_NOTES = 50
 
 
 @shared_task(name="rollouts.do_job")
@@ -55,15 +55,15 @@ def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:
 
 
 def _diagnose(job: Job, run: Run, tell: Callable[[Job], object]) -> None:
-    finished = run.trajectories.filter(status=Trajectory.Status.DONE)
+    finished = run.trajectories.filter(status=StoredTrajectory.Status.DONE)
     n_done = finished.filter(index__lte=job.reached).count()
     beat_job(job, n_done=n_done, n_total=finished.count())
     tell(job)
-    for pile in judge_run(run, job.reached):
-        n_done += len(pile)
-        beat_job(job, n_done=n_done, reached=pile[-1].index)
+    for batch in diagnose_run(run, job.reached):
+        n_done += len(batch)
+        beat_job(job, n_done=n_done, reached=batch[-1].index)
         tell(job)
-    services.note_judged(run)
+    services.note_diagnosed(run)
     services.take_figures(run)
     end_job(job, Job.Status.DONE)
 
@@ -104,7 +104,7 @@ class _Progress:
 def _export(job: Job, run: Run, tell: Callable[[Job], object]) -> None:
     drop_files()
     wanted = exporting.Wanted(**job.options)
-    total = run.trajectories.filter(status=Trajectory.Status.DONE).count()
+    total = run.trajectories.filter(status=StoredTrajectory.Status.DONE).count()
     beat_job(job, n_done=0, n_total=total, notes=[])
     notes: list[str] = []
     draft = exports_folder() / f"{job.code}.{job.attempt}.part"
@@ -116,10 +116,10 @@ def _export(job: Job, run: Run, tell: Callable[[Job], object]) -> None:
         size = draft.stat().st_size
         beat_job(job, n_done=total)
         os.replace(draft, file_of(job))
-        more = [f"And {len(notes) - MOST_NOTES:,} more."] * (len(notes) > MOST_NOTES)
+        more = [f"And {len(notes) - MAX_NOTES:,} more."] * (len(notes) > MAX_NOTES)
         end_job(
             job, Job.Status.DONE, n_written=written.n, bytes_written=size,
-            notes=[written.left_out, *notes[:MOST_NOTES], *more] if written.left_out else [],
+            notes=[written.left_out, *notes[:MAX_NOTES], *more] if written.left_out else [],
             expires_at=in_days(FILE_DAYS),
         )  # fmt: skip
     finally:

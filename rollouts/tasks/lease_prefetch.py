@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 
 from django.db import connection
 
-from rollouts.loop import Job
+from rollouts.loop import RolloutJob
 
 
-class Ahead:
+class LeasePrefetcher:
     """Keeps up to ``n`` jobs ready. ``lease`` gives up to so many further ones; none = there are no more."""
 
-    def __init__(self, lease: Callable[[int], Sequence[Job]], n: int) -> None:
+    def __init__(self, lease: Callable[[int], Sequence[RolloutJob]], n: int) -> None:
         self._lease, self._n = lease, max(1, n)
         self._change = threading.Condition()
-        self._ready: list[Job] = []
+        self._ready: list[RolloutJob] = []
         self._exhausted = self._ended = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> LeasePrefetcher:
         self._thread.start()
         return self
 
@@ -31,7 +31,7 @@ class Ahead:
             self._change.notify_all()
         self._thread.join()
 
-    def more(self, n: int, wait: bool) -> Sequence[Job] | None:
+    def more(self, n: int, wait: bool) -> Sequence[RolloutJob] | None:
         """Up to ``n`` of the jobs that are ready; None = there are no more. Raises what leasing raised.
 
         ``wait``: until one is ready.

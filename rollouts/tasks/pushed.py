@@ -5,15 +5,15 @@ from __future__ import annotations
 from celery import shared_task
 from django.db import transaction
 
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 
-PILE = 20
-JUDGED_TO = "judged_to"
+BATCH = 20
+DIAGNOSED_TO = "judged_to"
 """In the run's settings: the key of the last trajectory that was judged. Keys of a run grow as it is stored."""
 
 
 @shared_task(name="rollouts.judge_pushed")
-def judge_pushed(run_id: int) -> None:
+def diagnose_pushed(run_id: int) -> None:
     """Judge what is new in a run. Delivered twice it leaves the same findings."""
     from rollouts.work.diagnosis import diagnose_and_save
 
@@ -21,12 +21,12 @@ def judge_pushed(run_id: int) -> None:
         run = Run.objects.select_related("tokenizer", "chat_template").filter(pk=run_id).first()
         if run is None:
             return
-        last = int(run.settings.get(JUDGED_TO, 0))
-        pile = list(Trajectory.objects.filter(run=run, pk__gt=last).order_by("pk")[:PILE])
-        if not pile:
+        last = int(run.settings.get(DIAGNOSED_TO, 0))
+        batch = list(StoredTrajectory.objects.filter(run=run, pk__gt=last).order_by("pk")[:BATCH])
+        if not batch:
             return
-        diagnose_and_save(run, pile)
+        diagnose_and_save(run, batch)
         with transaction.atomic():
             held = Run.objects.select_for_update().get(pk=run_id)
-            held.settings[JUDGED_TO] = max(int(held.settings.get(JUDGED_TO, 0)), pile[-1].pk)
+            held.settings[DIAGNOSED_TO] = max(int(held.settings.get(DIAGNOSED_TO, 0)), batch[-1].pk)
             held.save(update_fields=["settings"])

@@ -20,16 +20,16 @@ from rollouts.engines import LIGHT, EngineError, Sampling, build_engine, reason
 from rollouts.engines.process import EngineProcess
 from rollouts.engines.worker import EngineOwner, EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
-from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
-from rollouts.models import ChatTemplate, Run, Trajectory
+from rollouts.loop import BatchEnd, Callbacks, Finished, RolloutJob, RolloutLimits, run_batch
+from rollouts.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.tasks.checks import order, order_repair
-from rollouts.tasks.heartbeat import Pulse
-from rollouts.tasks.lease_prefetch import Ahead
+from rollouts.tasks.heartbeat import Heartbeat
+from rollouts.tasks.lease_prefetch import LeasePrefetcher
 from rollouts.tasks.run_state import adopt_orphans, begin, hand_back, settle
-from rollouts.tasks.storage_process import Desk, Ended, Pile, close_idle
-from rollouts.tasks.write_behind import Recorder, Saved
+from rollouts.tasks.storage_process import Ended, StorageBatch, StorageClient, close_idle
+from rollouts.tasks.write_behind import Saved, WriteBehind
 from rollouts.work import template_checks
-from rollouts.work.launch import LaunchForm, ServedModel, form_from, send, served_models
+from rollouts.work.launch import LaunchSettings, ServedModel, form_from, send, served_models
 
 if TYPE_CHECKING:
     from rollouts.tito.diagnose.finding import Finding
@@ -112,18 +112,18 @@ def _work_on(run: Run) -> bool:
 class _Work:
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.form: LaunchForm = form_from(run.settings)
-        self.leased: dict[int, Trajectory] = {}  # by primary key, those under way here
+        self.form: LaunchSettings = form_from(run.settings)
+        self.leased: dict[int, StoredTrajectory] = {}  # by primary key, those under way here
         self.refused = False  # the chat template, for not being prefix-preserving
-        self._desk = Desk()
+        self._desk = StorageClient()
         self._lock = threading.Lock()
 
     def do(self) -> BatchEnd:
         # From the first moment: loading a tokenizer may take longer than a silent run is waited for.
-        with Pulse(self.run.pk, self._renew) as pulse:
+        with Heartbeat(self.run.pk, self._renew) as pulse:
             return self._do(pulse)
 
-    def _do(self, pulse: Pulse) -> BatchEnd:
+    def _do(self, pulse: Heartbeat) -> BatchEnd:
         from rollouts import tokenizers
         from rollouts.replies.call_readers import way_of
         from rollouts.replies.parsing import parser, wants_call_ids
@@ -145,16 +145,16 @@ class _Work:
             stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
             stop=tuple(form.stop),
         )
-        limits = Limits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
+        limits = RolloutLimits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
         try:
             way = way_of(tokenizer, context.renderer, str(model.options.get("tool_call_parser", "")))
         except EngineError as error:
             return BatchEnd(error=str(error))
         run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}
         run.save(update_fields=["settings"])
-        recorder = Recorder(self._write)
+        recorder = WriteBehind(self._write)
         try:
-            with Ahead(self._more, limits.max_live // 2) as ahead:
+            with LeasePrefetcher(self._more, limits.max_live // 2) as ahead:
 
                 def should_stop() -> bool:
                     return pulse.cancelled.is_set() or _shutting_down.is_set() or recorder.error is not None
@@ -181,7 +181,7 @@ class _Work:
 
     # -- what the loop and the recorder call ---------------------------------------------------------------------------
 
-    def _more(self, n: int) -> Sequence[Job]:
+    def _more(self, n: int) -> Sequence[RolloutJob]:
         leased = services.lease_trajectories(self.run, n, LEASE_SECONDS)
         jobs = []
         for trajectory in leased:
@@ -189,7 +189,7 @@ class _Work:
                 self.leased[trajectory.pk] = trajectory
             # A trajectory that another attempt began: what it stored is not sampled again.
             steps = selectors.load_trajectory(trajectory).steps if trajectory.n_steps else ()
-            jobs.append(Job(trajectory.pk, _task(trajectory), trajectory.seed, steps))
+            jobs.append(RolloutJob(trajectory.pk, _task(trajectory), trajectory.seed, steps))
         return jobs
 
     def _write(self, steps: Sequence[Saved], finished: Sequence[Finished]) -> None:
@@ -202,7 +202,7 @@ class _Work:
                 )
                 for one in finished
             ]  # fmt: skip
-        self._desk.write(Pile(self.run.pk, [(job.key, index, step) for job, index, step in steps], ended))
+        self._desk.write(StorageBatch(self.run.pk, [(job.key, index, step) for job, index, step in steps], ended))
         with self._lock:
             for end in ended:
                 del self.leased[end.key]
@@ -239,7 +239,7 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     return replace(prompts, rows=rows[0]) if rows else prompts
 
 
-def _task(trajectory: Trajectory) -> Task:
+def _task(trajectory: StoredTrajectory) -> Task:
     assert trajectory.task is not None
     return Task(**json.loads(trajectory.task.body))
 
@@ -331,7 +331,7 @@ def ask_to_share(models: Collection[str]) -> Run | None:
     """
     runs = Run.objects.filter(kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model__in=models, cancel_requested=False)
     for run in runs.exclude(pk__in=_left).order_by("created_at"):
-        queued = run.trajectories.filter(status=Trajectory.Status.QUEUED)
+        queued = run.trajectories.filter(status=StoredTrajectory.Status.QUEUED)
         enough = live_trajectories(served_models()[run.model], run.engine)
         if len(queued.values_list("pk")[: enough + 1]) > enough:
             run_rollouts.apply_async((run.pk,), queue=served_models()[run.model].queue)

@@ -10,7 +10,7 @@ from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from rollouts import services
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ STALE_SECONDS = 20.0
 LOST_SECONDS = 120.0
 """A run that has been queued for so long may have lost its message with a Redis that was restarted; ask again."""
 
-_OPEN = (Trajectory.Status.QUEUED, Trajectory.Status.RUNNING)
+_OPEN = (StoredTrajectory.Status.QUEUED, StoredTrajectory.Status.RUNNING)
 
 
 def begin(run_id: int) -> None:
@@ -46,15 +46,15 @@ def settle(run_id: int, error: str = "") -> None:
         return
     trajectories = run.trajectories
     if error:
-        if trajectories.filter(status=Trajectory.Status.RUNNING, lease_until__gte=timezone.now()).exists():
+        if trajectories.filter(status=StoredTrajectory.Status.RUNNING, lease_until__gte=timezone.now()).exists():
             log.warning("run left to its other workers run=%s reason=%s", run.code, error)
         else:
             fail(run, error)
         return
     if trajectories.filter(status__in=_OPEN).exists():
         return  # another worker has them, or their leases have yet to run out
-    failed = trajectories.filter(status=Trajectory.Status.FAILED)
-    if not failed.exists() or trajectories.filter(status=Trajectory.Status.DONE).exists():
+    failed = trajectories.filter(status=StoredTrajectory.Status.FAILED)
+    if not failed.exists() or trajectories.filter(status=StoredTrajectory.Status.DONE).exists():
         _end(run, Run.Status.DONE, "")
     else:
         reason = failed.order_by("index").values_list("error", flat=True)[0]
@@ -64,7 +64,7 @@ def settle(run_id: int, error: str = "") -> None:
 def fail(run: Run, error: str) -> None:
     """End a run with a reason; what was not made fails for the same one."""
     failed = run.trajectories.filter(status__in=_OPEN).update(
-        status=Trajectory.Status.FAILED, error=error, finished_at=timezone.now(), lease_until=None
+        status=StoredTrajectory.Status.FAILED, error=error, finished_at=timezone.now(), lease_until=None
     )
     Run.objects.filter(pk=run.pk).update(n_failed=F("n_failed") + failed)
     _end(run, Run.Status.FAILED, error)
@@ -76,7 +76,7 @@ def _end(run: Run, status: str, error: str) -> None:
         services.take_figures(run)
 
 
-def hand_back(run_id: int, leased: Sequence[Trajectory]) -> None:
+def hand_back(run_id: int, leased: Sequence[StoredTrajectory]) -> None:
     """A worker that stops gives up its leases and its heartbeat, so that the next one need not wait for them."""
     services.release_trajectories(leased)
     Run.objects.filter(pk=run_id, status=Run.Status.RUNNING).update(heartbeat_at=None)
@@ -97,9 +97,9 @@ def adopt_orphans(models: Collection[str]) -> list[Run]:
     """Runs of these models that have lost their worker or their message. Each is given to one caller alone."""
     now = timezone.now()
     quiet = Q(heartbeat_at=None) | Q(heartbeat_at__lt=now - timedelta(seconds=QUIET_SECONDS))
-    its = Trajectory.objects.filter(run=OuterRef("pk"))
-    held = Exists(its.filter(status=Trajectory.Status.RUNNING, lease_until__gte=now))
-    free = Exists(its.filter(status=Trajectory.Status.QUEUED) | its.filter(lease_until__lt=now))
+    its = StoredTrajectory.objects.filter(run=OuterRef("pk"))
+    held = Exists(its.filter(status=StoredTrajectory.Status.RUNNING, lease_until__gte=now))
+    free = Exists(its.filter(status=StoredTrajectory.Status.QUEUED) | its.filter(lease_until__lt=now))
     long_ago = now - timedelta(seconds=LOST_SECONDS)
     unheard = Q(created_at__lt=long_ago) & (Q(heartbeat_at=None) | Q(heartbeat_at__lt=long_ago))
     candidates = Run.objects.filter(

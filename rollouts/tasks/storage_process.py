@@ -50,7 +50,7 @@ class Ended:
 
 
 @dataclass(frozen=True, eq=False)
-class Pile:
+class StorageBatch:
     """What is stored in one go. Storing it twice is storing it once."""
 
     run: int
@@ -60,17 +60,17 @@ class Pile:
 
 
 @dataclass(frozen=True)
-class Hello:
+class Handshake:
     """The database that the worker uses: a test's is not the settings' own."""
 
     database: dict[str, Any]
 
 
-class ScribeLost(Exception):
+class StorageProcessLost(Exception):
     """The process is gone; a new one can be given the same pile again."""
 
 
-class Scribe:
+class StorageProcess:
     """One such process. Not thread-safe: it belongs to one run at a time."""
 
     def __init__(self) -> None:
@@ -89,15 +89,17 @@ class Scribe:
         theirs.close()
         self._pipe = ours
         names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
-        self._send(Hello({name: connection.settings_dict[name] for name in names}))
+        self._send(Handshake({name: connection.settings_dict[name] for name in names}))
 
-    def write(self, pile: Pile) -> None:
-        """Store a pile; returns when it is stored. Raises :class:`ScribeLost`, or what the storing raised."""
-        self._send(pile)
+    def write(self, batch: StorageBatch) -> None:
+        """Store a pile; returns when it is stored. Raises :class:`StorageProcessLost`, or what the storing raised."""
+        self._send(batch)
         try:
             answer = self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise ScribeLost(f"The process that stores results ended (exit status {self._process.poll()}).") from error
+            raise StorageProcessLost(
+                f"The process that stores results ended (exit status {self._process.poll()})."
+            ) from error
         if answer is not None:
             raise answer
 
@@ -117,68 +119,68 @@ class Scribe:
         try:
             self._pipe.send(message)
         except OSError as error:
-            raise ScribeLost("The process that stores results does not listen any more.") from error
+            raise StorageProcessLost("The process that stores results does not listen any more.") from error
 
 
-_idle: list[Scribe] = []
+_idle: list[StorageProcess] = []
 _lock = threading.Lock()
 
 
-def take() -> Scribe:
+def take() -> StorageProcess:
     """A process that has no run: a warm one if there is one."""
     with _lock:
         if _idle:
             return _idle.pop()
-    return Scribe()
+    return StorageProcess()
 
 
-def give_back(scribe: Scribe) -> None:
+def give_back(storage: StorageProcess) -> None:
     """Keep a process warm for the next run."""
     try:
-        scribe.forget()
-    except ScribeLost:
-        scribe.close()
+        storage.forget()
+    except StorageProcessLost:
+        storage.close()
         return
     with _lock:
-        _idle.append(scribe)
+        _idle.append(storage)
 
 
 def close_idle() -> None:
     """End the processes that have no run."""
     with _lock:
-        scribes, _idle[:] = list(_idle), []
-    for scribe in scribes:
-        scribe.close()
+        stopped, _idle[:] = list(_idle), []
+    for storage in stopped:
+        storage.close()
 
 
-class Desk:
+class StorageClient:
     """The scribe of one run, taken when something is to be written; a lost one is replaced once a pile."""
 
     def __init__(self) -> None:
-        self._scribe: Scribe | None = None
+        self._storage: StorageProcess | None = None
 
-    def write(self, pile: Pile) -> None:
+    def write(self, batch: StorageBatch) -> None:
         try:
-            self._at_hand().write(pile)
-        except ScribeLost:
+            self._at_hand().write(batch)
+        except StorageProcessLost:
             log.warning("scribe lost; starting another", exc_info=True)
             self._drop()
-            self._at_hand().write(pile)
+            self._at_hand().write(batch)
 
     def close(self) -> None:
-        if self._scribe is not None:
-            give_back(self._scribe)
-            self._scribe = None
+        if self._storage is not None:
+            give_back(self._storage)
+            self._storage = None
 
-    def _at_hand(self) -> Scribe:
-        if self._scribe is None:
-            self._scribe = take()
-        return self._scribe
+    def _at_hand(self) -> StorageProcess:
+        if self._storage is None:
+            self._storage = take()
+        return self._storage
 
     def _drop(self) -> None:
-        if self._scribe is not None:
-            self._scribe.close()
-            self._scribe = None
+        if self._storage is not None:
+            self._storage.close()
+            self._storage = None
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ def serve(pipe: Connection) -> None:
             message = pipe.recv()
         except EOFError:
             return
-        if isinstance(message, Hello):
+        if isinstance(message, Handshake):
             connection.close()
             connection.settings_dict.update(message.database)
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollouts import selectors, services
-from rollouts.models import Run, Trajectory
-from rollouts.tasks.storage_process import Ended, Pile
+from rollouts.models import Run, StoredTrajectory
+from rollouts.tasks.storage_process import Ended, StorageBatch
 from rollouts.tito import trajectory as tito
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.trajectory import Step
@@ -20,32 +20,32 @@ class Writing:
         self._run = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
         self._steps: dict[int, list[Step]] = {}
 
-    def write(self, pile: Pile) -> None:
+    def write(self, batch: StorageBatch) -> None:
         """Store a pile; one that was stored already changes nothing."""
-        services.save_steps(pile.steps)
-        for key, index, step in pile.steps:
+        services.save_steps(batch.steps)
+        for key, index, step in batch.steps:
             held = self._steps.setdefault(key, [])
             if index == len(held):
                 held.append(step)
-        done = [one for one in pile.ended if not one.error]
-        for one in pile.ended:
+        done = [one for one in batch.ended if not one.error]
+        for one in batch.ended:
             if one.error:
                 services.fail_trajectory(one.key, one.attempt, one.error, one.findings)
         services.finish_trajectories(self._ends(done))
-        for one in pile.ended:
+        for one in batch.ended:
             self._steps.pop(one.key, None)
 
     def _ends(self, ended: Sequence[Ended]) -> list[services.End]:
         records = {
             record.pk: record
-            for record in Trajectory.objects.filter(pk__in=[one.key for one in ended]).defer("extra_id")
+            for record in StoredTrajectory.objects.filter(pk__in=[one.key for one in ended]).defer("extra_id")
         }
         ends = []
         for one in ended:
             record = records.get(one.key)
             if record is None or record.attempt != one.attempt:
                 continue  # deleted, or another worker's by now
-            findings = self._judge(record, one)
+            findings = self._diagnose(record, one)
             ends.append(
                 services.End(
                     one.key, one.attempt, one.reward, one.reward_parts or {}, one.stop_reason, findings, one.rows
@@ -53,7 +53,7 @@ class Writing:
             )
         return ends
 
-    def _judge(self, record: Trajectory, one: Ended) -> list[Finding]:
+    def _diagnose(self, record: StoredTrajectory, one: Ended) -> list[Finding]:
         from rollouts.work.diagnosis import findings_for
 
         steps = self._steps.get(one.key, [])

@@ -10,18 +10,18 @@ from queue import SimpleQueue
 
 from django.db import connection
 
-from rollouts.loop import Finished, Job
+from rollouts.loop import Finished, RolloutJob
 from rollouts.tito.trajectory import Step
 
 log = logging.getLogger(__name__)
 
-Saved = tuple[Job, int, Step]
+Saved = tuple[RolloutJob, int, Step]
 
 GATHER_SECONDS = 0.2
 """At least so long from one write to the next, unless it is the last: few large writes cost less than many small."""
 
 
-class Recorder:
+class WriteBehind:
     """Takes steps and ends in order and hands each pile that has gathered meanwhile to ``write``, in one thread.
 
     After ``write`` raised, ``error`` holds the exception and everything that follows is dropped.
@@ -52,13 +52,13 @@ class Recorder:
             ending, next_write = False, 0.0
             while not ending:
                 self._closing.wait(max(0.0, next_write - time.monotonic()))
-                pile = [self._queue.get()]
+                batch = [self._queue.get()]
                 next_write = time.monotonic() + GATHER_SECONDS
                 while not self._queue.empty():
-                    pile.append(self._queue.get())
-                ending = None in pile
-                steps = [one for part in pile if part for one in part[0]]
-                finished = [one for part in pile if part for one in part[1]]
+                    batch.append(self._queue.get())
+                ending = None in batch
+                steps = [one for part in batch if part for one in part[0]]
+                finished = [one for part in batch if part for one in part[1]]
                 if self.error is None and (steps or finished):
                     try:
                         self._write(steps, finished)

@@ -20,7 +20,7 @@ _GRAM = 8
 
 
 @dataclass(frozen=True)
-class Group:
+class AlignedGroup:
     """Tokens ``[left_start, left_stop)`` stand against ``[right_start, right_stop)``."""
 
     left_start: int
@@ -50,7 +50,7 @@ def align_same_bytes(
     right_bytes: Sequence[bytes],
     left_ids: Ids | None = None,
     right_ids: Ids | None = None,
-) -> list[Group]:
+) -> list[AlignedGroup]:
     """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear.
 
     With ids, tokens are equal when their ids are; without, when their bytes are. Raises ``ValueError`` when the bytes
@@ -78,7 +78,9 @@ def _numbered(pieces: Sequence[bytes], numbers: dict[bytes, int]) -> Ids:
     return np.fromiter((numbers.setdefault(piece, len(numbers)) for piece in pieces), np.int32, count=len(pieces))
 
 
-def _joined(left_cuts: NDArray[np.int64], right_cuts: NDArray[np.int64], equal: NDArray[np.bool_]) -> list[Group]:
+def _joined(
+    left_cuts: NDArray[np.int64], right_cuts: NDArray[np.int64], equal: NDArray[np.bool_]
+) -> list[AlignedGroup]:
     """Neighbouring equal pairs become one group; each differing pair stays its own."""
     if not len(equal):
         return []
@@ -87,10 +89,10 @@ def _joined(left_cuts: NDArray[np.int64], right_cuts: NDArray[np.int64], equal: 
     starts = np.flatnonzero(opens)
     stops = np.append(starts[1:], len(equal))
     columns = (left_cuts[starts], left_cuts[stops], right_cuts[starts], right_cuts[stops], equal[starts])
-    return [Group(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+    return [AlignedGroup(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def align_ids(left: Ids, right: Ids) -> list[Group]:
+def align_ids(left: Ids, right: Ids) -> list[AlignedGroup]:
     """Group two streams whose bytes differ: common ends first, then stretches that occur once on either side, then a
     diff id by id of what is left. A gap of more than ``MAX_PAIRS`` pairs stays one differing group."""
     start = common_prefix(left, right)
@@ -180,28 +182,28 @@ def _increasing(blocks: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, 
     return chain[::-1]
 
 
-def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -> list[Group]:
-    groups: list[Group] = []
+def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -> list[AlignedGroup]:
+    groups: list[AlignedGroup] = []
     left = right = 0
     for a, b, length in [*blocks, (n_left, n_right, 0)]:
         if a > left or b > right:
-            groups.append(Group(left, a, right, b, False))
+            groups.append(AlignedGroup(left, a, right, b, False))
         if length:
             if groups and groups[-1].equal:
                 last = groups.pop()
-                groups.append(Group(last.left_start, a + length, last.right_start, b + length, True))
+                groups.append(AlignedGroup(last.left_start, a + length, last.right_start, b + length, True))
             else:
-                groups.append(Group(a, a + length, b, b + length, True))
+                groups.append(AlignedGroup(a, a + length, b, b + length, True))
         left, right = a + length, b + length
     return groups
 
 
-def fold(groups: Sequence[Group], context: int = 8, least: int = 1) -> list[Group | Fold]:
+def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> list[AlignedGroup | Fold]:
     """Hide the inside of equal groups; ``context`` tokens stay on the side where a difference is.
 
     ``least``: a group stays whole when no more tokens than this would be hidden.
     """
-    folded: list[Group | Fold] = []
+    folded: list[AlignedGroup | Fold] = []
     for index, group in enumerate(groups):
         length = group.left_stop - group.left_start
         head = context if index else 0
@@ -211,8 +213,8 @@ def fold(groups: Sequence[Group], context: int = 8, least: int = 1) -> list[Grou
             continue
         a, b = group.left_start, group.right_start
         if head:
-            folded.append(Group(a, a + head, b, b + head, True))
+            folded.append(AlignedGroup(a, a + head, b, b + head, True))
         folded.append(Fold(a + head, a + length - tail, b + head, b + length - tail))
         if tail:
-            folded.append(Group(a + length - tail, a + length, b + length - tail, b + length, True))
+            folded.append(AlignedGroup(a + length - tail, a + length, b + length - tail, b + length, True))
     return folded

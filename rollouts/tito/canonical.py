@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rollouts.tito.align import Group, align_ids, align_same_bytes
+from rollouts.tito.align import AlignedGroup, align_ids, align_same_bytes
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.trajectory import Ids
@@ -102,7 +102,7 @@ def _drifts(ids: Ids, again: Ids, codec: Codec) -> list[Drift]:
     return drifts
 
 
-def _aligned(ids: Ids, pieces: list[bytes], again: Ids, codec: Codec) -> list[Group]:
+def _aligned(ids: Ids, pieces: list[bytes], again: Ids, codec: Codec) -> list[AlignedGroup]:
     again_pieces = codec.token_bytes(again)
     if b"".join(pieces) == b"".join(again_pieces):
         return align_same_bytes(pieces, again_pieces, ids, again)

@@ -138,7 +138,7 @@ def _whole(text: str) -> str:
 
 _loaded: dict[str, tuple[tuple[object, ...], LoadedTokenizer]] = {}
 _lock = threading.Lock()
-_LIMIT = 16
+_MAX_LOADED = 16
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -156,7 +156,7 @@ def load(path: str | Path) -> LoadedTokenizer:
         if held is not None and held[0] == marks:
             return held[1]
         tokenizer = LoadedTokenizer(read_definition(folder))
-        while len(_loaded) >= _LIMIT:
+        while len(_loaded) >= _MAX_LOADED:
             _loaded.pop(next(iter(_loaded)))
         _loaded[str(folder)] = (marks, tokenizer)
         return tokenizer

@@ -17,8 +17,8 @@ from rollouts.tokenizers.byte_table import parts
 from rollouts.tokenizers.encoders import sample_texts
 from rollouts.tokenizers.files import Definition
 
-MOST_KEPT = 20_000
-LONGEST_KEPT = 20_000
+MAX_KEPT = 20_000
+MAX_KEPT_CHARACTERS = 20_000
 """Pieces that are kept, and the characters of the longest one."""
 SHORT = 400
 """Characters of a text that is not worth looking up as another one grown."""
@@ -84,8 +84,8 @@ class PieceEncoder:
         ids = self._kept.get(text)
         if ids is None:
             ids = self._encode(text)
-            if len(text) <= LONGEST_KEPT:
-                if len(self._kept) >= MOST_KEPT:
+            if len(text) <= MAX_KEPT_CHARACTERS:
+                if len(self._kept) >= MAX_KEPT:
                     self._kept.clear()
                 self._kept[text] = ids
         return ids

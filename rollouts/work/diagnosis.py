@@ -92,16 +92,16 @@ def _at_the_end(
     return [] if found is None else [found]
 
 
-def judge_run(run: models.Run, after: int = -1) -> Iterator[list[models.Trajectory]]:
+def diagnose_run(run: models.Run, after: int = -1) -> Iterator[list[models.StoredTrajectory]]:
     """Judge the finished trajectories behind an index anew, in the order of the run; each pile is given once stored."""
-    finished = run.trajectories.filter(status=models.Trajectory.Status.DONE).order_by("index")
-    while pile := _bounded(list(finished.filter(index__gt=after)[:BATCH])):
-        _judge(run, pile)
-        after = pile[-1].index
-        yield pile
+    finished = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE).order_by("index")
+    while batch := _bounded(list(finished.filter(index__gt=after)[:BATCH])):
+        _diagnose(run, batch)
+        after = batch[-1].index
+        yield batch
 
 
-def _bounded(records: list[models.Trajectory]) -> list[models.Trajectory]:
+def _bounded(records: list[models.StoredTrajectory]) -> list[models.StoredTrajectory]:
     """The first of them, as many as do not hold too many tokens together; at least one."""
     held = 0
     for n, record in enumerate(records):
@@ -111,19 +111,19 @@ def _bounded(records: list[models.Trajectory]) -> list[models.Trajectory]:
     return records
 
 
-def diagnose_and_save(run: models.Run, trajectories: Sequence[models.Trajectory] | None = None) -> int:
+def diagnose_and_save(run: models.Run, trajectories: Sequence[models.StoredTrajectory] | None = None) -> int:
     """Judge finished trajectories anew (default: all of the run), in place of the old findings; gives how many."""
     if trajectories is None:
-        n = sum(len(pile) for pile in judge_run(run))
-        services.note_judged(run)
+        n = sum(len(batch) for batch in diagnose_run(run))
+        services.note_diagnosed(run)
         return n
-    _judge(run, trajectories)
+    _diagnose(run, trajectories)
     return len(trajectories)
 
 
-def _judge(run: models.Run, pile: Sequence[models.Trajectory]) -> None:
-    values = list(selectors.load_trajectories(pile))
+def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None:
+    values = list(selectors.load_trajectories(batch))
     if (table := services.byte_table_of(run)) is not None:
-        services.fill_origins(pile, values, table)
+        services.fill_origins(batch, values, table)
     found = [findings_for(value, run) for value in values]
-    services.replace_findings(run, list(zip(pile, found, strict=True)))
+    services.replace_findings(run, list(zip(batch, found, strict=True)))

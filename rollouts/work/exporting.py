@@ -88,7 +88,7 @@ class Written(NamedTuple):
 
 def write_run(
     run: models.Run,
-    records: QuerySet[models.Trajectory],
+    records: QuerySet[models.StoredTrajectory],
     wanted: Wanted,
     file: IO[bytes],
     *,
@@ -112,7 +112,7 @@ def write_run(
         n_out, first = n_out + 1, first or why
         tell(f"Left out: {why}")
 
-    finished = records.filter(status=models.Trajectory.Status.DONE).order_by("index").iterator(BATCH)
+    finished = records.filter(status=models.StoredTrajectory.Status.DONE).order_by("index").iterator(BATCH)
     # A refusal leaves in the middle, and the cursor must not outlive its connection.
     with closing(loaded(finished)) as values:
         del finished
@@ -149,19 +149,19 @@ def _write(
         file,
         wanted.force,
         leave_out=leave_out if wanted.leave_out else None,
-        rows=_own_rows if wanted.strategy else None,
+        rows=_recorded_rows if wanted.strategy else None,
         decode=None if codec is None else codec.decode,
         cause=lambda value: cause_of(run, value),
     )
 
 
-def loaded(records: Iterable[models.Trajectory]) -> Generator[Trajectory, None, None]:
+def loaded(records: Iterable[models.StoredTrajectory]) -> Generator[Trajectory, None, None]:
     """Their values, some at a time."""
     for batch in batched(records, BATCH):
         yield from selectors.load_trajectories(batch)
 
 
-def _own_rows(trajectory: Trajectory) -> Sequence[Row]:
+def _recorded_rows(trajectory: Trajectory) -> Sequence[Row]:
     return trajectory.rows
 
 
@@ -196,7 +196,7 @@ def _under(
 def cause_of(run: models.Run, value: Trajectory) -> str:
     """The stored finding that made a trajectory more than one row, as a sentence; empty = none is stored."""
     found = (
-        models.Finding.objects.filter(run=run, trajectory__external_id=value.external_id, axis=Axis.STREAM)
+        models.StoredFinding.objects.filter(run=run, trajectory__external_id=value.external_id, axis=Axis.STREAM)
         .exclude(severity=Severity.INFO)
         .order_by("step_index", "start")
         .first()

@@ -107,7 +107,7 @@ def served_models() -> dict[str, ServedModel]:
 
 
 @dataclass(frozen=True)
-class LaunchForm:
+class LaunchSettings:
     """What a launch asks for. The defaults make a run that works."""
 
     model: str = "demo"
@@ -210,7 +210,7 @@ class LaunchRefused(ValueError):
 
 
 def launch(
-    form: LaunchForm, name: str = "", user: Any = None, enqueue: bool = True, prompts: Sequence[Prompt] = ()
+    form: LaunchSettings, name: str = "", user: Any = None, enqueue: bool = True, prompts: Sequence[Prompt] = ()
 ) -> Run:
     """Store a run with all its trajectories queued, and send it to the worker of its model.
 
@@ -360,15 +360,15 @@ def _listed(names: Any) -> str:
     return ", ".join(sorted(names))
 
 
-def form_from(values: dict[str, Any]) -> LaunchForm:
+def form_from(values: dict[str, Any]) -> LaunchSettings:
     """The form stored with a run."""
-    known = {one.name for one in fields(LaunchForm)}
-    return LaunchForm(**{name: value for name, value in values.items() if name in known})
+    known = {one.name for one in fields(LaunchSettings)}
+    return LaunchSettings(**{name: value for name, value in values.items() if name in known})
 
 
 __all__ = [
-    "LaunchForm",
     "LaunchRefused",
+    "LaunchSettings",
     "ServedModel",
     "can_resume",
     "form_from",

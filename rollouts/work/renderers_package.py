@@ -24,7 +24,7 @@ MISSING = (
 _LEFT_OUT = ("default", "gpt-oss")
 """One renders by the chat template itself, one fetches a vocabulary from the network."""
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 _found: dict[tuple[str, str, str], Extends | str] = {}
 
 _TOOL = {
@@ -67,7 +67,7 @@ def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapp
     def bridge(kwargs: Mapping[str, Any]) -> Extends:
         key = (tokenizer.sha256, renderer.chat_template_sha256, repr(sorted(kwargs.items(), key=repr)))
         if key not in _found:
-            if len(_found) >= MOST_KEPT:
+            if len(_found) >= MAX_KEPT:
                 _found.clear()
             _found[key] = _find(tokenizer, renderer, kwargs)
         one = _found[key]

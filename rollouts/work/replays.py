@@ -16,12 +16,12 @@ from django.db.models import Count, QuerySet, Sum
 from django.utils import timezone
 
 from rollouts import chat_templates, models, selectors, tokenizers
-from rollouts.models import Replay, ReplayRows, Run, Trajectory
+from rollouts.models import Replay, ReplayRows, Run, StoredTrajectory
 from rollouts.replies.call_readers import parser_of
 from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES, Context
-from rollouts.tito.strategies.replay import Replay as Made
+from rollouts.tito.strategies.replay import StrategyResult as Made
 from rollouts.tito.strategies.replay import lacks_reply, replay_many, with_replies
 from rollouts.tito.trajectory import Origin, Row
 from rollouts.tito.trajectory import Trajectory as Value
@@ -31,8 +31,8 @@ from rollouts.work import renderers_package
 VERSION = 6
 """Raise it when a strategy makes other rows than before: what is stored is then made anew."""
 
-STEPS_MOST = 500
-FORWARDED_MOST = 8_000_000
+MAX_STEPS = 500
+MAX_FORWARDED_TOKENS = 8_000_000
 """Prompt and completion tokens over all steps; some strategies render and encode that many."""
 
 FORGOTTEN_AFTER = timedelta(minutes=10)
@@ -41,7 +41,7 @@ FORGOTTEN_AFTER = timedelta(minutes=10)
 RUN_BATCH = 20
 """Trajectories of a run that are loaded at once."""
 
-KEPT_MOST = 3_000_000
+MAX_KEPT_TOKENS = 3_000_000
 """Tokens of one strategy's rows that are stored for the comparison; beyond it only the figures are."""
 
 
@@ -57,7 +57,7 @@ def template_text(run: Run) -> str | None:
     return own.text if own is not None else None
 
 
-def missing(trajectory: Trajectory) -> str:
+def missing(trajectory: StoredTrajectory) -> str:
     """Why no strategy can be replayed over it, in a sentence; empty when one can. At most two queries."""
     run = trajectory.run
     if not trajectory.n_steps:
@@ -81,7 +81,7 @@ def missing(trajectory: Trajectory) -> str:
     return ""
 
 
-def key_of(trajectory: Trajectory) -> str:
+def key_of(trajectory: StoredTrajectory) -> str:
     """Of all that a replay follows from: another key means that the stored one is stale."""
     run = trajectory.run
     parts = (
@@ -93,7 +93,7 @@ def key_of(trajectory: Trajectory) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def ask(trajectory: Trajectory, again: bool = False) -> tuple[Replay, bool]:
+def ask(trajectory: StoredTrajectory, again: bool = False) -> tuple[Replay, bool]:
     """The replay of a trajectory, and whether a worker still has to be sent for it. ``again`` retries a failed one."""
     key = key_of(trajectory)
     made, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
@@ -114,7 +114,7 @@ def ask(trajectory: Trajectory, again: bool = False) -> tuple[Replay, bool]:
 def answer(made: Replay) -> None:
     """Replay every strategy and store figures and rows; what stands in the way becomes a sentence in ``error``."""
     Replay.objects.filter(pk=made.pk).update(status=Replay.Status.RUNNING)
-    record = Trajectory.objects.select_related(
+    record = StoredTrajectory.objects.select_related(
         "run__tokenizer__chat_template", "run__chat_template", "run__rows_chat_template"
     ).get(pk=made.trajectory_id)
     key = key_of(record)
@@ -135,16 +135,16 @@ def answer(made: Replay) -> None:
         return
 
 
-def _replayed(record: Trajectory) -> list[Made]:
+def _replayed(record: StoredTrajectory) -> list[Made]:
     reason = missing(record)
     if reason:
         raise CannotReplay(reason)
     (value,) = selectors.load_trajectories([record])
     forwarded = sum(len(step.prompt_ids) + len(step.completion_ids) for step in value.steps)
-    if len(value.steps) > STEPS_MOST or forwarded > FORWARDED_MOST:
+    if len(value.steps) > MAX_STEPS or forwarded > MAX_FORWARDED_TOKENS:
         raise CannotReplay(
             f"With {len(value.steps):,} steps that forward {forwarded:,} tokens it is too long for this page, which "
-            f"takes {STEPS_MOST:,} steps and {FORWARDED_MOST:,} tokens. On a command line there is no limit: "
+            f"takes {MAX_STEPS:,} steps and {MAX_FORWARDED_TOKENS:,} tokens. On a command line there is no limit: "
             f"manage.py replay {record.code}"
         )
     context, loaded = context_of(record.run)
@@ -154,7 +154,7 @@ def _replayed(record: Trajectory) -> list[Made]:
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
 
-MOST_REASONS = 3
+MAX_REASONS = 3
 """Sentences of a strategy's refusals that are kept."""
 
 
@@ -169,14 +169,14 @@ def run_key(run: Run) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def finished(run: Run) -> QuerySet[Trajectory]:
+def finished(run: Run) -> QuerySet[StoredTrajectory]:
     """The trajectories of a run that a replay goes through, in order."""
-    return run.trajectories.filter(status=Trajectory.Status.DONE).order_by("index")
+    return run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
 
 
 def new_report(run: Run) -> dict[str, Any]:
     """The figures of a run before any trajectory of it was replayed, and what its rows are as they are stored."""
-    rows = models.Row.objects.filter(trajectory__in=finished(run).values("pk"))
+    rows = models.StoredRow.objects.filter(trajectory__in=finished(run).values("pk"))
     stored = rows.aggregate(rows=Count("pk"), tokens=Sum("n_tokens"), trained=Sum("n_trained"))
     return {
         "key": run_key(run),
@@ -207,7 +207,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[i
             _add(report, [Made(slug, refused=str(error)) for slug in STRATEGIES])
             yield record.index
         return
-    pending: deque[Trajectory] = deque()
+    pending: deque[StoredTrajectory] = deque()
 
     def values() -> Iterator[Value]:
         for record, value in loaded_trajectories(finished(run).filter(index__gt=after)):
@@ -220,7 +220,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[i
         yield record.index
 
 
-def loaded_trajectories(records: QuerySet[Trajectory]) -> Iterator[tuple[Trajectory, Value]]:
+def loaded_trajectories(records: QuerySet[StoredTrajectory]) -> Iterator[tuple[StoredTrajectory, Value]]:
     """Records with their values, some at a time."""
     for batch in batched(records.iterator(RUN_BATCH), RUN_BATCH):
         yield from zip(batch, selectors.load_trajectories(batch), strict=True)
@@ -231,7 +231,7 @@ def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
         line["trajectories"] += 1
         if one.refused:
             line["refused"] += 1
-            if one.refused in line["why"] or len(line["why"]) < MOST_REASONS:
+            if one.refused in line["why"] or len(line["why"]) < MAX_REASONS:
                 line["why"][one.refused] = line["why"].get(one.refused, 0) + 1
             continue
         of_one = figures(one)
@@ -259,7 +259,7 @@ def context_of(
     if text is None:
         raise CannotReplay("The run has no chat template, and strategies render: name one with --chat-template FILE.")
     pieces = PieceEncoder(loaded)
-    renderer = chat_templates.RememberingRenderer(loaded, text, pieces.encode)
+    renderer = chat_templates.PrefetchingRenderer(loaded, text, pieces.encode)
     context = Context(
         loaded, renderer, loaded.stop_ids, encode=pieces.encode, bridge=renderers_package.bridges_of(loaded, renderer)
     )
@@ -296,7 +296,7 @@ def figures(made: Made) -> dict[str, Any]:
 
 
 def _kept(made: Replay, result: Made) -> ReplayRows | None:
-    if sum(len(row.ids) for row in result.rows) > KEPT_MOST:
+    if sum(len(row.ids) for row in result.rows) > MAX_KEPT_TOKENS:
         return None
     return ReplayRows(
         replay=made,

@@ -14,8 +14,8 @@ from rollouts.tito.strategies.protocol import Tools
 from rollouts.tito.trajectory import NO_IDS, Ids, Message, Row, Step
 from rollouts.tokenizers import LoadedTokenizer
 
-MOST_TURNS = 40
-MOST_DELTA = 600
+MAX_TURNS = 40
+MAX_DELTA_TOKENS = 600
 """Tokens of one delta that are kept for the page."""
 
 
@@ -34,7 +34,7 @@ def strategy_deltas(
     is refused. ``rows`` holds theirs: per row the messages that it trains, its tokens and how many are trained.
     """
     context = Context(tokenizer, renderer, tokenizer.stop_ids)
-    replies = [k for k, message in enumerate(conversation) if message.get("role") == "assistant"][:MOST_TURNS]
+    replies = [k for k, message in enumerate(conversation) if message.get("role") == "assistant"][:MAX_TURNS]
     if not replies or replies[0] == 0:
         sentence = "It needs at least one message before an assistant message, and an assistant message."
         return {"turns": [], "refused": {}, "detail": f"The conversation cannot be replayed. {sentence}"}
@@ -123,7 +123,7 @@ def _observe(
     shared = common_prefix(stream, prompt)
     delta = prompt[shared:]
     for other in turn:
-        if other["ids"] == delta.tolist()[:MOST_DELTA] and other["n"] == len(delta) and other["shared"] == shared:
+        if other["ids"] == delta.tolist()[:MAX_DELTA_TOKENS] and other["n"] == len(delta) and other["shared"] == shared:
             other["strategies"].append(slug)
             return prompt
     turn.append(
@@ -132,8 +132,8 @@ def _observe(
             "shared": shared,
             "stream": len(stream),
             "n": len(delta),
-            "ids": delta.tolist()[:MOST_DELTA],
-            "tokens": _tokens(tokenizer, delta[:MOST_DELTA]),
+            "ids": delta.tolist()[:MAX_DELTA_TOKENS],
+            "tokens": _tokens(tokenizer, delta[:MAX_DELTA_TOKENS]),
         }
     )
     return prompt

@@ -22,7 +22,7 @@ LOST = timedelta(minutes=3)
 """A question that nobody has answered for so long is sent again when it is asked again."""
 SEARCHING = "waiting for a worker"
 PROGRESS_SECONDS = 0.7
-OLDER_MOST = 5
+MAX_OLDER = 5
 """Answers of so many earlier versions of the checks are kept, in short."""
 
 
@@ -109,7 +109,7 @@ def answer(check: TemplateCheck, repair: bool = True) -> None:
     try:
         loaded = tokenizers.load(check.tokenizer.path) if check.tokenizer else None
         report = _report(check, loaded)
-        found = report.to_dict() | _own_conversation(check, loaded, report)
+        found = report.to_dict() | _users_conversation(check, loaded, report)
     except (RenderFailed, OSError, ValueError) as error:
         check.status, check.error, check.progress = TemplateCheck.Status.FAILED, str(error), ""
         check.save(update_fields=["status", "error", "progress"])
@@ -129,7 +129,7 @@ def _older(check: TemplateCheck) -> list[dict[str, Any]]:
     if not cells or check.version == chat_templates.VERSION:
         return older
     answered = {name: cells[name] for name in ("prefix_preserving", "probes")}
-    return [{"version": check.version, **answered}, *older][:OLDER_MOST]
+    return [{"version": check.version, **answered}, *older][:MAX_OLDER]
 
 
 def _report(check: TemplateCheck, loaded: LoadedTokenizer | None) -> CheckReport:
@@ -143,7 +143,7 @@ def _report(check: TemplateCheck, loaded: LoadedTokenizer | None) -> CheckReport
     )
 
 
-def _own_conversation(check: TemplateCheck, loaded: LoadedTokenizer | None, report: CheckReport) -> dict[str, Any]:
+def _users_conversation(check: TemplateCheck, loaded: LoadedTokenizer | None, report: CheckReport) -> dict[str, Any]:
     """The user's own conversation under every strategy, where one was given and there is a tokenizer."""
     conversation = check.question.get("conversation")
     if not conversation or loaded is None:

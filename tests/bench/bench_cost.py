@@ -41,8 +41,8 @@ def large_run(n: int = N) -> models.Run:
         size = min(PILE, n - start)
         # Half of the runs in use score 0 or 1, the others anything: the harder case.
         rewards, counts, steps = rng.random(size), rng.poisson(1.5, size), rng.integers(1, 30, size)
-        trajectories = models.Trajectory.objects.bulk_create(
-            models.Trajectory(
+        trajectories = models.StoredTrajectory.objects.bulk_create(
+            models.StoredTrajectory(
                 run=run, external_id=f"t{start + i:06}", index=start + i, group=f"g{(start + i) // 8}",
                 stop_reason=("answered", "max_turns", "length")[i % 3], reward=float(rewards[i]),
                 n_steps=int(steps[i]), n_rows=1, n_tokens=4000, n_sampled=900, n_trained=900,
@@ -50,8 +50,8 @@ def large_run(n: int = N) -> models.Run:
             )
             for i in range(size)
         )  # fmt: skip
-        models.Finding.objects.bulk_create(
-            models.Finding(
+        models.StoredFinding.objects.bulk_create(
+            models.StoredFinding(
                 trajectory=record, run=run, step_index=int(rng.integers(0, steps[i])), row_index=0, axis="stream",
                 kind=kinds[int(rng.zipf(1.6)) % len(kinds)], severity="error", start=10, stop=20, expected_ids=ids,
                 actual_ids=ids, expected_text=text, actual_text=text, evidence=text, remedy=text,

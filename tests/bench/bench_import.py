@@ -19,7 +19,7 @@ import pytest
 from django.db.models import F
 
 from rollouts import services
-from rollouts.models import Run, Step, Trajectory
+from rollouts.models import Run, StoredStep, StoredTrajectory
 from rollouts.tokenizers import load
 from rollouts.tokenizers.loaded import LoadedTokenizer
 from rollouts.work.diagnosis import findings_for
@@ -102,7 +102,7 @@ def floor(path: Path, codec: LoadedTokenizer, whole: bool) -> tuple[float, int]:
 
 def our_verdicts(run: Run) -> Verdicts:
     broken = set(
-        Step.objects.filter(trajectory__run=run, shared_length__lt=F("parent_length")).values_list(
+        StoredStep.objects.filter(trajectory__run=run, shared_length__lt=F("parent_length")).values_list(
             "trajectory_id", flat=True
         )
     )
@@ -140,7 +140,7 @@ def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def import_file(path: Path, folder: Path) -> Run:
     run = services.create_run(Run.Kind.IMPORT, path.name, tokenizer=services.find_tokenizer(str(folder)))
-    services.import_files(run, [path], judge=findings_for)
+    services.import_files(run, [path], diagnose=findings_for)
     assert run.status == Run.Status.DONE and not run.n_rejected, run.error
     return run
 
@@ -234,7 +234,7 @@ def test_many_tiny_trajectories(tiny_tokenizer: Path, tmp_path: Path) -> None:
     """What a trajectory costs besides its tokens. Each of these gets a finding too."""
     n = 20_000
     took, run = seconds(lambda: import_file(write_tiny_file(tmp_path / "tiny.jsonl", n), tiny_tokenizer))
-    assert Trajectory.objects.filter(run=run).count() == n
+    assert StoredTrajectory.objects.filter(run=run).count() == n
     print(f"\n{n:,} trajectories of one call: {took:.1f} s, {took / n * 1e6:.0f} us each")
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rollouts.chat_templates import Repair, check, find_marks, find_repair
-from rollouts.chat_templates.probes.checks import make_bench
-from rollouts.chat_templates.probes.report import CheckReport, Purpose, Status
-from rollouts.chat_templates.repair.regression_set import World
+from rollouts.chat_templates.probes.checks import make_render_cache
+from rollouts.chat_templates.probes.report import CheckReport, CheckStatus, Purpose
+from rollouts.chat_templates.repair.regression_set import RegressionSet
 from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tokenizers import LoadedTokenizer, load
 
-pytestmark = pytest.mark.bench
+pytestmark = pytest.mark.cache
 
 FAMILIES = ("qwen3", "qwen2.5", "llama3.1", "gpt-oss", "deepseek-r1", "mistral-nemo")
 APPENDING = (Purpose.TOOLS, Purpose.USERS)
@@ -35,10 +35,10 @@ def templates(corpus: Path) -> dict[str, tuple[LoadedTokenizer, str]]:
 
 def plain_renders(tokenizer: LoadedTokenizer, template: str) -> tuple[int, float]:
     """How many conversations the probes of a template hold, and the seconds that rendering each once takes."""
-    bench, _ = make_bench(TemplateRenderer(tokenizer, template), None, None)
-    world = World(bench)
+    cache, _ = make_render_cache(TemplateRenderer(tokenizer, template), None, None)
+    world = RegressionSet(cache)
     began = time.perf_counter()
-    bench.renderer.render_many(list(world.conversations.values()))
+    cache.renderer.render_many(list(world.conversations.values()))
     return len(world.conversations), time.perf_counter() - began
 
 
@@ -99,7 +99,7 @@ def test_all_templates(templates: dict[str, tuple[LoadedTokenizer, str]]) -> Non
 
 def _fails(report: CheckReport) -> bool:
     return any(
-        one.status is Status.BROKEN and one.decisive and one.purpose in APPENDING and one.comparison is not None
+        one.status is CheckStatus.BROKEN and one.decisive and one.purpose in APPENDING and one.comparison is not None
         for one in report.checks
     )
 

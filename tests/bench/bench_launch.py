@@ -25,9 +25,9 @@ from django.db import connection
 
 from rollouts import selectors, services
 from rollouts.gpu_proof.bare import plan
-from rollouts.models import Finding, Run, Trajectory
+from rollouts.models import Run, StoredFinding, StoredTrajectory
 from rollouts.tasks import run_rollouts as work
-from rollouts.work.launch import LaunchForm, launch, served_models
+from rollouts.work.launch import LaunchSettings, launch, served_models
 from tests.bench.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
 from tests.bench.processes import family, processor_seconds, sums
 
@@ -47,7 +47,7 @@ def engines(tiny_tokenizer: Path) -> Iterator[None]:
 
 def launched(engine: str, prompts: int, seed: int) -> tuple[Run, float]:
     """A run that is done, and the seconds from its task's start to its end."""
-    run = launch(LaunchForm(engine=engine, prompts=prompts, group=GROUP, seed=seed), enqueue=False)
+    run = launch(LaunchSettings(engine=engine, prompts=prompts, group=GROUP, seed=seed), enqueue=False)
     began = time.perf_counter()
     work.work_on(run.pk)
     seconds = time.perf_counter() - began
@@ -84,7 +84,8 @@ def test_throughput_against_a_bare_loop(engine: str, request: pytest.FixtureRequ
             values.append(value)
         print(
             f"\n{engine}: {len(plans)} trajectories, {run.n_steps} steps, {run.n_sampled} tokens, "
-            f"{Finding.objects.filter(run=run).count()} findings; worker {run.n_sampled / seconds:,.0f} tokens/s, "
+            f"{StoredFinding.objects.filter(run=run).count()} findings; "
+            f"worker {run.n_sampled / seconds:,.0f} tokens/s, "
             f"bare loop {measured.tokens_per_second:,.0f}; ratio {found[0]:.3f}; the engine waited for a core "
             f"{waited:.2f} s of {seconds:.2f}, in the bare loop {waited_bare:.2f} of {measured.seconds:.2f}; "
             f"without that {found[1]:.3f}; its thread computed {busy:.2f} s, in the bare loop {busy_bare:.2f}: "
@@ -106,10 +107,10 @@ def test_seconds_until_a_cancelled_runs_requests_are_dropped(engine: str, reques
     owner = work.engine_of(served_models()["demo"], engine)
     seconds = []
     for n in range(CANCELS):
-        run = launch(LaunchForm(engine=engine, prompts=PROMPTS, group=GROUP, seed=100 + n), enqueue=False)
+        run = launch(LaunchSettings(engine=engine, prompts=PROMPTS, group=GROUP, seed=100 + n), enqueue=False)
         with ThreadPoolExecutor(1) as pool:
             worked = pool.submit(_work_and_close, run.pk)
-            while not Trajectory.objects.filter(run=run, status="done").exists():
+            while not StoredTrajectory.objects.filter(run=run, status="done").exists():
                 assert not worked.done(), run.error
                 time.sleep(0.02 + 0.02 * (n % 10))  # not always at the same moment of the worker's own polls
             began = time.perf_counter()

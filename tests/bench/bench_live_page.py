@@ -32,7 +32,7 @@ from django.test import Client
 
 from rollouts.models import Run
 from rollouts.tasks import run_rollouts as work
-from rollouts.work.launch import LaunchForm, launch, served_models
+from rollouts.work.launch import LaunchSettings, launch, served_models
 from tests.bench.engine_calls import computed, forget, waited_for_a_core
 from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT, wait_until
@@ -215,7 +215,7 @@ def test_throughput_with_open_pages(
         return Spent(time.perf_counter(), *asked, server)
 
     def rate(browsers: int, prompts: int, seed: int) -> Rate:
-        run = launch(LaunchForm(engine=engine, prompts=prompts, group=GROUP, seed=seed), enqueue=False)
+        run = launch(LaunchSettings(engine=engine, prompts=prompts, group=GROUP, seed=seed), enqueue=False)
         owner.call(forget).result()
         with looking(port, cookie, run, browsers) as seen:
             before = spent()

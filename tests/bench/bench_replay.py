@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rollouts import tokenizers
-from rollouts.chat_templates import RememberingRenderer, renderer
+from rollouts.chat_templates import PrefetchingRenderer, renderer
 from rollouts.chat_templates.sandbox import client
 from rollouts.tito.canonical import canonical_check_batch
 from rollouts.tito.strategies import STRATEGIES, Context
@@ -60,7 +60,7 @@ def test_all_strategies_against_one_canonical_check(tiny_tokenizer: Path) -> Non
 
     def replays() -> None:
         pieces = PieceEncoder(codec)
-        shared = RememberingRenderer(codec, text, pieces.encode)
+        shared = PrefetchingRenderer(codec, text, pieces.encode)
         context = Context(codec, shared, codec.stop_ids, encode=pieces.encode)
         assert sum(1 for _ in replay_many(trajectories, list(STRATEGIES.values()), context)) == N
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollouts.tasks import run_rollouts as work
-from rollouts.work.launch import LaunchForm, launch
+from rollouts.work.launch import LaunchSettings, launch
 from tests.bench.processes import family, megabytes, sums
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
@@ -34,7 +34,7 @@ def test_memory_over_many_runs(engine: str, request: pytest.FixtureRequest) -> N
         request.getfixturevalue("vllm_available")
     shown: dict[int, Counter[str]] = {}
     for n in range(1, RUNS + 1):
-        run = launch(LaunchForm(engine=engine, prompts=8, group=4, seed=n), enqueue=False)
+        run = launch(LaunchSettings(engine=engine, prompts=8, group=4, seed=n), enqueue=False)
         work.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished) == ("done", 32)

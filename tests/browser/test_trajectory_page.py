@@ -21,13 +21,13 @@ MARKED = "#pane .sel"
 
 
 @pytest.fixture
-def stored(make: Maker) -> models.Trajectory:
+def stored(make: Maker) -> models.StoredTrajectory:
     broken, found = make.broken("b")
     run = make.run([make.conversation("a", turns=6, hostile=True), broken, make.conversation("c")], [[], found, []])
     return run.trajectories.get(index=0)
 
 
-def path(trajectory: models.Trajectory, query: str = "") -> str:
+def path(trajectory: models.StoredTrajectory, query: str = "") -> str:
     return f"/trajectories/{trajectory.code}{query}"
 
 
@@ -235,12 +235,12 @@ COUNT_HELD = """() => {
 
 
 def test_a_live_page_grows_and_keeps_a_pinned_card(open_page, stored):
-    models.Trajectory.objects.filter(pk=stored.pk).update(status="running")
+    models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="running")
     page = open_page(path(stored, "?view=tokens"))
     assert "running" in page.locator(".facts").inner_text()
     page.evaluate(COUNT_HELD)
     page.click("#pane i.o1 >> nth=3")
-    models.Trajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered", n_tokens=1)
+    models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered", n_tokens=1)
     page.wait_for_function("() => window.held > 1")
     assert page.locator("#token-card").is_visible() and "running" in page.locator(".facts").inner_text()
     page.keyboard.press("Escape")
@@ -254,7 +254,7 @@ def test_a_live_page_grows_and_keeps_a_pinned_card(open_page, stored):
 
 
 def test_an_answer_that_comes_while_a_card_is_pinned_changes_nothing(open_page, stored):
-    models.Trajectory.objects.filter(pk=stored.pk).update(status="running")
+    models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="running")
     page = open_page(path(stored, "?view=tokens"))
     page.evaluate(
         """() => {
@@ -263,7 +263,7 @@ def test_an_answer_that_comes_while_a_card_is_pinned_changes_nothing(open_page, 
         }"""
     )
     page.evaluate(COUNT_HELD)
-    models.Trajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered")
+    models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered")
     page.wait_for_function("() => window.held > 0")
     assert page.locator("#token-card").is_visible() and page.locator("#pane .sel").count() == 1
     page.keyboard.press("Escape")
@@ -285,7 +285,7 @@ def test_everything_reads_without_scripts(open_page, stored):
 
 
 def test_the_first_difference_is_in_view_and_keys_jump(open_page, stored):
-    broken = models.Trajectory.objects.get(run=stored.run, index=1)
+    broken = models.StoredTrajectory.objects.get(run=stored.run, index=1)
     page = open_page(f"/trajectories/{broken.code}/compare", height=500)
     site = page.locator("tr.site").first
     box = site.bounding_box()

@@ -18,7 +18,7 @@ from rollouts import models, selectors, services
 from rollouts.tasks import replays, run_state
 from rollouts.tasks import run_rollouts as work
 from rollouts.work import launch as launching
-from rollouts.work.launch import LaunchForm
+from rollouts.work.launch import LaunchSettings
 from tests.conftest import few_at_once, wait_until
 from tests.web.trajectory_samples import Maker
 
@@ -37,7 +37,7 @@ def test_a_run_that_stopped_is_resumed_by_its_button(
 ) -> None:
     ordered: list[int] = []
     monkeypatch.setattr(work.run_rollouts, "apply_async", lambda ids, **_: ordered.extend(ids))
-    run = launching.launch(LaunchForm(prompts=3, group=1, seed=2), enqueue=False)
+    run = launching.launch(LaunchSettings(prompts=3, group=1, seed=2), enqueue=False)
     run_state.fail(run, "The engine broke.")
     page = open_page(f"/runs/{run.code}")
     assert "The engine broke." in page.inner_text("#run-live")
@@ -80,8 +80,8 @@ def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
     open_page: Open, celery_worker_process: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     worker = celery_worker_process("engine.demo", env=few_at_once())
-    run = launching.launch(LaunchForm(prompts=64, group=1, temperature=0.0, seed=3))
-    going_on: list[models.Trajectory] = []
+    run = launching.launch(LaunchSettings(prompts=64, group=1, temperature=0.0, seed=3))
+    going_on: list[models.StoredTrajectory] = []
 
     def is_held_in_the_middle_of_one() -> bool:
         """Hold the worker and its scribe while a trajectory has called a tool and has yet to answer."""

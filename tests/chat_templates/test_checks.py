@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import Status, check, is_prefix_preserving, renderer
+from rollouts.chat_templates import CheckStatus, check, is_prefix_preserving, renderer
 from rollouts.chat_templates.jinja_source.scan import deciding_condition, scan
-from rollouts.chat_templates.probes.checks import make_bench
+from rollouts.chat_templates.probes.checks import make_render_cache
 from rollouts.chat_templates.probes.compare import token_start, whole_until
-from rollouts.chat_templates.probes.message_shape import Form, find_form
+from rollouts.chat_templates.probes.message_shape import MessageShape, find_message_shape
 from rollouts.chat_templates.probes.report import CheckReport
 from rollouts.chat_templates.repair.assistant_masks import overrun, transformers_mask
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
@@ -131,7 +131,7 @@ def test_void_passes_are_told_apart(tiny_tokenizer: Path) -> None:
     report = check(load(tiny_tokenizer), deaf)
     first = report.check("tool_append")
     assert report.prefix_preserving is True and first.passed
-    assert first.void and first.status is Status.UNSUPPORTED
+    assert first.void and first.status is CheckStatus.UNSUPPORTED
     assert report.verdicts["TITO with tool results"].startswith("not available")
 
 
@@ -150,21 +150,24 @@ def test_text_and_tokens_are_told_apart(tiny_tokenizer: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "form"),
     [
-        (PLAIN, Form()),
-        (PLAIN.replace("c.function.arguments | tojson", "'' + c.function.arguments"), Form(arguments="string")),
-        (PLAIN.replace("{{ c.function.name }}", "{{ raise_exception('id') if c.id | length != 9 }}"), Form(ids=True)),
-        (PLAIN.replace("m.tool_calls or []", "((m.tool_calls or []) if tools else [])"), Form(tools=True)),
+        (PLAIN, MessageShape()),
+        (PLAIN.replace("c.function.arguments | tojson", "'' + c.function.arguments"), MessageShape(arguments="string")),
+        (
+            PLAIN.replace("{{ c.function.name }}", "{{ raise_exception('id') if c.id | length != 9 }}"),
+            MessageShape(ids=True),
+        ),
+        (PLAIN.replace("m.tool_calls or []", "((m.tool_calls or []) if tools else [])"), MessageShape(tools=True)),
         (
             PLAIN.replace("{{ m.content }}", "{{ m.reasoning_content }}{{ m.content }}"),
-            Form(reasoning="reasoning_content"),
+            MessageShape(reasoning="reasoning_content"),
         ),
-        (PLAIN.replace("{{ m.content }}", "{{ m.thinking }}{{ m.content }}"), Form(reasoning="thinking")),
-        ("</think>" + PLAIN, Form(reasoning="inline")),
-        (PLAIN.replace("{{ m.content }}", "{{ m.content[0].text }}"), Form(parts=True)),
+        (PLAIN.replace("{{ m.content }}", "{{ m.thinking }}{{ m.content }}"), MessageShape(reasoning="thinking")),
+        ("</think>" + PLAIN, MessageShape(reasoning="inline")),
+        (PLAIN.replace("{{ m.content }}", "{{ m.content[0].text }}"), MessageShape(parts=True)),
     ],
 )
-def test_forms(template: str, form: Form) -> None:
-    assert find_form(TemplateRenderer(None, template), None, None)[0] == form
+def test_forms(template: str, form: MessageShape) -> None:
+    assert find_message_shape(TemplateRenderer(None, template), None, None)[0] == form
 
 
 @pytest.mark.parametrize(
@@ -251,7 +254,7 @@ MARKED = (
 )
 def test_generation_masks(tiny_tokenizer: Path, template: str, said: str) -> None:
     found = check(load(tiny_tokenizer), template).check("generation_masks")
-    assert found.status is (Status.BROKEN if said else Status.OK), found.detail
+    assert found.status is (CheckStatus.BROKEN if said else CheckStatus.OK), found.detail
     assert said in found.detail
 
 
@@ -318,8 +321,8 @@ def test_tags() -> None:
 def test_kwargs_and_tools_reach_the_template(tiny_tokenizer: Path) -> None:
     needy = "{% if flavour != 'x' or tools[0].function.name != 'mine' %}{{ raise_exception('needs both') }}{% endif %}"
     tools = [{"type": "function", "function": {"name": "mine", "description": "", "parameters": {}}}]
-    bench, _ = make_bench(TemplateRenderer(load(tiny_tokenizer), needy + PLAIN), tools, {"flavour": "x"})
-    assert bench.form.calls
+    cache, _ = make_render_cache(TemplateRenderer(load(tiny_tokenizer), needy + PLAIN), tools, {"flavour": "x"})
+    assert cache.form.calls
     assert check(load(tiny_tokenizer), needy + PLAIN, tools, {"flavour": "x"}).prefix_preserving is True
     assert check(load(tiny_tokenizer), needy + PLAIN).prefix_preserving is None
     conversation = Conversation([{"role": "user", "content": "a"}], None, {"messages": [], "x": 1})

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rollouts.chat_templates import check
-from rollouts.chat_templates.probes.checks import judge_append
+from rollouts.chat_templates.probes.checks import check_append
 from rollouts.chat_templates.probes.conversations import Probe
-from rollouts.chat_templates.probes.message_shape import Form
-from rollouts.chat_templates.probes.render_cache import Bench
-from rollouts.chat_templates.probes.report import Purpose, Status
+from rollouts.chat_templates.probes.message_shape import MessageShape
+from rollouts.chat_templates.probes.render_cache import RenderCache
+from rollouts.chat_templates.probes.report import CheckStatus, Purpose
 from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tokenizers import LoadedTokenizer, load
 
@@ -52,21 +52,21 @@ def test_every_case(corpus: Path, surrogates: Path) -> None:
     for (template, name, extra), rows in groups.items():
         tokenizer = with_tokens(corpus, surrogates, name, list(extra))
         renderer = TemplateRenderer(tokenizer, (corpus / "templates" / template).read_text(encoding="utf-8"))
-        bench = Bench(renderer, Form())
+        cache = RenderCache(renderer, MessageShape())
 
-        def judge(row: dict[str, Any], bench: Bench) -> tuple[str, str]:
+        def answer(row: dict[str, Any], cache: RenderCache) -> tuple[str, str]:
             prompted = row.get("add_generation_prompt_prefix", False)
             assert row["add_generation_prompt_full"] is not prompted
-            found = judge_append(
+            found = check_append(
                 Probe(row["id"], "", Purpose.TOOLS, tuple(row["prefix"]), tuple(row["append"]), row["tools"],
-                      row["kwargs"] or None, prompted), bench,
+                      row["kwargs"] or None, prompted), cache,
             )  # fmt: skip
             if found.comparison is None:
                 return "error", "error"
             words = {True: "ok", False: "BREAK"}
             return words[found.comparison.text_passed], words[found.comparison.token_passed]
 
-        for row, got in zip(rows, bench.judge([lambda b, r=row: judge(r, b) for row in rows]), strict=True):
+        for row, got in zip(rows, cache.answer([lambda b, r=row: answer(r, b) for row in rows]), strict=True):
             if got != (row["text"], row["tokens"]):
                 wrong.append((row["id"], got, row["text"], row["tokens"]))
     assert wrong == []
@@ -105,7 +105,7 @@ def test_no_family_surprises(corpus: Path) -> None:
         assert len(found["checks"]) >= 40
         for one in found["checks"]:
             assert one["detail"] and one["title"], (path.stem, one["name"])
-            if one["status"] == Status.BROKEN and one["index"] is not None:
+            if one["status"] == CheckStatus.BROKEN and one["index"] is not None:
                 assert one["expected_ids"] or one["actual_ids"]
                 assert one["line"], (path.stem, one["name"])
                 assert one["window"]["expected"] or one["window"]["actual"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.chat_templates import RememberingRenderer, renderer
+from rollouts.chat_templates import PrefetchingRenderer, renderer
 from rollouts.chat_templates.sandbox import client, worker
 from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.trajectory import Message
@@ -47,7 +47,7 @@ def asks() -> list[Conversation]:
 def test_the_same_text_ids_and_spans_in_one_round_trip(corpus: Path, trips: list[int], name: str) -> None:
     tokenizer = load(corpus / "tokenizers" / ("qwen3" if "qwen3" in name else name))
     text = (corpus / "templates" / f"{name}.jinja").read_text()
-    plain, made = renderer(tokenizer, text), RememberingRenderer(tokenizer, text, tokenizer.encode)
+    plain, made = renderer(tokenizer, text), PrefetchingRenderer(tokenizer, text, tokenizer.encode)
     wanted = asks()
     made.use(made.foresee(wanted))
     assert len(trips) == 1
@@ -60,7 +60,7 @@ def test_the_same_text_ids_and_spans_in_one_round_trip(corpus: Path, trips: list
 
 def test_another_conversation_of_equal_messages_is_rendered_by_itself(tiny_tokenizer: Path, trips: list[int]) -> None:
     tokenizer = load(tiny_tokenizer)
-    made = RememberingRenderer(tokenizer, tokenizer.chat_template or "", tokenizer.encode)
+    made = PrefetchingRenderer(tokenizer, tokenizer.chat_template or "", tokenizer.encode)
     made.use(made.foresee([Conversation(TALK[:1], None, {}, True)]))
     text = made.render_text(TALK[:1], None, {}, True)
     assert len(trips) == 1
@@ -76,19 +76,19 @@ def test_a_template_that_raises_is_remembered_and_one_that_ran_too_long_is_not(
 ) -> None:
     tokenizer = load(tiny_tokenizer)
     raising = "{% if messages|length == 2 %}{{ raise_exception('no pairs') }}{% endif %}{{ messages[-1].content }}"
-    made = RememberingRenderer(tokenizer, raising, tokenizer.encode)
+    made = PrefetchingRenderer(tokenizer, raising, tokenizer.encode)
     made.use(made.foresee([Conversation(TALK[:n]) for n in (1, 2, 3)]))
     with pytest.raises(RenderFailed, match="no pairs"):
         made.render_text(TALK[:2])
     assert made.render_text(TALK[:3]) == "And 3+3?" and len(trips) == 1
-    slow = RememberingRenderer(tokenizer, "{% if messages|length == 2 %}" + LOOPS + "{% endif %}x", tokenizer.encode)
+    slow = PrefetchingRenderer(tokenizer, "{% if messages|length == 2 %}" + LOOPS + "{% endif %}x", tokenizer.encode)
     slow.use(slow.foresee([Conversation(TALK[:n]) for n in (1, 2, 3)]))
     assert slow.render_text(TALK[:3]) == "x" and len(trips) == 3
 
 
 def test_what_is_no_json_fails_only_whom_it_concerns(tiny_tokenizer: Path) -> None:
     tokenizer = load(tiny_tokenizer)
-    made = RememberingRenderer(tokenizer, "{{ messages[-1].content }}", tokenizer.encode)
+    made = PrefetchingRenderer(tokenizer, "{{ messages[-1].content }}", tokenizer.encode)
     strange: Message = {"role": "user", "content": object()}
     made.use(made.foresee([Conversation(TALK[:1]), Conversation([strange])]))
     assert made.render_text(TALK[:1]) == TALK[0]["content"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollouts.chat_templates import Conversation, renderer
-from rollouts.chat_templates.probes.checks import all_probes, make_bench
+from rollouts.chat_templates.probes.checks import all_probes, make_render_cache
 from rollouts.chat_templates.sandbox.render import Provenance, TemplateRenderer, provenance
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tokenizers import load
@@ -161,9 +161,9 @@ def test_every_probe_on_every_template_renders_as_in_transformers(corpus: Path, 
         name = next((folder for word, folder in families.items() if word in path.stem), "qwen3")
         tokenizer = load(corpus / "tokenizers" / name)
         text = path.read_text(encoding="utf-8")
-        bench, _ = make_bench(renderer(tokenizer, text), None, None)
-        asked = [conversation for probe in all_probes(bench) for conversation in probe.conversations()]
-        for conversation, outcome in zip(asked, bench.renderer.render_many(asked), strict=True):
+        cache, _ = make_render_cache(renderer(tokenizer, text), None, None)
+        asked = [conversation for probe in all_probes(cache) for conversation in probe.conversations()]
+        for conversation, outcome in zip(asked, cache.renderer.render_many(asked), strict=True):
             options: dict[str, Any] = dict(
                 chat_template=text, tools=conversation.tools,
                 add_generation_prompt=conversation.add_generation_prompt, **(conversation.kwargs or {}),

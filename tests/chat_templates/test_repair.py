@@ -8,8 +8,8 @@ import pytest
 from rollouts.chat_templates import check, find_repair, is_prefix_preserving, renderer, with_repair
 from rollouts.chat_templates.jinja_source.edits import edits, operands
 from rollouts.chat_templates.jinja_source.scan import suspects
-from rollouts.chat_templates.probes.checks import make_bench
-from rollouts.chat_templates.repair.regression_set import World
+from rollouts.chat_templates.probes.checks import make_render_cache
+from rollouts.chat_templates.repair.regression_set import RegressionSet
 from rollouts.chat_templates.repair.search import unified_diff
 from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tokenizers import load
@@ -173,8 +173,8 @@ def test_every_conversation_of_the_check_that_changes_is_listed(tiny_tokenizer: 
 
 def test_a_conversation_whose_prompted_render_alone_changes_is_listed() -> None:
     one = "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT
-    bench, _ = make_bench(TemplateRenderer(None, one), None, None)
-    changed = World(bench).changed(one.replace("assistant\n{% endif", "assistant:\n{% endif"))
+    cache, _ = make_render_cache(TemplateRenderer(None, one), None, None)
+    changed = RegressionSet(cache).changed(one.replace("assistant\n{% endif", "assistant:\n{% endif"))
     assert changed and all(found.to_dict()["add_generation_prompt"] for found in changed)
     assert len({repr(found.conversation.messages) for found in changed}) > 10
 
@@ -187,8 +187,8 @@ def test_a_repair_that_hides_a_message_is_not_given(tiny_tokenizer: Path) -> Non
     )  # fmt: skip
     tokenizer = load(tiny_tokenizer)
     repair, _ = find_repair(tokenizer, check(tokenizer, broken), seconds=5)
-    bench, _ = make_bench(TemplateRenderer(tokenizer, broken), None, None)
-    world = World(bench)
+    cache, _ = make_render_cache(TemplateRenderer(tokenizer, broken), None, None)
+    world = RegressionSet(cache)
     assert world.loses(broken.replace("m.role == 'tool' and loop.last", "false"))
     assert not world.loses(broken)
     assert repair is None or not world.loses(repair.template)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rollouts.chat_templates.sandbox import client
-from rollouts.chat_templates.sandbox.client import Job, Rendered, render
+from rollouts.chat_templates.sandbox.client import Rendered, RenderJob, render
 from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
 
 
 def one(template: str) -> Rendered:
-    return render(template, [Job({"messages": [{"role": "user", "content": "hello"}]})])[0]
+    return render(template, [RenderJob({"messages": [{"role": "user", "content": "hello"}]})])[0]
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_attributes_that_hide_are_empty() -> None:
 def test_a_batch_keeps_its_order_and_a_slow_one_spoils_only_what_follows() -> None:
     loops = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
     slow = "{% if n == 2 %}" + loops + "{% endif %}{{ n }}"
-    outcomes = render(slow, [Job({"n": n}) for n in range(5)])
+    outcomes = render(slow, [RenderJob({"n": n}) for n in range(5)])
     assert [outcome.text for outcome in outcomes[:2]] == ["0", "1"]
     assert [outcome.kind for outcome in outcomes[2:]] == ["time"] * 3
     hungry = "{% if n == 1 %}{{ 'a' * 10**10 }}{% endif %}{{ n }}"
-    outcomes = render(hungry, [Job({"n": n}) for n in range(4)])
+    outcomes = render(hungry, [RenderJob({"n": n}) for n in range(4)])
     assert [outcome.text for outcome in outcomes] == ["0", "", "2", "3"]
     assert outcomes[1].kind == "memory"
 
@@ -73,14 +73,14 @@ def test_a_worker_that_dies_is_replaced() -> None:
 
 def test_text_outside_unicode_planes_comes_back() -> None:
     text = "🙂\x00\u2028 \ud800 é"
-    assert render("{{ t }}", [Job({"t": text})])[0].text == text
+    assert render("{{ t }}", [RenderJob({"t": text})])[0].text == text
 
 
 def test_many_threads_share_the_pool() -> None:
     found: list[str] = []
 
     def work(n: int) -> None:
-        found.extend(render("{{ n }}", [Job({"n": n * 100 + m})])[0].text for m in range(10))
+        found.extend(render("{{ n }}", [RenderJob({"n": n * 100 + m})])[0].text for m in range(10))
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
     for thread in threads:

@@ -114,7 +114,7 @@ def is_gone(pid: int) -> bool:
 
 def test_requests_and_completions_cross_the_pipe(start: Start) -> None:
     owner: EngineOwner = start(partial(build_engine, "scripted", "", vocab_size=99))
-    facts = owner.ask_facts().result(60)
+    facts = owner.ask_info().result(60)
     assert (facts.name, facts.vocab_size) == ("scripted", 99)
     futures = [owner.submit(request(str(n))) for n in range(20)]
     bad = owner.submit(request("bad", ids=(-4,)))
@@ -197,7 +197,7 @@ def test_a_killed_process_is_the_death_of_its_engine_alone(start: Start) -> None
 def test_an_engine_that_cannot_be_built_says_why(start: Start) -> None:
     owner = start(not_there)
     with pytest.raises(EngineLost, match="holds no model"):
-        owner.ask_facts().result(60)
+        owner.ask_info().result(60)
 
 
 def test_an_answer_that_cannot_be_pickled_fails_alone(start: Start) -> None:

@@ -113,7 +113,7 @@ def test_an_engine_that_cannot_be_built_says_why_to_everybody_who_waits() -> Non
 
     owner = EngineThread(build)
     with pytest.raises(EngineError, match="holds no model"):
-        owner.ask_facts().result(60)
+        owner.ask_info().result(60)
     with pytest.raises(EngineError, match="holds no model"):
         owner.submit(request("x")).result(60)
     owner.close()
@@ -128,7 +128,7 @@ def test_facts_build_the_engine_once() -> None:
 
     owner = EngineThread(build)
     for _ in range(2):
-        facts = owner.ask_facts().result(60)
+        facts = owner.ask_info().result(60)
         assert (facts.name, facts.vocab_size) == ("scripted", 99)
     owner.submit(request("x")).result(60)
     assert built == [1]

@@ -16,9 +16,9 @@ from django.test import Client
 
 from rollouts import selectors
 from rollouts.environments import Prompt
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 from rollouts.tasks import run_rollouts as work
-from rollouts.work.launch import LaunchForm, LaunchRefused, launch
+from rollouts.work.launch import LaunchRefused, LaunchSettings, launch
 from tests.conftest import missing
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,11 +32,13 @@ def engines(tiny_tokenizer: Path) -> Iterator[None]:
     work.close_engines()
 
 
-def finished(environment: str, prompts: list[Prompt] | None = None, **changes: object) -> tuple[Run, list[Trajectory]]:
+def finished(
+    environment: str, prompts: list[Prompt] | None = None, **changes: object
+) -> tuple[Run, list[StoredTrajectory]]:
     package = environment.partition(":")[0]
     if ":" in environment and importlib.util.find_spec(package) is None:
         missing(f"{package} is not installed (pip install --no-deps -r rollouts/environments/requirements.txt)")
-    form = replace(LaunchForm(prompts=2, group=1, seed=7, environment=environment), **changes)
+    form = replace(LaunchSettings(prompts=2, group=1, seed=7, environment=environment), **changes)
     run = launch(form, enqueue=False, prompts=prompts or [])
     work.work_on(run.pk)
     run.refresh_from_db()
@@ -103,7 +105,7 @@ def test_each_is_launched_through_the_form_and_shows_its_parts(
 )
 def test_what_cannot_be_launched_says_why_and_leaves_nothing(environment: str, says: str) -> None:
     with pytest.raises(LaunchRefused) as caught:
-        launch(LaunchForm(environment=environment), enqueue=False)
+        launch(LaunchSettings(environment=environment), enqueue=False)
     assert says in caught.value.problems["environment"]
     assert not Run.objects.exists()
 
@@ -111,7 +113,7 @@ def test_what_cannot_be_launched_says_why_and_leaves_nothing(environment: str, s
 def test_a_task_that_cannot_start_fails_its_own_trajectory() -> None:
     if importlib.util.find_spec("reasoning_gym") is None:
         missing("reasoning_gym is not installed (pip install --no-deps -r rollouts/environments/requirements.txt)")
-    run = launch(LaunchForm(environment="reasoning_gym:chain_sum", prompts=2, group=1, seed=7), enqueue=False)
+    run = launch(LaunchSettings(environment="reasoning_gym:chain_sum", prompts=2, group=1, seed=7), enqueue=False)
     bad = run.trajectories.select_related("task").order_by("index")[0]
     assert bad.task is not None
     bad.task.body = bad.task.body.replace('"index":0', '"index":9').replace('"index": 0', '"index": 9')

@@ -10,7 +10,7 @@ from rollouts.engines import Sampling
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Environment, Task
-from rollouts.loop import BatchEnd, Callbacks, Finished, Job, Limits, run_batch
+from rollouts.loop import BatchEnd, Callbacks, Finished, RolloutJob, RolloutLimits, run_batch
 from rollouts.replies.parsing import Parse, parser, wants_call_ids
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.trajectory import Ids, Step
@@ -36,9 +36,9 @@ class Harness:
     def tasks(self, n: int, seed: int = 0) -> list[Task]:
         return self.calculator().tasks(n, seed)
 
-    def limits(self, **changes: Any) -> Limits:
+    def limits(self, **changes: Any) -> RolloutLimits:
         sampling = {"temperature": 1.0, "max_tokens": 96, "stop_token_ids": tuple(sorted(self.context.stop_ids))}
-        return Limits(Sampling(**(sampling | changes.pop("sampling", {}))), **changes)
+        return RolloutLimits(Sampling(**(sampling | changes.pop("sampling", {}))), **changes)
 
     def scripted(self, say: Callable[[Ids, str], str]) -> EngineThread:
         """An engine whose script is a function from the prompt (ids and text) to text."""
@@ -51,20 +51,20 @@ class Harness:
     def run(
         self,
         engine: EngineThread,
-        jobs: Sequence[Job],
-        limits: Limits | None = None,
+        jobs: Sequence[RolloutJob],
+        limits: RolloutLimits | None = None,
         environment: Environment | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         strategy: str = "tool_delta",
     ) -> BatchEnd:
         waiting = list(jobs)
 
-        def more(n: int, wait: bool) -> list[Job] | None:
+        def more(n: int, wait: bool) -> list[RolloutJob] | None:
             taken = waiting[:n]
             del waiting[:n]
             return taken or None
 
-        def on_steps(steps: Sequence[tuple[Job, int, Step]]) -> None:
+        def on_steps(steps: Sequence[tuple[RolloutJob, int, Step]]) -> None:
             for job, index, step in steps:
                 assert job.key not in self.done
                 kept = self.steps.setdefault(job.key, list(job.steps))

@@ -16,7 +16,7 @@ import pytest
 
 from rollouts.chat_templates import renderer
 from rollouts.engines import EngineError
-from rollouts.loop import Job
+from rollouts.loop import RolloutJob
 from rollouts.replies.call_readers import Way, way_of
 from rollouts.replies.parsing import Parse, answering, call_id, parser, plain_message, wants_call_ids, with_call_ids
 from rollouts.replies.tool_calls import as_written, learn, plain
@@ -90,7 +90,7 @@ def episode(harness: Harness) -> None:
         return (written(harness.context.renderer, {"expression": expression}) or call(expression)) + stop
 
     task = replace(harness.tasks(1)[0], answer="42")
-    harness.run(harness.scripted(say), [Job("a", task, seed=3)], harness.limits(max_turns=4, max_live=1))
+    harness.run(harness.scripted(say), [RolloutJob("a", task, seed=3)], harness.limits(max_turns=4, max_live=1))
 
 
 def test_each_runs_an_episode_or_says_why_not(corpus: Path) -> None:

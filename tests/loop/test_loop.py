@@ -16,7 +16,7 @@ from rollouts.engines import EngineError, Generation, build_engine
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import Outcome, Task
-from rollouts.loop import Job, step_seed
+from rollouts.loop import RolloutJob, step_seed
 from rollouts.replies.parsing import parser
 from rollouts.tito.strategies import STRATEGIES, StrategyRefused
 from rollouts.tito.trajectory import NO_IDS, Ids, Origin
@@ -30,9 +30,9 @@ def one_call_then_answer(prompt: Ids, text: str) -> str:
     return "The answer is 42.<|im_end|>" if "<tool_response>" in text else CALL
 
 
-def job(harness: Harness, key: Any = "a", **changes: Any) -> Job:
+def job(harness: Harness, key: Any = "a", **changes: Any) -> RolloutJob:
     task = replace(harness.tasks(1)[0], answer="42")
-    return Job(key, task, **changes)
+    return RolloutJob(key, task, **changes)
 
 
 def test_a_trajectory_grows_by_sampled_ids_and_by_the_templates_delta(harness: Harness) -> None:
@@ -193,7 +193,7 @@ def test_an_environment_that_hangs_or_raises_fails_its_own_trajectory(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = harness.tasks(1)[0]
-    jobs = [Job(n, replace(task, index=n)) for n in range(4)]
+    jobs = [RolloutJob(n, replace(task, index=n)) for n in range(4)]
     clock, slow = Clock(), Slow()
     monkeypatch.setattr(loop, "time", clock)
 
@@ -329,7 +329,7 @@ def test_a_real_policy_plays_whole_episodes(harness: Harness, name: str, request
     engine = EngineThread(lambda: build_engine(name, folder))
     tasks = harness.tasks(12, seed=5)
     try:
-        harness.run(engine, [Job(task.index, task, seed=task.index) for task in tasks],
+        harness.run(engine, [RolloutJob(task.index, task, seed=task.index) for task in tasks],
                     harness.limits(sampling={"temperature": 0.0}, max_live=8))  # fmt: skip
     finally:
         engine.close()

@@ -12,14 +12,14 @@ import pytest
 from django.core.checks import run_checks
 
 from inspector.server import paths
-from inspector.server.env import Environment
+from inspector.server.env import EnvironmentReader
 from inspector.server.logs import JsonFormatter, TextFormatter
 from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("No", False), ("", True), (" on ", True)])
 def test_a_flag_is_read(value: str, expected: bool) -> None:
-    environment = Environment({"X": value})
+    environment = EnvironmentReader({"X": value})
     assert environment.flag("X", True) is expected
     assert environment.problems == []
 
@@ -33,14 +33,14 @@ def test_a_flag_is_read(value: str, expected: bool) -> None:
     ],
 )
 def test_a_wrong_value_is_a_sentence_and_the_default_stands_in(read) -> None:
-    environment = Environment({"X": "-maybe"})
+    environment = EnvironmentReader({"X": "-maybe"})
     assert not read(environment)
     assert "X" in environment.problems[0].message
     assert environment.problems[0].hint
 
 
 def test_whole_numbers_keep_their_bounds() -> None:
-    environment = Environment({"X": "7"})
+    environment = EnvironmentReader({"X": "7"})
     assert environment.whole("X", 1, least=1, most=7) == 7
     assert environment.problems == []
     assert environment.whole("X", 1, least=1, most=6) == 1
@@ -152,7 +152,7 @@ def test_the_secret_is_made_once_and_is_private(tmp_path: Path) -> None:
 
 def test_a_deep_data_folder_still_has_a_socket_path_that_fits(tmp_path: Path) -> None:
     assert paths.embedded_redis_socket(Path("/srv/data")) == Path("/srv/data/run/redis.sock")
-    assert len(str(paths.embedded_redis_socket(tmp_path / ("deep" * 40)))) <= paths.LONGEST_SOCKET_PATH
+    assert len(str(paths.embedded_redis_socket(tmp_path / ("deep" * 40)))) <= paths.MAX_SOCKET_PATH
 
 
 @pytest.mark.parametrize(

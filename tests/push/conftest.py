@@ -25,10 +25,10 @@ def run(db: None) -> Run:
 @pytest.fixture(autouse=True)
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The runs whose diagnosis was ordered; nothing is sent to a broker."""
-    from rollouts.tasks.pushed import judge_pushed
+    from rollouts.tasks.pushed import diagnose_pushed
 
     ordered: list[int] = []
-    monkeypatch.setattr(judge_pushed, "apply_async", lambda args: ordered.append(args[0]))
+    monkeypatch.setattr(diagnose_pushed, "apply_async", lambda args: ordered.append(args[0]))
     return ordered
 
 

@@ -35,12 +35,12 @@ def test_what_is_new_is_judged_once(tiny_tokenizer: Path, monkeypatch: pytest.Mo
         return real(value, of)
 
     monkeypatch.setattr(diagnosis, "findings_for", counted)
-    pushed.judge_pushed(run.pk)
+    pushed.diagnose_pushed(run.pk)
     assert judged == ["whole", "broken"]
     assert run.trajectories.get(external_id="broken").worst_severity == "error"
     assert run.trajectories.get(external_id="whole").worst_severity != "error"
     add_new_trajectories(run, [trajectory("later", True)])
-    pushed.judge_pushed(run.pk)
-    pushed.judge_pushed(run.pk)
+    pushed.diagnose_pushed(run.pk)
+    pushed.diagnose_pushed(run.pk)
     assert judged == ["whole", "broken", "later"]
-    pushed.judge_pushed(999_999)  # deleted meanwhile
+    pushed.diagnose_pushed(999_999)  # deleted meanwhile

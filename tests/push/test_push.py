@@ -242,11 +242,11 @@ def test_queries_do_not_grow_with_the_trajectories(token: str, run: Run, django_
 
 
 def test_no_worker_is_no_failure(token: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollouts.tasks.pushed import judge_pushed
+    from rollouts.tasks.pushed import diagnose_pushed
 
     def unreachable(args: Any) -> None:
         raise ConnectionError
 
-    monkeypatch.setattr(judge_pushed, "apply_async", unreachable)
+    monkeypatch.setattr(diagnose_pushed, "apply_async", unreachable)
     status, answer = push(token, run, episodes(1))
     assert status == 200 and answer["trajectories"] == 1 and f"diagnose {run.code}" in answer["notice"]

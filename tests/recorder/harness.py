@@ -133,7 +133,7 @@ class FakeServer:
 
 
 @dataclass
-class Bench:
+class RenderCache:
     """What a scenario works with."""
 
     http: aiohttp.ClientSession
@@ -151,7 +151,7 @@ class Bench:
             return await answer.json(content_type=None)
 
 
-Scenario = Callable[[Bench], Awaitable[Any]]
+Scenario = Callable[[RenderCache], Awaitable[Any]]
 
 
 def play(
@@ -174,7 +174,7 @@ def play(
             try:
                 async with aiohttp.ClientSession() as http:
                     at = f"http://127.0.0.1:{runner.addresses[0][1]}"
-                    result = await scenario(Bench(http, direct, at, writer, fake))
+                    result = await scenario(RenderCache(http, direct, at, writer, fake))
             finally:
                 await runner.cleanup()
                 await asyncio.to_thread(writer.close)

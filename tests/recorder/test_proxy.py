@@ -14,9 +14,9 @@ from django.db import OperationalError
 from yarl import URL
 
 from rollouts import formats, selectors, services
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 from rollouts.recorder import proxy, writer
-from tests.recorder.harness import Bench, FakeServer, Scenario, encode, play
+from tests.recorder.harness import FakeServer, RenderCache, Scenario, encode, play
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,7 +34,7 @@ def record(run: Run, tmp_path: Path) -> Callable[..., Any]:
     return lambda scenario, **options: play(run, tmp_path, scenario, **options)[0]
 
 
-async def episode(bench: Bench, session: str | None, question: str = "hi", **more: Any) -> None:
+async def episode(bench: RenderCache, session: str | None, question: str = "hi", **more: Any) -> None:
     first = await bench.chat(question, session=session, **more)
     said = first["choices"][0]["message"]["content"]
     await bench.chat(question, said, "and?", session=session, **more)
@@ -42,13 +42,13 @@ async def episode(bench: Bench, session: str | None, question: str = "hi", **mor
 
 class TestWhatIsStored:
     def test_each_call_is_a_step_of_its_session(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             await asyncio.gather(*(episode(bench, f"s{n}", f"q{n}") for n in range(5)))
 
         record(scenario)
         assert (run.status, run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == ("done", 5, 5, 10, 5)
         stored = run.trajectories.get(external_id="s3")
-        assert stored.status == Trajectory.Status.DONE and stored.n_rows == 1
+        assert stored.status == StoredTrajectory.Status.DONE and stored.n_rows == 1
         value = selectors.load_trajectory(stored)
         assert value.steps[0].prompt_ids.tolist() == encode([{"role": "user", "content": "q3"}])
         assert value.steps[0].request is not None and value.steps[0].engine == "vllm 0.0"
@@ -58,7 +58,7 @@ class TestWhatIsStored:
         assert run.n_sampled == sum(one.n_sampled for one in run.trajectories.all())
 
     def test_a_stream_and_a_whole_answer_leave_the_same_step(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             await bench.chat("hi", session="whole")
             headers = {"X-Session-Id": "stream"}
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -76,14 +76,14 @@ class TestWhatIsStored:
         assert (stream[0].finish_reason, stream[0].request is not None) == ("stop", True)
 
     def test_a_session_by_the_path(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             await episode(bench, None, base=f"{bench.recorded}/session/my%20agent")
 
         record(scenario)
         assert list(run.trajectories.values_list("external_id", "n_steps")) == [("my agent", 2)]
 
     def test_unnamed_calls_follow_their_conversation(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             # A group of one prompt over shared connections: told apart by nothing but what they quote.
             await asyncio.gather(*(episode(bench, None, "same") for _ in range(3)))
             await bench.chat("another")
@@ -92,7 +92,7 @@ class TestWhatIsStored:
         assert sorted(run.trajectories.values_list("n_steps", flat=True)) == [1, 2, 2, 2]
 
     def test_text_completions_follow_their_stream(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             url = f"{bench.recorded}/v1/completions"
             async with bench.http.post(url, json={"model": "m", "prompt": [5, 6]}) as answer:
                 assert (await answer.json())["choices"][0]["token_ids"] is None
@@ -107,7 +107,7 @@ class TestWhatIsStored:
         assert first.steps[0].prompt_ids.tolist() == [5, 6] and first.steps[0].text == "text"
 
     def test_the_harness_may_say_how_it_ended(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> list[int]:
+        async def scenario(bench: RenderCache) -> list[int]:
             await episode(bench, "s")
             statuses = []
             for body in (
@@ -129,7 +129,7 @@ class TestWhatIsStored:
         assert (stored.run.n_rewards, stored.run.reward_sum) == (1, 0.5)
 
     def test_the_end_of_a_session_that_had_no_call_is_said(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             await bench.chat("hi", session="s")
             await (await bench.http.post(f"{bench.recorded}/recorder/sessions/sess", data=b'{"reward": 1.0}')).read()
 
@@ -137,7 +137,7 @@ class TestWhatIsStored:
         assert run.n_trajectories == run.n_rejected == 1 and "'sess'" in run.rejections.get().reason
 
     def test_a_settled_trajectory_goes_on(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             await bench.chat("hi", session="s")
             for _ in range(1200):
                 await asyncio.sleep(0.05)
@@ -149,10 +149,10 @@ class TestWhatIsStored:
         assert (run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == (1, 1, 2, 1)
 
     def test_a_run_is_gone_on_with(self, run: Run, record: Any) -> None:
-        async def first(bench: Bench) -> None:
+        async def first(bench: RenderCache) -> None:
             await bench.chat("hi", session="s")
 
-        async def second(bench: Bench) -> None:
+        async def second(bench: RenderCache) -> None:
             await bench.chat("hi", "turn 0", "on", session="s")
 
         record(first)
@@ -160,7 +160,7 @@ class TestWhatIsStored:
         assert (run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == (1, 1, 2, 1)
 
     def test_line_breaks_in_bodies(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             body = json.dumps({"messages": [{"role": "user", "content": "a\nb"}]}, indent=3)
             async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
                 await answer.read()
@@ -180,7 +180,7 @@ class TestWhatTheClientSees:
     )  # fmt: skip
     @pytest.mark.parametrize("stream", [False, True])
     def test_the_same_as_without_the_recorder(self, record: Any, asked: Any, stream: bool, logprobs: bool) -> None:
-        async def scenario(bench: Bench) -> list[Any]:
+        async def scenario(bench: RenderCache) -> list[Any]:
             seen = []
             for base in (bench.direct, bench.recorded):
                 body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream, **asked}
@@ -209,7 +209,7 @@ class TestWhatTheClientSees:
             assert direct == recorded
 
     def test_numbers_keep_their_bytes(self, record: Any) -> None:
-        async def scenario(bench: Bench) -> bytes:
+        async def scenario(bench: RenderCache) -> bytes:
             body = b'{"messages": [{"role": "user", "content": "\\u00e9"}], "top_p": 1.00, "n":12345678901234567890}'
             async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
                 await answer.read()
@@ -220,7 +220,7 @@ class TestWhatTheClientSees:
         assert b'"return_token_ids":true' in sent
 
     def test_errors_pass_as_they_are_and_are_not_recorded(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> Any:
+        async def scenario(bench: RenderCache) -> Any:
             async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json={"messages": []}) as answer:
                 return answer.status, await answer.read()
 
@@ -228,7 +228,7 @@ class TestWhatTheClientSees:
         assert run.n_trajectories == 0 and run.n_rejected == 0
 
     def test_a_body_that_is_no_object_passes_as_it_is(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> Any:
+        async def scenario(bench: RenderCache) -> Any:
             for body in (b"[1]", b"{", b"\xff", b"[" * 100_000):
                 async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
                     await answer.read()
@@ -237,7 +237,7 @@ class TestWhatTheClientSees:
         assert record(scenario, server=FakeServer(status=400)) == [b"[1]", b"{", b"\xff", b"[" * 100_000]
 
     def test_everything_else_passes_untouched(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> Any:
+        async def scenario(bench: RenderCache) -> Any:
             url = URL(f"{bench.recorded}/v1/embeddings?a=%2Fb&c", encoded=True)
             async with bench.http.put(url, data=b"\x01\x02", headers={"Authorization": "Bearer k"}) as answer:
                 return answer.status, answer.headers.get("X-Kept"), answer.headers.get("X-Gone"), await answer.read()
@@ -252,7 +252,7 @@ class TestWhatTheClientSees:
         "path", ["/", "/metrics", "/v1/../sleep", "/v1/%2e%2e/sleep", "/session/x/reset", "/session/x"]
     )
     def test_other_addresses_are_not_reached(self, record: Any, path: str) -> None:
-        async def scenario(bench: Bench) -> Any:
+        async def scenario(bench: RenderCache) -> Any:
             async with bench.http.get(URL(bench.recorded + path, encoded=True)) as answer:
                 return answer.status, (await answer.json())["error"]["message"]
 
@@ -261,7 +261,7 @@ class TestWhatTheClientSees:
         assert status == 404 and "and nothing else" in sentence and server.seen == []
 
     def test_a_server_that_is_not_there(self, run: Run, tmp_path: Path) -> None:
-        async def scenario(bench: Bench) -> Any:
+        async def scenario(bench: RenderCache) -> Any:
             async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json={"messages": []}) as answer:
                 return answer.status, (await answer.json())["error"]["message"]
 
@@ -280,7 +280,7 @@ class TestWhatGoesWrong:
         assert run.n_steps == 1
 
     def test_the_report_counts_the_calls_that_came_after(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             await bench.chat("hi", session="s")
             server.gives_ids = True
             for n in range(3):
@@ -295,7 +295,7 @@ class TestWhatGoesWrong:
         assert run.error == ""
 
     def test_a_stream_that_breaks_off_is_kept_as_far_as_it_came(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             with pytest.raises(aiohttp.ClientError):
                 await stream(bench)
 
@@ -304,7 +304,7 @@ class TestWhatGoesWrong:
         assert step.completion_ids.size == 3 and step.finish_reason == "abort"
 
     def test_a_client_that_leaves_stops_the_server_and_what_came_is_kept(self, run: Run, record: Any) -> None:
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
             headers = {"X-Session-Id": "s"}
             async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body, headers=headers) as answer:
@@ -338,7 +338,7 @@ class TestWhatGoesWrong:
         ]
         events = ['data: {"choices": [{"delta": {"tool_calls": [{"index": 5000}]}}]}\n\n', 'data: {"choices": 3}\n\n']
 
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             for say, kind in [*((s, "application/json") for s in said), *((e, "text/event-stream") for e in events)]:
                 body = {"messages": [{"role": "user", "content": "x"}], "say": say, "type": kind}
                 async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body) as answer:
@@ -386,7 +386,7 @@ class TestWhatGoesWrong:
     def test_more_calls_than_there_is_room_wait_and_are_stored(self, run: Run, record: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(proxy, "MOST_UNWRITTEN", 2)
 
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             await asyncio.gather(*(bench.chat("hi", session=f"s{n}") for n in range(40)))
 
         record(scenario)
@@ -395,7 +395,7 @@ class TestWhatGoesWrong:
     def test_cancelling_the_run_stops_the_recording_alone(self, run: Run, record: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(writer, "BEAT_S", 0.05)
 
-        async def scenario(bench: Bench) -> Any:
+        async def scenario(bench: RenderCache) -> Any:
             await bench.chat("hi", session="before")
             await asyncio.to_thread(services.cancel_run, run)
             assert await asyncio.to_thread(bench.writer.cancelled.wait, 10)
@@ -407,7 +407,7 @@ class TestWhatGoesWrong:
     def test_odd_session_names(self, run: Run, record: Any) -> None:
         names = ["a" * 500, "a" * 500 + "b", "é/%00", " x "]
 
-        async def scenario(bench: Bench) -> None:
+        async def scenario(bench: RenderCache) -> None:
             for name in names:
                 await bench.chat("hi", session=name)
 
@@ -416,7 +416,7 @@ class TestWhatGoesWrong:
         assert len(set(found)) == 4 and found[3] == "x" and all(len(name) <= 200 for name in found)
 
 
-async def stream(bench: Bench) -> bytes:
+async def stream(bench: RenderCache) -> bytes:
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body) as answer:
         return await answer.read()

@@ -25,12 +25,12 @@ from django.db import connection
 
 from rollouts import selectors, services
 from rollouts.engines import Generation, GenerationRequest, Sampling, build_engine
-from rollouts.models import Run, Step
+from rollouts.models import Run, StoredStep
 from rollouts.recorder import wire
 from rollouts.tasks import run_rollouts as work
 from rollouts.tito.trajectory import ids_array
 from rollouts.tokenizers import load
-from rollouts.work.launch import LaunchForm, can_resume, launch
+from rollouts.work.launch import LaunchSettings, can_resume, launch
 from tests.conftest import missing, wait_until
 from tests.recorder.conftest import Start, ask, stop
 
@@ -156,21 +156,21 @@ def test_a_stop_text_ends_behind_the_token_that_completes_it(engine: Any, tiny_t
 
 
 @pytest.fixture
-def far(servers: Servers, tiny_tokenizer: Path, settings: Any) -> Iterator[LaunchForm]:
+def far(servers: Servers, tiny_tokenizer: Path, settings: Any) -> Iterator[LaunchSettings]:
     """A launch on the demo policy that somebody else serves."""
     entry = {"engine": "vllm_server", "path": str(tiny_tokenizer)}
     options = {"url": servers.urls["/v1/completions"], "model": "demo", "logprobs_mode": "processed"}
     settings.INSPECTOR_MODELS = {"far": entry | {"options": options}}
-    yield LaunchForm(model="far", prompts=6, group=2, temperature=0.0, seed=3)
+    yield LaunchSettings(model="far", prompts=6, group=2, temperature=0.0, seed=3)
     work.close_engines()
 
 
-def test_a_run_asks_a_real_server(far: LaunchForm) -> None:
+def test_a_run_asks_a_real_server(far: LaunchSettings) -> None:
     run = launch(replace(far, stop=["</tool_call>"]), enqueue=False)
     work.work_on(run.pk)
     run.refresh_from_db()
     assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 12, 0)
-    steps = Step.objects.filter(trajectory__run=run)
+    steps = StoredStep.objects.filter(trajectory__run=run)
     assert steps.count() > 12 and all(step.engine.startswith("vllm_server 0") for step in steps)
     assert "</tool_call>" in set(steps.values_list("stop_reason", flat=True))
     assert set(steps.values_list("logprobs_mode", flat=True)) == {"processed"}
@@ -186,7 +186,7 @@ def test_a_run_asks_a_real_server(far: LaunchForm) -> None:
 
 
 def test_a_run_outlives_its_server(
-    far: LaunchForm, servers: Servers, settings: Any, monkeypatch: pytest.MonkeyPatch
+    far: LaunchSettings, servers: Servers, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server is killed in mid-run and started again: what was asked is asked again, no step lost or twice."""
     way = "/v1/completions"
@@ -211,7 +211,7 @@ def test_a_run_outlives_its_server(
         working.join(400)
     run.refresh_from_db()
     assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 80, 0)
-    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
+    assert run.n_steps == StoredStep.objects.filter(trajectory__run=run).count()
     assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
 
 
@@ -222,7 +222,9 @@ def _work_and_close(run_id: int) -> None:
         connection.close()
 
 
-def test_a_run_whose_server_stays_away_ends_with_a_sentence(far: LaunchForm, servers: Servers, settings: Any) -> None:
+def test_a_run_whose_server_stays_away_ends_with_a_sentence(
+    far: LaunchSettings, servers: Servers, settings: Any
+) -> None:
     settings.INSPECTOR_MODELS["far"]["options"] |= {"url": f"http://127.0.0.1:{free_port()}"}
     run = launch(far, enqueue=False)
     work.work_on(run.pk)

@@ -19,7 +19,16 @@ import zstandard
 
 from rollouts import selectors, services
 from rollouts.formats import Source
-from rollouts.models import Finding, Row, RowTokens, Run, Step, StepTokens, Tokenizer, Trajectory
+from rollouts.models import (
+    RowTokens,
+    Run,
+    StepTokens,
+    StoredFinding,
+    StoredRow,
+    StoredStep,
+    StoredTrajectory,
+    Tokenizer,
+)
 from rollouts.work.diagnosis import findings_for
 from tests.formats.test_formats import jsonl
 from tests.formats.test_mutations import EXAMPLES, changed_values, mutate_bytes
@@ -71,11 +80,11 @@ def test_changed_files_leave_whole_trajectories_or_a_sentence(
     for done in range(0, FILES, AT_ONCE):
         files = [changed_file(rng, name, done + n) for n in range(min(AT_ONCE, FILES - done))]
         run = services.create_run(Run.Kind.IMPORT, name, tokenizer=tokenizer if rng.random() < 0.8 else None)
-        services.import_files(run, files, rng.choice(["auto", "auto", name]), judge=findings_for)
+        services.import_files(run, files, rng.choice(["auto", "auto", name]), diagnose=findings_for)
         check(run, [file.name for file in files])
         assert not caplog.records
         services.delete_run(run)
-    for model in (Trajectory, Step, StepTokens, Row, RowTokens, Finding):
+    for model in (StoredTrajectory, StoredStep, StepTokens, StoredRow, RowTokens, StoredFinding):
         assert not model.objects.exists()
 
 
@@ -86,11 +95,11 @@ def check(run: Run, names: list[str]) -> None:
     assert len(rejections) == run.n_rejected
     for one in rejections:
         assert one.file in names and one.reason.strip()[-1] in ".`" and "Traceback" not in one.reason, one.reason
-    assert not Finding.objects.filter(run=run, evidence__startswith="The diagnosis itself failed").exists()
+    assert not StoredFinding.objects.filter(run=run, evidence__startswith="The diagnosis itself failed").exists()
     stored = list(run.trajectories.order_by("index"))
     assert [one.index for one in stored] == list(range(len(stored)))
     assert len(stored) == run.n_trajectories
     for one in stored:
         value = selectors.load_trajectory(one)
         assert len(value.steps) == one.n_steps == StepTokens.objects.filter(step__trajectory=one).count()
-        assert one.status == Trajectory.Status.DONE and one.n_rows == one.rows.count()
+        assert one.status == StoredTrajectory.Status.DONE and one.n_rows == one.rows.count()

@@ -21,14 +21,14 @@ WHOLE = {"engine_ids_inconsistent", "token_ids_missing"}
 
 @pytest.fixture
 def import_labelled(corpus: Path):  # type: ignore[no-untyped-def]
-    def go(name: str, judge=None) -> models.Run:  # type: ignore[no-untyped-def]
+    def go(name: str, diagnose=None) -> models.Run:  # type: ignore[no-untyped-def]
         tokenizer = services.register_tokenizer(corpus / "tokenizers" / name.removesuffix("-fixed"))
         template = tokenizer.chat_template
         if name.endswith("-fixed"):
             text = (corpus / "templates" / "qwen3--seed-one-line-fix.jinja").read_text()
             template = services.register_chat_template(text, name)
         run = services.create_run(models.Run.Kind.IMPORT, name, tokenizer=tokenizer, chat_template=template)
-        services.import_files(run, [corpus / "labelled" / f"{name}.calls.jsonl"], judge=judge)
+        services.import_files(run, [corpus / "labelled" / f"{name}.calls.jsonl"], diagnose=diagnose)
         return run
 
     return go

@@ -28,19 +28,26 @@ def calls(n: int, start: int = 0) -> list[dict[str, Any]]:
     return [changed(CALL, "session_id", to=f"s{k}") for k in range(start, start + n)]
 
 
-def judge(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+def diagnose(trajectory: Trajectory, run: models.Run) -> list[Finding]:
     return [Finding(Axis.STREAM, "branch", Severity.INFO, step=0)]
 
 
 def nothing_is_left_of(run: models.Run) -> bool:
     run.refresh_from_db()
-    tables = (models.Trajectory, models.Step, models.StepTokens, models.Row, models.Finding, models.Content)
+    tables = (
+        models.StoredTrajectory,
+        models.StoredStep,
+        models.StepTokens,
+        models.StoredRow,
+        models.StoredFinding,
+        models.Content,
+    )
     return not any(table.objects.exists() for table in tables) and run.n_tokens == run.n_trajectories == 0
 
 
 def test_files_of_several_formats_make_one_run(run: models.Run) -> None:
     files = [Source.of_bytes(jsonl(*calls(3), b"{"), "a.jsonl"), Source.of_bytes(jsonl(GYM, TRAIN), "b.jsonl.gz")]
-    services.import_files(run, files, judge=judge)
+    services.import_files(run, files, diagnose=diagnose)
     assert (run.status, run.n_trajectories, run.format) == ("done", 4, "nemo_gym, recorded_calls")
     assert run.finding_counts == {"branch": 4} and run.bytes_done == run.bytes_total > 0
     assert list(run.rejections.values_list("file", "line")) == [("a.jsonl", 4), ("b.jsonl.gz", 2)]
@@ -59,13 +66,13 @@ def test_a_file_that_breaks_off_leaves_nothing_and_the_others_stay(
     stored: list[int] = []
 
     def watch(trajectory: Trajectory, run: models.Run) -> list[Finding]:
-        stored.append(models.Trajectory.objects.count())
-        return judge(trajectory, run)
+        stored.append(models.StoredTrajectory.objects.count())
+        return diagnose(trajectory, run)
 
-    services.import_files(run, [whole, broken], judge=watch)
+    services.import_files(run, [whole, broken], diagnose=watch)
     assert max(stored) > 100  # parts of it had been stored
     assert (run.status, run.n_trajectories, run.n_steps) == ("done", 1, 2)
-    assert run.finding_counts == {"branch": 1} and models.Finding.objects.count() == 1
+    assert run.finding_counts == {"branch": 1} and models.StoredFinding.objects.count() == 1
     (rejection,) = run.rejections.all()
     assert rejection.file == "broken.jsonl.gz" and "cut off" in rejection.reason
 
@@ -89,9 +96,9 @@ def test_a_cancelled_import_leaves_nothing_of_the_file_it_was_at(
         n += 1
         if n == 12:
             services.cancel_run(models.Run.objects.get(pk=run.pk))
-        return judge(trajectory, run)
+        return diagnose(trajectory, run)
 
-    services.import_files(run, [Source.of_bytes(jsonl(*calls(50)))], judge=cancel)
+    services.import_files(run, [Source.of_bytes(jsonl(*calls(50)))], diagnose=cancel)
     assert (n, run.status) == (12, "cancelled")
     assert nothing_is_left_of(run) and run.finding_counts == {}
 
@@ -111,12 +118,12 @@ def test_an_import_whose_worker_died_goes_on_at_the_file_it_was_at(
         n += 1
         if n == 14:
             raise Killed
-        return judge(trajectory, run)
+        return diagnose(trajectory, run)
 
     with pytest.raises(Killed):
-        services.import_files(run, files, judge=die)
-    assert models.Trajectory.objects.count() == 12
-    services.import_files(models.Run.objects.get(pk=run.pk), files, judge=die)
+        services.import_files(run, files, diagnose=die)
+    assert models.StoredTrajectory.objects.count() == 12
+    services.import_files(models.Run.objects.get(pk=run.pk), files, diagnose=die)
     run.refresh_from_db()
     assert (run.status, run.n_trajectories, n) == ("done", 16, 14 + 9)
     assert sorted(run.trajectories.values_list("index", flat=True)) == list(range(16))
@@ -128,14 +135,14 @@ def test_long_texts_are_stored_a_few_at_a_time(run: models.Run, monkeypatch: pyt
     stored: list[int] = []
 
     def look(trajectory: Trajectory, run: models.Run) -> list[Finding]:
-        stored.append(models.Trajectory.objects.count())
+        stored.append(models.StoredTrajectory.objects.count())
         return []
 
     lines = [
         {"messages": [{"role": "user", "content": f"{n} " + "x" * 30_000}, {"role": "assistant", "content": "y"}]}
         for n in range(12)
     ]
-    services.import_files(run, [Source.of_bytes(jsonl(*lines))], judge=look)
+    services.import_files(run, [Source.of_bytes(jsonl(*lines))], diagnose=look)
     assert run.n_trajectories == 12 and sorted(set(stored)) == [0, 4, 8]
 
 
@@ -149,7 +156,7 @@ def test_progress_is_written_while_a_file_is_read(run: models.Run, monkeypatch: 
         return []
 
     lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(500)])
-    services.import_files(run, [Source.of_bytes(lines)], judge=look)
+    services.import_files(run, [Source.of_bytes(lines)], diagnose=look)
     assert 0 < seen[0] < seen[-1] <= run.bytes_total == len(lines)
 
 
@@ -160,7 +167,7 @@ def test_the_collector_is_left_as_it_was(run: models.Run) -> None:
         during.add(gc.get_threshold()[0])
         return []
 
-    services.import_files(run, [Source.of_bytes(jsonl(GYM))], judge=look)
+    services.import_files(run, [Source.of_bytes(jsonl(GYM))], diagnose=look)
     assert during == {imports.GC_THRESHOLD} and gc.get_threshold() == before
 
 

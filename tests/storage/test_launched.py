@@ -16,7 +16,7 @@ from tests.storage.build import assert_same, chain, rows_only
 
 pytestmark = pytest.mark.django_db
 
-Status = models.Trajectory.Status
+Status = models.StoredTrajectory.Status
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_trajectory_is_leased_once_until_its_worker_goes_silent(run: models.Ru
     second = services.lease_trajectories(run, 3, 60)
     assert [t.index for t in first] == [0, 1, 2] and [t.index for t in second] == [3]
     assert services.lease_trajectories(run, 3, 60) == []
-    models.Trajectory.objects.filter(pk=first[0].pk).update(lease_until=timezone.now() - timedelta(seconds=1))
+    models.StoredTrajectory.objects.filter(pk=first[0].pk).update(lease_until=timezone.now() - timedelta(seconds=1))
     (again,) = services.lease_trajectories(run, 3, 60)
     assert (again.pk, again.attempt) == (first[0].pk, 2)
     # The silent worker is told, and can write no end.

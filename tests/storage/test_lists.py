@@ -40,7 +40,7 @@ def run() -> models.Run:
 @pytest.mark.parametrize("sort", SORTS)
 @pytest.mark.parametrize("limit", [1, 3, 100])
 def test_pages_together_are_the_whole_list_in_order(run: models.Run, sort: str, limit: int) -> None:
-    found: list[models.Trajectory] = []
+    found: list[models.StoredTrajectory] = []
     after = ""
     while True:
         with CaptureQueriesContext(connection) as context:

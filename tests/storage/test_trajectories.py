@@ -40,7 +40,7 @@ def branched() -> Trajectory:
 @pytest.mark.parametrize("value", [chain(), branched(), rows_only(), replace(rows_only(), steps=chain().steps)])
 def test_a_trajectory_comes_back_as_it_was(run: models.Run, value: Trajectory) -> None:
     (stored,) = services.save_trajectories(run, [value])
-    assert_same(selectors.load_trajectory(models.Trajectory.objects.get(pk=stored.pk)), value)
+    assert_same(selectors.load_trajectory(models.StoredTrajectory.objects.get(pk=stored.pk)), value)
 
 
 def test_a_written_delta_origin_comes_back(run: models.Run) -> None:
@@ -59,7 +59,7 @@ def test_only_new_tokens_are_stored_and_a_break_is_a_column_comparison(run: mode
     assert whole.n_tokens == len(value.steps[-1].stream)
     from django.db.models import F
 
-    breaks = models.Step.objects.filter(shared_length__lt=F("parent_length"))
+    breaks = models.StoredStep.objects.filter(shared_length__lt=F("parent_length"))
     assert list(breaks.values_list("trajectory_id", "index")) == [(broken.pk, 3)]
     assert (whole.n_rows, broken.n_rows) == (1, 2)
 
@@ -149,7 +149,7 @@ def test_findings_are_counted_where_pages_look(run: models.Run) -> None:
     services.replace_findings(run, [(first, [finding("branch", Severity.INFO)]), (second, [])])
     run.refresh_from_db()
     assert run.finding_counts == {"branch": 1}
-    stored = models.Finding.objects.get()
+    stored = models.StoredFinding.objects.get()
     assert (stored.expected_text, stored.actual_ids.tolist(), stored.rows) == ("a␀b", [2, 3], 3)
 
 
@@ -160,11 +160,11 @@ def test_deleting_a_run_leaves_nothing_that_only_it_used(run: models.Run) -> Non
     services.delete_run(run)
     kept = selectors.load_trajectory(other.trajectories.get())
     assert_same(kept, chain("x"))
-    for model in (models.Step, models.StepTokens):
+    for model in (models.StoredStep, models.StepTokens):
         assert model.objects.count() == 3
-    assert not models.RowTokens.objects.exists() and not models.Finding.objects.exists()
+    assert not models.RowTokens.objects.exists() and not models.StoredFinding.objects.exists()
     used = {"messages_new", "tools", "template_kwargs", "reply", "text", "extra"}
-    keys = {key for step in models.Step.objects.values_list(*(f"{n}_id" for n in used)) for key in step}
+    keys = {key for step in models.StoredStep.objects.values_list(*(f"{n}_id" for n in used)) for key in step}
     assert models.Content.objects.count() == len(keys) + 1  # and the trajectory's extra
 
 

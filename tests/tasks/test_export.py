@@ -20,7 +20,7 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
 from rollouts.work import replays
 from rollouts.work.exporting import WRITERS
-from rollouts.work.launch import LaunchForm, launch
+from rollouts.work.launch import LaunchSettings, launch
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,14 +34,14 @@ def engines() -> Iterator[None]:
 
 @pytest.fixture
 def run(tiny_tokenizer: Path) -> models.Run:
-    run = launch(LaunchForm(prompts=3, group=1, seed=2, temperature=0.0), enqueue=False)
+    run = launch(LaunchSettings(prompts=3, group=1, seed=2, temperature=0.0), enqueue=False)
     work.work_on(run.pk)
     run.refresh_from_db()
     assert run.status == "done"
     return run
 
 
-def export(run: models.Run | models.Trajectory, name: str, folder: Path, *more: Any) -> bytes:
+def export(run: models.Run | models.StoredTrajectory, name: str, folder: Path, *more: Any) -> bytes:
     out = folder / "out"
     call_command("export_rollouts", run.code, "--format", name, "--output", out, *more, stdout=io.StringIO())
     return out.read_bytes()

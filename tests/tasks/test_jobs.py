@@ -35,7 +35,7 @@ def asked(run: Run, kind: str = Job.Kind.DIAGNOSE, **options: object) -> Job:
 def test_a_job_is_done_once_and_leaves_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run(5, findings=[[finding()]] * 5)
     Run.objects.update(diagnosis_version=0)
-    models.Finding.objects.update(version=0)
+    models.StoredFinding.objects.update(version=0)
     monkeypatch.setattr(diagnosis, "BATCH", 2)
     job = asked(run)
     seen: list[int] = []
@@ -66,14 +66,14 @@ def test_the_next_worker_goes_on_where_the_lost_one_was(monkeypatch: pytest.Monk
     monkeypatch.setattr(diagnosis, "BATCH", 2)
     lost = take_job(asked(run).pk)
     assert lost is not None
-    for pile in diagnosis.judge_run(run):
-        beat_job(lost, n_done=len(pile), reached=pile[-1].index)
+    for batch in diagnosis.diagnose_run(run):
+        beat_job(lost, n_done=len(batch), reached=batch[-1].index)
         break  # it is killed here
     assert adopt_jobs() == [] and take_job(lost.pk) is None
     Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
     assert [one.pk for one in adopt_jobs()] == [lost.pk] and adopt_jobs() == []
     judged: list[int] = []
-    monkeypatch.setattr(diagnosis, "_judge", lambda run, pile: judged.extend(record.index for record in pile))
+    monkeypatch.setattr(diagnosis, "_judge", lambda run, batch: judged.extend(record.index for record in batch))
     jobs.do_job(lost.pk)
     assert judged == [2, 3, 4, 5]
     with pytest.raises(JobLost):  # it was not dead after all: it stops, and changes nothing
@@ -152,7 +152,7 @@ def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Pat
     tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
     run = services.create_run("import", "r", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
     services.save_trajectories(run, [chain("a", hostile=""), chain("b", hostile="")], [[], []])
-    without_messages = models.Step.objects.filter(trajectory__external_id="a")
+    without_messages = models.StoredStep.objects.filter(trajectory__external_id="a")
     without_messages.update(messages_new=None, messages_shared=0)
     job = asked(run, Job.Kind.EXPORT, format="sft", strategy="tool_delta", force=True)
     jobs.do_job(job.pk)

@@ -24,7 +24,7 @@ from rollouts.engines import Engine, EngineError, Generation
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.management.commands.launch_rollouts import is_served
-from rollouts.models import Run, TemplateCheck, Trajectory
+from rollouts.models import Run, StoredTrajectory, TemplateCheck
 from rollouts.tasks import run_rollouts as work
 from rollouts.tasks import run_state
 from rollouts.tito.strategies import STRATEGIES
@@ -32,7 +32,7 @@ from rollouts.tito.strategies.replay import replay
 from rollouts.work import launch as launching
 from rollouts.work import replays
 from rollouts.work.diagnosis import diagnose_and_save
-from rollouts.work.launch import LaunchForm, LaunchRefused, launch, served_models
+from rollouts.work.launch import LaunchRefused, LaunchSettings, launch, served_models
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,7 +52,7 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, build: Callable[[], Engine]) -> 
 
 
 def done_run(**changes: Any) -> Run:
-    run = launch(LaunchForm(**(SMALL | changes)), enqueue=False)
+    run = launch(LaunchSettings(**(SMALL | changes)), enqueue=False)
     work.work_on(run.pk)
     run.refresh_from_db()
     return run
@@ -60,7 +60,7 @@ def done_run(**changes: Any) -> Run:
 
 class TestWhatIsQueued:
     def test_a_row_for_each_trajectory_with_its_task_and_seed(self) -> None:
-        run = launch(LaunchForm(**SMALL), enqueue=False)
+        run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert (run.status, run.n_expected, run.engine, run.model) == ("queued", 6, "transformers", "demo")
         assert run.tokenizer is not None and run.chat_template is not None
         rows = list(run.trajectories.order_by("index").select_related("task"))
@@ -72,10 +72,10 @@ class TestWhatIsQueued:
         assert json.loads(rows[0].task.body)["messages"][0]["role"] == "system"
 
     def test_the_same_seed_asks_for_the_same(self) -> None:
-        first, second = (launch(LaunchForm(**SMALL), enqueue=False) for _ in range(2))
+        first, second = (launch(LaunchSettings(**SMALL), enqueue=False) for _ in range(2))
         ask = [list(run.trajectories.order_by("index").values_list("task_id", "seed")) for run in (first, second)]
         assert ask[0] == ask[1]
-        drawn = [launch(LaunchForm(**(SMALL | {"seed": None})), enqueue=False).settings["seed"] for _ in range(2)]
+        drawn = [launch(LaunchSettings(**(SMALL | {"seed": None})), enqueue=False).settings["seed"] for _ in range(2)]
         assert drawn[0] != drawn[1]
 
     @pytest.mark.parametrize(
@@ -97,18 +97,18 @@ class TestWhatIsQueued:
         ],
     )
     def test_what_cannot_be_launched_is_said_by_field(self, changes: dict[str, Any], field: str, words: str) -> None:
-        assert words in LaunchForm(**changes).problems()[field]
+        assert words in LaunchSettings(**changes).problems()[field]
         with pytest.raises(LaunchRefused):
-            launch(LaunchForm(**changes), enqueue=False)
+            launch(LaunchSettings(**changes), enqueue=False)
         assert not Run.objects.exists()
 
     def test_the_defaults_can_be_launched(self) -> None:
-        assert LaunchForm().problems() == {}
+        assert LaunchSettings().problems() == {}
 
     def test_a_model_without_a_tokenizer_is_a_sentence(self, settings: Any, tmp_path: Path) -> None:
         settings.INSPECTOR_MODELS = {"empty": {"engine": "transformers", "path": str(tmp_path)}}
         with pytest.raises(LaunchRefused, match="tokenizer of empty"):
-            launch(LaunchForm(model="empty"), enqueue=False)
+            launch(LaunchSettings(model="empty"), enqueue=False)
 
     def test_a_server_on_a_host_that_is_not_allowed_is_not_asked(self, settings: Any, tiny_tokenizer: Path) -> None:
         options = {"url": "http://10.0.0.1:8000"}
@@ -116,14 +116,14 @@ class TestWhatIsQueued:
             "far": {"engine": "sglang_server", "path": str(tiny_tokenizer), "options": options}
         }
         with pytest.raises(LaunchRefused, match=r"host 10\.0\.0\.1 is not allowed.*INSPECTOR_ENGINE_HOSTS"):
-            launch(LaunchForm(model="far"), enqueue=False)
+            launch(LaunchSettings(model="far"), enqueue=False)
 
     def test_a_broker_that_does_not_answer_fails_the_run_in_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: Any, **__: Any) -> None:
             raise ConnectionError("refused")
 
         monkeypatch.setattr(work.run_rollouts, "apply_async", refuse)
-        run = launch(LaunchForm(**SMALL))
+        run = launch(LaunchSettings(**SMALL))
         assert run.status == "failed" and "Redis does not answer" in run.error
         assert set(run.trajectories.values_list("status", flat=True)) == {"failed"} and run.n_failed == 6
 
@@ -186,7 +186,7 @@ class TestTheWork:
         assert list(run.trajectories.values()) == before and run_again.finished_at == run.finished_at
 
     def test_two_deliveries_at_once_share_the_trajectories(self) -> None:
-        run = launch(LaunchForm(**(SMALL | {"prompts": 8})), enqueue=False)
+        run = launch(LaunchSettings(**(SMALL | {"prompts": 8})), enqueue=False)
         threads = [threading.Thread(target=_work_and_close, args=(run.pk,)) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -221,7 +221,7 @@ class TestTheWork:
         assert set(run.trajectories.values_list("status", flat=True)) == {"failed"}
 
     def test_a_template_that_is_not_prefix_preserving_is_refused_before_anything_is_sampled(self) -> None:
-        run = launch(LaunchForm(**SMALL), enqueue=False)
+        run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert run.chat_template is not None
         broken = run.chat_template.text.replace("{%- for message in messages -%}", BREAKS_ON_TOOL, 1)
         run.chat_template = services.register_chat_template(broken, "broken")
@@ -238,7 +238,7 @@ class TestTheWork:
     def test_the_worker_asks_for_the_repair_of_a_refused_template(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[TemplateCheck] = []
         monkeypatch.setattr(work, "order", asked.append)
-        run = launch(LaunchForm(**SMALL), enqueue=False)
+        run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert run.chat_template is not None
         broken = run.chat_template.text.replace("{%- for message in messages -%}", TOGGLES, 1)
         run.chat_template = services.register_chat_template(broken, "toggles")
@@ -249,11 +249,11 @@ class TestTheWork:
         ]
         run.refresh_from_db()
         assert run.finding_counts == {"empty_think_toggled": 6}
-        work.run_rollouts(launch(LaunchForm(**SMALL), enqueue=False).pk)
+        work.run_rollouts(launch(LaunchSettings(**SMALL), enqueue=False).pk)
         assert len(asked) == 1
 
     def test_rows_of_another_template_hold_the_sampled_tokens_and_its_scaffold(self) -> None:
-        own = launch(LaunchForm(**SMALL), enqueue=False).chat_template
+        own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None
         other = services.register_chat_template(own.text.replace("<tool_response>", "<tool_said>"), "rows")
         run = done_run(rows_chat_template=other.sha256, temperature=0.0)
@@ -276,7 +276,7 @@ class TestTheWork:
         assert several
 
     def test_a_template_of_the_rows_that_rewrites_is_refused_by_name(self) -> None:
-        own = launch(LaunchForm(**SMALL), enqueue=False).chat_template
+        own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None
         broken = own.text.replace("{%- for message in messages -%}", BREAKS_ON_TOOL, 1)
         run = done_run(rows_chat_template=services.register_chat_template(broken, "broken").sha256)
@@ -284,7 +284,7 @@ class TestTheWork:
         assert run.finding_counts == {"template_not_append_only": 6}
 
     def test_retokenize_asks_for_generation_tags_where_its_rows_come_from(self) -> None:
-        own = launch(LaunchForm(**SMALL), enqueue=False).chat_template
+        own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None and "{%- generation -%}" in own.text
         bare = own.text.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
         prompts = services.register_chat_template(bare, "no tags").sha256
@@ -295,7 +295,7 @@ class TestTheWork:
     @pytest.mark.parametrize(("mode", "found"), [("strict", True), ("ignore_whitespace", False), ("off", False)])
     def test_a_finished_stream_is_compared_in_the_mode_of_its_launch(self, mode: str, found: bool) -> None:
         """A template that writes the reply with one space more: text that a render has and the stream has not."""
-        own = launch(LaunchForm(**SMALL), enqueue=False).chat_template
+        own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None
         spaced = own.text.replace("{{- said -}}", "{{- said ~ ' ' if said else '' -}}", 1)
         assert spaced != own.text
@@ -308,10 +308,10 @@ class TestTheWork:
             assert diagnose_and_save(run) == 6 and told.exists()
 
     def test_a_cancelled_run_stops_and_keeps_what_it_has(self) -> None:
-        run = launch(LaunchForm(**(SMALL | {"prompts": 200, "group": 4})), enqueue=False)
+        run = launch(LaunchSettings(**(SMALL | {"prompts": 200, "group": 4})), enqueue=False)
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
-        _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
+        _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
         services.cancel_run(Run.objects.get(pk=run.pk))
         thread.join(120)
         run.refresh_from_db()
@@ -320,11 +320,11 @@ class TestTheWork:
         assert run.finished_at is not None
 
     def test_a_worker_that_stops_hands_back_and_the_next_one_finishes(self) -> None:
-        run = launch(LaunchForm(**(SMALL | {"prompts": 40, "group": 4})), enqueue=False)
+        run = launch(LaunchSettings(**(SMALL | {"prompts": 40, "group": 4})), enqueue=False)
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
         try:
-            _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
+            _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
             work._shutting_down.set()
             thread.join(120)
         finally:
@@ -342,7 +342,7 @@ class TestTheWork:
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
         for key, streams in begun.items():  # no stored step is lost or made anew
-            record = Trajectory.objects.get(pk=key)
+            record = StoredTrajectory.objects.get(pk=key)
             assert [s.stream.tolist() for s in selectors.load_trajectory(record).steps][: len(streams)] == streams
 
 
@@ -374,7 +374,7 @@ class TestOrphans:
         assert [one.pk for one in run_state.adopt_orphans(["demo"])] == ([run.pk] if adopted else [])
 
     def test_a_silent_run_is_taken_over_when_there_is_something_to_take(self) -> None:
-        run = launch(LaunchForm(**SMALL), enqueue=False)
+        run = launch(LaunchSettings(**SMALL), enqueue=False)
         first, *rest = run.trajectories.order_by("index")
 
         def adopted(seconds: float) -> bool:
@@ -401,7 +401,7 @@ class TestSharing:
             raise MemoryError("no block is free")
 
         serve_with(monkeypatch, broken)
-        run = launch(LaunchForm(**SMALL), enqueue=False)
+        run = launch(LaunchSettings(**SMALL), enqueue=False)
         (held,) = services.lease_trajectories(run, 1, 60)  # by another worker
         work.work_on(run.pk)
         run.refresh_from_db()
@@ -414,7 +414,7 @@ class TestSharing:
         assert run.status == "failed" and "no block is free" in run.error and run.n_failed == 6
 
     def test_a_run_that_the_worker_is_at_is_not_begun_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        run = launch(LaunchForm(**SMALL), enqueue=False)
+        run = launch(LaunchSettings(**SMALL), enqueue=False)
         monkeypatch.setattr(work, "_working", {run.pk})
         assert work.work_on(run.pk) is False
         run.refresh_from_db()
@@ -426,7 +426,7 @@ class TestSharing:
         sent: list[Any] = []
         monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *args, **options: sent.append((*args, options)))
         monkeypatch.setattr(work, "_left", set())
-        run = launch(LaunchForm(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
+        run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
         assert work.live_trajectories(served_models()["demo"], run.engine) == 80
         assert work.ask_to_share(["demo"]) is None  # nobody has begun it
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
@@ -559,7 +559,7 @@ def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(mo
         return ScriptedEngine(vocab_size=1200)
 
     serve_with(monkeypatch, build)
-    run = launch(LaunchForm(**SMALL), enqueue=False)
+    run = launch(LaunchSettings(**SMALL), enqueue=False)
     thread = threading.Thread(target=_work_and_close, args=(run.pk,))
     thread.start()
     try:
@@ -602,7 +602,7 @@ class TestResume:
             raise ConnectionError("refused")
 
         monkeypatch.setattr(work.run_rollouts, "apply_async", refuse)
-        run = launch(LaunchForm(**SMALL))
+        run = launch(LaunchSettings(**SMALL))
         assert run.status == "failed" and "press Resume" in run.error and launching.can_resume(run)
         monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
         assert launching.resume(run) == 6
@@ -615,10 +615,10 @@ class TestResume:
 
     def test_a_cancelled_run_goes_on_with_the_steps_it_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
-        run = launch(LaunchForm(**(SMALL | {"prompts": 40, "group": 4})), enqueue=False)
+        run = launch(LaunchSettings(**(SMALL | {"prompts": 40, "group": 4})), enqueue=False)
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
-        _until(lambda: Trajectory.objects.filter(run=run, status="done").exists())
+        _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
         services.cancel_run(run)
         thread.join(120)
         kept = {
@@ -632,7 +632,7 @@ class TestResume:
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
         for key, streams in kept.items():
-            record = Trajectory.objects.get(pk=key)
+            record = StoredTrajectory.objects.get(pk=key)
             assert [s.stream.tolist() for s in selectors.load_trajectory(record).steps][: len(streams)] == streams
 
     def test_the_trajectories_that_failed_in_a_run_that_is_done_are_made_anew(
@@ -640,7 +640,7 @@ class TestResume:
     ) -> None:
         monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
         whole = _streams(done_run())
-        run = launch(LaunchForm(**SMALL), enqueue=False)
+        run = launch(LaunchSettings(**SMALL), enqueue=False)
         (lost,) = services.lease_trajectories(run, 1, 60)
         services.fail_trajectory(lost.pk, lost.attempt, "The engine died.")
         work.work_on(run.pk)
@@ -653,7 +653,7 @@ class TestResume:
         assert _streams(run) == whole
 
     def test_which_runs_offer_it(self) -> None:
-        run = launch(LaunchForm(**SMALL), enqueue=False)
+        run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert not launching.can_resume(run)  # it has only just been queued
         old = timezone.now() - timedelta(minutes=2)
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=old, started_at=old)

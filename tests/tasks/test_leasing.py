@@ -8,27 +8,27 @@ from collections.abc import Sequence
 import pytest
 
 from rollouts.environments import Task
-from rollouts.loop import Job
-from rollouts.tasks.lease_prefetch import Ahead
+from rollouts.loop import RolloutJob
+from rollouts.tasks.lease_prefetch import LeasePrefetcher
 
 
-def jobs(*keys: int) -> list[Job]:
-    return [Job(key, Task([], None, None, key)) for key in keys]
+def jobs(*keys: int) -> list[RolloutJob]:
+    return [RolloutJob(key, Task([], None, None, key)) for key in keys]
 
 
-def keys(found: Sequence[Job] | None) -> list[int] | None:
+def keys(found: Sequence[RolloutJob] | None) -> list[int] | None:
     return None if found is None else [job.key for job in found]
 
 
 def test_nothing_ready_is_not_the_end_and_the_end_is_said() -> None:
     slow = threading.Event()
-    piles = iter([jobs(1, 2, 3), []])
+    batches = iter([jobs(1, 2, 3), []])
 
-    def lease(n: int) -> Sequence[Job]:
+    def lease(n: int) -> Sequence[RolloutJob]:
         assert slow.wait(60)
-        return next(piles)
+        return next(batches)
 
-    with Ahead(lease, 4) as ahead:
+    with LeasePrefetcher(lease, 4) as ahead:
         assert keys(ahead.more(2, False)) == []  # not ready yet, and nobody has waited
         slow.set()
         assert keys(ahead.more(2, True)) == [1, 2]
@@ -38,14 +38,14 @@ def test_nothing_ready_is_not_the_end_and_the_end_is_said() -> None:
 
 
 def test_what_leasing_raised_comes_behind_what_it_gave() -> None:
-    piles = iter([jobs(1)])
+    batches = iter([jobs(1)])
 
-    def lease(n: int) -> Sequence[Job]:
-        for pile in piles:
-            return pile
+    def lease(n: int) -> Sequence[RolloutJob]:
+        for batch in batches:
+            return batch
         raise OSError("the database is gone")
 
-    with Ahead(lease, 4) as ahead:
+    with LeasePrefetcher(lease, 4) as ahead:
         assert keys(ahead.more(4, True)) == [1]
         with pytest.raises(OSError, match="the database is gone"):
             ahead.more(4, True)

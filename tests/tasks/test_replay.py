@@ -15,7 +15,7 @@ from rollouts import selectors
 from rollouts.models import Run
 from rollouts.tasks import run_rollouts as work
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.work.launch import LaunchForm, launch
+from rollouts.work.launch import LaunchSettings, launch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,7 +28,7 @@ def engines(tiny_tokenizer: Path) -> Iterator[None]:
 
 @pytest.fixture
 def run(tiny_tokenizer: Path) -> Run:
-    run = launch(LaunchForm(prompts=6, group=1, seed=2, temperature=0.0), enqueue=False)
+    run = launch(LaunchSettings(prompts=6, group=1, seed=2, temperature=0.0), enqueue=False)
     work.work_on(run.pk)
     run.refresh_from_db()
     assert run.status == "done"

@@ -20,9 +20,9 @@ from django.utils import timezone
 
 from inspector.server import workers
 from rollouts import selectors, services
-from rollouts.models import Run, Step, Trajectory
+from rollouts.models import Run, StoredStep, StoredTrajectory
 from rollouts.tasks.run_rollouts import run_rollouts
-from rollouts.work.launch import LaunchForm, launch, resume
+from rollouts.work.launch import LaunchSettings, launch, resume
 from tests.conftest import _answers, few_at_once, missing, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -92,11 +92,11 @@ def test_a_run_goes_through_a_real_worker_to_its_end(
     if engine == "vllm":
         request.getfixturevalue("vllm_available")
     celery_worker_process("engine.demo", env={"INSPECTOR_ENGINE": engine})
-    run = launch(LaunchForm(prompts=8, group=2, temperature=0.0, seed=3, engine=engine))
+    run = launch(LaunchSettings(prompts=8, group=2, temperature=0.0, seed=3, engine=engine))
     wait_until(lambda: _ended(run), 240, "the run has ended")
     assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 16, 0)
-    assert set(Step.objects.filter(trajectory__run=run).values_list("logprobs_mode", flat=True)) == {"processed"}
-    assert all(step.engine.startswith(f"{engine} ") for step in Step.objects.filter(trajectory__run=run))
+    assert set(StoredStep.objects.filter(trajectory__run=run).values_list("logprobs_mode", flat=True)) == {"processed"}
+    assert all(step.engine.startswith(f"{engine} ") for step in StoredStep.objects.filter(trajectory__run=run))
     _check_streams(run)
     right = run.trajectories.filter(reward=1.0).count()
     assert right >= 10, f"the demo policy answered {right} of 16"
@@ -105,7 +105,7 @@ def test_a_run_goes_through_a_real_worker_to_its_end(
 @pytest.mark.sqlite_only
 def test_two_runs_share_one_worker(celery_worker_process: Start) -> None:
     celery_worker_process("engine.demo")
-    runs = [launch(LaunchForm(prompts=10, group=2, seed=seed)) for seed in (1, 2)]
+    runs = [launch(LaunchSettings(prompts=10, group=2, seed=seed)) for seed in (1, 2)]
     for run in runs:
         wait_until(lambda run=run: _ended(run), 240, "the run has ended")  # type: ignore[misc]
         assert (run.status, run.n_finished) == ("done", 20)
@@ -118,7 +118,7 @@ def test_two_runs_share_one_worker(celery_worker_process: Start) -> None:
 @pytest.mark.sqlite_only
 def test_cancel_reaches_the_engine(celery_worker_process: Start, tmp_path: Path) -> None:
     celery_worker_process("engine.demo")
-    run = launch(LaunchForm(prompts=3000, group=4, seed=5))
+    run = launch(LaunchSettings(prompts=3000, group=4, seed=5))
     wait_until(lambda: run.trajectories.filter(status="done").exists(), 120, "something is done")
     services.cancel_run(run)
     wait_until(lambda: _ended(run), 60, "the cancelled run has ended")
@@ -129,7 +129,7 @@ def test_cancel_reaches_the_engine(celery_worker_process: Start, tmp_path: Path)
     assert re.search(r"requests dropped name=engine-demo n=[1-9]\d* left=0", log.read_text())
     # The worker is free: it samples nothing of the cancelled run any more.
     n_sampled = run.n_sampled
-    after = launch(LaunchForm(prompts=2, group=1, seed=1))
+    after = launch(LaunchSettings(prompts=2, group=1, seed=1))
     wait_until(lambda: _ended(after), 120, "the next run has ended")
     run.refresh_from_db()
     assert after.status == "done" and run.n_sampled == n_sampled
@@ -138,7 +138,7 @@ def test_cancel_reaches_the_engine(celery_worker_process: Start, tmp_path: Path)
 
 def _warm(queue: str) -> Run:
     """A small run, ended: the queue's worker has its engine loaded and the process that stores for it started."""
-    run = launch(LaunchForm(prompts=1, group=1), enqueue=False)
+    run = launch(LaunchSettings(prompts=1, group=1), enqueue=False)
     run_rollouts.apply_async((run.pk,), queue=queue)
     wait_until(lambda: _ended(run), 240, "the first small run has ended")
     return run
@@ -150,7 +150,7 @@ def _in_the_middle(seed: int) -> Run:
     The worker is warm: one that still starts what stores has sampled a good part of the run when it is done.
     """
     _warm("engine.demo")
-    run = launch(LaunchForm(prompts=30, group=4, seed=seed))
+    run = launch(LaunchSettings(prompts=30, group=4, seed=seed))
     wait_until(lambda: run.trajectories.filter(status="done").exists(), 120, "some are done")
     return run
 
@@ -162,7 +162,7 @@ def test_two_workers_on_two_queues_share_the_trajectories_of_one_run(celery_work
         celery_worker_process(queue)
         # With its engine warm neither can be done before the other has begun.
         before[queue] = _warm(queue).n_sampled  # a worker says what it did every two seconds, so not what it says now
-    run = launch(LaunchForm(prompts=60, group=4, seed=4), enqueue=False)
+    run = launch(LaunchSettings(prompts=60, group=4, seed=4), enqueue=False)
     for queue in queues:
         run_rollouts.apply_async((run.pk,), queue=queue)
     wait_until(lambda: _ended(run), 240, "the run has ended")
@@ -181,7 +181,7 @@ def test_two_workers_on_two_queues_share_the_trajectories_of_one_run(celery_work
 def test_an_idle_worker_helps_with_the_run_of_another(celery_worker_process: Start) -> None:
     """Both take the one queue of their model, and the run was sent once."""
     celery_worker_process("engine.demo", env=few_at_once())
-    run = launch(LaunchForm(prompts=1000, group=4, seed=11))
+    run = launch(LaunchSettings(prompts=1000, group=4, seed=11))
     wait_until(lambda: run.trajectories.filter(status="done").exists(), 120, "the first has begun")
     celery_worker_process("engine.demo", env=few_at_once())
 
@@ -204,7 +204,7 @@ def _sampled_by_worker() -> dict[str, int]:
 @pytest.mark.sqlite_only
 def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: Path) -> None:
     worker = celery_worker_process("engine.demo", env=few_at_once())
-    run = launch(LaunchForm(prompts=15, group=4, seed=8))
+    run = launch(LaunchSettings(prompts=15, group=4, seed=8))
     wait_until(lambda: len(_scribes_of(worker.pid)) == 1, 120, "something is to be stored")
     # At once, so with the first pile in its hands: how much of the run that is depends on the machine.
     (lost,) = _scribes_of(worker.pid)
@@ -213,13 +213,15 @@ def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: P
     assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
     assert "scribe lost; starting another" in (tmp_path / "worker-0.log").read_text()
     assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
-    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
-    assert run.n_sampled == sum(Step.objects.filter(trajectory__run=run).values_list("completion_length", flat=True))
+    assert run.n_steps == StoredStep.objects.filter(trajectory__run=run).count()
+    assert run.n_sampled == sum(
+        StoredStep.objects.filter(trajectory__run=run).values_list("completion_length", flat=True)
+    )
     _check_streams(run)
-    (scribe,) = _scribes_of(worker.pid)
-    assert scribe != lost
+    (storage,) = _scribes_of(worker.pid)
+    assert storage != lost
     # Where cores are scarce the engine and the loop go first.
-    assert os.getpriority(os.PRIO_PROCESS, scribe) > os.getpriority(os.PRIO_PROCESS, worker.pid)
+    assert os.getpriority(os.PRIO_PROCESS, storage) > os.getpriority(os.PRIO_PROCESS, worker.pid)
 
 
 def _scribes_of(pid: int) -> list[int]:
@@ -248,7 +250,7 @@ def test_a_killed_worker_costs_no_stored_step(celery_worker_process: Start) -> N
     stored = _stored(run)
     # What half a minute's silence brings about: the leases and the heartbeat are old.
     past = timezone.now() - timedelta(seconds=31)
-    Trajectory.objects.filter(run=run, status="running").update(lease_until=past + timedelta(seconds=20))
+    StoredTrajectory.objects.filter(run=run, status="running").update(lease_until=past + timedelta(seconds=20))
     Run.objects.filter(pk=run.pk).update(heartbeat_at=past)
     celery_worker_process("engine.demo")
     wait_until(lambda: _ended(run), 240, "the run has ended")
@@ -256,7 +258,7 @@ def test_a_killed_worker_costs_no_stored_step(celery_worker_process: Start) -> N
     after = _stored(run)
     assert stored and all(after[key] == value for key, value in stored.items())
     _check_streams(run)
-    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
+    assert run.n_steps == StoredStep.objects.filter(trajectory__run=run).count()
 
 
 def test_a_living_worker_takes_over_what_a_killed_one_held(celery_worker_process: Start) -> None:
@@ -265,7 +267,7 @@ def test_a_living_worker_takes_over_what_a_killed_one_held(celery_worker_process
     workers_of = {queue: celery_worker_process(queue) for queue in queues}
     for queue in queues:
         _warm(queue)
-    run = launch(LaunchForm(prompts=60, group=4, seed=6), enqueue=False)
+    run = launch(LaunchSettings(prompts=60, group=4, seed=6), enqueue=False)
     for queue in queues:
         run_rollouts.apply_async((run.pk,), queue=queue)
     wait_until(lambda: run.trajectories.filter(status="done").count() > 5, 120, "some are done")
@@ -275,7 +277,7 @@ def test_a_living_worker_takes_over_what_a_killed_one_held(celery_worker_process
     killed = timezone.now()
     wait_until(lambda: _ended(run), 240, "the run has ended")
     assert (run.status, run.n_finished, run.n_failed) == ("done", 240, 0)
-    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
+    assert run.n_steps == StoredStep.objects.filter(trajectory__run=run).count()
     _check_streams(run)
     held = run.trajectories.filter(attempt=2)
     if held.exists():  # else it had just handed everything over
@@ -294,7 +296,7 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
     redis.wait(60)
     before = run.trajectories.filter(status="done").count()
     wait_until(lambda: _ended(run) or run.trajectories.filter(status="done").count() > before, 120, "it goes on")
-    late = launch(LaunchForm(prompts=2, group=1, seed=9))
+    late = launch(LaunchSettings(prompts=2, group=1, seed=9))
     assert late.status == "failed" and "press Resume" in late.error
     own_redis()
     wait_until(lambda: _ended(run), 240, "the run has ended")
@@ -306,7 +308,7 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
     assert resume(late) == 2
     wait_until(lambda: _ended(late), 120, "the resumed run has ended")
     assert (late.status, late.n_finished, late.n_failed) == ("done", 2, 0)
-    assert run.n_steps == Step.objects.filter(trajectory__run=run).count()
+    assert run.n_steps == StoredStep.objects.filter(trajectory__run=run).count()
 
 
 @pytest.mark.sqlite_only
@@ -330,13 +332,13 @@ def test_a_launched_run_says_why_it_failed(celery_worker_process: Start, tmp_pat
             (tmp_path / file.name).write_bytes(file.read_bytes())
     models = {"demo": {"engine": "transformers", "path": str(tmp_path)}}
     celery_worker_process("engine.demo", env={"INSPECTOR_MODELS": json.dumps(models)})
-    run = launch(LaunchForm(prompts=2, group=2))
+    run = launch(LaunchSettings(prompts=2, group=2))
     wait_until(lambda: _ended(run), 240, "the run has ended")
     assert run.status == "failed" and "could not load the model" in run.error and run.n_failed == 4
 
 
 def _stored(run: Run) -> dict[tuple[int, int], tuple[int, int, bytes]]:
-    steps = Step.objects.filter(trajectory__run=run).select_related("tokens")
+    steps = StoredStep.objects.filter(trajectory__run=run).select_related("tokens")
     return {
         (step.trajectory_id, step.index): (step.pk, step.prompt_length, step.tokens.completion_ids.tobytes())
         for step in steps

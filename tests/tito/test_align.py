@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.tito.align import Fold, Group, align_ids, align_same_bytes, fold
+from rollouts.tito.align import AlignedGroup, Fold, align_ids, align_same_bytes, fold
 from rollouts.tito.trajectory import ids_array
 
 ids = st.lists(st.integers(0, 4), max_size=40)
@@ -18,17 +18,17 @@ def cut(text: bytes, places: list[int]) -> list[bytes]:
 
 def test_groups_end_where_both_have_a_cut() -> None:
     groups = align_same_bytes([b"H", b"AVING", b" x", b" y"], [b"HAV", b"ING", b" x", b" y"])
-    assert groups == [Group(0, 2, 0, 2, False), Group(2, 4, 2, 4, True)]
+    assert groups == [AlignedGroup(0, 2, 0, 2, False), AlignedGroup(2, 4, 2, 4, True)]
 
 
 def test_equal_bytes_under_another_id_are_no_equal_tokens() -> None:
     groups = align_same_bytes([b"<e>", b"a"], [b"<e>", b"a"], ids_array([1, 2]), ids_array([9, 2]))
-    assert groups == [Group(0, 1, 0, 1, False), Group(1, 2, 1, 2, True)]
+    assert groups == [AlignedGroup(0, 1, 0, 1, False), AlignedGroup(1, 2, 1, 2, True)]
 
 
 def test_tokens_without_bytes_are_not_lost() -> None:
     groups = align_same_bytes([b"a", b"", b"b", b""], [b"a", b"b"])
-    assert groups[0] == Group(0, 1, 0, 1, True)
+    assert groups[0] == AlignedGroup(0, 1, 0, 1, True)
     assert groups[-1].left_stop == 4 and groups[-1].right_stop == 2 and not groups[-1].equal
 
 
@@ -76,15 +76,19 @@ def test_long_streams_are_aligned_by_what_occurs_once() -> None:
 def test_a_gap_beyond_the_bound_stays_whole() -> None:
     left = np.zeros(5000, dtype=np.int32)
     right = np.ones(5000, dtype=np.int32)
-    assert align_ids(left, right) == [Group(0, 5000, 0, 5000, False)]
+    assert align_ids(left, right) == [AlignedGroup(0, 5000, 0, 5000, False)]
 
 
 def test_folding_keeps_context_where_a_difference_is() -> None:
-    groups = [Group(0, 50, 0, 50, True), Group(50, 51, 50, 53, False), Group(51, 60, 53, 62, True)]
+    groups = [AlignedGroup(0, 50, 0, 50, True), AlignedGroup(50, 51, 50, 53, False), AlignedGroup(51, 60, 53, 62, True)]
     folded = fold(groups, context=4)
     assert folded == [
-        Fold(0, 46, 0, 46), Group(46, 50, 46, 50, True), groups[1], Group(51, 55, 53, 57, True), Fold(55, 60, 57, 62),
-    ]  # fmt: skip
+        Fold(0, 46, 0, 46),
+        AlignedGroup(46, 50, 46, 50, True),
+        groups[1],
+        AlignedGroup(51, 55, 53, 57, True),
+        Fold(55, 60, 57, 62),
+    ]
     assert isinstance(folded[0], Fold) and folded[0].n_tokens == 46
     assert fold(groups, context=50) == groups
     assert fold(groups, context=4, least=46) == groups

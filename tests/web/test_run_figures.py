@@ -10,7 +10,7 @@ from django.test import Client
 
 from inspector.runs import cached_figures
 from rollouts import selectors, services
-from rollouts.models import Run, RunFigures, Trajectory
+from rollouts.models import Run, RunFigures, StoredTrajectory
 from rollouts.selectors import figures
 from rollouts.tasks.jobs import do_job
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
@@ -100,9 +100,9 @@ def test_a_large_run_asks_a_handful(web: Client, address: str, most: int, django
 def test_the_mean_reward_of_the_list_is_kept_with_the_run(web: Client) -> None:
     run = stored_run(4)  # rewards 0, 1, 0, 1
     assert web.get("/runs.json").json()["runs"][0]["reward_mean"] == 0.5
-    Trajectory.objects.filter(index=0).update(reward=None)
+    StoredTrajectory.objects.filter(index=0).update(reward=None)
     services.recount(run)
     assert web.get("/runs.json").json()["runs"][0]["reward_mean"] == pytest.approx(2 / 3)
-    Trajectory.objects.update(reward=None)
+    StoredTrajectory.objects.update(reward=None)
     services.recount(run)
     assert web.get("/runs.json").json()["runs"][0]["reward_mean"] is None

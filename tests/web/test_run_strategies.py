@@ -160,6 +160,6 @@ def test_a_visitor_sees_the_figures_and_no_button(
 
 
 def test_the_recorded_rows_are_those_that_are_stored(run: Run) -> None:
-    stored = models.Row.objects.filter(trajectory__run=run)
+    stored = models.StoredRow.objects.filter(trajectory__run=run)
     recorded = replays.new_report(run)["recorded"]
     assert recorded["rows"] == stored.count() and recorded["tokens"] == int(np.sum([row.n_tokens for row in stored]))

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from inspector.runs import job_views
 from rollouts import services
-from rollouts.models import Finding, Job, Run
+from rollouts.models import Job, Run, StoredFinding
 from rollouts.tasks.jobs import do_job, drop_files, file_of
 from rollouts.tito.diagnose import VERSION
 from rollouts.tito.diagnose.finding import Axis, Cost, Severity
@@ -249,7 +249,7 @@ def test_a_finding_has_its_script(web: Client, visitor: Client) -> None:
     answer = web.get(f"/trajectories/{code}/findings/1.py")
     # The sample's finding names a place but no ids: nothing can be asserted of it, and the answer says so.
     assert answer.status_code == 404 and "nothing that a script could assert" in answer.content.decode()
-    Finding.objects.filter(run=run).update(expected_ids=[9], actual_ids=[2])
+    StoredFinding.objects.filter(run=run).update(expected_ids=[9], actual_ids=[2])
     answer = web.get(f"/trajectories/{code}/findings/1.py")
     assert answer.status_code == 200 and "assert (PROMPT + COMPLETION)[START:STOP] == ACTUAL" in answer.content.decode()
     exec(compile(answer.content, "finding.py", "exec"), {})

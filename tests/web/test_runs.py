@@ -19,7 +19,7 @@ from inspector.runs import live_parts, values, views
 from inspector.runs.filters import TrajectoryFilter
 from inspector.server.health import heartbeat_key
 from rollouts import services
-from rollouts.models import Rejection, Run, Trajectory
+from rollouts.models import Rejection, Run, StoredTrajectory
 from rollouts.selectors import figures
 from rollouts.tito.diagnose.finding import Cost, Severity
 from rollouts.tito.diagnose.kinds import KINDS
@@ -261,17 +261,17 @@ def test_a_group_is_not_flagged_while_a_reward_is_still_to_come(web: Client) -> 
     run = services.create_run("launch", "live", model="demo", n_expected=3)
     services.save_trajectories(run, [trajectory(name, 1.0, "g") for name in "abc"])
     services.start_run(run)
-    Trajectory.objects.filter(external_id="c").update(reward=None, status="running")
+    StoredTrajectory.objects.filter(external_id="c").update(reward=None, status="running")
     body = web.get(f"/runs/{run.code}.json").json()
     assert not body["trajectories"][0]["zero_variance"] and body["progress"]["running"] == 1
-    Trajectory.objects.filter(external_id="c").update(reward=1.0, status="done")
+    StoredTrajectory.objects.filter(external_id="c").update(reward=1.0, status="done")
     body = web.get(f"/runs/{run.code}.json").json()
     assert body["trajectories"][0]["zero_variance"] and body["progress"]["running"] == 0
 
 
 def test_the_links_of_the_list_keep_its_filter(web: Client) -> None:
     run = stored_run(4)
-    code = Trajectory.objects.get(external_id="t001").code
+    code = StoredTrajectory.objects.get(external_id="t001").code
     page = web.get(f"/runs/{run.code}?finding=boundary_merge").content.decode()
     assert f'href="/trajectories/{code}?finding=boundary_merge"' in page
 
@@ -448,7 +448,7 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
 
     # Session, user, run, trajectories under way.
     assert poll(4) == []
-    run.trajectories.filter(index=0).update(status=Trajectory.Status.RUNNING)
+    run.trajectories.filter(index=0).update(status=StoredTrajectory.Status.RUNNING)
     assert poll(4) == ["run-live"]
     assert poll(4) == []
     # Figures and list are not looked at in each poll.
@@ -457,7 +457,7 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
     monkeypatch.setattr(live_parts, "LOOK_SECONDS", 0)
     assert sorted(poll(11)) == ["run-figures", "run-list", "run-live"]
     assert poll(5) == []
-    run.trajectories.filter(index=1).update(status=Trajectory.Status.RUNNING)
+    run.trajectories.filter(index=1).update(status=StoredTrajectory.Status.RUNNING)
     assert poll(6) == ["run-live", "run-list"]
 
 
@@ -500,7 +500,7 @@ def test_the_queued_are_a_number_until_one_asks_for_them(web: Client) -> None:
     run = services.create_run("launch", "live", model="demo", n_expected=3)
     services.add_queued_trajectories(run, [services.NewTrajectory(f"t{i}", "g0", {}, i) for i in range(3)])
     services.start_run(run)
-    Trajectory.objects.filter(run=run, external_id="t1").update(status=Trajectory.Status.RUNNING)
+    StoredTrajectory.objects.filter(run=run, external_id="t1").update(status=StoredTrajectory.Status.RUNNING)
     body = web.get(f"/runs/{run.code}.json").json()
     assert ids(body) == ["t1"] and body["queued"] == 2
     part = fragment(web, f"/runs/{run.code}", "run-live")
@@ -550,7 +550,7 @@ def test_delete_wants_a_tick_and_an_ended_run(web: Client) -> None:
     web.post(f"/runs/{live.code}/delete", {"sure": "yes"})
     assert Run.objects.count() == 2
     web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
-    assert list(Run.objects.all()) == [live] and not Trajectory.objects.exists()
+    assert list(Run.objects.all()) == [live] and not StoredTrajectory.objects.exists()
 
 
 # --- the filter as a value ------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from inspector.web.access import MOST_GRANTS, SESSION_KEY
+from inspector.web.access import MAX_GRANTS, SESSION_KEY
 from rollouts import services
-from rollouts.models import Run, ShareLink, Trajectory
+from rollouts.models import Run, ShareLink, StoredTrajectory
 from tests.web.samples import stored_run
 
 pytestmark = pytest.mark.django_db
@@ -202,9 +202,9 @@ def test_the_share_button_answers_with_the_link_alone_when_htmx_asks(web: Client
 
 def test_a_browser_keeps_its_latest_grants_only(web: Client, visitor: Client) -> None:
     run = stored_run(1)
-    for _ in range(MOST_GRANTS + 2):
+    for _ in range(MAX_GRANTS + 2):
         visitor.get(share(web, "run", run.code))
-    assert len(visitor.session[SESSION_KEY]) == MOST_GRANTS
+    assert len(visitor.session[SESSION_KEY]) == MAX_GRANTS
 
 
 def test_someone_logged_in_needs_no_grant(web: Client) -> None:
@@ -224,7 +224,7 @@ def test_a_grant_costs_two_queries_more_than_a_target_no_more(
 
 def test_a_deleted_target_takes_its_links_along(web: Client, visitor: Client) -> None:
     run = stored_run(2)
-    trajectory = Trajectory.objects.order_by("index").first()
+    trajectory = StoredTrajectory.objects.order_by("index").first()
     assert trajectory is not None
     paths = [share(web, "run", run.code), share(web, "trajectory", trajectory.code)]
     services.delete_run(run)

@@ -31,15 +31,17 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return keys
 
 
-def url(trajectory: models.Trajectory, query: str = "", json: bool = False) -> str:
+def url(trajectory: models.StoredTrajectory, query: str = "", json: bool = False) -> str:
     return reverse(f"trajectory-strategies{'-json' if json else ''}", args=[trajectory.code]) + query
 
 
-def stored(make: Maker, *values: Trajectory, **fields: Any) -> models.Trajectory:
+def stored(make: Maker, *values: Trajectory, **fields: Any) -> models.StoredTrajectory:
     return make.run(list(values), **fields).trajectories.order_by("index").first()
 
 
-def made_page(make: Maker, web: Client, sent: list[int], value: Trajectory) -> tuple[models.Trajectory, dict[str, Any]]:
+def made_page(
+    make: Maker, web: Client, sent: list[int], value: Trajectory
+) -> tuple[models.StoredTrajectory, dict[str, Any]]:
     trajectory = stored(make, value)
     web.get(url(trajectory))
     task.replay_trajectory(sent[-1])
@@ -255,7 +257,7 @@ def test_step_wise_training_is_counted_with_and_without_merging(make) -> None:
     assert (group["turns_least"], group["turns_most"]) == (2, 3)
 
 
-def replays_scopes(trajectory: models.Trajectory) -> list[dict[str, Any]]:
+def replays_scopes(trajectory: models.StoredTrajectory) -> list[dict[str, Any]]:
     from inspector.trajectories.strategies_page import step_wise_scopes
 
     return step_wise_scopes(trajectory)

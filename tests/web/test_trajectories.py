@@ -31,11 +31,11 @@ def reader(client: Client, django_user_model: type) -> Client:
     return client
 
 
-def only(run: models.Run) -> models.Trajectory:
+def only(run: models.Run) -> models.StoredTrajectory:
     return run.trajectories.get()
 
 
-def url(trajectory: models.Trajectory, query: str = "", page: str = "trajectory") -> str:
+def url(trajectory: models.StoredTrajectory, query: str = "", page: str = "trajectory") -> str:
     return reverse(page, args=[trajectory.code]) + query
 
 
@@ -77,7 +77,7 @@ def page_text(response) -> str:
 def test_the_pane_holds_the_whole_row_and_hostile_text_stays_text(make, reader, view):
     stored = only(make.run([make.conversation("a", hostile=True)]))
     pane = Pane(page_text(reader.get(url(stored, f"?view={view}"))))
-    whole = models.Row.objects.get(trajectory=stored)
+    whole = models.StoredRow.objects.get(trajectory=stored)
     last = make.conversation("a", hostile=True).steps[-1]
     assert whole.n_tokens == len(last.stream)
     assert pane.text == make.tokenizer.decode(last.stream)
@@ -119,7 +119,7 @@ def test_the_twin_gives_every_field_of_each_token(make, reader):
 
 def test_windows_meet_at_their_edges(make, reader):
     stored = only(make.run([make.conversation("a", turns=2, size=5000, hostile=True)]))
-    n = models.Row.objects.get(trajectory=stored).n_tokens
+    n = models.StoredRow.objects.get(trajectory=stored).n_tokens
     seen = ""
     for start in range(0, n, 4096):
         html = page_text(reader.get(url(stored, f"?view=tokens&w={start}")))
@@ -416,7 +416,7 @@ def test_two_rollouts_of_a_prompt_stand_side_by_side(make, reader, monkeypatch):
     assert "b against a" in same  # a row that is not there is the last one
     monkeypatch.setattr(group_compare, "ROW_MOST", 10)
     assert "at most 10 are compared" in page_text(reader.get(url(a, f"?with={b.code}", "trajectory-compare")))
-    models.Trajectory.objects.filter(pk=b.pk).update(status="running")
+    models.StoredTrajectory.objects.filter(pk=b.pk).update(status="running")
     assert f"?with={b.code}" not in page_text(reader.get(url(a, "?step=1", "trajectory-compare")))
 
 
@@ -589,7 +589,7 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_tokens(make, rea
 
 def test_a_row_of_300k_tokens_fits_into_two_and_a_half_megabytes(make, reader):
     stored = only(make.run([make.conversation("large", turns=40, size=7500)]))
-    assert models.Row.objects.get(trajectory=stored).n_tokens > 300_000
+    assert models.StoredRow.objects.get(trajectory=stored).n_tokens > 300_000
     for query in ("", "?lens=logprob"):
         assert len(reader.get(url(stored, query)).content) <= 2_500_000
     shed = page_text(reader.get(url(stored, "?lens=logprob")))
@@ -623,19 +623,19 @@ def test_a_finished_trajectory_is_answered_with_304(make, reader):
 def test_a_live_trajectory_polls_and_is_not_cached(make, reader):
     run = make.run([make.conversation("a")])
     stored = only(run)
-    models.Trajectory.objects.filter(pk=stored.pk).update(status="running")
+    models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="running")
     response = reader.get(url(stored))
     html = page_text(response)
     assert 'hx-trigger="every 2s' in html and "ETag" not in response
     poll = html.split('id="live" class="trajectory" hx-get="')[1].split('"')[0].replace("&amp;", "&")
     assert reader.get(poll).status_code == 204
-    models.Trajectory.objects.filter(pk=stored.pk).update(n_tokens=stored.n_tokens + 1)
+    models.StoredTrajectory.objects.filter(pk=stored.pk).update(n_tokens=stored.n_tokens + 1)
     assert reader.get(poll).status_code == 200
 
 
 def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
     run = services.create_run("launch", "live", tokenizer=make.record)
-    stored = models.Trajectory.objects.create(run=run, external_id="x", index=0, status="running")
+    stored = models.StoredTrajectory.objects.create(run=run, external_id="x", index=0, status="running")
     whole = make.conversation("x", turns=3)
     seen = []
     for index, step in enumerate(whole.steps):
@@ -648,7 +648,7 @@ def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
     assert [turn["n_trained"] for turn in report["turns"]] == [0, 31, 0, 31, 0, 31]
     # A step that leaves the stream opens a row of its own, as it will when the trajectory ends.
     broken = make.broken("b")[0]
-    torn = models.Trajectory.objects.create(run=run, external_id="y", index=1, status="failed", error="It died.")
+    torn = models.StoredTrajectory.objects.create(run=run, external_id="y", index=1, status="failed", error="It died.")
     for index, step in enumerate(broken.steps):
         services.save_steps([(torn.pk, index, step)])
     html = page_text(reader.get(url(torn, "?row=1")))
@@ -658,7 +658,7 @@ def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
 
 def test_a_trajectory_without_steps_yet_has_a_page(make, reader):
     run = services.create_run("launch", "live", tokenizer=make.record)
-    stored = models.Trajectory.objects.create(run=run, external_id="x", index=0, status="queued")
+    stored = models.StoredTrajectory.objects.create(run=run, external_id="x", index=0, status="queued")
     html = page_text(reader.get(url(stored)))
     assert "This page grows by itself" in html and "ticks are findings" not in html
     for page in ("trajectory-compare", "trajectory-deltas", "trajectory-mask", "trajectory-record"):

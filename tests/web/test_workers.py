@@ -55,7 +55,7 @@ def test_a_silent_worker_is_shown_as_such_and_serves_nothing(client: Client, liv
 
 def test_a_forgotten_worker_and_an_unreadable_entry_are_removed(live_redis: str) -> None:
     connection = workers.connect()
-    workers.announce(connection, seen(2 * workers.FORGOTTEN_S))
+    workers.announce(connection, seen(2 * workers.FORGOTTEN_SECONDS))
     connection.hset(workers.KEY, "other", '{"from": "another version"}')
     assert workers.list_workers(connection) == [] and connection.hlen(workers.KEY) == 0
 

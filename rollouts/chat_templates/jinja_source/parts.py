@@ -59,36 +59,36 @@ class Leaf:
 
 
 @dataclass(eq=False)
-class Section:
+class TemplateSection:
     head: Leaf
     children: list[Node] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Group:
+class BranchGroup:
     """A condition with its branches, or a loop."""
 
     kind: str
-    sections: list[Section]
+    sections: list[TemplateSection]
     tail: Leaf | None = None
 
 
-Node = Leaf | Group
+Node = Leaf | BranchGroup
 
 
 def take_apart(template: str) -> list[Node]:
     """The template as a tree; generation tags of its own become comments. Raises :class:`CannotTakeApart`."""
     root: list[Node] = []
-    open_groups: list[Group] = []
+    open_groups: list[BranchGroup] = []
     leaves = _joined(list(_leaves(template)))
     for leaf in leaves:
         place = open_groups[-1].sections[-1].children if open_groups else root
         if leaf.kind in ("if", "for"):
-            group = Group(leaf.kind, [Section(leaf)])
+            group = BranchGroup(leaf.kind, [TemplateSection(leaf)])
             place.append(group)
             open_groups.append(group)
         elif leaf.kind in ("elif", "else") and open_groups:
-            open_groups[-1].sections.append(Section(leaf))
+            open_groups[-1].sections.append(TemplateSection(leaf))
         elif leaf.kind in ("endif", "endfor"):
             if not open_groups or leaf.kind != f"end{open_groups[-1].kind}":
                 raise CannotTakeApart(f"a {leaf.kind} that ends nothing")
@@ -261,7 +261,7 @@ def explicit(nodes: Sequence[Node], mark: Callable[[Operand, Sequence[str]], str
     """
     written = []
     for node in nodes:
-        if isinstance(node, Group):
+        if isinstance(node, BranchGroup):
             inner = [*loops, node.sections[0].head.body] if node.kind == "for" else loops
             for section in node.sections:
                 written += [f"{{%- {section.head.body} -%}}", explicit(section.children, mark, inner)]

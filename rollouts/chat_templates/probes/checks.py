@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rollouts.chat_templates.probes.compare import Comparison
+from rollouts.chat_templates.probes.compare import RenderComparison
 from rollouts.chat_templates.probes.conversations import (
     TITO_POST_PREFIX,
     TITO_POST_RESULT,
@@ -17,10 +17,10 @@ from rollouts.chat_templates.probes.conversations import (
     thinking_switch,
 )
 from rollouts.chat_templates.probes.generation_checks import generation_masks
-from rollouts.chat_templates.probes.message_shape import Form, Tool, find_form
-from rollouts.chat_templates.probes.property_checks import FACTS, raised
-from rollouts.chat_templates.probes.render_cache import CONTROL_SHAPE, Bench
-from rollouts.chat_templates.probes.report import Check, CheckReport, Purpose, Status, verdicts, what_changed
+from rollouts.chat_templates.probes.message_shape import MessageShape, Tool, find_message_shape
+from rollouts.chat_templates.probes.property_checks import PROPERTY_CHECKS, raised
+from rollouts.chat_templates.probes.render_cache import CONTROL_SHAPE, RenderCache
+from rollouts.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose, verdicts, what_changed
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.snippets import quoted
@@ -29,23 +29,23 @@ from rollouts.tito.trajectory import Message
 TITO_POST = "tool_append"
 
 
-def tito_post_probe(form: Form, bench: Bench) -> Probe:
+def tito_post_probe(form: MessageShape, cache: RenderCache) -> Probe:
     """The twelve lines of Hugging Face's TITO post, in the given form."""
     before, appended = list(TITO_POST_PREFIX), [TITO_POST_RESULT]
-    if form != Form():
+    if form != MessageShape():
         before = form.written([TITO_POST_PREFIX[0], form.call(("dummy", {}))])
         appended = form.written([form.result("dummy", "dummy")])
     title = "A tool result after a call, in the words of Hugging Face's TITO post"
-    return Probe(TITO_POST, title, Purpose.TOOLS, tuple(before), tuple(appended), bench.tools, bench.kwargs)
+    return Probe(TITO_POST, title, Purpose.TOOLS, tuple(before), tuple(appended), cache.tools, cache.kwargs)
 
 
-def judge_append(probe: Probe, bench: Bench) -> Check:
+def check_append(probe: Probe, cache: RenderCache) -> Check:
     """Does appending keep what was rendered before, token for token?"""
-    before, after = bench.sides(*probe.conversations())
+    before, after = cache.renders(*probe.conversations())
     for side in (before, after):
         if side.error:
             return raised(probe.name, probe.title, probe.purpose, side, probe.decisive)
-    comparison = Comparison(before, after)
+    comparison = RenderComparison(before, after)
     missing = [marker for marker in probe.markers if marker not in after.text]
     # A word that the shorter render has and the longer lacks was not ignored: it was taken away.
     absent = [marker for marker in missing if marker not in before.text]
@@ -58,15 +58,21 @@ def judge_append(probe: Probe, bench: Bench) -> Check:
                 f"token {lacking!r}. Check with the template's own tokenizer."
             )
             return Check(
-                probe.name, probe.title, probe.purpose, Status.BROKEN, detail, decisive=False, comparison=comparison
+                probe.name,
+                probe.title,
+                probe.purpose,
+                CheckStatus.BROKEN,
+                detail,
+                decisive=False,
+                comparison=comparison,
             )
-        return make(status=Status.BROKEN, detail=_broken_detail(probe, comparison))
+        return make(status=CheckStatus.BROKEN, detail=_broken_detail(probe, comparison))
     if absent:
         what = ", ".join(dict.fromkeys(_WORDS[marker.rstrip("0123456789")] for marker in absent))
         detail = f"The renders agree only because {what} is not rendered at all: the pass is void."
-        return make(status=Status.UNSUPPORTED, detail=detail, void=True)
+        return make(status=CheckStatus.UNSUPPORTED, detail=detail, void=True)
     added = comparison.delta_text or ""
-    return make(status=Status.OK, detail=f"Adds {quoted(added, 100)} and changes nothing before it.")
+    return make(status=CheckStatus.OK, detail=f"Adds {quoted(added, 100)} and changes nothing before it.")
 
 
 _WORDS = {
@@ -75,7 +81,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _lacking_control_token(comparison: Comparison) -> str | None:
+def _lacking_control_token(comparison: RenderComparison) -> str | None:
     """The control token at the seam that the vocabulary spells in several tokens, if that is why the ids differ."""
     seam = len(comparison.before.text)
     text, codec = comparison.after.text, comparison.before.codec
@@ -86,7 +92,7 @@ def _lacking_control_token(comparison: Comparison) -> str | None:
     return None
 
 
-def _broken_detail(probe: Probe, comparison: Comparison) -> str:
+def _broken_detail(probe: Probe, comparison: RenderComparison) -> str:
     one, other = comparison.lines
     where = ""
     if one:
@@ -102,57 +108,59 @@ def _broken_detail(probe: Probe, comparison: Comparison) -> str:
     return f"{act}: {what_changed(comparison)}, from token {comparison.index} on{where}."
 
 
-def judge_tito_post(bench: Bench) -> Check:
+def check_tito_post(cache: RenderCache) -> Check:
     """Source 3's check: in its own words first, in the form that the template accepts where those raise."""
-    probe = tito_post_probe(Form(), bench)
-    check = judge_append(probe, bench)
-    own_words = check.status is not Status.RAISES
-    if not own_words and bench.form != Form():
-        probe = tito_post_probe(bench.form, bench)
-        check = judge_append(probe, bench)
-    marked = _marked(bench)
-    void = check.status is Status.OK and marked is not None and marked.void
-    note = "" if own_words else f" Probed in the form the template accepts: {bench.form.describe()}."
+    probe = tito_post_probe(MessageShape(), cache)
+    check = check_append(probe, cache)
+    own_words = check.status is not CheckStatus.RAISES
+    if not own_words and cache.form != MessageShape():
+        probe = tito_post_probe(cache.form, cache)
+        check = check_append(probe, cache)
+    marked = _marked(cache)
+    void = check.status is CheckStatus.OK and marked is not None and marked.void
+    note = "" if own_words else f" Probed in the form the template accepts: {cache.form.describe()}."
     detail = marked.detail if void and marked is not None else check.detail
-    status = Status.UNSUPPORTED if void else check.status
+    status = CheckStatus.UNSUPPORTED if void else check.status
     return Check(
         check.name, check.title, check.purpose, status, detail + note, check.decisive, void,
         check.comparison, check.failed, check.line,
     )  # fmt: skip
 
 
-def _marked(bench: Bench) -> Check | None:
-    for probe in append_probes(bench.form, bench.tools, bench.kwargs):
+def _marked(cache: RenderCache) -> Check | None:
+    for probe in append_probes(cache.form, cache.tools, cache.kwargs):
         if probe.name == "tool_append_marked":
-            return judge_append(probe, bench)
+            return check_append(probe, cache)
     return None
 
 
-def all_probes(bench: Bench, conversation: Sequence[Message] | None = None) -> list[Probe]:
+def all_probes(cache: RenderCache, conversation: Sequence[Message] | None = None) -> list[Probe]:
     """Every append probe for this template, thinking on and off included."""
-    probes = list(append_probes(bench.form, bench.tools, bench.kwargs))
-    switch = thinking_switch(bench.template)
+    probes = list(append_probes(cache.form, cache.tools, cache.kwargs))
+    switch = thinking_switch(cache.template)
     if switch is not None:
-        probes += thinking_probes(bench.form, bench.tools, bench.kwargs, switch)
+        probes += thinking_probes(cache.form, cache.tools, cache.kwargs, switch)
     if conversation:
-        probes += conversation_probes(conversation, bench.tools, bench.kwargs)
+        probes += conversation_probes(conversation, cache.tools, cache.kwargs)
     return probes
 
 
-def all_judges(bench: Bench, conversation: Sequence[Message] | None = None) -> list[Callable[[Bench], Check]]:
+def all_checks(
+    cache: RenderCache, conversation: Sequence[Message] | None = None
+) -> list[Callable[[RenderCache], Check]]:
     """Everything that a check asks."""
-    probes = (partial(judge_append, probe) for probe in all_probes(bench, conversation))
-    return [judge_tito_post, *probes, *FACTS, generation_masks]
+    probes = (partial(check_append, probe) for probe in all_probes(cache, conversation))
+    return [check_tito_post, *probes, *PROPERTY_CHECKS, generation_masks]
 
 
-def make_bench(
+def make_render_cache(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
-) -> tuple[Bench, list[str]]:
+) -> tuple[RenderCache, list[str]]:
     """A bench in the form the template accepts, and what the page should say about that form."""
     tools = list(tools) if tools else None
-    form, refused = find_form(renderer, tools, kwargs)
+    form, refused = find_message_shape(renderer, tools, kwargs)
     notes = []
-    plain = refused.get(Form())
+    plain = refused.get(MessageShape())
     if form.parts:
         notes.append(
             f"Content is accepted only as a list of parts ({plain}), so every probe has it as "
@@ -165,7 +173,7 @@ def make_bench(
     if not form.calls:
         reason = form.describe() if form.parts or not plain else plain
         notes.append(f"Tool calls and results cannot be probed: {reason}.")
-    return Bench(renderer, form, tools, kwargs), notes
+    return RenderCache(renderer, form, tools, kwargs), notes
 
 
 def check(
@@ -182,10 +190,10 @@ def check(
     renderer = TemplateRenderer(tokenizer, chat_template)
     if problem := cannot_render(renderer, tools, kwargs):
         raise RenderFailed(problem)
-    bench, notes = make_bench(renderer, tools, kwargs)
+    cache, notes = make_render_cache(renderer, tools, kwargs)
     if tokenizer is None:
         notes.append("Checked without a tokenizer: at the level of text only, with characters in place of tokens.")
-    checks = bench.judge(all_judges(bench, conversation))
+    checks = cache.answer(all_checks(cache, conversation))
     first = checks[0]
     described = {"name": tokenizer.name, "vocab_size": tokenizer.vocab_size} if tokenizer is not None else None
     for key in ("sha256", "encoder"):
@@ -195,8 +203,8 @@ def check(
         chat_template=chat_template,
         chat_template_sha256=renderer.chat_template_sha256,
         tokenizer=described,
-        form=bench.form.describe(),
-        prefix_preserving=None if first.status is Status.RAISES else first.passed,
+        form=cache.form.describe(),
+        prefix_preserving=None if first.status is CheckStatus.RAISES else first.passed,
         checks=checks,
         notes=notes,
         verdicts=verdicts(checks),
@@ -224,8 +232,8 @@ _BROKEN = ("syntax", "time", "memory", "size", "depth", "crash", "forbidden")
 def is_prefix_preserving(tokenizer: TemplateTokenizer | None, chat_template: str) -> bool:
     """Source 3's question alone. Raises :class:`RenderFailed` when it cannot be answered."""
     renderer = TemplateRenderer(tokenizer, chat_template)
-    bench, _ = make_bench(renderer, None, None)
-    found = bench.judge([judge_tito_post])[0]
-    if found.status is Status.RAISES:
+    cache, _ = make_render_cache(renderer, None, None)
+    found = cache.answer([check_tito_post])[0]
+    if found.status is CheckStatus.RAISES:
         raise RenderFailed(found.detail)
     return found.passed

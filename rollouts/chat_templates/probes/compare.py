@@ -46,7 +46,7 @@ class CharacterCodec:
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class RenderSide:
     """One render, as text, ids and provenance; or the sentence that came instead."""
 
     conversation: Conversation
@@ -134,11 +134,11 @@ def token_start(text: str, place: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class RenderComparison:
     """Is ``before`` a prefix of ``after`` (or, with ``whole``, the same)?"""
 
-    before: Side
-    after: Side
+    before: RenderSide
+    after: RenderSide
     whole: bool = False
 
     @property

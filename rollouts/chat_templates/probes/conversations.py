@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollouts.chat_templates.probes.message_shape import CALC, SEARCH, TOOLS, Form, Tool, system, user
+from rollouts.chat_templates.probes.message_shape import CALC, SEARCH, TOOLS, MessageShape, Tool, system, user
 from rollouts.chat_templates.probes.report import Purpose
 from rollouts.chat_templates.sandbox.render import Conversation
 from rollouts.tito.trajectory import Message
@@ -53,7 +53,9 @@ def markers_of(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_MARKER.findall(repr(messages))))
 
 
-def append_probes(form: Form, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None) -> Iterator[Probe]:
+def append_probes(
+    form: MessageShape, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
+) -> Iterator[Probe]:
     """Every probe of the kind *appending changes nothing before*, in the form that the template accepts."""
     offered = list(TOOLS) if form.tools and tools is None else tools
     ask = user("UQ1 please compute")
@@ -131,7 +133,7 @@ def thinking_switch(chat_template: str) -> str | None:
 
 
 def thinking_probes(
-    form: Form, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None, switch: str
+    form: MessageShape, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None, switch: str
 ) -> Iterator[Probe]:
     """The most telling probes again, with thinking on and with thinking off."""
     wanted = (

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rollouts.chat_templates.probes.compare import Side
+from rollouts.chat_templates.probes.compare import RenderSide
 from rollouts.chat_templates.probes.message_shape import CALC, user
 from rollouts.chat_templates.probes.property_checks import raised, stop_text, unsupported
-from rollouts.chat_templates.probes.render_cache import Bench
-from rollouts.chat_templates.probes.report import Check, Purpose, Status
+from rollouts.chat_templates.probes.render_cache import RenderCache
+from rollouts.chat_templates.probes.report import Check, CheckStatus, Purpose
 from rollouts.chat_templates.repair.assistant_masks import merged, overrun
 from rollouts.tito.trajectory import Message
 
@@ -24,8 +24,8 @@ def has_generation_tags(chat_template: str) -> bool:
     return _TAG.search(chat_template) is not None
 
 
-def _conversations(bench: Bench) -> list[list[Message]]:
-    form = bench.form
+def _conversations(cache: RenderCache) -> list[list[Message]]:
+    form = cache.form
     ask, answer, later = user("UQ1"), form.assistant("ANSX1"), user("UQ2")
     found: list[list[Message]] = [[ask, answer], [ask, answer, later, form.assistant("ANSX2")]]
     if form.reasoning:
@@ -36,22 +36,22 @@ def _conversations(bench: Bench) -> list[list[Message]]:
     return found
 
 
-def generation_masks(bench: Bench) -> Check:
+def generation_masks(cache: RenderCache) -> Check:
     """Compare each marked span with what lies between the generation prompt and the stop token."""
-    if not has_generation_tags(bench.template):
+    if not has_generation_tags(cache.template):
         return unsupported(NAME, TITLE, Purpose.MASKS, "The template has no {% generation %} tags.")
-    conversations = _conversations(bench)
+    conversations = _conversations(cache)
     wanted = []
     for messages in conversations:
-        wanted.append(bench.conversation(messages))
-        wanted += [bench.conversation(messages[:n], True) for n in _assistants(messages)]
-        wanted += [bench.conversation(messages[: n + 1]) for n in _assistants(messages)]
-    sides = {id(conversation): side for conversation, side in zip(wanted, bench.sides(*wanted), strict=True)}
-    stop = stop_text(bench)
+        wanted.append(cache.conversation(messages))
+        wanted += [cache.conversation(messages[:n], True) for n in _assistants(messages)]
+        wanted += [cache.conversation(messages[: n + 1]) for n in _assistants(messages)]
+    renders = {id(conversation): side for conversation, side in zip(wanted, cache.renders(*wanted), strict=True)}
+    stop = stop_text(cache)
     position = 0
     for messages in conversations:
         places = _assistants(messages)
-        taken = [sides[id(c)] for c in wanted[position : position + 1 + 2 * len(places)]]
+        taken = [renders[id(c)] for c in wanted[position : position + 1 + 2 * len(places)]]
         position += 1 + 2 * len(places)
         whole, prompts, histories = taken[0], taken[1 : 1 + len(places)], taken[1 + len(places) :]
         failed = next((side for side in taken if side.error), None)
@@ -59,22 +59,26 @@ def generation_masks(bench: Bench) -> Check:
             return raised(NAME, TITLE, Purpose.MASKS, failed)
         fault, line = _fault(whole, prompts, histories, stop)
         if fault:
-            return Check(NAME, TITLE, Purpose.MASKS, Status.BROKEN, fault, line=line)
-        extra = _overrun(bench, whole)
+            return Check(NAME, TITLE, Purpose.MASKS, CheckStatus.BROKEN, fault, line=line)
+        extra = _overrun(cache, whole)
         if extra:
             detail = (
                 f"transformers' return_assistant_tokens_mask marks {extra} tokens outside the tags: a span ends in "
                 "white space that belongs to no token's offsets, and its mask runs on to the end of the row."
             )
-            return Check(NAME, TITLE, Purpose.MASKS, Status.BROKEN, detail)
-    return Check(NAME, TITLE, Purpose.MASKS, Status.OK, "The tags cover exactly what is sampled, stop token included.")
+            return Check(NAME, TITLE, Purpose.MASKS, CheckStatus.BROKEN, detail)
+    return Check(
+        NAME, TITLE, Purpose.MASKS, CheckStatus.OK, "The tags cover exactly what is sampled, stop token included."
+    )
 
 
 def _assistants(messages: Sequence[Message]) -> list[int]:
     return [n for n, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def _fault(whole: Side, prompts: Sequence[Side], histories: Sequence[Side], stop: str | None) -> tuple[str, int | None]:
+def _fault(
+    whole: RenderSide, prompts: Sequence[RenderSide], histories: Sequence[RenderSide], stop: str | None
+) -> tuple[str, int | None]:
     """The first span that does not fit, in a sentence, with the template line."""
     text, spans = whole.text, merged(whole.provenance.spans)
     if len(spans) != len(prompts):
@@ -103,8 +107,8 @@ def _fault(whole: Side, prompts: Sequence[Side], histories: Sequence[Side], stop
     return "", None
 
 
-def _overrun(bench: Bench, whole: Side) -> int:
-    codec: Any = bench.codec
+def _overrun(cache: RenderCache, whole: RenderSide) -> int:
+    codec: Any = cache.codec
     if not hasattr(codec, "encode_offsets"):
         return 0
     return overrun(codec, whole.text, whole.provenance.tracked_spans)

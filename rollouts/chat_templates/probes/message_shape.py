@@ -41,7 +41,7 @@ def system(text: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Form:
+class MessageShape:
     """How the messages of a probe are written."""
 
     arguments: str = "dict"
@@ -126,29 +126,29 @@ PLAIN_TEXT_UNREAD = "content that is a string is not rendered"
 
 def candidates(
     parts: bool, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
-) -> list[tuple[Form, Conversation]]:
+) -> list[tuple[MessageShape, Conversation]]:
     """The forms that are tried, the plainest first, each with a call and its result written in it."""
     found = []
     for with_tools, content, ids, arguments in itertools.product(
         (False, True), ("empty", "none"), (False, True), ("dict", "string")
     ):
-        form = Form(arguments, ids, content, with_tools, parts=parts)
+        form = MessageShape(arguments, ids, content, with_tools, parts=parts)
         messages = [user("UQ1"), form.call((CALC, {"expr": "ARGX1"})), form.result(CALC, "RESX1")]
         offered = list(TOOLS) if with_tools and tools is None else tools
         found.append((form, Conversation(form.written(messages), offered, kwargs, False)))
     return found
 
 
-def find_form(
+def find_message_shape(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
-) -> tuple[Form, dict[Form, str]]:
+) -> tuple[MessageShape, dict[MessageShape, str]]:
     """The first form in which a call and its result are rendered, and what each refused form was refused with."""
     unread = _reads_parts_alone(renderer, tools, kwargs)
     forms, conversations = zip(*candidates(bool(unread), tools, kwargs), strict=True)
     outcomes = renderer.render_many(conversations)
-    refused: dict[Form, str] = {Form(): unread} if unread else {}
-    rendered: list[Form] = []
-    chosen: Form | None = None
+    refused: dict[MessageShape, str] = {MessageShape(): unread} if unread else {}
+    rendered: list[MessageShape] = []
+    chosen: MessageShape | None = None
     for form, outcome in zip(forms, outcomes, strict=True):
         if outcome.error:
             refused[form] = outcome.error
@@ -166,16 +166,16 @@ def _reads_parts_alone(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> str:
     """What becomes of content that is a string, where the template renders only lists of parts; else empty."""
-    messages = [user("UQ1"), Form().assistant("ANSX1")]
-    forms = (Form(), Form(parts=True))
+    messages = [user("UQ1"), MessageShape().assistant("ANSX1")]
+    forms = (MessageShape(), MessageShape(parts=True))
     plain, parts = renderer.render_many([Conversation(form.written(messages), tools, kwargs) for form in forms])
     read = [not one.error and "UQ1" in one.text and "ANSX1" in one.text for one in (plain, parts)]
     return plain.error or PLAIN_TEXT_UNREAD if read == [False, True] else ""
 
 
 def _with_reasoning(
-    renderer: TemplateRenderer, form: Form, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
-) -> Form:
+    renderer: TemplateRenderer, form: MessageShape, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
+) -> MessageShape:
     """The same form with the field in which the template renders reasoning."""
     offered = list(TOOLS) if form.tools and tools is None else tools
     fields = [*REASONING_FIELDS, "inline"] if "</think>" in renderer.chat_template else list(REASONING_FIELDS)

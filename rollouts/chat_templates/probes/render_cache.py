@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rollouts.chat_templates.probes.compare import CharacterCodec, Side
-from rollouts.chat_templates.probes.message_shape import TOOLS, Form, Tool
+from rollouts.chat_templates.probes.compare import CharacterCodec, RenderSide
+from rollouts.chat_templates.probes.message_shape import TOOLS, MessageShape, Tool
 from rollouts.chat_templates.sandbox.render import Conversation, Provenance, TemplateRenderer
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import NO_IDS, Message
@@ -26,13 +26,13 @@ class NotYet(Exception):
     """A judge asked for renders that are not there yet; it is run again once they are."""
 
 
-class Bench:
+class RenderCache:
     """A chat template, the form it accepts, and the renders that its checks have asked for."""
 
     def __init__(
         self,
         renderer: TemplateRenderer,
-        form: Form,
+        form: MessageShape,
         tools: Sequence[Tool] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -43,7 +43,7 @@ class Bench:
         self.kwargs = kwargs or None
         self.seen: dict[str, Conversation] = {}
         """Every conversation that was rendered, by key."""
-        self._sides: dict[str, Side] = {}
+        self._renders: dict[str, RenderSide] = {}
         self._wanted: dict[str, Conversation] = {}
 
     @property
@@ -63,19 +63,19 @@ class Bench:
         """A conversation in the form the template accepts, with the check's own tools and kwargs."""
         return Conversation(self.form.written(messages), self.tools, self.kwargs, add_generation_prompt)
 
-    def side(self, conversation: Conversation) -> Side:
+    def side(self, conversation: Conversation) -> RenderSide:
         """The render of a conversation. Raises :class:`NotYet`."""
-        return self.sides(conversation)[0]
+        return self.renders(conversation)[0]
 
-    def sides(self, *conversations: Conversation) -> list[Side]:
+    def renders(self, *conversations: Conversation) -> list[RenderSide]:
         """The renders of conversations. Raises :class:`NotYet`, with all of them noted."""
         keys = [key_of(conversation) for conversation in conversations]
-        missing = [n for n, key in enumerate(keys) if key not in self._sides]
+        missing = [n for n, key in enumerate(keys) if key not in self._renders]
         for n in missing:
             self._wanted[keys[n]] = conversations[n]
         if missing:
             raise NotYet
-        return [self._sides[key] for key in keys]
+        return [self._renders[key] for key in keys]
 
     def fetch(self) -> None:
         """Render and encode all that was asked for."""
@@ -85,7 +85,7 @@ class Bench:
         texts = list(dict.fromkeys(outcome.text for outcome in outcomes if outcome.ok))
         encoded = dict(zip(texts, self.codec.encode_batch(texts), strict=True))
         for (key, conversation), outcome in zip(wanted.items(), outcomes, strict=True):
-            self._sides[key] = Side(
+            self._renders[key] = RenderSide(
                 conversation=conversation,
                 codec=self.codec,
                 provenance=Provenance(outcome.text, outcome.lines, outcome.spans, outcome.tracked_spans),
@@ -95,19 +95,19 @@ class Bench:
                 error_line=outcome.line,
             )
 
-    def judge(self, judges: Sequence[Callable[[Bench], T]]) -> list[T]:
+    def answer(self, questions: Sequence[Callable[[RenderCache], T]]) -> list[T]:
         """The answer of each judge, in order; renders are fetched for all of them at once."""
         answers: dict[int, T] = {}
-        while len(answers) < len(judges):
-            for n, judge in enumerate(judges):
+        while len(answers) < len(questions):
+            for n, answer in enumerate(questions):
                 if n not in answers:
                     try:
-                        answers[n] = judge(self)
+                        answers[n] = answer(self)
                     except NotYet:
                         continue
             if self._wanted:
                 self.fetch()
-        return [answers[n] for n in range(len(judges))]
+        return [answers[n] for n in range(len(questions))]
 
 
 def key_of(conversation: Conversation) -> str:

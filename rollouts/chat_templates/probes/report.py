@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollouts.chat_templates.jinja_source.scan import deciding_condition, line_text
-from rollouts.chat_templates.probes.compare import WINDOW_AFTER, WINDOW_BEFORE, Comparison, Side
+from rollouts.chat_templates.probes.compare import WINDOW_AFTER, WINDOW_BEFORE, RenderComparison, RenderSide
 from rollouts.chat_templates.sandbox.render import Conversation
 from rollouts.tito.snippets import contrast, quoted
 
@@ -35,7 +35,7 @@ class Purpose(StrEnum):
     """Facts without a pass or a fail for training."""
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     """How a check came out."""
 
     OK = "ok"
@@ -55,15 +55,15 @@ class Check:
     name: str
     title: str
     purpose: Purpose
-    status: Status
+    status: CheckStatus
     detail: str
     """One or two sentences."""
     decisive: bool = True
     """False = worth knowing, but it does not change the verdict of its purpose."""
     void: bool = False
     """True = the renders agree only because what was asked about is in neither."""
-    comparison: Comparison | None = None
-    failed: Side | None = None
+    comparison: RenderComparison | None = None
+    failed: RenderSide | None = None
     """The side that raised."""
     line: int | None = None
     """The template line, where there is one without a comparison."""
@@ -71,7 +71,7 @@ class Check:
     @property
     def passed(self) -> bool:
         """The bare property: do the two renders agree? True for a void pass too."""
-        return self.comparison.passed if self.comparison is not None else self.status is Status.OK
+        return self.comparison.passed if self.comparison is not None else self.status is CheckStatus.OK
 
     def to_dict(self, template: str) -> dict[str, Any]:
         """The check as JSON, with both renders and a window of tokens around the first difference."""
@@ -125,7 +125,7 @@ class Check:
         return found | _difference(comparison, template)
 
 
-def _difference(comparison: Comparison, template: str) -> dict[str, Any]:
+def _difference(comparison: RenderComparison, template: str) -> dict[str, Any]:
     index = comparison.index
     assert index is not None
     before, after = comparison.before, comparison.after
@@ -220,7 +220,7 @@ class CheckReport:
 _MARKED = {"ARGX": "a tool call", "RESX": "a tool result", "ANSX": "an answer", "SYSX": "the system text"}
 
 
-def what_changed(comparison: Comparison) -> str:
+def what_changed(comparison: RenderComparison) -> str:
     """The difference between two renders in a few words."""
     if comparison.text_passed:
         return "the text is kept but splits into other tokens"
@@ -253,14 +253,14 @@ def verdicts(checks: Iterable[Check]) -> dict[str, str]:
     found = {}
     for purpose, group in grouped.items():
         decisive = [check for check in group if check.decisive]
-        undecided = next((check.detail for check in group if check.status is Status.BROKEN), "")
+        undecided = next((check.detail for check in group if check.status is CheckStatus.BROKEN), "")
         found[purpose.value] = _verdict(purpose, decisive) if decisive else f"cannot be told: {undecided}"
     return found
 
 
 def _verdict(purpose: Purpose, group: Sequence[Check]) -> str:
-    broken = [check for check in group if check.status is Status.BROKEN]
-    good = [check for check in group if check.status is Status.OK]
+    broken = [check for check in group if check.status is CheckStatus.BROKEN]
+    good = [check for check in group if check.status is CheckStatus.OK]
     if purpose is Purpose.MASKS:
         if not good and not broken:
             return "not available"
@@ -279,10 +279,10 @@ def _verdict(purpose: Purpose, group: Sequence[Check]) -> str:
         told = [f"{words} ({_listed(titles)})" for words, titles in reasons.items()]
         return "not safe, " + "; ".join(told[:3])
     if not good:
-        raising = [check for check in group if check.status is Status.RAISES]
+        raising = [check for check in group if check.status is CheckStatus.RAISES]
         reason = (raising or list(group))[0].detail
         return f"not available: {reason}"
-    limits = [check for check in group if check.status is Status.RAISES]
+    limits = [check for check in group if check.status is CheckStatus.RAISES]
     if limits:
         return "safe, except that the template raises on: " + ", ".join(check.title.lower() for check in limits[:4])
     return "safe"

@@ -16,8 +16,8 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from rollouts.chat_templates.jinja_source.parts import (
+    BranchGroup,
     CannotTakeApart,
-    Group,
     Leaf,
     Node,
     Operand,
@@ -26,15 +26,15 @@ from rollouts.chat_templates.jinja_source.parts import (
     take_apart,
     walk,
 )
-from rollouts.chat_templates.probes.checks import check, make_bench
+from rollouts.chat_templates.probes.checks import check, make_render_cache
 from rollouts.chat_templates.probes.compare import common_length
 from rollouts.chat_templates.probes.conversations import markers_of
 from rollouts.chat_templates.probes.generation_checks import NAME, has_generation_tags
 from rollouts.chat_templates.probes.property_checks import stop_text
 from rollouts.chat_templates.probes.render_cache import key_of
-from rollouts.chat_templates.probes.report import CheckReport, Status
+from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
 from rollouts.chat_templates.repair.assistant_masks import exact_mask, merged, overlap_mask, transformers_mask
-from rollouts.chat_templates.repair.regression_set import World
+from rollouts.chat_templates.repair.regression_set import RegressionSet
 from rollouts.chat_templates.repair.search import unified_diff
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
 from rollouts.tito.interfaces import RenderFailed
@@ -46,7 +46,7 @@ _TARGET = re.compile(r"for\s+([A-Za-z_]\w*)\s+in\b")
 
 
 @dataclass(frozen=True)
-class Marks:
+class GenerationTags:
     """A template with generation tags that were verified; it renders as before, byte for byte."""
 
     template: str
@@ -94,20 +94,20 @@ class _Spans:
     """Every message goes on as it was prompted, and is kept by what follows it."""
 
 
-def find_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> tuple[Marks | None, str]:
+def find_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> tuple[GenerationTags | None, str]:
     """Verified generation tags for the template of a report, or None and the reason."""
     original = report.chat_template
-    if has_generation_tags(original) and report.check(NAME).status is Status.OK:
+    if has_generation_tags(original) and report.check(NAME).status is CheckStatus.OK:
         return None, "The template has generation tags of its own, and they mark exactly what is sampled."
-    bench, _ = make_bench(TemplateRenderer(tokenizer, original), report.tools, report.kwargs)
+    cache, _ = make_render_cache(TemplateRenderer(tokenizer, original), report.tools, report.kwargs)
     try:
-        stop = bench.judge([stop_text])[0]
-        world = World(bench)
-        spans = _all_spans(world, stop)
-        nodes, state = _learn(world, original, spans)
+        stop = cache.answer([stop_text])[0]
+        regressions = RegressionSet(cache)
+        spans = _all_spans(regressions, stop)
+        nodes, state = _learn(regressions, original, spans)
         for sets_inside in (True, False):
             template = _Writer(state, sets_inside).write(nodes)
-            marks = _verified(tokenizer, report, world, spans, template)
+            marks = _verified(tokenizer, report, regressions, spans, template)
             if marks is not None:
                 return marks, ""
         raise CannotMark("tags at the places that were found change the render, or mark something else")
@@ -121,13 +121,13 @@ def with_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> Chec
     return replace(report, marks=found, marks_detail=detail)
 
 
-def _all_spans(world: World, stop: str | None) -> dict[str, _Spans]:
+def _all_spans(regressions: RegressionSet, stop: str | None) -> dict[str, _Spans]:
     """For each conversation with an assistant message, by key, what was sampled in it."""
     found = {}
-    for key, conversation in world.conversations.items():
+    for key, conversation in regressions.conversations.items():
         roles = [message["role"] for message in conversation.messages]
-        if "assistant" in roles and world.original[key] is not None:
-            found[key] = _spans(world, conversation, stop)
+        if "assistant" in roles and regressions.original[key] is not None:
+            found[key] = _spans(regressions, conversation, stop)
     if not any(spans.sampled and spans.is_told for spans in found.values()):
         raise CannotMark(
             "what the model is prompted with is in no probe how the history goes on, so that nothing tells what of the "
@@ -136,14 +136,14 @@ def _all_spans(world: World, stop: str | None) -> dict[str, _Spans]:
     return found
 
 
-def _spans(world: World, conversation: Conversation, stop: str | None) -> _Spans:
-    messages, whole = conversation.messages, world.original[key_of(conversation)] or ""
+def _spans(regressions: RegressionSet, conversation: Conversation, stop: str | None) -> _Spans:
+    messages, whole = conversation.messages, regressions.original[key_of(conversation)] or ""
     spans, position = _Spans(), 0
     for k, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         before, prompt, history = (
-            world.original[key_of(conversation._replace(messages=messages[:n], add_generation_prompt=prompted))]
+            regressions.original[key_of(conversation._replace(messages=messages[:n], add_generation_prompt=prompted))]
             if n
             else ""
             for n, prompted in ((k, False), (k, True), (k + 1, False))
@@ -234,7 +234,7 @@ def _any_is(wanted: Sequence[tuple[int, str]], answers: str) -> bool:
     return any(answers[n] == value for n, value in wanted)
 
 
-def _learn(world: World, template: str, spans: Mapping[str, _Spans]) -> tuple[list[Node], dict[int, str]]:
+def _learn(regressions: RegressionSet, template: str, spans: Mapping[str, _Spans]) -> tuple[list[Node], dict[int, str]]:
     """The template taken apart and cut where spans begin and end, and the state of each operand.
 
     Raises :class:`CannotMark`.
@@ -242,7 +242,7 @@ def _learn(world: World, template: str, spans: Mapping[str, _Spans]) -> tuple[li
     nodes = take_apart(template)
     switches = _switches(nodes)
     for _ in range(CUTS):
-        seen, cuts = _occurrences(world, nodes, spans, switches)
+        seen, cuts = _occurrences(regressions, nodes, spans, switches)
         leaves = {operand.name: leaf for leaf in walk(nodes) for operand in leaf.operands}
         if not cuts:
             return nodes, _states(nodes, seen)
@@ -286,7 +286,7 @@ def _switches(nodes: Sequence[Node]) -> list[str]:
     """The conditions that decide what the generation prompt is: of the branches inside its own."""
     found: list[str] = []
     for node in nodes:
-        if isinstance(node, Group):
+        if isinstance(node, BranchGroup):
             for section in node.sections:
                 if "add_generation_prompt" in section.head.body:
                     heads = [leaf.body for leaf in walk(section.children) if leaf.kind in ("if", "elif")]
@@ -307,7 +307,7 @@ def _tests(loops: Sequence[str], switches: Sequence[str]) -> list[str]:
 
 
 def _occurrences(
-    world: World, nodes: Sequence[Node], spans: Mapping[str, _Spans], switches: Sequence[str]
+    regressions: RegressionSet, nodes: Sequence[Node], spans: Mapping[str, _Spans], switches: Sequence[str]
 ) -> tuple[dict[int, _Seen], set[tuple[int, int]]]:
     """What each operand was seen to write, and (operand, offset) where one crosses the bound of a span."""
     seen: dict[int, _Seen] = {}
@@ -319,11 +319,11 @@ def _occurrences(
         return f'{{{{- "\x02{operand.name};" -}}}}{answers}{{{{- "\x02" -}}}}'
 
     keys = list(spans)
-    named = TemplateRenderer(world.bench.renderer.tokenizer, explicit(nodes, mark))
-    outcomes = named.render_many([world.conversations[key] for key in keys])
+    named = TemplateRenderer(regressions.cache.renderer.tokenizer, explicit(nodes, mark))
+    outcomes = named.render_many([regressions.conversations[key] for key in keys])
     cuts: set[tuple[int, int]] = set()
     for key, outcome in zip(keys, outcomes, strict=True):
-        if _MARKED.sub("", outcome.text) != world.original[key]:
+        if _MARKED.sub("", outcome.text) != regressions.original[key]:
             raise CannotMark("the template looks at what it has written, so that its parts cannot be told apart")
         start = 0
         _, *rest = _MARKED.split(outcome.text)
@@ -380,7 +380,7 @@ class _Writer:
         return stop
 
     def _units(self, node: Node) -> list[_Unit]:
-        if isinstance(node, Group):
+        if isinstance(node, BranchGroup):
             return [self._group(node)]
         if node.kind not in ("out", "data"):
             free = node.kind in ("comment", "opaque") or (node.kind == "set" and self.sets_inside)
@@ -393,7 +393,7 @@ class _Writer:
             return _outputs(node, states)
         return [_Unit(node.source, written.pop() if written else NONE, node.opening.endswith("-"), node.closing)]
 
-    def _group(self, group: Group) -> _Unit:
+    def _group(self, group: BranchGroup) -> _Unit:
         leaves = [leaf for section in group.sections for leaf in walk(section.children)]
         states = {self.state[operand.name] for leaf in leaves for operand in leaf.operands} - {NONE}
         kinds = {leaf.kind for leaf in leaves}
@@ -461,18 +461,22 @@ def _wrapped(run: Sequence[_Unit], rest: Sequence[_Unit]) -> str:
 
 
 def _verified(
-    tokenizer: TemplateTokenizer | None, report: CheckReport, world: World, spans: Mapping[str, _Spans], template: str
-) -> Marks | None:
+    tokenizer: TemplateTokenizer | None,
+    report: CheckReport,
+    regressions: RegressionSet,
+    spans: Mapping[str, _Spans],
+    template: str,
+) -> GenerationTags | None:
     """The marks, if every render is what it was and every mask is what was sampled."""
     if not has_generation_tags(template):
         return None
-    keys = list(world.conversations)
-    outcomes = TemplateRenderer(tokenizer, template).render_many([world.conversations[key] for key in keys])
+    keys = list(regressions.conversations)
+    outcomes = TemplateRenderer(tokenizer, template).render_many([regressions.conversations[key] for key in keys])
     judged: list[_Spans] = []
     for key, outcome in zip(keys, outcomes, strict=True):
-        if world.original[key] is None:
+        if regressions.original[key] is None:
             continue
-        if outcome.text != world.original[key] or not outcome.ok:
+        if outcome.text != regressions.original[key] or not outcome.ok:
             return None
         known = spans.get(key, _Spans(limit=len(outcome.text)))
         marked = [span for span in merged(outcome.tracked_spans) if span[1] <= known.limit]
@@ -481,14 +485,14 @@ def _verified(
         if known.sampled and known.is_told:
             judged.append(known)
     now = check(tokenizer, template, report.tools, report.kwargs)
-    if now.check(NAME).status is not Status.OK:
+    if now.check(NAME).status is not CheckStatus.OK:
         return None
     blocks = template.count("endgeneration")
     proved = sum(spans.is_proved for spans in judged)
-    renders = sum(text is not None for text in world.original.values())
+    renders = sum(text is not None for text in regressions.original.values())
     diff = unified_diff(report.chat_template, template)
     by_tokens = hasattr(tokenizer, "encode_offsets")
-    return Marks(template, diff, blocks, proved, len(judged) - proved, renders, by_tokens)
+    return GenerationTags(template, diff, blocks, proved, len(judged) - proved, renders, by_tokens)
 
 
 def _tokens_agree(

@@ -9,8 +9,8 @@ from typing import Any
 from rollouts.chat_templates.probes.checks import all_probes, tito_post_probe
 from rollouts.chat_templates.probes.compare import common_length
 from rollouts.chat_templates.probes.conversations import Probe, markers_of
-from rollouts.chat_templates.probes.message_shape import Form
-from rollouts.chat_templates.probes.render_cache import Bench, key_of
+from rollouts.chat_templates.probes.message_shape import MessageShape
+from rollouts.chat_templates.probes.render_cache import RenderCache, key_of
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
 from rollouts.tito.trajectory import Message
 
@@ -39,23 +39,29 @@ class Changed:
         }
 
 
-class World:
+class RegressionSet:
     """All conversations that a candidate is judged on, and how the original renders them."""
 
-    def __init__(self, bench: Bench, own: Sequence[Message] | None = None, others: Iterable[Conversation] = ()) -> None:
+    def __init__(
+        self, cache: RenderCache, own: Sequence[Message] | None = None, others: Iterable[Conversation] = ()
+    ) -> None:
         """``own``: messages of the user's that are probed too; every prefix of them is a conversation, so few ones.
 
         ``others``: further conversations that the template must be judged on, with every prefix.
         """
-        self.bench = bench
-        self.probes = [tito_post_probe(Form(), bench), tito_post_probe(bench.form, bench), *all_probes(bench, own)]
+        self.cache = cache
+        self.probes = [
+            tito_post_probe(MessageShape(), cache),
+            tito_post_probe(cache.form, cache),
+            *all_probes(cache, own),
+        ]
         self.conversations: dict[str, Conversation] = {}
         for conversation in (*(one for probe in self.probes for one in probe.conversations()), *others):
             for k in range(1, len(conversation.messages) + 1):
                 for prompt in (False, True):
                     self._add(conversation._replace(messages=conversation.messages[:k], add_generation_prompt=prompt))
         self._texts: dict[str, dict[str, str | None]] = {}
-        self.original = self.texts(bench.template)
+        self.original = self.texts(cache.template)
         self.kept = [key for key, conversation in self.conversations.items() if self._preserved(conversation)]
         """Keys of the conversations that must not change."""
 
@@ -67,7 +73,7 @@ class World:
         known = self._texts.setdefault(template, {})
         missing = [key for key in (self.conversations if keys is None else keys) if key not in known]
         if missing:
-            renderer = TemplateRenderer(self.bench.renderer.tokenizer, template)
+            renderer = TemplateRenderer(self.cache.renderer.tokenizer, template)
             outcomes = renderer.render_many([self.conversations[key] for key in missing])
             known.update((key, one.text if one.ok else None) for key, one in zip(missing, outcomes, strict=True))
         return known
@@ -128,7 +134,7 @@ class World:
     def places(self, template: str, probes: Sequence[Probe]) -> list[tuple[int | None, int | None]]:
         """For each probe the template lines that wrote the two sides of its first difference."""
         pairs = [probe.conversations() for probe in probes]
-        renderer = TemplateRenderer(self.bench.renderer.tokenizer, template)
+        renderer = TemplateRenderer(self.cache.renderer.tokenizer, template)
         outcomes = renderer.render_many([one for pair in pairs for one in pair], lines=True)
         found = []
         for before, after in zip(outcomes[::2], outcomes[1::2], strict=True):

@@ -15,21 +15,21 @@ from typing import Any
 
 from rollouts.chat_templates.jinja_source.edits import edits
 from rollouts.chat_templates.jinja_source.scan import FAR, suspects
-from rollouts.chat_templates.probes.checks import all_judges, check, make_bench
+from rollouts.chat_templates.probes.checks import all_checks, check, make_render_cache
 from rollouts.chat_templates.probes.conversations import Probe
 from rollouts.chat_templates.probes.message_shape import candidates
-from rollouts.chat_templates.probes.render_cache import Bench
-from rollouts.chat_templates.probes.report import Check, CheckReport, Purpose, Status
-from rollouts.chat_templates.repair.regression_set import Changed, World
+from rollouts.chat_templates.probes.render_cache import RenderCache
+from rollouts.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose
+from rollouts.chat_templates.repair.regression_set import Changed, RegressionSet
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
 from rollouts.tito.interfaces import RenderFailed
 
-SECONDS = 15.0
+SEARCH_SECONDS = 15.0
 """For the search alone: with the renders before it and the proof after it a repair takes less than 20 s."""
 DEPTH = 3
 """At most this many changed conditions."""
 BEAM = 4
-OWN_MESSAGES = 30
+MAX_GUIDING_MESSAGES = 30
 """Of one's own conversation so many messages guide the search; the proof takes all of them."""
 Progress = Callable[[str], None]
 
@@ -84,17 +84,17 @@ class _Found:
     is_whole: bool = False
 
 
-def _search(world: World, start: str, goal: Sequence[Probe], until: float, progress: Progress) -> _Found:
+def _search(regressions: RegressionSet, start: str, goal: Sequence[Probe], until: float, progress: Progress) -> _Found:
     """Change conditions, fewest first and the likeliest first, until every goal probe passes."""
-    failed = world.failing(world.bench.template, world.probes)
-    others = [probe for probe in world.probes if probe not in failed]
-    fewest, best = len(world.failing(start, goal)), None
+    failed = regressions.failing(regressions.cache.template, regressions.probes)
+    others = [probe for probe in regressions.probes if probe not in failed]
+    fewest, best = len(regressions.failing(start, goal)), None
     level: list[tuple[int, str]] = [(fewest, start)]
     seen = {start}
     for depth in range(DEPTH):
         following: list[tuple[int, str]] = []
         for _, template in level[:BEAM]:
-            near = suspects(template, world.places(template, world.failing(template, goal)))
+            near = suspects(template, regressions.places(template, regressions.failing(template, goal)))
             # Further changes are made where the difference comes from; the first one may be anywhere.
             tried = [edit for edit in edits(template, near) if depth == 0 or edit.rank[0] < FAR]
             for n, edit in enumerate(tried):
@@ -109,13 +109,13 @@ def _search(world: World, start: str, goal: Sequence[Probe], until: float, progr
                     progress(f"{conditions}: {n} of {len(tried)} candidates tried")
                 # In this order: most candidates change nothing that counts, most others change too much.
                 if (
-                    not world.moves(candidate, template, goal)
-                    or not world.keeps(candidate)
-                    or world.failing(candidate, others)
-                    or world.loses(candidate)
+                    not regressions.moves(candidate, template, goal)
+                    or not regressions.keeps(candidate)
+                    or regressions.failing(candidate, others)
+                    or regressions.loses(candidate)
                 ):
                     continue
-                left = len(world.failing(candidate, goal))
+                left = len(regressions.failing(candidate, goal))
                 if left == 0:
                     return _Found(candidate, is_whole=True)
                 if left < fewest:
@@ -132,7 +132,7 @@ def find_repair(
     tokenizer: TemplateTokenizer | None,
     report: CheckReport,
     progress: Progress = lambda _: None,
-    seconds: float = SECONDS,
+    seconds: float = SEARCH_SECONDS,
 ) -> tuple[Repair | None, str]:
     """A verified repair of the prefix probes that failed, or None; and what it leaves broken, or why there is none.
 
@@ -141,7 +141,7 @@ def find_repair(
     """
     began = time.monotonic()
     broken = [
-        one for one in report.checks if one.status is Status.BROKEN and one.decisive and one.comparison is not None
+        one for one in report.checks if one.status is CheckStatus.BROKEN and one.decisive and one.comparison is not None
     ]
     void = any(one.name == "tool_append" and one.void for one in report.checks)
     wanted = [purpose for purpose in SCOPES if not (void and purpose is Purpose.TOOLS)]
@@ -152,10 +152,12 @@ def find_repair(
     if all(one.comparison is not None and one.comparison.text_passed for one in everything):
         return None, "The text is kept; only the tokens differ, which no change of the template can mend."
     renderer = TemplateRenderer(tokenizer, report.chat_template)
-    bench, _ = make_bench(renderer, report.tools, report.kwargs)
-    world = World(bench, (report.conversation or ())[:OWN_MESSAGES], _judged(bench, report))
-    failing = {probe.name: probe for probe in world.failing(report.chat_template, world.probes)}
-    hopeless = {name for name, probe in failing.items() if world.is_hopeless(probe)}
+    cache, _ = make_render_cache(renderer, report.tools, report.kwargs)
+    regressions = RegressionSet(
+        cache, (report.conversation or ())[:MAX_GUIDING_MESSAGES], _checked_conversations(cache, report)
+    )
+    failing = {probe.name: probe for probe in regressions.failing(report.chat_template, regressions.probes)}
+    hopeless = {name for name, probe in failing.items() if regressions.is_hopeless(probe)}
     found: list[Repair] = []
     goal: list[Probe] = []
     stages = [purpose for purpose, checks in goals.items() if any(one.name in failing for one in checks)]
@@ -166,11 +168,11 @@ def find_repair(
             continue
         until = began + seconds * (n + 1) / len(stages)
         start = found[-1].template if found else report.chat_template
-        searched = _search(world, start, goal, until, progress)
+        searched = _search(regressions, start, goal, until, progress)
         if searched.template is not None and searched.template != start:
             scope = SCOPES[purpose] if len(goal) > len(added) else purpose.name.lower()
             must = {probe.name for probe in goal} if searched.is_whole else set()
-            repair = _verified(tokenizer, report, world, searched.template, must, scope)
+            repair = _verified(tokenizer, report, regressions, searched.template, must, scope)
             if repair is not None and len(repair.fixes) > max((len(one.fixes) for one in found), default=0):
                 found.append(repair)
     if not found:
@@ -181,11 +183,11 @@ def find_repair(
     return chosen, _left(report, chosen, hopeless)
 
 
-def _judged(bench: Bench, report: CheckReport) -> list[Conversation]:
+def _checked_conversations(cache: RenderCache, report: CheckReport) -> list[Conversation]:
     """Every conversation that the check renders, those included that it finds the template's form with."""
-    bench.judge(all_judges(bench))
-    tried = [one for _, one in candidates(bench.form.parts, report.tools, report.kwargs)]
-    return [*bench.seen.values(), *tried]
+    cache.answer(all_checks(cache))
+    tried = [one for _, one in candidates(cache.form.parts, report.tools, report.kwargs)]
+    return [*cache.seen.values(), *tried]
 
 
 SCOPES = {Purpose.TOOLS: "tools", Purpose.USERS: "all", Purpose.GENERATION: "every"}
@@ -197,7 +199,7 @@ def _nothing(report: CheckReport) -> str:
     """Why there is nothing to repair, and what can be done where that does not mean that all is well."""
     raising = [
         one for one in report.checks
-        if one.status is Status.RAISES and one.decisive and one.purpose in SCOPES and one.failed is not None
+        if one.status is CheckStatus.RAISES and one.decisive and one.purpose in SCOPES and one.failed is not None
     ]  # fmt: skip
     if raising:
         first = raising[0]
@@ -248,7 +250,7 @@ def _left(report: CheckReport, repair: Repair, hopeless: Collection[str]) -> str
 def _verified(
     tokenizer: TemplateTokenizer | None,
     report: CheckReport,
-    world: World,
+    regressions: RegressionSet,
     candidate: str,
     goals: Collection[str],
     scope: str,
@@ -261,13 +263,18 @@ def _verified(
     before = {one.name: one for one in report.checks}
     for one in now.checks:
         was = before.get(one.name)
-        if was is not None and was.status is Status.OK and one.status is not Status.OK and one.comparison is not None:
+        if (
+            was is not None
+            and was.status is CheckStatus.OK
+            and one.status is not CheckStatus.OK
+            and one.comparison is not None
+        ):
             return None
     # A probe can turn from broken to void: what it asks about was never rendered, only its place was.
-    passed = {one.name for one in now.checks if one.status is Status.OK or (one.void and one.passed)}
-    if not passed.issuperset(goals) or not world.keeps(candidate) or world.loses(candidate):
+    passed = {one.name for one in now.checks if one.status is CheckStatus.OK or (one.void and one.passed)}
+    if not passed.issuperset(goals) or not regressions.keeps(candidate) or regressions.loses(candidate):
         return None
-    append = [one for one in report.checks if one.comparison is not None and one.status is Status.BROKEN]
+    append = [one for one in report.checks if one.comparison is not None and one.status is CheckStatus.BROKEN]
     return Repair(
         template=candidate,
         diff=unified_diff(report.chat_template, candidate),
@@ -275,7 +282,7 @@ def _verified(
         still_broken=tuple(
             one.name for one in append if one.name not in passed and one.decisive and one.purpose in SCOPES
         ),
-        changed=world.changed(candidate),
+        changed=regressions.changed(candidate),
         scope=scope,
     )
 
@@ -284,7 +291,7 @@ def with_repair(
     tokenizer: TemplateTokenizer | None,
     report: CheckReport,
     progress: Progress = lambda _: None,
-    seconds: float = SECONDS,
+    seconds: float = SEARCH_SECONDS,
 ) -> CheckReport:
     """The same report with a repair, or with the sentence that says why there is none."""
     found, detail = find_repair(tokenizer, report, progress, seconds)

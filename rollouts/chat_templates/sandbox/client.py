@@ -40,7 +40,7 @@ _PROGRAM = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
-class Job:
+class RenderJob:
     """One render: what the template sees."""
 
     variables: Mapping[str, Any]
@@ -221,7 +221,7 @@ class Pool:
                 worker.close()
         return Worker()
 
-    def render(self, chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
+    def render(self, chat_template: str, jobs: Sequence[RenderJob | Series]) -> list[Rendered]:
         """The outcome of each job, in order; never raises for what a template does."""
         if len(chat_template) > TEMPLATE_CHARS:
             sentence = f"The chat template has more than {TEMPLATE_CHARS:,} characters."
@@ -248,7 +248,7 @@ class Pool:
             outcomes += [Rendered(error=sentence, kind=last.kind)] * (len(jobs) - len(outcomes))
         return outcomes
 
-    def _run(self, worker: Worker, chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
+    def _run(self, worker: Worker, chat_template: str, jobs: Sequence[RenderJob | Series]) -> list[Rendered]:
         """Outcomes up to and including the one that cost the worker its life."""
         outcomes: list[Rendered] = []
         request = {
@@ -350,7 +350,7 @@ def close() -> None:
             _pool = None
 
 
-def render(chat_template: str, jobs: Sequence[Job | Series]) -> list[Rendered]:
+def render(chat_template: str, jobs: Sequence[RenderJob | Series]) -> list[Rendered]:
     """Render a template many times in one round trip; the outcome of each job, in order."""
     return pool().render(chat_template, jobs)
 

@@ -10,7 +10,7 @@ from rollouts.chat_templates.sandbox.render import TemplateRenderer, TemplateTok
 from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.trajectory import Ids, Message
 
-MOST_MESSAGES = 6_000
+MAX_MESSAGES = 6_000
 """Messages over all renders of one series: it has the computing time of a single render."""
 
 _LASTING = ("raises", "syntax", "forbidden", "depth")
@@ -37,7 +37,7 @@ class Foreseen:
         self.rendered: dict[Key, client.Rendered] = {}
 
 
-class RememberingRenderer(TemplateRenderer):
+class PrefetchingRenderer(TemplateRenderer):
     """A :class:`TemplateRenderer` with a memory of one lot of renders. Not for several threads at once."""
 
     def __init__(
@@ -115,7 +115,7 @@ class RememberingRenderer(TemplateRenderer):
         kwargs.place({})
         renders, keys = [], []
         for ask in asks:
-            clean = self.own_kwargs(ask.kwargs) if ask.kwargs else {}
+            clean = self.template_kwargs_of(ask.kwargs) if ask.kwargs else {}
             renders.append((
                 messages.places(ask.messages),
                 None if ask.tools is None else tools.place(ask.tools),
@@ -150,10 +150,10 @@ class _Table:
 
 def _parts(asks: Sequence[Conversation]) -> list[list[Conversation]]:
     parts: list[list[Conversation]] = []
-    n = MOST_MESSAGES
+    n = MAX_MESSAGES
     for ask in asks:
         n += len(ask.messages)
-        if n > MOST_MESSAGES:
+        if n > MAX_MESSAGES:
             parts.append([])
             n = len(ask.messages)
         parts[-1].append(ask)

@@ -66,7 +66,7 @@ class TemplateRenderer:
         """What the template sees, as ``apply_chat_template`` hands it over."""
         return {
             **self.base_variables(),
-            **self.own_kwargs(conversation.kwargs),
+            **self.template_kwargs_of(conversation.kwargs),
             "messages": list(conversation.messages),
             "tools": None if conversation.tools is None else list(conversation.tools),
             "add_generation_prompt": conversation.add_generation_prompt,
@@ -76,7 +76,7 @@ class TemplateRenderer:
         """What every render sees, whatever the conversation."""
         return {"documents": None, **self._named}
 
-    def own_kwargs(self, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    def template_kwargs_of(self, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
         """Template kwargs without those that only the conversation decides."""
         return {k: v for k, v in (kwargs or {}).items() if k not in RESERVED}
 
@@ -85,7 +85,7 @@ class TemplateRenderer:
     ) -> list[client.Rendered]:
         """Many renders in one round trip; a failure is an outcome, not an exception."""
         clock = self.now if now is None else now
-        jobs = [client.Job(self.variables(c), lines=lines, now=clock) for c in conversations]
+        jobs = [client.RenderJob(self.variables(c), lines=lines, now=clock) for c in conversations]
         return client.render(self.chat_template, jobs)
 
     def render_text(

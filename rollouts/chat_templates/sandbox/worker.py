@@ -39,7 +39,7 @@ def _line_mark(line: int) -> str:
     return f"\x00L{line};{_NONCE}\x00"
 
 
-class Limits:
+class SandboxLimits:
     """What one render may use; set by the request."""
 
     output_chars = 4_000_000
@@ -150,7 +150,7 @@ def chunks(template: jinja2.Template, variables: dict[str, Any]) -> Iterator[str
     written = 0
     for chunk in template.root_render_func(template.new_context(variables)):
         written += len(chunk)
-        if written > Limits.output_chars:
+        if written > SandboxLimits.output_chars:
             raise TooMuchOutput
         yield chunk
 
@@ -240,7 +240,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, MemoryError):
         return {"kind": "memory", "line": line, "error": "The template used more memory than a render may."}
     if isinstance(error, TooMuchOutput):
-        sentence = f"The template wrote more than {Limits.output_chars:,} characters."
+        sentence = f"The template wrote more than {SandboxLimits.output_chars:,} characters."
         return {"kind": "size", "line": line, "error": sentence}
     if isinstance(error, RecursionError):
         return {"kind": "depth", "line": line, "error": f"The template nests deeper than a render may{where}."}
@@ -260,7 +260,7 @@ def answer(text: str, job: dict[str, Any], limit: bool = True, render: Render = 
     """One render; without ``limit`` it goes on using the computing time that an earlier one was allowed."""
     if limit:
         used = time.process_time()
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + Limits.cpu_seconds + 1, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SandboxLimits.cpu_seconds + 1, resource.RLIM_INFINITY))
     now = job.get("now")
     Clock.now = datetime.datetime.fromisoformat(now) if now else datetime.datetime(2026, 1, 1, 12, 0)
     try:
@@ -498,7 +498,7 @@ def _resumed(
     for chunk in template.root_render_func(template.new_context(seen)):
         here.pieces.append(chunk)
         GenerationTracker.written += len(chunk)
-        if GenerationTracker.written > Limits.output_chars:
+        if GenerationTracker.written > SandboxLimits.output_chars:
             raise TooMuchOutput
     here.text = "".join(here.pieces)
     here.pieces, here.earlier = [], None
@@ -584,8 +584,8 @@ def main() -> None:
             request = read_message(requests)
         except EOFError:
             return
-        Limits.output_chars = request["output_chars"]
-        Limits.cpu_seconds = request["cpu_seconds"]
+        SandboxLimits.output_chars = request["output_chars"]
+        SandboxLimits.cpu_seconds = request["cpu_seconds"]
         for job in request["jobs"]:
             answers_to = answer_series if "series" in job else answer
             answered = answers_to(request["template"], job)

@@ -40,14 +40,14 @@ def _plain(value: Any) -> Any:
 _NULL = re.compile(rb"null(?<![^:\[,]null)")  # as a value; a literal in front is found fast
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
-MOST_DEEP = 64
+MAX_DEPTH = 64
 """Objects and lists in one another. What is nested deeper would end the recursion of those who copy it."""
 
 
 def json_problem(value: Any) -> str:
     """Why a parsed JSON value cannot be kept, as the end of a sentence about it; empty when it can."""
     level: list[Any] = [value]
-    for _ in range(MOST_DEEP):
+    for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for item in level:
             if isinstance(item, float) and not math.isfinite(item):
@@ -61,7 +61,7 @@ def json_problem(value: Any) -> str:
         if not below:
             return ""
         level = below
-    return f"is nested more than {MOST_DEEP} deep"
+    return f"is nested more than {MAX_DEPTH} deep"
 
 
 def _is_text(text: str) -> bool:

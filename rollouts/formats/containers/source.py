@@ -37,7 +37,7 @@ class FileRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Line:
+class SourceLine:
     """One line that is not blank."""
 
     number: int
@@ -125,7 +125,7 @@ class Source:
         _refuse_binary(head, self.name)
         return stream
 
-    def lines(self, limit: int = MAX_LINE_BYTES) -> Iterator[Line]:
+    def lines(self, limit: int = MAX_LINE_BYTES) -> Iterator[SourceLine]:
         """Every line that is not blank."""
         if self.kind() == "parquet":
             yield from self._parquet_rows(limit)
@@ -134,7 +134,7 @@ class Source:
             if self.is_document:
                 first = self._readline(stream, 1 << 20).removeprefix(b"\xef\xbb\xbf")
                 found = objects(self._pieces(first, stream), limit)
-                yield from (Line(n, data) for n, data in enumerate(found, start=1))
+                yield from (SourceLine(n, data) for n, data in enumerate(found, start=1))
                 return
             number = 0
             first = self._readline(stream, min(limit + 1, 1 << 20))
@@ -143,7 +143,7 @@ class Source:
                 first = self._readline(stream, min(limit + 1, 1 << 20))
             if ARRAY.match(first):
                 pieces = self._pieces(first.removeprefix(b"\xef\xbb\xbf"), stream)
-                yield from (Line(n, data) for n, data in enumerate(elements(pieces, limit), start=1))
+                yield from (SourceLine(n, data) for n, data in enumerate(elements(pieces, limit), start=1))
                 return
             if first and not first.endswith(b"\n"):
                 first += self._readline(stream, limit + 1 - len(first))
@@ -157,18 +157,18 @@ class Source:
                     while len(data) and not data.endswith(b"\n"):
                         data = self._readline(stream, 1 << 20)
                         self.on_line()
-                    yield Line(number, None)
+                    yield SourceLine(number, None)
                 elif data.strip():
-                    yield Line(number, data)
+                    yield SourceLine(number, data)
 
-    def _parquet_rows(self, limit: int) -> Iterator[Line]:
+    def _parquet_rows(self, limit: int) -> Iterator[SourceLine]:
         from rollouts.formats.containers.parquet import rows
 
         self._raw = self._opener()
         with self._raw:
             for number, data in enumerate(rows(self._raw, self.name), start=1):
                 self.on_line()
-                yield Line(number, data if len(data) <= limit else None)
+                yield SourceLine(number, data if len(data) <= limit else None)
 
     def _pieces(self, first: bytes, stream: IO[bytes]) -> Iterator[bytes]:
         piece = first

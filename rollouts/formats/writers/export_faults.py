@@ -14,7 +14,7 @@ from rollouts.tito.trajectory import Row, Trajectory
 
 
 @dataclass(frozen=True)
-class Fault:
+class ExportFault:
     """What stops a row, or a trajectory."""
 
     reason: str
@@ -31,17 +31,17 @@ class Fault:
 
 def row_fault(
     row: Row, needs_logprobs: bool, needs_prompt: bool = False, longest: int | None = None, advantages: bool = True
-) -> Fault | None:
+) -> ExportFault | None:
     """The first fault of a row's arrays; None = a trainer may take it. ``advantages``: the target writes them."""
     if not len(row.ids):
-        return Fault("It has no token ids: there is nothing to train on.")
+        return ExportFault("It has no token ids: there is nothing to train on.")
     if (found := checks.length_mismatch(row) or checks.mask_overrun(row, False)) is not None:
         return _named(found)
     if not row.loss_mask.any():
-        return Fault("None of its tokens is under the gradient.", "mask_overrun")
+        return ExportFault("None of its tokens is under the gradient.", "mask_overrun")
     if needs_logprobs:
         if row.logprobs is None:
-            return Fault("It has no log-probabilities, and the target needs one for each trained token.")
+            return ExportFault("It has no log-probabilities, and the target needs one for each trained token.")
         if (found := checks.logprob_invalid(row) or _above_zero(row)) is not None:
             return _named(found)
     found = checks.advantage_misplaced(row) if advantages else None
@@ -49,14 +49,14 @@ def row_fault(
     if found is not None and found.severity != "warning":
         return _named(found)
     if needs_prompt and row.loss_mask[0]:
-        return Fault("Its first token is under the gradient, and nothing stands before it that could predict it.")
+        return ExportFault("Its first token is under the gradient, and nothing stands before it that could predict it.")
     if longest is not None and len(row.ids) > longest:
-        return Fault(f"It has {len(row.ids)} tokens, and rows are padded to {longest}.")
+        return ExportFault(f"It has {len(row.ids)} tokens, and rows are padded to {longest}.")
     return None
 
 
-def _named(found: RowFault) -> Fault:
-    return Fault(found.evidence, found.kind)
+def _named(found: RowFault) -> ExportFault:
+    return ExportFault(found.evidence, found.kind)
 
 
 def _above_zero(row: Row) -> RowFault | None:
@@ -68,22 +68,22 @@ def _above_zero(row: Row) -> RowFault | None:
     return RowFault("logprob_invalid", place, place + 1, f"The logprob at offset {place} is above 0.")
 
 
-def one_row(trajectory: Trajectory, rows: Sequence[Row]) -> Fault | None:
+def one_row(trajectory: Trajectory, rows: Sequence[Row]) -> ExportFault | None:
     """A batch of whole trajectories has one element for each prompt."""
     if len(rows) == 1:
         return None
     if not rows:
-        return Fault("It has no rows.")
+        return ExportFault("It has no rows.")
     step = rows[1].step_indices[0] if rows[1].step_indices else None
     where = "" if step is None else f": step {step} does not continue what came before it"
-    return Fault(
+    return ExportFault(
         f"It is {len(rows)} rows{where}, and a batch of whole trajectories holds one for each. "
         "Export it as skyrl_step_wise, or with a --strategy that keeps one row."
     )
 
 
-def has_reward(trajectory: Trajectory, rows: Sequence[Row]) -> Fault | None:
+def has_reward(trajectory: Trajectory, rows: Sequence[Row]) -> ExportFault | None:
     """A reward for each element, by token or for the whole."""
     if trajectory.reward is not None or all("rewards" in row.columns for row in rows):
         return None
-    return Fault("It has no reward, and the target needs one.")
+    return ExportFault("It has no reward, and the target needs one.")

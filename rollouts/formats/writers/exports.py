@@ -15,14 +15,14 @@ from typing import IO, Any
 import msgspec
 
 from rollouts.formats.writers import export_records as records
-from rollouts.formats.writers.export_faults import Fault, has_reward, one_row, row_fault
+from rollouts.formats.writers.export_faults import ExportFault, has_reward, one_row, row_fault
 from rollouts.formats.writers.export_records import Decode, Skyrl, Start, per_row
 from rollouts.tito.prefix import merged_rows, row_of
 from rollouts.tito.trajectory import Row, Trajectory
 
 _SPOOL_BYTES = 8 << 20
 RowsOf = Callable[[Trajectory], Sequence[Row]]
-FaultOf = Callable[[Trajectory, Sequence[Row]], Fault | None]
+FaultOf = Callable[[Trajectory, Sequence[Row]], ExportFault | None]
 
 
 class ExportRefused(ValueError):

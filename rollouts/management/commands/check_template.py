@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import chat_templates, services, tokenizers
-from rollouts.chat_templates.probes.report import CheckReport, Status
+from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
 from rollouts.management.files import read_text
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.tito.interfaces import RenderFailed
@@ -134,7 +134,7 @@ class Command(BaseCommand):
             write(f"{purpose}: {verdict}")
         write("")
         for check in report.checks:
-            if check.status is Status.OK:
+            if check.status is CheckStatus.OK:
                 continue
             write(f"{check.status.value:12} {check.title}: {check.detail}")
             found = check.to_dict(report.chat_template)

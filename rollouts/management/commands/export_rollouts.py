@@ -12,7 +12,7 @@ from typing import IO, Any
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts.formats.writers.exports import ExportRefused
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work.exporting import WRITERS, Wanted, Written, is_rows, write_run
 
@@ -81,7 +81,7 @@ def _find(code: str) -> tuple[Run, Any]:
     run = runs.filter(code=code).first()
     if run is not None:
         return run, run.trajectories.all()
-    one = Trajectory.objects.filter(code=code)
+    one = StoredTrajectory.objects.filter(code=code)
     record = one.first()
     if record is None:
         raise CommandError(f"There is no run and no trajectory with the code {code!r}.")

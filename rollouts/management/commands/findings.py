@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts.models import Finding, Run, Trajectory
+from rollouts.models import Run, StoredFinding, StoredTrajectory
 from rollouts.tito.diagnose import KINDS
 
 
@@ -22,11 +22,13 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print a JSON list")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        found = Finding.objects.select_related("trajectory").order_by("trajectory__index", "step_index", "start", "pk")
+        found = StoredFinding.objects.select_related("trajectory").order_by(
+            "trajectory__index", "step_index", "start", "pk"
+        )
         code = options["code"]
         if Run.objects.filter(code=code).exists():
             found = found.filter(run__code=code)
-        elif Trajectory.objects.filter(code=code).exists():
+        elif StoredTrajectory.objects.filter(code=code).exists():
             found = found.filter(trajectory__code=code)
         else:
             raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
@@ -40,7 +42,7 @@ class Command(BaseCommand):
         else:
             self._say(rows)
 
-    def _say(self, rows: Iterator[Finding]) -> None:
+    def _say(self, rows: Iterator[StoredFinding]) -> None:
         n = 0
         for one in rows:
             n += 1
@@ -55,7 +57,7 @@ class Command(BaseCommand):
         self.stdout.write(f"{n:,} finding{'s' * (n != 1)}.")
 
 
-def finding_value(one: Finding) -> dict[str, Any]:
+def finding_value(one: StoredFinding) -> dict[str, Any]:
     """A finding as ``--json`` prints it; ``trajectory`` must be loaded."""
     return {
         "trajectory": one.trajectory.code,

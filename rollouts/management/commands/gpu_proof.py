@@ -45,7 +45,7 @@ class Command(BaseCommand):
                 result = prove(plans, Path(folder), lambda line: self.stderr.write(line))
         except ProofFailed as error:
             raise CommandError(str(error), returncode=1) from error
-        command = f"manage.py gpu_proof{_given(options)}"
+        command = f"manage.py gpu_proof{_options_text(options)}"
         report = options["report"] or (None if plans.cpu else Path(settings.BASE_DIR) / "docs" / "gpu.md")
         if report is not None:
             write_report(report, result, command)
@@ -62,7 +62,7 @@ class Command(BaseCommand):
         return Plans(**{**vars(plans), **given})
 
 
-def _given(options: dict[str, Any]) -> str:
+def _options_text(options: dict[str, Any]) -> str:
     words = " --cpu" if options["cpu"] else ""
     for name in ("trajectories", "live", "repeats"):
         if options[name] is not None:

@@ -44,7 +44,7 @@ class Command(BaseCommand):
         run = services.create_run(
             Run.Kind.IMPORT, options["run"] or f"{files[0].name}{more}", tokenizer=tokenizer, chat_template=template
         )
-        services.import_files(run, files, options["format"], judge=findings_for)
+        services.import_files(run, files, options["format"], diagnose=findings_for)
         rejections = [dict(one) for one in run.rejections.order_by("pk").values("file", "line", "reason")]
         if options["json"]:
             self.stdout.write(json.dumps(result(run, rejections)))

@@ -16,14 +16,14 @@ from redis.exceptions import RedisError
 
 from rollouts.environments import Prompt, PromptsRejected, read_prompts
 from rollouts.management.files import registered_chat_template
-from rollouts.models import Run, Trajectory
+from rollouts.models import Run, StoredTrajectory
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.work import launch as launching
-from rollouts.work.launch import LaunchForm, LaunchRefused
+from rollouts.work.launch import LaunchRefused, LaunchSettings
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
-_DEFAULTS = LaunchForm()
+_DEFAULTS = LaunchSettings()
 
 
 def is_served(model: str) -> bool:
@@ -84,11 +84,11 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        names = set(LaunchForm.__dataclass_fields__)
+        names = set(LaunchSettings.__dataclass_fields__)
         for name in ("chat_template", "rows_chat_template"):
             options[name] = registered_chat_template(options[name]).sha256 if options[name] else ""
         options["template_kwargs"] = _template_kwargs(options["template_kwargs"])
-        form = LaunchForm(**{name: value for name, value in options.items() if name in names})
+        form = LaunchSettings(**{name: value for name, value in options.items() if name in names})
         prompts = self._prompts(options["prompts_file"])
         here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(form.model)
         try:
@@ -141,7 +141,7 @@ class Command(BaseCommand):
     def _print(self, run: Run, as_json: bool) -> None:
         rewards = [
             reward
-            for reward in run.trajectories.filter(status=Trajectory.Status.DONE).values_list("reward", flat=True)
+            for reward in run.trajectories.filter(status=StoredTrajectory.Status.DONE).values_list("reward", flat=True)
             if reward is not None
         ]
         result = {

@@ -22,7 +22,7 @@ from rollouts.models import Run, Tokenizer
 from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
 
-GRACE_S = 30.0
+GRACE_SECONDS = 30.0
 """How long calls under way may still take when the recorder is stopped."""
 
 
@@ -62,7 +62,7 @@ class Command(BaseCommand):
     async def _serve(self, run: Run, upstream: str, options: dict[str, Any]) -> None:
         recorder = Recorder(upstream, options["logprobs"])
         runner = web.AppRunner(
-            recorder.application(), handler_cancellation=True, shutdown_timeout=GRACE_S, access_log=None
+            recorder.application(), handler_cancellation=True, shutdown_timeout=GRACE_SECONDS, access_log=None
         )
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from rollouts import models
 from rollouts.management.files import read_chat_template
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.replay import Replay, replay_many
+from rollouts.tito.strategies.replay import StrategyResult, replay_many
 from rollouts.tito.trajectory import Origin, Row
 from rollouts.work import replays
 
@@ -49,12 +49,12 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(result))
 
-    def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.Trajectory, Any]]]:
+    def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.StoredTrajectory, Any]]]:
         runs = models.Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
         run = runs.filter(code=code).first()
         if run is not None:
             return run, replays.loaded_trajectories(run.trajectories.order_by("index"))
-        one = models.Trajectory.objects.filter(code=code)
+        one = models.StoredTrajectory.objects.filter(code=code)
         record = one.first()
         if record is None:
             raise CommandError(f"There is neither a run nor a trajectory with the code {code!r}.")
@@ -62,8 +62,12 @@ class Command(BaseCommand):
 
 
 def _replayed(
-    run: models.Run, records: Iterator[tuple[models.Trajectory, Any]], slugs: list[str], tokenizer: str, template: str
-) -> Iterator[tuple[models.Trajectory, list[Replay]]]:
+    run: models.Run,
+    records: Iterator[tuple[models.StoredTrajectory, Any]],
+    slugs: list[str],
+    tokenizer: str,
+    template: str,
+) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
     """Each trajectory with what the strategies make of it; what the run lacks is said of every one."""
     try:
         context, loaded = replays.context_of(run, _path(tokenizer), _text(template))
@@ -71,9 +75,9 @@ def _replayed(
         if tokenizer or template:
             raise CommandError(str(error)) from error
         for record, _ in records:
-            yield record, [Replay(slug, refused=str(error)) for slug in slugs]
+            yield record, [StrategyResult(slug, refused=str(error)) for slug in slugs]
         return
-    pending: deque[models.Trajectory] = deque()
+    pending: deque[models.StoredTrajectory] = deque()
 
     def values() -> Iterator[Any]:
         for record, value in records:
@@ -93,7 +97,7 @@ def _text(template_file: str) -> str | None:
     return read_chat_template(template_file) if template_file else None
 
 
-def _json(record: models.Trajectory, made: Replay, with_rows: bool) -> dict[str, Any]:
+def _json(record: models.StoredTrajectory, made: StrategyResult, with_rows: bool) -> dict[str, Any]:
     values: dict[str, Any] = {
         "trajectory": record.code,
         "external_id": record.external_id,
@@ -116,7 +120,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _line(record: models.Trajectory, made: Replay) -> str:
+def _line(record: models.StoredTrajectory, made: StrategyResult) -> str:
     if made.refused:
         return f"{record.code}  {made.slug:<17} refused: {made.refused}"
     where = made.differs_at

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollouts.tito.diagnose import branches, delta, request, row_findings, step_checks, template, text, thinking
-from rollouts.tito.diagnose.context import Break, Case, RendererFor
+from rollouts.tito.diagnose.context import Break, DiagnosisContext, RendererFor
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
-from rollouts.tito.diagnose.kinds import KINDS, Kind
+from rollouts.tito.diagnose.kinds import KINDS, FindingKind
 from rollouts.tito.diagnose.verdict import Verdict, finding_at_break
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import Trajectory
 
-__all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "Kind", "Severity", "diagnose"]
+__all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "FindingKind", "Severity", "diagnose"]
 
 VERSION = 11
 """Goes up when the same trajectory may get other findings than before."""
@@ -59,7 +59,7 @@ def diagnose(
     """
     if _is_text_alone(trajectory):
         return [_not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")]
-    case = Case(trajectory, codec, renderer_for, rows_template)
+    case = DiagnosisContext(trajectory, codec, renderer_for, rows_template)
     findings: list[Finding] = []
     kept: list[int] = []
     for index in range(len(case.steps)):
@@ -98,7 +98,7 @@ def _is_text_alone(trajectory: Trajectory) -> bool:
     )
 
 
-def _first_prompt(case: Case, index: int) -> list[Finding]:
+def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
     if index in case.no_ids:
         return []
     rules = (step_checks.doubled_bos, template.first_prompt, delta.control_text_in_prompt)
@@ -129,7 +129,7 @@ def _missing_for_break(b: Break) -> str:
     return "" if b.known_messages is not None else "the request's messages"
 
 
-def _undecidable(case: Case) -> list[Finding]:
+def _undecidable(case: DiagnosisContext) -> list[Finding]:
     """What was not checked at all, and the field that the source lacks. Once a trajectory."""
     gaps: list[tuple[str, str, Axis]] = []
     if case.codec is None and case.steps:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.align import Group, align_ids, align_same_bytes
+from rollouts.tito.align import AlignedGroup, align_ids, align_same_bytes
 from rollouts.tito.canonical import bytes_of_each
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.interfaces import Codec, Renderer, RenderFailed
@@ -37,7 +37,7 @@ def _special_table(vocab_size: int, special_ids: frozenset[int] = frozenset()) -
     return table
 
 
-class Case:
+class DiagnosisContext:
     """One trajectory under diagnosis."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Case:
         """Byte-true text, control tokens kept; empty without a tokenizer."""
         return self.bytes_of(ids).decode("utf-8", "replace") if self.codec else ""
 
-    def spelt(self, text: str) -> str:
+    def as_decoded(self, text: str) -> str:
         """A text as this tokenizer gives it back: some lower its case or drop what they do not know."""
         return self.text(self.codec.encode(text)) if self.codec else text
 
@@ -94,7 +94,7 @@ class Case:
         """:func:`messages.has_trace`, also of what the tokenizer makes of a text."""
         if msg.has_trace(content, data):
             return True
-        return isinstance(content, str) and msg.has_trace(self.spelt(content), data)
+        return isinstance(content, str) and msg.has_trace(self.as_decoded(content), data)
 
     def widened(self, ids: Ids, start: int, stop: int) -> str:
         """Text of a stretch, widened to the nearest control token on both sides so that it can be read."""
@@ -209,7 +209,7 @@ class Case:
 class Break:
     """A step whose prompt does not start with its parent's stream."""
 
-    def __init__(self, case: Case, index: int, link: Link) -> None:
+    def __init__(self, case: DiagnosisContext, index: int, link: Link) -> None:
         assert link.parent is not None
         self.case = case
         self.index = index
@@ -286,14 +286,14 @@ class Break:
         return left.decode("utf-8", "replace"), right.decode("utf-8", "replace")
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[AlignedGroup]:
         """The tails of both streams from ``start`` on, aligned; offsets count from there."""
         left, right = self.expected[self.start :], self.actual[self.start :]
         if self.case.codec is not None and self.same_text:
             return self._same_text_groups(left, right)
         stop = self._same_turn_end(left, right)
         groups = align_ids(left, right[:stop])
-        return [*groups, Group(len(left), len(left), stop, len(right), False)] if stop < len(right) else groups
+        return [*groups, AlignedGroup(len(left), len(left), stop, len(right), False)] if stop < len(right) else groups
 
     def _same_turn_end(self, left: Ids, right: Ids) -> int:
         """Where the sampled stream ends on the other side: behind as many stop tokens as it has itself."""
@@ -305,7 +305,7 @@ class Break:
             return len(right)
         return int(ends[n - 1]) + 1
 
-    def _same_text_groups(self, left: Ids, right: Ids) -> list[Group]:
+    def _same_text_groups(self, left: Ids, right: Ids) -> list[AlignedGroup]:
         assert self.case.codec is not None
         left_bytes, right_bytes = self.case.codec.token_bytes(left), self.case.codec.token_bytes(right)
         size = len(self._expected_tail_bytes)
@@ -317,7 +317,7 @@ class Break:
         cut = right_bytes[n_right - 1][: len(right_bytes[n_right - 1]) - over]
         groups = align_same_bytes(left_bytes, [*right_bytes[: n_right - 1], cut], left, right[:n_right])
         last = groups[-1]
-        return [*groups[:-1], Group(last.left_start, last.left_stop, last.right_start, last.right_stop, False)]
+        return [*groups[:-1], AlignedGroup(last.left_start, last.left_stop, last.right_start, last.right_stop, False)]
 
     @cached_property
     def _stops(self) -> tuple[int, int]:
@@ -334,7 +334,7 @@ class Break:
                 return self.start + group.left_stop, self.start + group.right_stop
         return self.start, self.start
 
-    def _turn_end(self, group: Group) -> int:
+    def _turn_end(self, group: AlignedGroup) -> int:
         """The actual side of a difference that lasts to the end of the sampled stream: at most to its end of turn."""
         if self.case.codec is None or self.same_text:
             return group.right_stop
@@ -352,7 +352,7 @@ class Break:
         return self._stops[1]
 
     @cached_property
-    def first_group(self) -> Group | None:
+    def first_group(self) -> AlignedGroup | None:
         return next((group for group in self.groups if not group.equal), None)
 
     @property

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from rollouts.tito.align import Group, align_ids
+from rollouts.tito.align import AlignedGroup, align_ids
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.context import Case
+from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.request import leading_system
 from rollouts.tito.diagnose.step_checks import control_text_in
@@ -27,7 +27,7 @@ from rollouts.tito.trajectory import Ids, Message, Step
 class Delta:
     """What a step adds to its parent's stream, and what the template gives for the same new messages."""
 
-    def __init__(self, case: Case, index: int) -> None:
+    def __init__(self, case: DiagnosisContext, index: int) -> None:
         link = case.links[index]
         assert link.parent is not None
         self.case = case
@@ -111,15 +111,19 @@ class Delta:
         names = {name: int(id_) for name, id_ in zip(self._pieces(rendered[special]), rendered[special], strict=True)}
         pattern = _any_of(names)
         contents = [forms[0] for message in self.new_messages or () for forms in content_forms(message.get("content"))]
-        spelt = Counter(names[name] for content in contents for name in pattern.findall(content))
+        as_decoded = Counter(names[name] for content in contents for name in pattern.findall(content))
         places = np.flatnonzero(special)
-        n = int(kept.sum()) + spelt.total()
-        if not spelt or len(places) <= n or (self.stop_id is not None and len(kept) and self.ids[0] == self.stop_id):
+        n = int(kept.sum()) + as_decoded.total()
+        if (
+            not as_decoded
+            or len(places) <= n
+            or (self.stop_id is not None and len(kept) and self.ids[0] == self.stop_id)
+        ):
             return False
         tail = rendered[int(places[-n - 1]) + 1 :]
-        if Counter(tail[self.case.is_special(tail)].tolist()) != Counter(self.ids[kept].tolist()) + spelt:
+        if Counter(tail[self.case.is_special(tail)].tolist()) != Counter(self.ids[kept].tolist()) + as_decoded:
             return False
-        written = {name for name, id_ in names.items() if id_ in spelt}
+        written = {name for name, id_ in names.items() if id_ in as_decoded}
         wanted, given = (_loose(b"".join(self._pieces(ids)), written) for ids in (tail, self.ids))
         return wanted == given or (self.stop_id is None and wanted.endswith(given))
 
@@ -186,7 +190,7 @@ class Delta:
         return None
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[AlignedGroup]:
         assert self.expected is not None
         return align_ids(self.expected, self.ids)
 
@@ -221,7 +225,7 @@ def _loose(data: bytes, names: Iterable[bytes]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Fault:
+class DeltaFault:
     """What a delta rule found; offsets count in the delta."""
 
     kind: str
@@ -232,7 +236,7 @@ class Fault:
     message_index: int | None = None
 
 
-def special_tokens_injected(d: Delta) -> Fault | None:
+def special_tokens_injected(d: Delta) -> DeltaFault | None:
     """A control token inside the text of a message."""
     for position, message in enumerate(d.new_messages or ()):
         if message.get("role") == "assistant":
@@ -240,7 +244,7 @@ def special_tokens_injected(d: Delta) -> Fault | None:
         place = control_text_in(message.get("content"), d.data, d.case, d.ids, d.pieces)
         if place is not None:
             start, stop = place
-            return Fault(
+            return DeltaFault(
                 "special_tokens_injected",
                 f"The text of a {message.get('role')} message spells {d.case.text(d.ids[start:stop])}, which was "
                 f"encoded as the control token {int(d.ids[start])}.",
@@ -249,7 +253,7 @@ def special_tokens_injected(d: Delta) -> Fault | None:
     return None
 
 
-def stop_token_doubled(d: Delta) -> Fault | None:
+def stop_token_doubled(d: Delta) -> DeltaFault | None:
     """The sampled stop token once more at the seam."""
     if d.stop_id is None or not len(d.ids) or int(d.ids[0]) != d.stop_id:
         return None
@@ -257,7 +261,7 @@ def stop_token_doubled(d: Delta) -> Fault | None:
         pair = (d.full[1:] == d.stop_id) & (d.full[:-1] == d.stop_id)
         if pair.any():
             return None  # the template itself writes it twice
-    return Fault(
+    return DeltaFault(
         "stop_token_doubled",
         f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} brings "
         "it again.",
@@ -265,7 +269,7 @@ def stop_token_doubled(d: Delta) -> Fault | None:
     )  # fmt: skip
 
 
-def message_dropped(d: Delta) -> Fault | None:
+def message_dropped(d: Delta) -> DeltaFault | None:
     """A new message without a trace in the delta."""
     if not d.new_messages:
         return None
@@ -279,7 +283,7 @@ def message_dropped(d: Delta) -> Fault | None:
             continue
         drops = d.full is not None and not d.case.has_trace(content, d.case.bytes_of(d.full))
         who = "the chat template leaves it out" if drops else "the delta leaves it out"
-        return Fault(
+        return DeltaFault(
             "message_dropped",
             f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
             0, len(d.ids), d.expected if d.expected is not None else d.ids[:0], _message_index(d, position),
@@ -287,7 +291,7 @@ def message_dropped(d: Delta) -> Fault | None:
     return None
 
 
-def generation_prompt_missing(d: Delta) -> Fault | None:
+def generation_prompt_missing(d: Delta) -> DeltaFault | None:
     """The delta is the template's up to the generation prompt, and ends without it or with another one."""
     prompt = d.generation_prompt
     if not len(prompt) or d.full is None:
@@ -309,14 +313,14 @@ def generation_prompt_missing(d: Delta) -> Fault | None:
         shared = cut = len(d.ids)
     what = "without the assistant header" if cut == len(d.ids) else "with another assistant header"
     missing = (expected if expected is not None else np.concatenate([d.ids, prompt]))[shared:]
-    return Fault(
+    return DeltaFault(
         "generation_prompt_missing",
         f"The prompt of step {d.index} ends {what}; the template gives {d.case.text(prompt)!r}.",
         shared, len(d.ids), missing,
     )  # fmt: skip
 
 
-def turn_separator_lost(d: Delta) -> Fault | None:
+def turn_separator_lost(d: Delta) -> DeltaFault | None:
     """What the template writes right behind the stop token, and nothing else, is missing."""
     expected = d.expected
     if expected is not None:
@@ -331,7 +335,7 @@ def turn_separator_lost(d: Delta) -> Fault | None:
         if lost_ids is None:
             return None
         lost = lost_ids
-    return Fault(
+    return DeltaFault(
         "turn_separator_lost",
         f"The template writes {d.case.text(lost)!r} behind the stop token; the delta of step {d.index} starts with "
         f"{d.case.text(d.ids[:1])!r}.",
@@ -353,20 +357,20 @@ def _usual_separator(d: Delta) -> Ids | None:
     return following[:1] if not d.case.text(following[:1]).strip() else None
 
 
-def system_prompt_injected(d: Delta) -> Fault | None:
+def system_prompt_injected(d: Delta) -> DeltaFault | None:
     """What was put in too much starts as a conversation starts: with BOS, or with the system block's header."""
     if any(message.get("role") in ("system", "developer") for message in d.new_messages or ()):
         return None
     starts = [start for start in (_system_header(d), _preamble(d, True), _preamble(d, False)) if len(start)]
     bos = d.case.codec.bos_id if d.case.codec else None
-    own = {d.case.spelt(text).strip() for text in leading_system(d.messages or ()) if isinstance(text, str)} - {""}
+    own = {d.case.as_decoded(text).strip() for text in leading_system(d.messages or ()) if isinstance(text, str)} - {""}
     extra = [(0, len(d.ids))]
     if d.expected is not None:
         extra = [(group.right_start, group.right_stop) for group in d.groups if not group.equal]
     for start, stop in extra:
         added = d.case.text(d.ids[start:stop]).strip()
         if added in own:
-            return Fault(
+            return DeltaFault(
                 "system_prompt_injected",
                 f"The delta of step {d.index} holds the conversation's system text once more: {quoted(added)}.",
                 start, stop, d.ids[:0],
@@ -376,7 +380,7 @@ def system_prompt_injected(d: Delta) -> Fault | None:
             has_bos = bos is not None and len(ids) > 0 and int(ids[0]) == bos and bos != d.stop_id
             has_header = any(np.array_equal(ids[: len(head)], head) and _too_many(d, head) for head in starts)
             if has_bos or has_header:
-                return Fault(
+                return DeltaFault(
                     "system_prompt_injected",
                     f"The delta of step {d.index} holds the start of a conversation in the middle of the stream: "
                     f"{quoted(d.case.text(ids[:48]))}.",
@@ -447,7 +451,7 @@ def _preamble(d: Delta, with_tools: bool) -> Ids:
     return preamble[:4] if len(preamble) > 3 or d.case.is_special(preamble).any() else preamble[:0]
 
 
-def tool_messages_split(d: Delta) -> Fault | None:
+def tool_messages_split(d: Delta) -> DeltaFault | None:
     """More turns than the template makes of the same run of tool messages, between two of their texts."""
     tools = [m for m in d.new_messages or () if m.get("role") == "tool"]
     if len(tools) < 2 or d.expected is None:
@@ -464,7 +468,7 @@ def tool_messages_split(d: Delta) -> Fault | None:
         place, end = int(offsets[group.right_start]), int(offsets[group.right_stop])
         between = any(stop <= end and place <= start for (_, stop), (start, _) in pairwise(spans))
         if between and extra > wanted:
-            return Fault(
+            return DeltaFault(
                 "tool_messages_split",
                 f"The {len(tools)} tool messages of step {d.index} were rendered one by one: the template does not end "
                 f"the turn between them.",
@@ -473,7 +477,7 @@ def tool_messages_split(d: Delta) -> Fault | None:
     return None
 
 
-def delta_differs(d: Delta) -> Fault | None:
+def delta_differs(d: Delta) -> DeltaFault | None:
     """Whatever else is not the template's."""
     if d.expected is None:
         return None
@@ -482,7 +486,7 @@ def delta_differs(d: Delta) -> Fault | None:
     texts = [d.case.text(ids[start : len(ids) - tail]) for ids in (d.expected, d.ids)]
     wanted, given = (quoted_or_nothing(text) for text in texts)
     how = f"{given} stands" if texts[0] != texts[1] else "other ids spell it"
-    return Fault(
+    return DeltaFault(
         "delta_differs",
         f"Behind the completion of step {d.parent_index} the template gives {len(d.expected)} ids and the prompt of "
         f"step {d.index} has {len(d.ids)}: where the template writes {wanted}, {how}.",
@@ -506,7 +510,7 @@ def _message_index(d: Delta, position: int) -> int | None:
     return None if d.messages is None else len(d.messages) - len(d.new_messages or ()) + position
 
 
-def check_delta(case: Case, index: int, render: bool = True) -> Finding | None:
+def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Finding | None:
     """The fault of a step that extends its parent, if any."""
     if case.codec is None:
         return None
@@ -525,7 +529,7 @@ def check_delta(case: Case, index: int, render: bool = True) -> Finding | None:
     return finding_on_step(case, index, verdict, span, Axis.DELTA)
 
 
-def control_text_in_prompt(case: Case, index: int) -> Finding | None:
+def control_text_in_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     """Control tokens inside a user's or tool's text of a prompt that nothing precedes."""
     step = case.steps[index]
     messages = case.request_messages(index)

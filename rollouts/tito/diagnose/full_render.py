@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.diagnose import text, thinking
-from rollouts.tito.diagnose.context import Break, Case
+from rollouts.tito.diagnose.context import Break, DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.template import template_not_append_only
@@ -60,7 +60,7 @@ def compare_with_render(
         return None
     conversation = replace(step.request, messages=(*step.request.messages, step.reply))
     asked = replace(step, prompt_ids=NO_IDS, completion_ids=NO_IDS, logprobs=None, request=conversation, reply=None)
-    case = Case(Trajectory("", (asked,)), codec, lambda _: renderer)
+    case = DiagnosisContext(Trajectory("", (asked,)), codec, lambda _: renderer)
     full = case.render(asked, conversation.messages, False)
     if full is None:
         return _not_rendered(last)
@@ -119,7 +119,9 @@ def _broken(
         completion_ids=NO_IDS,
         request=conversation,
     )
-    case = Case(replace(trajectory, steps=(*trajectory.steps, rendered), rows=()), codec, lambda _: renderer)
+    case = DiagnosisContext(
+        replace(trajectory, steps=(*trajectory.steps, rendered), rows=()), codec, lambda _: renderer
+    )
     return Break(case, last + 1, Link(last, start, stream_length(trajectory.steps[last])))
 
 

@@ -8,7 +8,7 @@ from rollouts.tito.diagnose.finding import Axis, Severity
 
 
 @dataclass(frozen=True)
-class Kind:
+class FindingKind:
     """One cause."""
 
     slug: str
@@ -22,8 +22,8 @@ class Kind:
     """What to do about it."""
 
 
-def _kinds(axis: Axis, severity: Severity, *entries: tuple[str, str, str, str]) -> dict[str, Kind]:
-    return {slug: Kind(slug, axis, severity, title, meaning, remedy) for slug, title, meaning, remedy in entries}
+def _kinds(axis: Axis, severity: Severity, *entries: tuple[str, str, str, str]) -> dict[str, FindingKind]:
+    return {slug: FindingKind(slug, axis, severity, title, meaning, remedy) for slug, title, meaning, remedy in entries}
 
 
 _STREAM_ERRORS = _kinds(
@@ -231,7 +231,7 @@ _ANY = _kinds(
      "Record the missing field."),
 )  # fmt: skip
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, FindingKind] = {
     **_STREAM_WARNINGS, **_STREAM_INFOS, **_STREAM_ERRORS, **_STREAM_NONCANONICAL, **_DELTA, **_ROW_ERRORS,
     **_ROW_WARNINGS, **_ROW_INFOS, **_ANY,
 }  # fmt: skip

@@ -17,7 +17,7 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
 
 
 @dataclass(frozen=True, eq=False)
-class Marks:
+class TurnBoundaries:
     """How turns look in a row."""
 
     special: Mask
@@ -42,7 +42,7 @@ def places_of(needle: Ids, ids: Ids) -> list[int]:
     return places
 
 
-def header_places(marks: Marks, ids: Ids) -> list[tuple[int, int]]:
+def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
     """Where the assistant's turns open ``[start, stop)``, in order; of two headers that overlap the longer one."""
     found: list[tuple[int, int]] = []
     for header in sorted(marks.headers, key=len, reverse=True):
@@ -81,7 +81,7 @@ def derived_stops(ids: Ids, mask: Mask, special: Mask, known: frozenset[int] = f
     return frozenset(int(ids[stop - 1]) for stop in ends if stop == len(ids) or int(ids[stop]) not in known)
 
 
-def mask_faults(row: Row, marks: Marks) -> Iterator[RowFault]:
+def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
     """Every way in which the mask covers what was not sampled, or leaves out what was."""
     if row.origin is not None and len(row.origin) == len(row.ids):
         yield from _by_origin(row, marks)
@@ -92,7 +92,7 @@ def mask_faults(row: Row, marks: Marks) -> Iterator[RowFault]:
 # -- the origin of each token is known
 
 
-def _by_origin(row: Row, marks: Marks) -> Iterator[RowFault]:
+def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
     origin = row.origin
     assert origin is not None
     sampled = origin == Origin.SAMPLED
@@ -113,7 +113,7 @@ def _is_encoded_again(row: Row, start: int, stop: int) -> bool:
     return said and (stop - start > 2 or stop < len(row.ids)) and not bool((row.origin == Origin.SAMPLED).any())
 
 
-def _named(row: Row, marks: Marks, start: int, stop: int) -> RowFault:
+def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> RowFault:
     """Trained tokens that nobody sampled: whose are they."""
     origin, n = row.origin, stop - start
     assert origin is not None
@@ -129,7 +129,7 @@ def _named(row: Row, marks: Marks, start: int, stop: int) -> RowFault:
     return _observation(start, stop)
 
 
-def _masked(row: Row, marks: Marks, start: int, stop: int, ends_turn: bool) -> RowFault:
+def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: bool) -> RowFault:
     if stop - start == 1 and ends_turn and _is_stop(row, marks, start) and start > 0 and row.loss_mask[start - 1]:
         return _stop_untrained(row, start)
     return RowFault(
@@ -141,7 +141,7 @@ def _masked(row: Row, marks: Marks, start: int, stop: int, ends_turn: bool) -> R
 # -- only ids, mask and marks are known
 
 
-def _by_marks(row: Row, marks: Marks) -> Iterator[RowFault]:
+def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
     if overrun := _to_the_end(row, marks):
         yield overrun
         return
@@ -149,7 +149,7 @@ def _by_marks(row: Row, marks: Marks) -> Iterator[RowFault]:
         yield from _run_faults(row, marks, start, stop)
 
 
-def _to_the_end(row: Row, marks: Marks) -> RowFault | None:
+def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
     """One stretch from somewhere to the row's end that holds whole turns of others."""
     runs = mask_runs(row.loss_mask)
     if len(runs) != 1 or runs[0][1] != len(row.ids):
@@ -165,7 +165,7 @@ def _to_the_end(row: Row, marks: Marks) -> RowFault | None:
     )  # fmt: skip
 
 
-def _run_faults(row: Row, marks: Marks, start: int, stop: int) -> Iterator[RowFault]:
+def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Iterator[RowFault]:
     """One trained stretch: does it start behind the header, and end with the stop token?"""
     headers = header_places(marks, row.ids)
     opens = [last for _, last in headers]
@@ -190,11 +190,11 @@ def _run_faults(row: Row, marks: Marks, start: int, stop: int) -> Iterator[RowFa
         yield _stop_untrained(row, stop)
 
 
-def _left_stop_out(row: Row, marks: Marks, stop: int) -> bool:
+def _left_stop_out(row: Row, marks: TurnBoundaries, stop: int) -> bool:
     return _is_stop(row, marks, stop) and not _is_stop(row, marks, stop - 1) and _was_sampled(row, stop)
 
 
-def _outside_turn(row: Row, marks: Marks, start: int, opens: list[int]) -> bool:
+def _outside_turn(row: Row, marks: TurnBoundaries, start: int, opens: list[int]) -> bool:
     """Whether the assistant's last turn before an offset had ended, or none had begun."""
     before = [place for place in opens if place <= start]
     if not before:
@@ -203,7 +203,7 @@ def _outside_turn(row: Row, marks: Marks, start: int, opens: list[int]) -> bool:
     return bool(np.isin(between, list(marks.stop_ids)).any())
 
 
-def _behind_stop(row: Row, marks: Marks, start: int, stop: int) -> int:
+def _behind_stop(row: Row, marks: TurnBoundaries, start: int, stop: int) -> int:
     """Where the assistant's turn ended before ``stop``; ``start`` when it did not."""
     ends = np.flatnonzero(np.isin(row.ids[start:stop], list(marks.stop_ids)))
     return start + int(ends[0]) + 1 if ends.size else start
@@ -220,7 +220,7 @@ def _was_sampled(row: Row, place: int) -> bool:
     return bool(says[place])
 
 
-def _zero_alone(row: Row, marks: Marks, place: int) -> bool:
+def _zero_alone(row: Row, marks: TurnBoundaries, place: int) -> bool:
     """A trained stop token with a logprob of exactly 0 where every other trained token has a real one."""
     values: Floats | None = row.logprobs
     if values is None or len(values) != len(row.ids) or not _is_stop(row, marks, place):
@@ -229,7 +229,7 @@ def _zero_alone(row: Row, marks: Marks, place: int) -> bool:
     return bool(values[place] == 0 and np.count_nonzero(values[trained] == 0) == 1)
 
 
-def _is_stop(row: Row, marks: Marks, place: int) -> bool:
+def _is_stop(row: Row, marks: TurnBoundaries, place: int) -> bool:
     return int(row.ids[place]) in marks.stop_ids
 
 

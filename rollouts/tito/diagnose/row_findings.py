@@ -9,11 +9,11 @@ import numpy as np
 
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose import row_checks as checks
-from rollouts.tito.diagnose.context import Case
+from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.mask_checks import (
-    Marks,
+    TurnBoundaries,
     derived_header,
     derived_stops,
     header_places,
@@ -29,10 +29,10 @@ from rollouts.tito.snippets import counted
 from rollouts.tito.trajectory import NO_IDS, Ids, Message, Origin, Row, Step
 
 
-def row_findings(case: Case) -> Iterator[Finding]:
+def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
     """Findings of the rows that the source holds. Rows that follow from steps are right by construction."""
     rows = case.trajectory.rows
-    facts = _TemplateFacts(case) if rows else None
+    facts = _TemplateProperties(case) if rows else None
     for index, row in enumerate(rows):
         assert facts is not None
         for fault in _row_faults(case, row, facts):
@@ -45,7 +45,7 @@ def row_findings(case: Case) -> Iterator[Finding]:
     yield from _step_rows(case)
 
 
-def _row_faults(case: Case, row: Row, facts: _TemplateFacts) -> Iterator[RowFault]:
+def _row_faults(case: DiagnosisContext, row: Row, facts: _TemplateProperties) -> Iterator[RowFault]:
     if fault := checks.length_mismatch(row):
         yield fault
         return  # nothing else can be lined up
@@ -95,7 +95,7 @@ def _merged(faults: Sequence[RowFault]) -> Iterator[RowFault]:
     yield from by_kind.values()
 
 
-def _with_origin(case: Case, row: Row) -> Row:
+def _with_origin(case: DiagnosisContext, row: Row) -> Row:
     """Who wrote what, where the steps tell: a row that is the stream of its last step."""
     if row.origin is not None or not row.step_indices or row.step_indices[-1] >= len(case.steps):
         return row
@@ -149,10 +149,10 @@ _CALLED: tuple[Message, ...] = (
 )
 
 
-class _TemplateFacts:
+class _TemplateProperties:
     """The marks of turns, from a few small renders of the run's template; from the row itself without one."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: DiagnosisContext) -> None:
         self.case = case
         self.headers: tuple[Ids, ...] = ()
         self.stop_ids: frozenset[int] = frozenset()
@@ -204,7 +204,7 @@ class _TemplateFacts:
         special = self.case.is_special(whole)
         return whole[special & (offsets <= start)], whole[special & (offsets > start + len(b"Answer zwei"))]
 
-    def marks(self, row: Row) -> Marks:
+    def marks(self, row: Row) -> TurnBoundaries:
         special = self.case.is_special(row.ids)
         headers = self.headers
         if not any(places_of(header, row.ids) for header in headers):
@@ -217,10 +217,10 @@ class _TemplateFacts:
         else:
             pieces = codec.token_bytes(row.ids)
             blank = np.fromiter((bool(piece) and not piece.strip() for piece in pieces), np.bool_, count=len(pieces))
-        return Marks(special, blank, headers, stops)
+        return TurnBoundaries(special, blank, headers, stops)
 
 
-def _finding(case: Case, index: int, row: Row, fault: RowFault, step: int | None = None) -> Finding:
+def _finding(case: DiagnosisContext, index: int, row: Row, fault: RowFault, step: int | None = None) -> Finding:
     kind = KINDS[fault.kind]
     ids = row.ids[fault.start : fault.stop]
     return Finding(
@@ -239,7 +239,7 @@ def _finding(case: Case, index: int, row: Row, fault: RowFault, step: int | None
     )
 
 
-def _against_steps(case: Case) -> Iterator[Finding]:
+def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
     """Rows against the steps they say they are made of: sampled as they stand, each token trained once."""
     trained = [np.zeros(len(step.completion_ids), dtype=np.int32) for step in case.steps]
     complete = True
@@ -266,7 +266,7 @@ def _against_steps(case: Case) -> Iterator[Finding]:
                            Cost(trained_tokens_lost=len(counts), rows=len(case.trajectory.rows)))  # fmt: skip
 
 
-def _not_sampled(case: Case, row: Row) -> RowFault:
+def _not_sampled(case: DiagnosisContext, row: Row) -> RowFault:
     steps = [index for index in row.step_indices if index < len(case.steps)]
     wanted = case.steps[steps[-1]].stream if steps else NO_IDS  # whatever order the row's source says they have
     start = common_prefix(wanted, row.ids)
@@ -277,7 +277,9 @@ def _not_sampled(case: Case, row: Row) -> RowFault:
     )  # fmt: skip
 
 
-def _on_step(case: Case, index: int, kind: str, start: int, stop: int, evidence: str, cost: Cost) -> Finding:
+def _on_step(
+    case: DiagnosisContext, index: int, kind: str, start: int, stop: int, evidence: str, cost: Cost
+) -> Finding:
     step = case.steps[index]
     offset, known = len(step.prompt_ids), KINDS[kind]
     return Finding(
@@ -287,7 +289,7 @@ def _on_step(case: Case, index: int, kind: str, start: int, stop: int, evidence:
     )  # fmt: skip
 
 
-def _order(case: Case) -> Iterator[Finding]:
+def _order(case: DiagnosisContext) -> Iterator[Finding]:
     """Step-wise rows: one behind the other in their batch, the last-step flag on the last one and on no other."""
     rows: Sequence[Row] = case.trajectory.rows
     flags = [row.extra.get("is_last_step") for row in rows]
@@ -308,7 +310,7 @@ def _order(case: Case) -> Iterator[Finding]:
     yield _finding(case, wrong, rows[wrong], fault)
 
 
-def _routing(case: Case) -> Iterator[Finding]:
+def _routing(case: DiagnosisContext) -> Iterator[Finding]:
     """Expert routing that the source keeps beside the whole trajectory: of its row, where it has one alone."""
     rows = case.trajectory.rows
     if len(rows) == 1:
@@ -321,7 +323,7 @@ def _routing(case: Case) -> Iterator[Finding]:
             yield _on_step(case, last, fault.kind, 0, len(step.completion_ids), fault.evidence, Cost())
 
 
-def _versions(case: Case) -> Iterator[Finding]:
+def _versions(case: DiagnosisContext) -> Iterator[Finding]:
     """Rows whose steps several policy versions sampled."""
     chains = [row.step_indices for row in case.trajectory.rows] or case.merged
     for index, steps in enumerate(chains):
@@ -335,7 +337,7 @@ def _versions(case: Case) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _step_rows(case: Case) -> Iterator[Finding]:
+def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
     """What steps tell of their rows: stop strings that cut the text and not the ids, routing, truncation."""
     wants_masked = bool(case.trajectory.extra.get("mask_truncated"))
     for index, step in enumerate(case.steps):
@@ -355,7 +357,7 @@ def _step_rows(case: Case) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _past_stop_string(case: Case, step: Step) -> int | None:
+def _past_stop_string(case: DiagnosisContext, step: Step) -> int | None:
     """The first id behind the returned text, when a stop string cut it; None = none."""
     by_string = step.finish_reason == "stop" and step.stop_reason and not step.stop_reason.isdigit()
     if not by_string or step.text is None or case.codec is None:
@@ -369,7 +371,7 @@ def _past_stop_string(case: Case, step: Step) -> int | None:
     return cut if len(rest) and not case.is_special(rest).all() else None
 
 
-def _is_trained(case: Case, index: int) -> bool:
+def _is_trained(case: DiagnosisContext, index: int) -> bool:
     for row in case.trajectory.rows:
         if index in row.step_indices and (places := sampled_places(case.steps, row)) is not None:
             return any(bool(row.loss_mask[start:stop].any()) for start, stop, step in places if step == index)

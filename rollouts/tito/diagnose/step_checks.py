@@ -9,7 +9,7 @@ import numpy as np
 
 from rollouts.tito.canonical import canonical_check_batch
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.context import Case
+from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.segments import byte_offsets, content_forms
@@ -19,7 +19,7 @@ from rollouts.tito.trajectory import Ids, Message, Step
 _CONSTANT = 4
 
 
-def missing_ids(case: Case, index: int) -> Finding | None:
+def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
     """Ids that are absent, outside the vocabulary, or one id over and over where the reply says something else."""
     step = case.steps[index]
     n = len(step.prompt_ids)
@@ -37,7 +37,7 @@ def missing_ids(case: Case, index: int) -> Finding | None:
     )
 
 
-def _missing(case: Case, step: Step) -> tuple[str, int, int] | None:
+def _missing(case: DiagnosisContext, step: Step) -> tuple[str, int, int] | None:
     n, total = len(step.prompt_ids), len(step.prompt_ids) + len(step.completion_ids)
     if not n:
         return "the prompt has no ids", 0, 0
@@ -64,7 +64,7 @@ def _missing(case: Case, step: Step) -> tuple[str, int, int] | None:
     return None
 
 
-def _made_up(case: Case, step: Step, ids: Ids, is_completion: bool) -> bool:
+def _made_up(case: DiagnosisContext, step: Step, ids: Ids, is_completion: bool) -> bool:
     """Whether a constant stretch is no sample: its text is not what the source says was said."""
     if not is_completion:
         return len(ids) >= _CONSTANT or int(ids[0]) == 0
@@ -86,7 +86,7 @@ def _said(step: Step) -> str | None:
     return "\n".join(part for part in parts if part)
 
 
-def inconsistent(case: Case, index: int) -> Finding | None:
+def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
     """Ids against logprobs, and ids against the returned text."""
     step = case.steps[index]
     n, sampled = len(step.prompt_ids), len(step.completion_ids)
@@ -109,7 +109,7 @@ def inconsistent(case: Case, index: int) -> Finding | None:
     return None
 
 
-def _text_differs(case: Case, index: int) -> int | None:
+def _text_differs(case: DiagnosisContext, index: int) -> int | None:
     """Offset in the completion at which ids and text part; None = they agree as far as can be told."""
     step = case.steps[index]
     data = case.completion_bytes[index]
@@ -119,10 +119,10 @@ def _text_differs(case: Case, index: int) -> int | None:
     # What decoding with special tokens skipped leaves out is often less than all control tokens.
     skipped = np.isin(step.completion_ids, sorted(getattr(case.codec, "skipped_ids", ())))
     kept = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
-    spelt = [case.text(step.completion_ids[~left_out]).strip() for left_out in kept]
-    if any(_cut_from(step.text.strip(), whole) for whole in spelt):
+    as_decoded = [case.text(step.completion_ids[~left_out]).strip() for left_out in kept]
+    if any(_cut_from(step.text.strip(), whole) for whole in as_decoded):
         return None
-    if any(_cut_from(case.spelt(step.text).strip(), whole) for whole in spelt):
+    if any(_cut_from(case.as_decoded(step.text).strip(), whole) for whole in as_decoded):
         return None  # the tokenizer does not give text back as it was
     decoded = data.decode("utf-8", "replace")
     same = next((i for i, (a, b) in enumerate(zip(decoded, step.text, strict=False)) if a != b), 0)
@@ -136,7 +136,7 @@ def _cut_from(text: str, whole: str) -> bool:
     return whole.startswith(text) or (text.endswith("�") and whole.startswith(text.rstrip("�")))
 
 
-def _reply_has_trace(case: Case, reply: Message, data: bytes) -> bool:
+def _reply_has_trace(case: DiagnosisContext, reply: Message, data: bytes) -> bool:
     """Whether something of what the reply says stands in the sampled bytes. Parsers move things, so order is not
     asked."""
     empty = True
@@ -157,7 +157,7 @@ def _spoken(reply: Message) -> Iterator[str]:
         yield str(call["name"] or "")
 
 
-def doubled_bos(case: Case, index: int) -> Finding | None:
+def doubled_bos(case: DiagnosisContext, index: int) -> Finding | None:
     """BOS twice at the start of a prompt that nothing precedes."""
     bos = case.codec.bos_id if case.codec else None
     prompt_ids = case.steps[index].prompt_ids
@@ -167,7 +167,7 @@ def doubled_bos(case: Case, index: int) -> Finding | None:
     return finding_on_step(case, index, verdict, StepSpan(1, 2, prompt_ids[1:2]))
 
 
-def noncanonical(case: Case, indices: Sequence[int]) -> Iterator[Finding]:
+def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Finding]:
     """Completions that were kept verbatim and would change if their text were encoded again. Nothing is wrong."""
     if case.codec is None:
         return
@@ -191,7 +191,7 @@ def noncanonical(case: Case, indices: Sequence[int]) -> Iterator[Finding]:
 
 
 def control_text_in(
-    content: object, data: bytes, case: Case, ids: Ids, pieces: Sequence[bytes]
+    content: object, data: bytes, case: DiagnosisContext, ids: Ids, pieces: Sequence[bytes]
 ) -> tuple[int, int] | None:
     """The first control token that a message's own text was encoded to, as ``[start, stop)`` among ``ids``."""
     special = case.is_special(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollouts.tito.diagnose.context import Break, Case
+from rollouts.tito.diagnose.context import Break, DiagnosisContext
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix
@@ -74,7 +74,7 @@ def _foreign_verdict(index: int) -> Verdict:
     )
 
 
-def foreign(case: Case, index: int) -> bool:
+def foreign(case: DiagnosisContext, index: int) -> bool:
     """Whether most message texts of a request are not to be found in its decoded prompt."""
     messages = case.request_messages(index)
     if case.codec is None or not messages:
@@ -85,7 +85,7 @@ def foreign(case: Case, index: int) -> bool:
     return len(traces) > 0 and sum(traces) * 2 < len(traces)
 
 
-def first_prompt(case: Case, index: int) -> Finding | None:
+def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     """A prompt that nothing precedes: its text is what the template gives, its ids are another tokenizer's."""
     step = case.steps[index]
     messages = case.request_messages(index)

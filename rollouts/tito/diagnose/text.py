@@ -59,8 +59,8 @@ def _gone_for_good(b: Break) -> Ids:
     expected, actual = b.expected[b.start :], b.actual[b.start :]
     gone = expected[b.case.is_special(expected) & ~np.isin(expected, actual)]
     said, came = (b.case.text(ids).split() for ids in (expected[~np.isin(expected, gone)], actual))
-    spelt = "".join(said)
-    return gone if len(gone) > 1 and spelt and "".join(came).startswith(spelt) else gone[:0]
+    as_decoded = "".join(said)
+    return gone if len(gone) > 1 and as_decoded and "".join(came).startswith(as_decoded) else gone[:0]
 
 
 def _stop_alone_is_lost(b: Break) -> bool:
@@ -94,7 +94,7 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
     if _only_white_space(b) and place >= len(_said(b, turn)):
         return None  # behind the call, not in it
     names = [call["name"] for call in msg.calls_of(b.sent_back or b.parent.reply or {})]
-    names += [b.case.spelt(name) for name in names if isinstance(name, str)]
+    names += [b.case.as_decoded(name) for name in names if isinstance(name, str)]
     for start, stop in call_regions(old, names):
         if start <= place < max(stop, start + 1):
             break

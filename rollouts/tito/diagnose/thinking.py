@@ -34,7 +34,7 @@ def empty_think_toggled(b: Break) -> Verdict | None:
     """The run that was removed or inserted is an opening marker, white space and a closing one."""
     if b.case.codec is None:
         return None
-    sides = _sides(b)
+    sides = _both_texts(b)
     for removed, (one, other) in ((True, sides), (False, sides[::-1])):
         if (body := lone_block(one, other)) is not None and not body.strip():
             what = "is gone from" if removed else "has appeared in"
@@ -50,7 +50,7 @@ def thinking_stripped(b: Break) -> Verdict | None:
     """The run that is missing holds reasoning, and nobody changed a message."""
     if b.case.codec is None:
         return None
-    expected, actual = _sides(b)
+    expected, actual = _both_texts(b)
     body = lone_block(expected, actual)
     if body is None or not body.strip():
         reasoning = msg.reasoning_of(b.sent_back or {}).strip()
@@ -97,7 +97,7 @@ def _turn(b: Break) -> str:
     return b.case.text(b.actual[start : max(b.turn_stop, start + 1)])
 
 
-def _sides(b: Break) -> tuple[str, str]:
+def _both_texts(b: Break) -> tuple[str, str]:
     """Both streams as text from the control token before the break on, the sampled one to its end."""
     special = b.case.is_special(b.expected[: b.start])
     start = b.start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollouts.tito.diagnose.context import MAX_STRETCH, Break, Case
+from rollouts.tito.diagnose.context import MAX_STRETCH, Break, DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.prefix import stream_length
@@ -96,7 +96,12 @@ class StepSpan:
 
 
 def finding_on_step(
-    case: Case, index: int, verdict: Verdict, span: StepSpan, axis: Axis | None = None, cost: Cost | None = None
+    case: DiagnosisContext,
+    index: int,
+    verdict: Verdict,
+    span: StepSpan,
+    axis: Axis | None = None,
+    cost: Cost | None = None,
 ) -> Finding:
     """A finding about one step's own tokens.
 

@@ -11,7 +11,7 @@ import numpy as np
 from rollouts.tito.buffer import Buffer
 from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.strategies.conversation import Segment
+from rollouts.tito.strategies.conversation import ConversationSegment
 from rollouts.tito.strategies.protocol import Context, Tools, changed_past
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Origins, Row, ids_array
 
@@ -56,7 +56,7 @@ class Appending(ABC):
     def rows(self) -> list[Row]:
         return [self._buffer.to_row(tuple(range(self._n_steps)))]
 
-    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+    def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         self._ask(segment.tools, segment.kwargs)
         yield from segment.prompt_asks[:1]
         for turn in segment.turns[:-1]:
@@ -65,17 +65,17 @@ class Appending(ABC):
 
     def _ask(self, tools: Tools, kwargs: Mapping[str, Any]) -> None:
         self._tools, self._kwargs = tools, kwargs
-        self._asked = (self._context.spelt(tools), self._context.spelt(kwargs))
+        self._asked = (self._context.as_decoded(tools), self._context.as_decoded(kwargs))
 
     def _key(self, messages: Sequence[Message]) -> Any:
-        return self.slug, "delta", self._context.spelt(messages), self._asked
+        return self.slug, "delta", self._context.as_decoded(messages), self._asked
 
     def _written(self, messages: Sequence[Message], is_closed: bool = True) -> tuple[Ids, Origins]:
         delta = self._delta(messages)
         if not is_closed:
             # A stop text ended the completion: the stop token is the template's, and has mask 0.
             delta = np.concatenate([self._closing, delta])
-        key = "origins", delta.tobytes(), self._context.spelt(messages)  # strategies mostly agree on a delta
+        key = "origins", delta.tobytes(), self._context.as_decoded(messages)  # strategies mostly agree on a delta
         return delta, self._context.remember(key, lambda: self._context.origins(delta, messages))
 
     def _probe(self, messages: Sequence[Message]) -> None:  # noqa: B027  not every strategy asks something of templates
@@ -95,7 +95,7 @@ class Appending(ABC):
         yield Conversation([*before, *messages], tools, self._kwargs, True)
 
     def _shorter_key(self, before: Sequence[Message], tools: Tools) -> Any:
-        return self.slug, self._context.spelt(before), tools is None, self._asked
+        return self.slug, self._context.as_decoded(before), tools is None, self._asked
 
     def _difference(
         self, before: Sequence[Message], messages: Sequence[Message], tools: Tools, stops: frozenset[int]

@@ -13,7 +13,7 @@ from rollouts.tito.trajectory import Floats, Message, Step
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class ConversationTurn:
     """A completion, and what the conversation gained before the next one."""
 
     step: Step
@@ -24,7 +24,7 @@ class Turn:
 
     @cached_property
     def logprobs(self) -> Floats | None:
-        return own_logprobs(self.step)
+        return matching_logprobs(self.step)
 
     @cached_property
     def prompt_bytes(self) -> bytes:
@@ -32,7 +32,7 @@ class Turn:
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class ConversationSegment:
     """A stretch of steps of which each continues the conversation of the one before."""
 
     start: int
@@ -41,7 +41,7 @@ class Segment:
     """What its first step was asked."""
     tools: Tools
     kwargs: Mapping[str, Any]
-    turns: tuple[Turn, ...]
+    turns: tuple[ConversationTurn, ...]
 
     @cached_property
     def prompt_asks(self) -> list[Conversation]:
@@ -66,31 +66,33 @@ class Segment:
         return prompts
 
 
-def own_logprobs(step: Step) -> Floats | None:
+def matching_logprobs(step: Step) -> Floats | None:
     """A step's log-probabilities, if there is one for each id."""
     fits = step.logprobs is not None and len(step.logprobs) == len(step.completion_ids)
     return step.logprobs if fits else None
 
 
-def segments(steps: Sequence[Step]) -> list[Segment]:
+def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
     """The steps, cut where a request does not continue the one before: there the past was rewritten, or another branch
     goes on. Raises :class:`StrategyRefused` where messages are lacking."""
     if not steps:
         raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
     if steps[0].request is None:
         raise StrategyRefused("The trajectory was recorded without messages, and a strategy is replayed over them.")
-    found: list[Segment] = []
-    turns: list[Turn] = []
+    found: list[ConversationSegment] = []
+    turns: list[ConversationTurn] = []
     start = 0
     for index, step in enumerate(steps):
         _messages(index, step)
         following = steps[index + 1] if index + 1 < len(steps) else None
         turn = None if following is None else _continued(index, step, following)
-        turns.append(turn or Turn(step, step.reply, None))
+        turns.append(turn or ConversationTurn(step, step.reply, None))
         if turn is None:
             first = steps[start].request
             assert first is not None
-            found.append(Segment(start, first.messages, first.tools, first.chat_template_kwargs, tuple(turns)))
+            found.append(
+                ConversationSegment(start, first.messages, first.tools, first.chat_template_kwargs, tuple(turns))
+            )
             start, turns = index + 1, []
     return found
 
@@ -103,9 +105,9 @@ def continues(step: Step, following: Step) -> bool:
     return len(said) > len(sent) and said[: len(sent)] == sent and said[len(sent)].get("role") == "assistant"
 
 
-def _continued(index: int, step: Step, following: Step) -> Turn | None:
+def _continued(index: int, step: Step, following: Step) -> ConversationTurn | None:
     n, said = len(_messages(index, step)), _messages(index + 1, following)
-    return Turn(step, said[n], said[n + 1 :]) if continues(step, following) else None
+    return ConversationTurn(step, said[n], said[n + 1 :]) if continues(step, following) else None
 
 
 def _messages(index: int, step: Step) -> tuple[Message, ...]:

@@ -15,11 +15,11 @@ from rollouts.tito.trajectory import Floats, Ids, Mask, Message, Origins, Row, S
 
 if TYPE_CHECKING:
     from rollouts.tito.strategies.bridge import Extends
-    from rollouts.tito.strategies.conversation import Segment
+    from rollouts.tito.strategies.conversation import ConversationSegment
 
 Tools = Sequence[Mapping[str, Any]] | None
 T = TypeVar("T")
-MOST_REMEMBERED = 8192
+MAX_REMEMBERED = 8192
 """Of renders: several times what the trajectories that are rendered together ask for."""
 
 
@@ -57,7 +57,7 @@ class Context:
     """Gives what extends the stream of this tokenizer and chat template, by template kwargs, or refuses."""
     encode: Callable[[str], Ids] = None  # type: ignore[assignment]
     """``codec.encode``, or what gives the same ids faster."""
-    spelt: Callable[[Any], str] = repr
+    as_decoded: Callable[[Any], str] = repr
     """``repr``, or what remembers it of values that nobody changes."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Context:
                 found = make()
             except StrategyRefused as refusal:
                 found = refusal
-            while len(memo) >= MOST_REMEMBERED:
+            while len(memo) >= MAX_REMEMBERED:
                 memo.popitem(last=False)
             memo[key] = found
         if isinstance(found, StrategyRefused):
@@ -187,6 +187,6 @@ class Strategy(Protocol):
         """The training rows so far."""
         ...
 
-    def foresee(self, segment: Segment) -> Iterable[Conversation]:
+    def foresee(self, segment: ConversationSegment) -> Iterable[Conversation]:
         """The renders that replaying a segment will ask for, as far as it is known; of the very same objects."""
         ...

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from rollouts.tito.buffer import Buffer
 from rollouts.tito.interfaces import Conversation
 from rollouts.tito.prefix import common_prefix, merged_rows
-from rollouts.tito.strategies.conversation import Segment
+from rollouts.tito.strategies.conversation import ConversationSegment
 from rollouts.tito.strategies.protocol import Context, StrategyRefused, Tools
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step
 
 
-class Piece(NamedTuple):
+class RenderedPiece(NamedTuple):
     """Ids that were encoded alone, and those of them ``[start, stop)`` that stand for what an assistant said."""
 
     ids: Ids
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     stop: int = 0
 
 
-def joined(pieces: Sequence[Piece], n_steps: int) -> Row:
+def joined(pieces: Sequence[RenderedPiece], n_steps: int) -> Row:
     """Pieces as one row."""
     ids = np.concatenate([NO_IDS, *(piece.ids for piece in pieces)])
     mask: Mask = np.zeros(len(ids), dtype=np.bool_)
@@ -79,7 +79,7 @@ class Rendering(ABC):
     @abstractmethod
     def rows(self) -> list[Row]: ...
 
-    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+    def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         yield from segment.prompt_asks
 
     def _prompt(self) -> Ids:
@@ -115,7 +115,7 @@ class Retokenize(Rendering):
         _, stops = self._context.codec.joined_bytes(ids)
         return [row_of_text(ids, spans_to_mask(stops, text, spans), self._n_steps)]
 
-    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+    def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         if self._context.rows is not None:
             yield from super().foresee(segment)
         elif self._has_tags():
@@ -127,7 +127,7 @@ class Retokenize(Rendering):
         return "generation" in template.replace("add_generation_prompt", "")
 
 
-def _whole(segment: Segment) -> list[Message]:
+def _whole(segment: ConversationSegment) -> list[Message]:
     """The conversation with the reply to its last prompt."""
     last = segment.turns[-1].reply
     return [*segment.prompts[-1], *([last] if last is not None else [])]
@@ -158,7 +158,7 @@ class MessageDelta(Rendering):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._pieces: list[Piece] = []
+        self._pieces: list[RenderedPiece] = []
         self._so_far: Ids = NO_IDS
         self._n_joined = 0
         self._text_so_far = ""
@@ -196,9 +196,9 @@ class MessageDelta(Rendering):
         delta = text[len(self._text_so_far) :]
         self._text_so_far = text
         ids = self._context.encode(delta)
-        self._pieces.append(Piece(ids, 0, len(ids) if is_trained else 0))
+        self._pieces.append(RenderedPiece(ids, 0, len(ids) if is_trained else 0))
 
-    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+    def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         yield from segment.prompt_asks
         yield from segment.reply_asks
 
@@ -214,13 +214,13 @@ class PerMessage(Rendering):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._generation: Ids = NO_IDS
-        self._pieces: list[Piece] = []
+        self._pieces: list[RenderedPiece] = []
         self._so_far: Ids = NO_IDS
         self._asked = ""
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         self._messages, self._tools, self._kwargs = list(messages), tools, kwargs
-        self._asked = self._context.spelt(kwargs)
+        self._asked = self._context.as_decoded(kwargs)
         self._generation = self._context.remember((self.slug, "generation", self._asked), self._generation_prompt)
         return self._prompt()
 
@@ -229,8 +229,8 @@ class PerMessage(Rendering):
         with_prompt = self._context.renderer.render_ids(DUMMY, None, self._kwargs, True)
         return with_prompt[common_prefix(without, with_prompt) :]
 
-    def foresee(self, segment: Segment) -> Iterator[Conversation]:
-        self._asked = self._context.spelt(segment.kwargs)
+    def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
+        self._asked = self._context.as_decoded(segment.kwargs)
         whole = _whole(segment)
         for index, message in enumerate(whole):
             tools = segment.tools if index == 0 else None
@@ -244,7 +244,7 @@ class PerMessage(Rendering):
         self._all()
         return np.concatenate([self._so_far, self._generation])
 
-    def _all(self) -> list[Piece]:
+    def _all(self) -> list[RenderedPiece]:
         places = range(len(self._pieces), len(self._messages))
         new = [self._piece(self._messages[index], self._tools if index == 0 else None) for index in places]
         self._pieces += new
@@ -252,25 +252,25 @@ class PerMessage(Rendering):
         return self._pieces
 
     def _key(self, message: Message, tools: Tools) -> Any:
-        spelt = self._context.spelt
-        return self.slug, spelt(message), None if tools is None else spelt(tools), self._asked
+        as_decoded = self._context.as_decoded
+        return self.slug, as_decoded(message), None if tools is None else as_decoded(tools), self._asked
 
-    def _piece(self, message: Message, tools: Tools) -> Piece:
+    def _piece(self, message: Message, tools: Tools) -> RenderedPiece:
         return self._context.remember(self._key(message, tools), lambda: self._encoded(message, tools))
 
-    def _encoded(self, message: Message, tools: Tools) -> Piece:
+    def _encoded(self, message: Message, tools: Tools) -> RenderedPiece:
         ids = self._context.renderer.render_ids([message], tools, self._kwargs, False)
         if message.get("role") != "assistant":
-            return Piece(ids)
+            return RenderedPiece(ids)
         stop = self._context.after_last(ids, self._context.stop_ids) or len(ids)
-        return Piece(ids, min(common_prefix(ids, self._generation), stop), stop)
+        return RenderedPiece(ids, min(common_prefix(ids, self._generation), stop), stop)
 
 
 class Reconcile(Rendering):
     """Render each turn; where the stream breaks, keep (CLEAN), rewrite the tail (REALIGN) or begin a row (FORK)."""
 
     slug = "reconcile"
-    MOST_REALIGNED = 16
+    MAX_REALIGNED = 16
     """Ids of the last response that may be rewritten; a longer drift forks."""
 
     def __init__(self, context: Context) -> None:
@@ -304,7 +304,7 @@ class Reconcile(Rendering):
         lost = len(self._buffer) - shared
         if lost == 0:
             self.decisions.append("clean")
-        elif shared >= self._last_start and lost <= self.MOST_REALIGNED:
+        elif shared >= self._last_start and lost <= self.MAX_REALIGNED:
             self.decisions.append("realign")
             self._buffer.cut(shared)
         else:
@@ -365,6 +365,6 @@ class EosSplice(Rendering):
     def rows(self) -> list[Row]:
         return merged_rows(self._steps)
 
-    def foresee(self, segment: Segment) -> Iterator[Conversation]:
+    def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         yield from segment.prompt_asks
         yield from segment.reply_asks[: len(segment.turns) - 1]

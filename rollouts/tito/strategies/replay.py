@@ -13,14 +13,14 @@ from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.segments import mask_runs
-from rollouts.tito.strategies.conversation import Segment, continues, own_logprobs, segments
-from rollouts.tito.strategies.protocol import MOST_REMEMBERED, Context, Forks, Strategy, StrategyRefused, TakesRecorded
+from rollouts.tito.strategies.conversation import ConversationSegment, continues, matching_logprobs, segments
+from rollouts.tito.strategies.protocol import MAX_REMEMBERED, Context, Forks, Strategy, StrategyRefused, TakesRecorded
 from rollouts.tito.strategies.two_templates import start
 from rollouts.tito.trajectory import Ids, Message, Origin, Row, Step, Trajectory
 
 
 @dataclass(frozen=True)
-class Place:
+class FirstDifference:
     """The first place at which a strategy's stream is another than the recorded one."""
 
     step: int
@@ -29,7 +29,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class StrategyResult:
     """What a strategy makes of a recorded trajectory."""
 
     slug: str
@@ -44,7 +44,7 @@ class Replay:
     """All that the trajectory sampled."""
     frozen_steps: int = 0
     """Steps before the last point where history was rewritten: the strategy has them as prompt, masked."""
-    differs_at: Place | None = None
+    differs_at: FirstDifference | None = None
     refused: str = ""
     """Why the strategy cannot be replayed; everything else is empty then."""
 
@@ -61,30 +61,30 @@ BATCH_STEPS = 128
 """Steps whose renders are made in one round trip."""
 
 
-def replay(trajectory: Trajectory, strategy: New, context: Context) -> Replay:
+def replay(trajectory: Trajectory, strategy: New, context: Context) -> StrategyResult:
     """Feed the recorded completions and messages to a strategy. Never raises for what the trajectory holds."""
-    return _replayed(trajectory, _Talk(trajectory), strategy, context)
+    return _replayed(trajectory, _Conversation(trajectory), strategy, context)
 
 
 def replay_many(
     trajectories: Iterable[Trajectory], strategies: Sequence[New], context: Context
-) -> Generator[list[Replay]]:
+) -> Generator[list[StrategyResult]]:
     """For each trajectory what :func:`replay` gives for each strategy.
 
     Where the renderer can foresee, the renders of a batch are made together, those of the next one meanwhile.
     """
-    context = replace(context, spelt=_Spelt())
+    context = replace(context, as_decoded=_ReprCache())
     renderer = context.renderer
     if not isinstance(renderer, Foresees):
         for one in trajectories:
-            yield [_replayed(one, _Talk(one), strategy, context) for strategy in strategies]
+            yield [_replayed(one, _Conversation(one), strategy, context) for strategy in strategies]
         return
     batches = batched(trajectories, BATCH_STEPS, lambda one: len(one.steps))
     with ThreadPoolExecutor(1, thread_name_prefix="foresee") as thread:
 
-        def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Talk], Future[Any]]:
-            talks = [_Talk(one) for one in batch]
-            asks = [ask for talk in talks for ask in _asks(talk, strategies, context)]
+        def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Conversation], Future[Any]]:
+            talks = [_Conversation(one) for one in batch]
+            asks = [ask for conversation in talks for ask in _asks(conversation, strategies, context)]
             return batch, talks, thread.submit(renderer.foresee, asks)
 
         begun = map(begin, batches)
@@ -93,27 +93,27 @@ def replay_many(
             batch, talks, foreseen = ahead
             renderer.use(foreseen.result())
             ahead = next(begun, None)
-            for one, talk in zip(batch, talks, strict=True):
-                yield [_replayed(one, talk, strategy, context) for strategy in strategies]
+            for one, conversation in zip(batch, talks, strict=True):
+                yield [_replayed(one, conversation, strategy, context) for strategy in strategies]
 
 
-class _Spelt(dict[int, tuple[Any, str]]):
+class _ReprCache(dict[int, tuple[Any, str]]):
     """``repr``, once for the strategies that ask it of the same recorded message."""
 
     def __call__(self, value: Any) -> str:
         kept = self.get(id(value))
         if kept is None:
-            if len(self) >= MOST_REMEMBERED:
+            if len(self) >= MAX_REMEMBERED:
                 self.clear()
             kept = self[id(value)] = value, repr(value)  # it keeps the value, so that its identity stays taken
         return kept[1]
 
 
-class _Talk:
+class _Conversation:
     """The segments of a trajectory, or why there are none."""
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self.segments: list[Segment] = []
+        self.segments: list[ConversationSegment] = []
         self.n_sampled = sum(len(step.completion_ids) for step in trajectory.steps)
         self.refused = ""
         try:
@@ -122,24 +122,26 @@ class _Talk:
             self.refused = str(refusal)
 
 
-def _asks(talk: _Talk, strategies: Sequence[New], context: Context) -> list[Conversation]:
+def _asks(conversation: _Conversation, strategies: Sequence[New], context: Context) -> list[Conversation]:
     """What the strategies will have rendered: the growing conversation first, so that each text extends the one before
     it, and nothing twice."""
     asks: dict[int, Conversation] = {}
     for make in strategies:
         one = start(make, context)
-        for segment in _followed(one, talk):
+        for segment in _followed(one, conversation):
             for ask in one.foresee(segment):
                 asks[id(ask)] = ask
-    first = id(talk.segments[-1].messages[0]) if talk.segments and talk.segments[-1].messages else 0
+    first = (
+        id(conversation.segments[-1].messages[0]) if conversation.segments and conversation.segments[-1].messages else 0
+    )
     return sorted(asks.values(), key=lambda ask: (not ask.messages or id(ask.messages[0]) != first, len(ask.messages)))
 
 
-def _followed(strategy: Strategy, talk: _Talk) -> list[Segment]:
+def _followed(strategy: Strategy, conversation: _Conversation) -> list[ConversationSegment]:
     """The segments that a strategy lives through: the last one, unless it opens further rows for rewritten history."""
     if _takes_recorded(strategy):
         return []
-    return talk.segments if _forks(strategy) else talk.segments[-1:]
+    return conversation.segments if _forks(strategy) else conversation.segments[-1:]
 
 
 def _takes_recorded(strategy: Strategy) -> TypeGuard[TakesRecorded]:
@@ -150,44 +152,44 @@ def _forks(strategy: Strategy) -> TypeGuard[Forks]:
     return hasattr(strategy, "fork")
 
 
-def _replayed(trajectory: Trajectory, talk: _Talk, make: New, context: Context) -> Replay:
+def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, context: Context) -> StrategyResult:
     one = start(make, context)
     steps = trajectory.steps
     try:
         if not steps:
             raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
-        if not talk.n_sampled:
+        if not conversation.n_sampled:
             raise StrategyRefused(
                 "The trajectory was recorded as text, without token ids, and a strategy is replayed over the ids that "
                 "were sampled. Record calls with return_token_ids."
             )
         differs, frozen = None, 0
         if _takes_recorded(one):
-            one.take_recorded([_with_own_logprobs(step) for step in steps])
-        elif talk.refused:
-            raise StrategyRefused(talk.refused)
+            one.take_recorded([_with_matching_logprobs(step) for step in steps])
+        elif conversation.refused:
+            raise StrategyRefused(conversation.refused)
         else:
-            followed = _followed(one, talk)
+            followed = _followed(one, conversation)
             frozen = followed[0].start
             differs = _follow(one, followed)
         rows = [_placed(row, frozen) for row in one.rows()]
     except (StrategyRefused, RenderFailed) as error:
-        return Replay(one.slug, refused=str(error))
-    return Replay(
+        return StrategyResult(one.slug, refused=str(error))
+    return StrategyResult(
         one.slug,
         tuple(rows),
         trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
-        lost_tokens=talk.n_sampled - _verbatim(steps, rows),
+        lost_tokens=conversation.n_sampled - _verbatim(steps, rows),
         prompt_tokens_repaid=repaid_tokens(rows),
-        sampled_tokens=talk.n_sampled,
+        sampled_tokens=conversation.n_sampled,
         frozen_steps=frozen,
         differs_at=differs or _last_differs(steps, rows),
     )
 
 
-def _follow(strategy: Strategy, followed: Sequence[Segment]) -> Place | None:
+def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> FirstDifference | None:
     """Let a strategy live through the segments; gives the first prompt that it would have built otherwise."""
-    differs: Place | None = None
+    differs: FirstDifference | None = None
     for n, segment in enumerate(followed):
         begin = strategy.fork if n and _forks(strategy) else strategy.begin
         prompt = begin(segment.messages, segment.tools, segment.kwargs)
@@ -200,12 +202,12 @@ def _follow(strategy: Strategy, followed: Sequence[Segment]) -> Place | None:
     return differs
 
 
-def _other(index: int, recorded: Ids, prompt: Ids) -> Place | None:
+def _other(index: int, recorded: Ids, prompt: Ids) -> FirstDifference | None:
     shared = common_prefix(recorded, prompt)
-    return Place(index, shared) if shared < max(len(recorded), len(prompt)) else None
+    return FirstDifference(index, shared) if shared < max(len(recorded), len(prompt)) else None
 
 
-def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> Place | None:
+def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> FirstDifference | None:
     """Where the row that ends with the last step is not that step's stream."""
     last = len(steps) - 1
     for row in rows:
@@ -219,8 +221,8 @@ def _placed(row: Row, start: int) -> Row:
     return replace(row, step_indices=tuple(index + start for index in row.step_indices)) if start else row
 
 
-def _with_own_logprobs(step: Step) -> Step:
-    return step if own_logprobs(step) is step.logprobs else replace(step, logprobs=None)
+def _with_matching_logprobs(step: Step) -> Step:
+    return step if matching_logprobs(step) is step.logprobs else replace(step, logprobs=None)
 
 
 def _verbatim(steps: Sequence[Step], rows: Sequence[Row]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollouts.tito.interfaces import Conversation, RenderFailed
-from rollouts.tito.strategies.conversation import Segment
+from rollouts.tito.strategies.conversation import ConversationSegment
 from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, Tools
 from rollouts.tito.trajectory import Floats, Ids, Message, Origins, Row
 
@@ -39,7 +39,7 @@ class TwoTemplates:
             self._rows.observe(messages)
         return prompt
 
-    def foresee(self, segment: Segment) -> Iterable[Conversation]:
+    def foresee(self, segment: ConversationSegment) -> Iterable[Conversation]:
         """Of the prompts alone: the other template is another renderer's."""
         return self._prompts.foresee(segment)
 

@@ -13,7 +13,7 @@ from rollouts.tito.strategies import STRATEGIES, Context, StrategyRefused
 from rollouts.tito.trajectory import Message
 from rollouts.tokenizers import load
 from rollouts.work import renderers_package
-from rollouts.work.launch import LaunchForm
+from rollouts.work.launch import LaunchSettings
 from tests.conftest import missing
 
 USER: Message = {"role": "user", "content": "What's 2+2?"}
@@ -76,6 +76,6 @@ def test_without_the_package_it_is_listed_with_a_sentence(corpus: Path, monkeypa
 @pytest.mark.django_db
 def test_a_launch_with_it_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderers_package, "is_installed", lambda: False)
-    assert "not installed" in LaunchForm(strategy="bridge").problems()["strategy"]
+    assert "not installed" in LaunchSettings(strategy="bridge").problems()["strategy"]
     monkeypatch.setattr(renderers_package, "is_installed", lambda: True)
-    assert "strategy" not in LaunchForm(strategy="bridge").problems()
+    assert "strategy" not in LaunchSettings(strategy="bridge").problems()

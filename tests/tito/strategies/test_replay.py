@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import RememberingRenderer, renderer
+from rollouts.chat_templates import PrefetchingRenderer, renderer
 from rollouts.chat_templates.sandbox import client
 from rollouts.tito.diagnose.row_checks import length_mismatch
 from rollouts.tito.strategies import STRATEGIES, Context
-from rollouts.tito.strategies.replay import Replay, replay, replay_many, with_replies
+from rollouts.tito.strategies.replay import StrategyResult, replay, replay_many, with_replies
 from rollouts.tito.trajectory import Message, Request, Step, Trajectory
 from rollouts.tokenizers import load
 from rollouts.tokenizers.pieces import PieceEncoder
@@ -29,7 +29,7 @@ def contexts(corpus: Path, template: str) -> tuple[Context, Context]:
     tokenizer = load(corpus / "tokenizers" / OTHER.get(template, template))
     text = (corpus / "templates" / f"{template}.jinja").read_text()
     pieces = PieceEncoder(tokenizer)
-    shared = RememberingRenderer(tokenizer, text, pieces.encode)
+    shared = PrefetchingRenderer(tokenizer, text, pieces.encode)
     return (
         Context(tokenizer, renderer(tokenizer, text), tokenizer.stop_ids),
         Context(tokenizer, shared, tokenizer.stop_ids, encode=pieces.encode),
@@ -74,7 +74,7 @@ def recorded(context: Context, template: str, name: str, turns: int = 5, tools: 
     return Trajectory(name, tuple(steps))
 
 
-def same(a: Replay, b: Replay) -> None:
+def same(a: StrategyResult, b: StrategyResult) -> None:
     for name in ("slug", "refused", "trained_tokens", "lost_tokens", "prompt_tokens_repaid", "sampled_tokens",
                  "frozen_steps", "differs_at"):  # fmt: skip
         assert getattr(a, name) == getattr(b, name), (a.slug, name)
