@@ -11,9 +11,9 @@ from typing import Any
 from rollouts.formats.containers import parquet
 from rollouts.formats.containers.source import FileRefused, Source
 from rollouts.formats.readers import (
+    inspector_jsonl,
     nemo_gym,
     nemo_rl,
-    own_jsonl,
     prime_rl_export,
     recorded_calls,
     rllm,
@@ -31,7 +31,7 @@ from rollouts.tito.trajectory import Trajectory
 FORMATS: dict[str, Format] = {
     one.name: one
     for one in (
-        own_jsonl.FORMAT,
+        inspector_jsonl.FORMAT,
         parquet.FORMAT,
         recorded_calls.FORMAT,
         nemo_gym.FORMAT,

@@ -10,7 +10,7 @@ import msgspec
 
 from rollouts.formats.containers.json_text import canonical_json
 from rollouts.formats.containers.source import FileRefused
-from rollouts.formats.readers import own_jsonl
+from rollouts.formats.readers import inspector_jsonl
 from rollouts.formats.registry import Format, has_keys
 from rollouts.tito.trajectory import Trajectory
 
@@ -95,7 +95,7 @@ def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
     n, held, size = 0, list[dict[str, Any]](), 0
     with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for one in trajectories:
-            record = own_jsonl.encode(one).decode()
+            record = inspector_jsonl.encode(one).decode()
             held.append(
                 {
                     "external_id": one.external_id, "group": one.group, "tokenizer": one.tokenizer,
@@ -120,7 +120,7 @@ FORMAT = Format(
     "own_parquet",
     "Rollout Inspector Parquet (lossless)",
     detect,
-    own_jsonl.read_records,
+    inspector_jsonl.read_records,
     write=write,
     suffix=".parquet",
 )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from django.core.management.base import BaseCommand, CommandError
 
-from rollouts.formats.readers import own_jsonl
+from rollouts.formats.readers import inspector_jsonl
 from rollouts.tito.trajectory import Row, Trajectory, ids_array
 
 WARNING = """\
@@ -67,7 +67,7 @@ class Command(BaseCommand):
         try:
             found = trajectories(load(source), source.stem)
             with draft.open("wb") as file:
-                n = own_jsonl.write(found, file)
+                n = inspector_jsonl.write(found, file)
             if not n:
                 raise NotConverted(f"{source} holds no samples.")
             os.replace(draft, target)
