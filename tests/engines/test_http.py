@@ -26,8 +26,8 @@ Answer = Callable[[str, Any], tuple[int, Any]]
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], str]]:
     """Start a server on a free port that answers as the given function says; returns its address."""
-    monkeypatch.setattr(http, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(http, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(http, "MAX_WAIT_SECONDS", 0.01)
     servers = []
 
     def start(answer: Answer) -> str:

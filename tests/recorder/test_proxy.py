@@ -352,7 +352,7 @@ class TestWhatGoesWrong:
         assert all(one.reason.startswith("A call could not be recorded") for one in run.rejections.all())
 
     def test_a_huge_answer_passes_and_is_reported(self, run: Run, record: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr(proxy, "MOST_KEPT_BYTES", 50)
+        monkeypatch.setattr(proxy, "MAX_KEPT_BYTES", 50)
         assert record(lambda bench: bench.chat("hi"))["choices"]
         assert run.n_trajectories == 0 and "larger than" in run.rejections.get().reason
 
@@ -366,7 +366,7 @@ class TestWhatGoesWrong:
             return real(*args)
 
         monkeypatch.setattr(writer, "append_steps", flaky)
-        monkeypatch.setattr(writer, "FIRST_WAIT_S", 0.01)
+        monkeypatch.setattr(writer, "FIRST_WAIT_SECONDS", 0.01)
         record(lambda bench: episode(bench, "s"))
         assert len(failures) == 2 and run.n_steps == 2
 
@@ -375,8 +375,8 @@ class TestWhatGoesWrong:
             raise OperationalError("no database")
 
         monkeypatch.setattr(writer, "append_steps", lost)
-        monkeypatch.setattr(writer, "FIRST_WAIT_S", 0.01)
-        monkeypatch.setattr(writer, "AT_END_S", 0.05)
+        monkeypatch.setattr(writer, "FIRST_WAIT_SECONDS", 0.01)
+        monkeypatch.setattr(writer, "AT_END_SECONDS", 0.05)
         _, used = play(run, tmp_path, lambda bench: episode(bench, "s"))
         assert used.state()["rescued"] == 2 and run.n_steps == 0
         _, items = formats.read(formats.Source.of_path(used.rescue_file))
@@ -384,7 +384,7 @@ class TestWhatGoesWrong:
         assert not isinstance(value, formats.Rejected) and len(value.steps) == 2 and value.external_id == "s"
 
     def test_more_calls_than_there_is_room_wait_and_are_stored(self, run: Run, record: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr(proxy, "MOST_UNWRITTEN", 2)
+        monkeypatch.setattr(proxy, "MAX_UNWRITTEN", 2)
 
         async def scenario(bench: RenderCache) -> None:
             await asyncio.gather(*(bench.chat("hi", session=f"s{n}") for n in range(40)))
@@ -393,7 +393,7 @@ class TestWhatGoesWrong:
         assert run.n_trajectories == 40
 
     def test_cancelling_the_run_stops_the_recording_alone(self, run: Run, record: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr(writer, "BEAT_S", 0.05)
+        monkeypatch.setattr(writer, "BEAT_SECONDS", 0.05)
 
         async def scenario(bench: RenderCache) -> Any:
             await bench.chat("hi", session="before")

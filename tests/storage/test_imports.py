@@ -192,7 +192,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(run: models.Run, tmp_
 
 
 def test_only_so_many_rejections_are_kept_and_all_are_counted(run: models.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejections, "MOST_REJECTIONS", 10)
+    monkeypatch.setattr(rejections, "MAX_REJECTIONS", 10)
     services.import_files(run, [Source.of_bytes(jsonl(CALL, *[b"{"] * 250))])
     assert (run.n_rejected, run.rejections.count(), run.n_trajectories) == (250, 10, 1)
 

@@ -73,7 +73,7 @@ def test_the_next_worker_goes_on_where_the_lost_one_was(monkeypatch: pytest.Monk
     Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
     assert [one.pk for one in adopt_jobs()] == [lost.pk] and adopt_jobs() == []
     judged: list[int] = []
-    monkeypatch.setattr(diagnosis, "_judge", lambda run, batch: judged.extend(record.index for record in batch))
+    monkeypatch.setattr(diagnosis, "_diagnose", lambda run, batch: judged.extend(record.index for record in batch))
     jobs.do_job(lost.pk)
     assert judged == [2, 3, 4, 5]
     with pytest.raises(JobLost):  # it was not dead after all: it stops, and changes nothing

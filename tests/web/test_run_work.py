@@ -89,7 +89,7 @@ def test_a_run_is_exported_whole_or_refused_with_the_reason(web: Client) -> None
 
 def test_a_large_run_is_written_by_a_worker(web: Client, monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
     run = stored_run(2)
-    monkeypatch.setattr(job_views, "LARGEST", 3)
+    monkeypatch.setattr(job_views, "MAX_TOKENS_IN_REQUEST", 3)
     answer = web.get(f"/runs/{run.code}/export")
     assert answer.status_code == 413 and "manage.py export_rollouts" in answer.content.decode()
     answer = web.post(f"/runs/{run.code}/exports", {"format": "sft", "pad_to": "40", "pad_id": "7"}, follow=True)

@@ -146,13 +146,13 @@ def test_a_visitor_of_a_link_sees_the_result_and_sends_nobody(make, web, visitor
 
 def test_a_failure_is_said_and_tried_again_only_when_asked(make, web, sent, monkeypatch) -> None:
     trajectory = stored(make, make.conversation("a"))
-    monkeypatch.setattr(replays, "STEPS_MOST", 1)
+    monkeypatch.setattr(replays, "MAX_STEPS", 1)
     web.get(url(trajectory))
     task.replay_trajectory(sent[0])
     page = web.get(url(trajectory)).content.decode()
     assert "too long for this page" in page and "Try again" in page and "every 1s" not in page
     assert len(sent) == 1
-    monkeypatch.setattr(replays, "STEPS_MOST", 500)
+    monkeypatch.setattr(replays, "MAX_STEPS", 500)
     web.post(reverse("trajectory-replay", args=[trajectory.code]))
     assert len(sent) == 2
     task.replay_trajectory(sent[1])

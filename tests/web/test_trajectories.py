@@ -414,7 +414,7 @@ def test_two_rollouts_of_a_prompt_stand_side_by_side(make, reader, monkeypatch):
         assert "no ended trajectory" in said
     same = page_text(reader.get(url(b, f"?with={a.code}&row=7", "trajectory-compare")))
     assert "b against a" in same  # a row that is not there is the last one
-    monkeypatch.setattr(group_compare, "ROW_MOST", 10)
+    monkeypatch.setattr(group_compare, "MAX_ROW_TOKENS", 10)
     assert "at most 10 are compared" in page_text(reader.get(url(a, f"?with={b.code}", "trajectory-compare")))
     models.StoredTrajectory.objects.filter(pk=b.pk).update(status="running")
     assert f"?with={b.code}" not in page_text(reader.get(url(a, "?step=1", "trajectory-compare")))
