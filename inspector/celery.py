@@ -1,10 +1,8 @@
 """The Celery application of every worker, and the heartbeat by which the pages know that workers live."""
 
-import ctypes
 import logging.config
 import os
 import signal
-import sys
 import threading
 from typing import Any
 
@@ -74,10 +72,6 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
 @signals.worker_process_init.connect
 def _die_with_parent(**_: Any) -> None:
     """A pool process never outlives its worker, even one that was killed."""
+    from inspector.server.parent_death import die_with_parent
+
     die_with_parent(signal.SIGKILL)
-
-
-def die_with_parent(signum: int) -> None:
-    """Have the kernel send `signum` to this process when its parent dies (Linux; elsewhere nothing happens)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, int(signum), 0, 0, 0)

@@ -22,7 +22,7 @@ WORDS = {
     "void": "void: passes because nothing is rendered",
     "differs": "differs, without harm for training",
 }
-MAX_SHOWN = ("all", "failing", "differing")
+SHOW_CHOICES = ("all", "failing", "differing")
 
 
 def word_of(probe: Mapping[str, Any]) -> str:
@@ -47,7 +47,7 @@ def with_template() -> list[Tokenizer]:
 def matrix(params: QueryDict) -> dict[str, Any]:
     """The matrix as a page and as JSON; two queries."""
     name, purpose = params.get("name", "")[:100], params.get("purpose", "")[:60]
-    show = params.get("show", "all") if params.get("show") in MAX_SHOWN else "all"
+    show = params.get("show", "all") if params.get("show") in SHOW_CHOICES else "all"
     tokenizers = with_template()
     codes = {one.pk: template_checks.code_of_hashes(one.sha256, one.chat_template_id or "", {}) for one in tokenizers}
     wanted = TemplateCheck.objects.filter(code__in=codes.values()).defer("report", "question")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.trajectories.turns import Turn
 from rollouts.selectors import RunSummary
 
 
@@ -154,21 +153,34 @@ def extent(start: int, stop: int, n_tokens: int) -> dict[str, str]:
     return {"x": _text(min(start * scale, STRIP_WIDTH - 3)), "width": _text(max((stop - start) * scale, 3))}
 
 
-def minimap(turns: Sequence[Turn], n_tokens: int) -> list[TokenBar]:
+@dataclass(frozen=True)
+class MapTurn:
+    """A turn as the minimap draws it: tokens ``[start, stop)`` of the row."""
+
+    start: int
+    stop: int
+    number: int
+    """As the page numbers its turns."""
+    role: str
+    part: str
+    """``prompt``, ``delta``, ``completion`` ...: the colour of the piece."""
+
+
+def minimap(turns: Sequence[MapTurn], n_tokens: int) -> list[TokenBar]:
     """One rectangle a turn; turns too narrow to see are merged with their neighbours."""
     if not n_tokens:
         return []
     scale = STRIP_WIDTH / n_tokens
     least = n_tokens / MAX_MAP_PIECES
     pieces: list[TokenBar] = []
-    pending: list[Turn] = []
+    pending: list[MapTurn] = []
     for turn in turns:
         pending.append(turn)
         if pending[-1].stop - pending[0].start >= least or turn is turns[-1]:
             a, b = pending[0].start, pending[-1].stop
             kinds: Counter[str] = Counter()
             for part in pending:
-                kinds[part.part] += part.n_tokens
+                kinds[part.part] += part.stop - part.start
             label = (
                 f"turn {pending[0].number} · {pending[0].role}"
                 if len(pending) == 1

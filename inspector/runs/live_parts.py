@@ -37,7 +37,7 @@ from rollouts.work import launch
 TRAJECTORIES_PER_PAGE = 50
 LOOK_SECONDS = 5
 """Progress is told every two seconds; figures and list, which cost more, are not looked at more often than this."""
-_SHOWN = (
+_MARKED_FIELDS = (
     "pk", "status", "stop_reason", "reward", "n_steps", "n_rows", "n_tokens", "n_trained", "n_findings", "error",
 )  # fmt: skip
 """The columns of a trajectory that its line shows and that change."""
@@ -95,7 +95,7 @@ def list_page(run: Run, wanted: TrajectoryFilter) -> selectors.Page:
 
 
 def list_mark(found: selectors.Page) -> str:
-    return mark_of(found.next_cursor, [[getattr(item, name) for name in _SHOWN] for item in found.items])
+    return mark_of(found.next_cursor, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
 def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.Page) -> dict[str, Any]:

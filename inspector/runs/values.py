@@ -14,7 +14,7 @@ from django.utils import timezone
 from inspector.runs.filters import SEVERITIES, TrajectoryFilter
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
-from inspector.trajectories.record_page import lacks_of
+from rollouts.formats import lacks_of
 from rollouts.models import Rejection, Run, StoredTrajectory
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.tasks.run_state import QUIET_SECONDS
@@ -75,7 +75,7 @@ def run_origin(run: Run) -> dict[str, Any]:
         "seed_note": SEEDS.get(run.engine, "") if run.kind == Run.Kind.LAUNCH else "",
         "tool_calls_note": run.settings.get("tool_calls_note", ""),
         "created_by": run.created_by.get_username() if run.created_by else None,
-        "lacks": lacks_of(run),
+        "lacks": lacks_of(run.format),
         "settings": {key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
     }
 

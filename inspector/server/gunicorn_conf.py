@@ -21,6 +21,6 @@ worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 def post_fork(server: Any, worker: Any) -> None:
     """A worker never outlives its master, even one that was killed."""
-    from inspector.celery import die_with_parent
+    from inspector.server.parent_death import die_with_parent
 
     die_with_parent(signal.SIGTERM)

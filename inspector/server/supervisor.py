@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inspector.celery import die_with_parent
+from inspector.server.parent_death import die_with_parent
 
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_AFTER_SECONDS = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.charts import extent, minimap, surprise_bars
+from inspector.html.charts import MapTurn, extent, minimap, surprise_bars
 from inspector.html.tokens import LOGPROB_EDGES, Tokens
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, PagePlace, View
 from inspector.trajectories.token_pane import Reader
@@ -67,7 +67,7 @@ def strips(
     own: str,
 ) -> dict[str, Any]:
     """The minimap of the row, and the surprise of what is shown."""
-    pieces = minimap(turns, n)
+    pieces = minimap([MapTurn(one.start, one.stop, one.number, one.role, one.part) for one in turns], n)
     view = View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view
     # A trainer's row may hold 0.0 where nothing was sampled: that is no certainty.
     sampled = None if shown.logprobs is None else np.where(shown.origin == Origin.SAMPLED, shown.logprobs, np.nan)

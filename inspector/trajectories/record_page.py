@@ -17,7 +17,7 @@ from django.utils.safestring import mark_safe
 from inspector.html.text import text_html
 from inspector.web.twins import whole_number
 from rollouts import models
-from rollouts.formats import FORMATS
+from rollouts.formats import lacks_of
 
 STEPS = 20
 ROWS = 60
@@ -36,12 +36,6 @@ STEP_FIELDS = (
 _BODIES = ("messages_new_id", "tools_id", "template_kwargs_id", "reply_id", "text_id", "extra_id")
 _SAID = ("messages", "prompt", "new_messages", "items_before")
 """Fields of a step in which formats keep what was said before the completion, when they hold no whole request."""
-
-
-def lacks_of(run: models.Run) -> list[str]:
-    """What the run's files cannot tell, a sentence for each format."""
-    names = [name for name in run.format.split(", ") if name in FORMATS]
-    return list(dict.fromkeys(FORMATS[name].lacks for name in names if FORMATS[name].lacks))
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,7 @@ def recorded_page(
     keys = [trajectory.extra_id, *(row["extra_id"] for row in rows), *(step[key] for step in steps for key in _BODIES)]
     bodies = _read(keys)
     report: dict[str, Any] = {
-        "lacks": lacks_of(trajectory.run),
+        "lacks": lacks_of(trajectory.run.format),
         "first_step": first,
         "n_steps": trajectory.n_steps,
         "notices": notices,

@@ -16,10 +16,10 @@ from inspector.trajectories import legends
 from inspector.trajectories import reads as data
 from inspector.trajectories.neighbours import FILTER_FIELDS, find_siblings, no_siblings
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, Lens, PagePlace, View, read_place
-from inspector.trajectories.record_page import lacks_of
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
 from inspector.trajectories.turns import FindingItem, Turn
 from rollouts import selectors
+from rollouts.formats import lacks_of
 from rollouts.models import Run, StoredTrajectory
 from rollouts.services.findings import worst_severity
 
@@ -196,7 +196,7 @@ def html_context(request: HttpRequest, trajectory: StoredTrajectory, page: dict[
         "more_from": f"{reader.stop:,}",
         "nothing_here": _nothing(trajectory),
         "record_url": reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
-        "lacks": lacks_of(trajectory.run) if trajectory.n_steps and not trajectory.n_tokens else [],
+        "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
         "live_url": f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_live(trajectory) else "",
         **legends.strips(turns, findings, place, reader, shown, n_tokens, own),
     }  # fmt: skip

@@ -14,7 +14,7 @@ from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import ApiToken
 from rollouts.services.api_tokens import create_api_token, revoke_api_token
 
-MAX_SHOWN = 200
+MAX_LISTED = 200
 
 
 def _values(record: ApiToken) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def index(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         record, token = create_api_token(request.user, request.POST.get("name", "").replace("\0", ""))
         made, status = {"made": {**_values(record), "token": token}}, 201
-    tokens = ApiToken.objects.select_related("created_by").order_by("-pk")[:MAX_SHOWN]
+    tokens = ApiToken.objects.select_related("created_by").order_by("-pk")[:MAX_LISTED]
     data = {"tokens": [_values(token) for token in tokens], **made}
     return page(request, "tokens/index.html", data, status, address=request.build_absolute_uri("/").rstrip("/"))
 

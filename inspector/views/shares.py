@@ -19,7 +19,7 @@ from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
 from rollouts.models import Run, ShareLink, StoredTrajectory, TemplateCheck
 
-MAX_SHOWN = 200
+MAX_LISTED = 200
 MODELS: dict[str, Any] = {"run": Run, "trajectory": StoredTrajectory, "check": TemplateCheck}
 
 
@@ -66,7 +66,7 @@ def index(request: HttpRequest) -> HttpResponse:
     """The list of links, newest first; a POST makes one and shows its address, once."""
     if request.method == "POST":
         return _create(request)
-    links = _links().order_by("-pk")[:MAX_SHOWN]
+    links = _links().order_by("-pk")[:MAX_LISTED]
     return page(request, "shares/index.html", {"shares": [_values(link) for link in links]})
 
 

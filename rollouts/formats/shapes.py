@@ -16,7 +16,7 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message
 
 MAX_DEPTH = 100
 """Nesting of a line. Deeper JSON is nobody's rollout, and would exhaust the stack of those who read it later."""
-LARGEST = float(np.finfo(np.float32).max)
+MAX_NUMBER = float(np.finfo(np.float32).max)
 """Of rewards and settings, as of log-probabilities: means and deviations are computed from them."""
 _NUMBERS = {int, float}
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -219,7 +219,7 @@ def number(value: Any, where: str) -> float | None:
         result = float(value)
     except OverflowError:
         result = math.inf
-    if not abs(result) <= LARGEST:
+    if not abs(result) <= MAX_NUMBER:
         raise BadLine(f"{where} is a number that does not fit into 32 bits.")
     return result
 

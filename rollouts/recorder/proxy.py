@@ -20,7 +20,7 @@ from django.utils import timezone
 from multidict import CIMultiDict
 from yarl import URL
 
-from rollouts.formats.shapes import LARGEST
+from rollouts.formats.shapes import MAX_NUMBER
 from rollouts.recorder import wire
 from rollouts.recorder.writer import Call, SessionEnd, Writer
 
@@ -258,7 +258,7 @@ class Recorder:
             end = json.loads(await request.read() or b"{}")
             reward, stop_reason = end.get("reward"), end.get("stop_reason") or ""
             reward = None if reward is None else float(reward)
-            if not isinstance(stop_reason, str) or "\0" in stop_reason or not abs(reward or 0) <= LARGEST:
+            if not isinstance(stop_reason, str) or "\0" in stop_reason or not abs(reward or 0) <= MAX_NUMBER:
                 raise ValueError
             stop_reason.encode()
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):

@@ -1,4 +1,4 @@
-"""Which way a model's calls are read: a parser of vLLM by name, the tokenizer's own, the chat template's form."""
+"""How tool calls are read: by the tokenizer's response template, or in the form that the chat template writes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,8 @@ class Way:
 _known: dict[tuple[str, str], Way] = {}
 
 
-def way_of(tokenizer: Any, renderer: Renderer, named: str = "") -> Way:
-    """``tokenizer`` is a ``LoadedTokenizer``, ``named`` the model's option. Raises ``EngineError`` with a sentence."""
-    if named:
-        from rollouts.engines.vllm_engine import tool_call_reader
-
-        return Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
+def way_of(tokenizer: Any, renderer: Renderer) -> Way:
+    """How calls are read where no parser is named. ``tokenizer`` is a ``LoadedTokenizer``."""
     key = tokenizer.sha256, renderer.chat_template_sha256
     if key not in _known:
         _known[key] = _found(tokenizer, renderer)
@@ -66,5 +62,6 @@ def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
     return all(text is None or str(text).strip() in ("", "Six.") for text in said)
 
 
-def parser_of(tokenizer: Any, renderer: Renderer, named: str = "") -> Parse:
-    return parser(tokenizer.hf, tokenizer.stop_ids, way_of(tokenizer, renderer, named).read)
+def parser_of(tokenizer: Any, renderer: Renderer) -> Parse:
+    """The parser of replies for this tokenizer and chat template."""
+    return parser(tokenizer.hf, tokenizer.stop_ids, way_of(tokenizer, renderer).read)

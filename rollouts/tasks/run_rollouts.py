@@ -125,7 +125,8 @@ class _Work:
 
     def _do(self, pulse: Heartbeat) -> BatchEnd:
         from rollouts import tokenizers
-        from rollouts.replies.call_readers import way_of
+        from rollouts.engines.vllm_engine import tool_call_reader
+        from rollouts.replies.call_readers import Way, way_of
         from rollouts.replies.parsing import parser, wants_call_ids
         from rollouts.tito.strategies import STRATEGIES, start
 
@@ -147,7 +148,10 @@ class _Work:
         )
         limits = RolloutLimits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
         try:
-            way = way_of(tokenizer, context.renderer, str(model.options.get("tool_call_parser", "")))
+            if named := str(model.options.get("tool_call_parser", "")):
+                way = Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
+            else:
+                way = way_of(tokenizer, context.renderer)
         except EngineError as error:
             return BatchEnd(error=str(error))
         run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}

@@ -16,6 +16,7 @@ import pytest
 
 from rollouts.chat_templates import renderer
 from rollouts.engines import EngineError
+from rollouts.engines.vllm_engine import tool_call_reader
 from rollouts.loop import RolloutJob
 from rollouts.replies.call_readers import Way, way_of
 from rollouts.replies.parsing import Parse, answering, call_id, parser, plain_message, wants_call_ids, with_call_ids
@@ -305,12 +306,11 @@ def test_vllms_parsers_by_name_read_the_same(corpus: Path, vllm_available: bool)
 
 def test_a_parser_that_cannot_be_had_is_a_sentence(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load(corpus / "tokenizers" / "qwen3")
-    own = renderer(tokenizer, (corpus / "templates" / "qwen3.jinja").read_text())
     monkeypatch.setitem(sys.modules, "vllm", None)
     for name in [one for one in sys.modules if one.startswith("vllm.")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(EngineError, match=r"tool_call_parser names 'hermes', a parser of vLLM.*lacks the package vllm"):
-        way_of(tokenizer, own, "hermes")
+        tool_call_reader("hermes", tokenizer.hf)
 
 
 def test_how_calls_are_read_is_said(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from inspector.html.charts import SHARES, Frame, extent, minimap, share_bars, surprise_bars
-from inspector.trajectories.turns import Turn
+from inspector.html.charts import SHARES, Frame, MapTurn, extent, minimap, share_bars, surprise_bars
 
 
 def test_columns_stand_on_the_base_line_and_the_largest_fills_the_height() -> None:
@@ -28,12 +27,12 @@ def test_a_share_is_of_its_own_total_and_never_drawn_as_nothing() -> None:
 
 
 def test_a_minimap_covers_the_row_and_merges_what_is_too_narrow_to_be_seen() -> None:
-    turns = [Turn(i + 1, "completion" if i % 2 else "delta", "role", None, i * 3, i * 3 + 3, None) for i in range(2000)]
+    turns = [MapTurn(i * 3, i * 3 + 3, i + 1, "role", "completion" if i % 2 else "delta") for i in range(2000)]
     pieces = minimap(turns, 6000)
     assert len(pieces) == 500 and (pieces[0].start, pieces[-1].stop) == (0, 6000)
     assert all(one.stop == other.start for one, other in pairwise(pieces))
     assert pieces[0].label == "turns 1-4"
-    [whole] = minimap([Turn(1, "prompt", "user", 0, 0, 9, 0)], 9)
+    [whole] = minimap([MapTurn(0, 9, 1, "user", "prompt")], 9)
     assert (whole.kind, whole.label, whole.x, whole.width) == ("prompt", "turn 1 · user", "0.00", "1000.00")
     assert minimap([], 0) == []
 

@@ -18,7 +18,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
-from inspector.celery import die_with_parent
+from inspector.server.parent_death import die_with_parent
 from inspector.server.paths import embedded_redis_socket, private_folder
 from inspector.server.redis_process import redis_command
 from inspector.server.running import AlreadyRunning, ServerLock
