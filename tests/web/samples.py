@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from django.http import HttpResponse
+
 from rollouts import services
 from rollouts.models import Run
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Step, Trajectory, ids_array
 
 HOSTILE = '<script>alert(1)</script> "onmouseover=" & \u202eabc'
+
+
+def one_line(response: HttpResponse) -> str:
+    """A page in which each run of white space is one space, as a browser draws it."""
+    assert response.status_code == 200
+    return " ".join(response.content.decode().split())
 
 
 def trajectory(name: str, reward: float | None = 1.0, group: str = "g0", stop: str = "answered") -> Trajectory:

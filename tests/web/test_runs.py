@@ -23,7 +23,7 @@ from rollouts.models import Rejection, Run, StoredTrajectory
 from rollouts.selectors import figures
 from rollouts.tito.diagnose.finding import Cost, Severity
 from rollouts.tito.diagnose.kinds import KINDS
-from tests.web.samples import finding, stored_run, trajectory
+from tests.web.samples import finding, one_line, stored_run, trajectory
 
 pytestmark = pytest.mark.django_db
 
@@ -77,7 +77,7 @@ def test_the_list_says_which_runs_have_errors(web: Client, monkeypatch: pytest.M
     stored_run(2, "noted", findings=[[finding("branch", Severity.INFO)], []])
     stored_run(2, "clean", findings=[[], []])
     assert [run["worst"] for run in web.get("/runs.json").json()["runs"]] == [None, ["info", 1], ["error", 2]]
-    page = web.get("/").content.decode()
+    page = one_line(web.get("/"))
     assert f'href="/runs/{bad.code}?severity=error"' in page and "2 trajectories with an error" in page
     assert page.count("info alone") == 1
     monkeypatch.setattr(figures, "LARGE", 0)
@@ -162,7 +162,7 @@ def test_the_share_of_a_finding_is_of_those_that_were_judged(web: Client) -> Non
 
 def test_the_list_of_runs_names_a_few_kinds_and_counts_the_others(web: Client) -> None:
     stored_run(1, findings=[[finding(kind) for kind in sorted(KINDS)[:7]]])
-    page = web.get("/").content.decode()
+    page = one_line(web.get("/"))
     assert page.count('class="chip" href="/runs/') == 5 and "and 3 kinds more" in page
 
 

@@ -18,6 +18,7 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.about import ABOUT
 from rollouts.tito.trajectory import Step, Trajectory
 from rollouts.work import replays
+from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db
@@ -192,7 +193,7 @@ def test_rewritten_history_is_frozen_and_the_share_still_trained_is_told(make, w
     by_slug = {one["strategy"]: one for one in report["strategies"]}
     assert by_slug["tool_delta"]["frozen_steps"] == 2 and by_slug["tool_delta"]["trained_share"] == pytest.approx(1 / 3)
     assert by_slug["step_wise"]["frozen_steps"] == 0 and by_slug["step_wise"]["trained_share"] == 1
-    page = web.get(url(trajectory)).content.decode()
+    page = one_line(web.get(url(trajectory)))
     assert "History was rewritten before step 2" in page and "33.3 %" in page and "100.0 %" in page
 
 

@@ -25,6 +25,7 @@ from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks
 from rollouts.tito.trajectory import Request, Step, Trajectory
 from rollouts.work import template_checks
+from tests.web.samples import one_line
 
 pytestmark = pytest.mark.django_db
 
@@ -159,8 +160,8 @@ def test_a_template_that_rewrites_history_has_step_wise_rows(web: Client, answer
     for name, template in (("safe", SAFE), ("broken", BROKEN)):
         way, page = ask(web, chat_template=template, **asked)
         found[name] = web.get(way + "/conversation.json").json()["strategies"]
-        page = web.get(way + "/conversation").content.decode()
-        assert "<code>step_wise</code></dt><dd>2 rows" in page, name
+        page = one_line(web.get(way + "/conversation"))
+        assert "<code>step_wise</code></dt> <dd> 2 rows" in page, name
     broken, safe = found["broken"], found["safe"]
     assert "tool_delta" in broken["refused"] and not {"step_wise", "step_wise_merged"} & set(broken["refused"])
     first = next(d for d in broken["turns"][0]["deltas"] if "step_wise" in d["strategies"])
@@ -331,7 +332,7 @@ def test_the_matrix_tells_how_far_it_is(web: Client, tokenizer: Tokenizer, monke
 def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: None) -> None:
     a, b = (services.register_chat_template(text, name) for text, name in ((BROKEN, "old"), (SAFE, "<new>")))
     way = f"/templates/compare?a={a.sha256}&b={b.sha256}"
-    page = web.get(way).content.decode()
+    page = one_line(web.get(way))
     assert "Neither template has been checked" in page and "+++ &lt;new&gt;" in page
     page = web.post("/templates/compare", {"a": a.sha256, "b": b.sha256, "tokenizer": ""}, follow=True).content.decode()
     assert "broken → ok" in page
@@ -345,7 +346,7 @@ def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: 
     assert ChatTemplate.objects.count() == 2
     # Two that differ are chosen beforehand: the first of the one list, another of the other.
     one, other = offered.split('id="c-b"')
-    (first, *_), (chosen,) = re.findall(r'<option value="(\w+)"', one), re.findall(r'value="(\w+)" selected', other)
+    (first, *_), (chosen,) = re.findall(r'<option value="(\w+)"', one), re.findall(r'value="(\w+)"\s+selected', other)
     assert "selected" not in one.split('id="c-a"')[1] and first != chosen
 
 

@@ -20,6 +20,7 @@ from rollouts import models, services
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
+from tests.web.samples import one_line
 from tests.web.trajectory_samples import HOSTILE, own_row
 
 pytestmark = pytest.mark.django_db
@@ -94,7 +95,7 @@ def test_turns_have_their_roles_ranges_and_trained_tokens(make, reader):
     ]  # fmt: skip
     assert [turn["n_trained"] for turn in report["turns"]] == [0, 31, 0, 31]
     assert [turn["start"] for turn in report["turns"][1:]] == [turn["stop"] for turn in report["turns"][:-1]]
-    html = page_text(reader.get(url(stored)))
+    html = one_line(reader.get(url(stored)))
     assert 'turn 2</a> · <span class="turn-role">assistant</span>' in html
     assert "all trained" in html and "not trained" in html
 
@@ -625,7 +626,7 @@ def test_a_live_trajectory_polls_and_is_not_cached(make, reader):
     stored = only(run)
     models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="running")
     response = reader.get(url(stored))
-    html = page_text(response)
+    html = one_line(response)
     assert 'hx-trigger="every 2s' in html and "ETag" not in response
     poll = html.split('id="live" class="trajectory" hx-get="')[1].split('"')[0].replace("&amp;", "&")
     assert reader.get(poll).status_code == 204
