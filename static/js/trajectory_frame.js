@@ -35,7 +35,7 @@ document.addEventListener("keydown", (event) => {
 
 const named = location.hash.startsWith("#site-") ? document.getElementById(location.hash.slice(1)) : null;
 // A page on which the comparison is not the first thing stays where it is.
-const first = named ?? (document.querySelector(".sides[data-stay]") ? null : sites()[0]);
+const first = named ?? (document.querySelector(".side-by-side[data-stay]") ? null : sites()[0]);
 if (first) {
   at = sites().indexOf(first);
   const box = first.getBoundingClientRect();

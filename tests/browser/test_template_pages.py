@@ -71,7 +71,7 @@ def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Ope
     template_checks.answer(check, repair=False)
     TemplateCheck.objects.update(progress=template_checks.SEARCHING)
     page = open_page(f"/templates/checks/{check.code}#probe-user_append")
-    page.wait_for_selector("#repair >> text=A repair is searched for")
+    page.wait_for_selector("#repair >> text=A worker looks for a repair")
     tasks.check_template(check.pk)
     page.wait_for_selector("#diff-repair")
     assert page.is_visible("#probe-user_append") and page.is_visible("text=Copy the template")

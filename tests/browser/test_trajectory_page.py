@@ -237,15 +237,15 @@ COUNT_HELD = """() => {
 def test_a_live_page_grows_and_keeps_a_pinned_card(open_page, stored):
     models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="running")
     page = open_page(path(stored, "?view=tokens"))
-    assert "running" in page.locator(".facts").inner_text()
+    assert "running" in page.locator(".properties").inner_text()
     page.evaluate(COUNT_HELD)
     page.click("#pane i.o1 >> nth=3")
     models.StoredTrajectory.objects.filter(pk=stored.pk).update(status="done", stop_reason="answered", n_tokens=1)
     page.wait_for_function("() => window.held > 1")
-    assert page.locator("#token-card").is_visible() and "running" in page.locator(".facts").inner_text()
+    assert page.locator("#token-card").is_visible() and "running" in page.locator(".properties").inner_text()
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
-    page.locator(".facts:has-text('answered')").wait_for()
+    page.locator(".properties:has-text('answered')").wait_for()
     assert page.locator("#live[hx-trigger]").count() == 0
     page.locator("#pane i[tabindex='0']").wait_for()  # the new tokens have been read by the page's script
     page.mouse.move(5, 400)
@@ -268,7 +268,7 @@ def test_an_answer_that_comes_while_a_card_is_pinned_changes_nothing(open_page, 
     assert page.locator("#token-card").is_visible() and page.locator("#pane .sel").count() == 1
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
-    page.locator(".facts:has-text('answered')").wait_for()
+    page.locator(".properties:has-text('answered')").wait_for()
 
 
 def test_everything_reads_without_scripts(open_page, stored):
@@ -281,7 +281,7 @@ def test_everything_reads_without_scripts(open_page, stored):
     page.click("a[data-lens-choice=origin]")
     assert page.locator("#pane").get_attribute("data-lens") == "origin"
     page.click("text=Side by side")
-    assert page.locator("#sides").is_visible()
+    assert page.locator("#side-by-side").is_visible()
 
 
 def test_the_first_difference_is_in_view_and_keys_jump(open_page, stored):

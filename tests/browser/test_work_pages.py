@@ -70,8 +70,8 @@ def test_strategies_appear_when_a_worker_has_replayed_them_and_two_are_compared(
     page.select_option("#pair-right", "single_message")
     page.click("button:has-text('Compare')")
     page.wait_for_url("**right=single_message**")
-    assert page.locator("#sides td.right i.o4").count() == 1
-    assert page.locator("#sides td.left i.o4").count() == 0
+    assert page.locator("#side-by-side td.right i.o4").count() == 1
+    assert page.locator("#side-by-side td.left i.o4").count() == 0
     page.keyboard.press("n")
     expect(page.locator("#pane-status")).to_have_text(re.compile(r"difference 1 of [1-9]"))
 
@@ -100,7 +100,7 @@ def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
     (record,) = going_on
     try:
         page = open_page(f"/trajectories/{record.code}")
-        assert "running" in page.inner_text(".facts")
+        assert "running" in page.inner_text(".properties")
         turns = page.locator("#pane .turn-head").count()
         page.evaluate("() => { window.kept = true; }")
     finally:

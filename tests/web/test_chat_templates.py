@@ -118,7 +118,7 @@ def test_a_hostile_template_ends_in_a_sentence(client: Client, answered: None, t
 def test_a_check_is_changed_and_asked_again(client: Client, answered: None) -> None:
     response = ask(client, chat_template="{% for m in messages %}{{ m.content", kwargs='{"a": 1}')
     page, code = response.content.decode(), TemplateCheck.objects.get().code
-    assert "It could not be checked" in page and "Launch with this template" not in page
+    assert "The template could not be checked" in page and "Launch with this template" not in page
     assert f'href="/templates?check={code}"' in page
     form = client.get(f"/templates?check={code}").context["form"]
     assert form["chat_template"].value() == "{% for m in messages %}{{ m.content" and '"a": 1' in form["kwargs"].value()

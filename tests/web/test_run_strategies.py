@@ -148,7 +148,7 @@ def test_a_visitor_sees_the_figures_and_no_button(
 ) -> None:
     _, token = services.create_share(member, run)
     visitor.get(f"/s/{token}")
-    assert "takes a login" in visitor.get(f"/runs/{run.code}/cost").content.decode()
+    assert "needs a login" in visitor.get(f"/runs/{run.code}/cost").content.decode()
     web.post(f"/runs/{run.code}/replay")
     jobs.do_job(sent[0])
     page = visitor.get(f"/runs/{run.code}/cost").content.decode()

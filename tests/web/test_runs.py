@@ -79,7 +79,7 @@ def test_the_list_says_which_runs_have_errors(web: Client, monkeypatch: pytest.M
     assert [run["worst"] for run in web.get("/runs.json").json()["runs"]] == [None, ["info", 1], ["error", 2]]
     page = one_line(web.get("/"))
     assert f'href="/runs/{bad.code}?severity=error"' in page and "2 trajectories with an error" in page
-    assert page.count("info alone") == 1
+    assert page.count("only info") == 1
     monkeypatch.setattr(figures, "LARGE", 0)
     assert web.get("/runs.json?text=bad").json()["runs"][0]["worst"] is None
     services.take_figures(bad)
@@ -306,7 +306,7 @@ def test_a_run_says_that_it_has_no_tokenizer_or_that_of_another_model(web: Clien
     body = web.get(f"/runs/{bare.code}.json").json()
     assert (
         body["tokenizer_note"].startswith("No tokenizer")
-        and 'id="judge"' in web.get(f"/runs/{bare.code}").content.decode()
+        and 'id="diagnose"' in web.get(f"/runs/{bare.code}").content.decode()
     )
     demo = services.register_tokenizer(tiny_tokenizer, name="demo")
     missing = [finding("token_ids_missing")]
@@ -586,7 +586,7 @@ def test_a_run_without_a_token_is_not_called_clean(web: Client) -> None:
     services.add_queued_trajectories(run, [services.NewTrajectory("a", "g", {}, 1)])
     services.end_run(run, Run.Status.CANCELLED)
     page = web.get(f"/runs/{run.code}").content.decode()
-    assert "There is nothing to judge" in page and "Every prompt starts with" not in page
+    assert "There is nothing to diagnose" in page and "Every prompt starts with" not in page
     assert "Every prompt starts with" in web.get(f"/runs/{stored_run(1).code}").content.decode()
 
 

@@ -106,7 +106,7 @@ def test_the_verdict_is_shown_while_the_repair_is_searched(web: Client, monkeypa
     assert "Search for a repair" in page
     monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: None)
     page = web.post(address + "/search", follow=True).content.decode()
-    assert "A repair is searched for" in page and "Not prefix-preserving" in page and 'hx-trigger="every 1s"' in page
+    assert "A worker looks for a repair" in page and "Not prefix-preserving" in page and 'hx-trigger="every 1s"' in page
     part = web.get(address, headers={"HX-Request": "true", "HX-Target": "repair"}).content.decode()
     assert part.lstrip().startswith("<section") and "<html" not in part
     tasks.check_template(TemplateCheck.objects.get().pk)
@@ -135,7 +135,7 @@ def test_an_own_conversation_is_probed_and_goes_through_every_strategy(
     response = web.post("/templates/conversation", {"tokenizer": "demo", "conversation": json.dumps(TALK)}, follow=True)
     way, page = response.redirect_chain[-1][0], response.content.decode()
     address = way.removesuffix("/conversation")
-    assert way == address + "/conversation" and "Behind message 1" in page and "fixed_base" in page
+    assert way == address + "/conversation" and "After message 1" in page and "fixed_base" in page
     assert f'href="{way}"' in web.get(address).content.decode()
     strategies = web.get(way + ".json").json()["strategies"]
     assert strategies == web.get(address + ".json").json()["report"]["strategies"]

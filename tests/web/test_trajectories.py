@@ -217,9 +217,9 @@ def test_without_a_tokenizer_ids_are_shown_and_the_way_out_is_named(make, reader
                         remedy="Record the missing field.", missing="tokenizer")  # fmt: skip
     stored = only(make.run([make.conversation("a")], [[undecided]], tokenizer=None, chat_template=None))
     html = page_text(reader.get(url(stored, "?view=tokens")))
-    assert f'href="/runs/{stored.run.code}#judge"' in html and "Ids are shown as ids" in html
+    assert f'href="/runs/{stored.run.code}#diagnose"' in html and "Ids are shown as ids" in html
     assert "Choose a tokenizer for the run" in html and "Record the missing field" not in html
-    assert f'href="/runs/{stored.run.code}#judge"' in page_text(reader.get(url(stored, page="trajectory-compare")))
+    assert f'href="/runs/{stored.run.code}#diagnose"' in page_text(reader.get(url(stored, page="trajectory-compare")))
     first = int(make.conversation("a").steps[0].prompt_ids[0])
     assert f"<i class=u>{first}</i>" in html
     token = reader.get(reverse("trajectory-json", args=[stored.code])).json()["window"]["tokens"][0]
