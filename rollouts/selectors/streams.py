@@ -11,8 +11,7 @@ import numpy as np
 
 from rollouts import models
 from rollouts.formats.containers.json_text import canonical_json
-from rollouts.tito.prefix import Link
-from rollouts.tito.trajectory import NO_IDS, Ids, Step
+from rollouts.tito.trajectory import NO_IDS, Ids, Link, Step
 
 
 @dataclass(frozen=True)

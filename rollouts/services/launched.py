@@ -28,8 +28,8 @@ from rollouts.services.trajectories import (
     set_totals,
 )
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.prefix import Link, link_steps, merge_steps
-from rollouts.tito.trajectory import JSON, Row, Step
+from rollouts.tito.prefix import link_steps, merge_steps
+from rollouts.tito.trajectory import JSON, Link, Row, Step
 
 Status = models.StoredTrajectory.Status
 

@@ -19,8 +19,8 @@ from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, worst_severity
 from rollouts.tito import segments
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.prefix import Link, delta_of, merge_steps
-from rollouts.tito.trajectory import Ids, Row, Step, Trajectory
+from rollouts.tito.prefix import delta_of, links_of, merge_steps
+from rollouts.tito.trajectory import Ids, Link, Row, Step, Trajectory
 
 
 class TokenTable(Protocol):
@@ -59,7 +59,7 @@ def save_trajectories(
     """
     if not trajectories:
         return []
-    links = [trajectory.links for trajectory in trajectories]
+    links = [links_of(trajectory) for trajectory in trajectories]
     merged = [
         [] if trajectory.rows else merge_steps(trajectory.steps, links[n]) for n, trajectory in enumerate(trajectories)
     ]

@@ -6,14 +6,15 @@ A step *extends* its parent when its prompt starts with the parent's whole strea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins, Row, Step
+from rollouts.tito.trajectory import NO_PARENT, Floats, Ids, Link, Mask, Origin, Origins, Row, Step, Trajectory
 
 _BLOCK = 1024
 _SMALL = 1 << 16
+_links: WeakKeyDictionary[Trajectory, list[Link]] = WeakKeyDictionary()
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
@@ -46,26 +47,6 @@ def stream_length(step: Step) -> int:
     return len(step.prompt_ids) + len(step.completion_ids)
 
 
-@dataclass(frozen=True)
-class Link:
-    """How a step hangs on an earlier one."""
-
-    parent: int | None
-    """The earlier step whose stream shares the longest prefix with this prompt, the latest of several; None = first."""
-    shared_length: int
-    """Length of that prefix; 0 without a parent."""
-    parent_length: int
-    """Length of the parent's stream; 0 without a parent."""
-
-    @property
-    def extends(self) -> bool:
-        """Whether the prompt starts with the parent's whole stream: the prefix check passes."""
-        return self.shared_length == self.parent_length
-
-
-NO_PARENT = Link(parent=None, shared_length=0, parent_length=0)
-
-
 def link_steps(steps: Sequence[Step]) -> list[Link]:
     """The parent of each step. A chain of steps that extend each other costs one comparison a step."""
     links: list[Link] = []
@@ -73,6 +54,14 @@ def link_steps(steps: Sequence[Step]) -> list[Link]:
     for index, step in enumerate(steps):
         links.append(_link(steps, index, longest))
         longest = max(longest, stream_length(step))
+    return links
+
+
+def links_of(trajectory: Trajectory) -> list[Link]:
+    """The parent of each step of a trajectory. Computed once, because the diagnosis and the storage both ask for it."""
+    links = _links.get(trajectory)
+    if links is None:
+        links = _links[trajectory] = link_steps(trajectory.steps)
     return links
 
 

@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from rollouts.tito.prefix import Link
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -111,6 +107,26 @@ class Step:
         return np.concatenate([self.prompt_ids, self.completion_ids])
 
 
+@dataclass(frozen=True)
+class Link:
+    """How a step follows an earlier one."""
+
+    parent: int | None
+    """The earlier step whose stream shares the longest prefix with this prompt, the latest of several; None = first."""
+    shared_length: int
+    """Length of that prefix; 0 without a parent."""
+    parent_length: int
+    """Length of the parent's stream; 0 without a parent."""
+
+    @property
+    def extends(self) -> bool:
+        """Whether the prompt starts with the parent's whole stream: the prefix check passes."""
+        return self.shared_length == self.parent_length
+
+
+NO_PARENT = Link(parent=None, shared_length=0, parent_length=0)
+
+
 @dataclass(frozen=True, eq=False)
 class Row:
     """One training sequence as a trainer holds it. All arrays ``[T]``; another length is a finding, not an error."""
@@ -150,10 +166,3 @@ class Trajectory:
         """How many ids its arrays hold: of every step prompt and completion, and of every row."""
         in_steps = sum(len(step.prompt_ids) + len(step.completion_ids) for step in self.steps)
         return in_steps + sum(len(row.ids) for row in self.rows)
-
-    @cached_property
-    def links(self) -> list[Link]:
-        """How each step hangs on an earlier one: worked out once, for the diagnosis and for storing."""
-        from rollouts.tito.prefix import link_steps  # it needs the values of this module
-
-        return link_steps(self.steps)

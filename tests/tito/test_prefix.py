@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.tito.prefix import common_prefix, delta_of, link_steps, merge_steps, merged_rows, row_of
+from rollouts.tito.prefix import common_prefix, delta_of, link_steps, links_of, merge_steps, merged_rows, row_of
 from rollouts.tito.trajectory import Origin, Step, Trajectory, ids_array
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
@@ -29,9 +29,9 @@ def test_an_extension_merges_and_a_break_opens_a_row() -> None:
 
 def test_a_trajectory_remembers_how_its_steps_hang_together() -> None:
     trajectory = Trajectory("t", (step([1], [2]), step([1, 2, 3], [4]), step([5], [6])))
-    assert trajectory.links == link_steps(trajectory.steps)
-    assert trajectory.links is trajectory.links
-    assert replace(trajectory, steps=trajectory.steps[:1]).links == link_steps(trajectory.steps[:1])
+    assert links_of(trajectory) == link_steps(trajectory.steps)
+    assert links_of(trajectory) is links_of(trajectory)
+    assert links_of(replace(trajectory, steps=trajectory.steps[:1])) == link_steps(trajectory.steps[:1])
 
 
 def test_the_prompt_alone_is_no_reason_to_merge() -> None:

@@ -12,16 +12,10 @@ from rollouts.tito.align import AlignedGroup, align_ids, align_same_bytes
 from rollouts.tito.canonical import bytes_of_each
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.interfaces import Codec, Renderer, RenderFailed
-from rollouts.tito.prefix import (
-    Link,
-    common_prefix,
-    merge_steps,
-    shared_with_stream,
-    stream_length,
-)
+from rollouts.tito.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
 from rollouts.tito.segments import byte_offsets
 from rollouts.tito.snippets import window_text
-from rollouts.tito.trajectory import Ids, Mask, Message, Step, Trajectory
+from rollouts.tito.trajectory import Ids, Link, Mask, Message, Step, Trajectory
 
 RendererFor = Callable[[str], "Renderer | None"]
 # A differing stretch is stored up to this many ids a side.
@@ -51,7 +45,7 @@ class DiagnosisContext:
         self._renderer_for = renderer_for
         self._renderers: dict[str, Renderer | None] = {}
         self._renders: dict[Any, Ids | None] = {}
-        self.links: list[Link] = trajectory.links
+        self.links: list[Link] = links_of(trajectory)
         self.merged: list[tuple[int, ...]] = merge_steps(self.steps, self.links)
         """Of each row that follows from the steps, the indices of its steps."""
         self.no_ids: set[int] = set()

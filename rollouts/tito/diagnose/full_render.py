@@ -15,9 +15,9 @@ from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.template import template_not_append_only
 from rollouts.tito.diagnose.verdict import bound_note, bounded
 from rollouts.tito.interfaces import Codec, Renderer
-from rollouts.tito.prefix import Link, stream_length
+from rollouts.tito.prefix import stream_length
 from rollouts.tito.snippets import quoted_or_nothing
-from rollouts.tito.trajectory import NO_IDS, Ids, Request, Step, Trajectory
+from rollouts.tito.trajectory import NO_IDS, Ids, Link, Request, Step, Trajectory
 
 COMPARE = {
     "strict": "every token",
