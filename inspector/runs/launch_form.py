@@ -17,8 +17,6 @@ from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_pr
 from rollouts.models import ChatTemplate, Run, TemplateCheck
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.about import ABOUT
-from rollouts.work import renderers_package
 from rollouts.work.launch import SEEDS, LaunchSettings, served_models
 
 MAX_PROBLEMS = 10
@@ -32,8 +30,10 @@ def _choices(names: Any) -> list[tuple[str, str]]:
 
 
 def _strategies() -> list[tuple[str, str]]:
-    lacking = set() if renderers_package.is_installed() else {"bridge"}
-    return [(slug, f"{words} (not installed)" if slug in lacking else words) for slug, words in _choices(STRATEGIES)]
+    return [
+        (slug, f"{words} (not installed)" if STRATEGIES[slug].missing() else words)
+        for slug, words in _choices(STRATEGIES)
+    ]
 
 
 def _families(names: Any) -> list[Any]:
@@ -168,7 +168,7 @@ class NewRunForm(PlainForm):
     @staticmethod
     def strategies_explained() -> list[tuple[str, str]]:
         """Each strategy by name, in one sentence."""
-        return [(words, ABOUT.get(slug, "")) for slug, words in _choices(STRATEGIES)]
+        return [(words, STRATEGIES[slug].about) for slug, words in _choices(STRATEGIES)]
 
     @staticmethod
     def seeds_explained() -> list[tuple[str, str]]:

@@ -15,7 +15,6 @@ from inspector.runs.values import run_values
 from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import Run
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.about import ABOUT
 from rollouts.work import launch
 
 
@@ -62,7 +61,7 @@ def _describe(form: NewRunForm) -> dict[str, Any]:
             "default": form.get_initial_for_field(field, name),
             "help": str(field.help_text),
             **({"choices": _keys(field.choices)} if isinstance(field, ChoiceField) else {}),
-            **({"choices_help": {slug: ABOUT.get(slug, "") for slug in STRATEGIES}} if name == "strategy" else {}),
+            **({"choices_help": {slug: one.about for slug, one in STRATEGIES.items()}} if name == "strategy" else {}),
         }
         for name, field in form.fields.items()
     }

@@ -8,7 +8,7 @@ from inspector.runs.jobs import is_active as is_active_job
 from inspector.runs.jobs import job_values
 from inspector.runs.values import is_active
 from rollouts.models import Job, Run
-from rollouts.tito.strategies.about import ABOUT
+from rollouts.tito.strategies import about_strategy
 from rollouts.work import replays
 
 LOOKED_AT = 10
@@ -61,7 +61,7 @@ def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]
     return {
         **one,
         "name": one["strategy"].replace("_", " "),
-        "about": ABOUT.get(one["strategy"], ""),
+        "about": about_strategy(one["strategy"]),
         "is_own": one["strategy"] == run.strategy,
         "replayed": replayed,
         "trained_share": kept / one["sampled"] if one["sampled"] else 0.0,

@@ -9,7 +9,6 @@ from django import template
 from rollouts.models import Run, Tokenizer
 from rollouts.tito.diagnose import VERSION
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.about import ABOUT
 from rollouts.work.exporting import WRITERS, is_rows, title_of
 
 register = template.Library()
@@ -26,7 +25,7 @@ def run_work(context: Any, run: Run, writer: bool) -> dict[str, Any]:
             "whole trajectories": [(name, title_of(name)) for name in WRITERS if not is_rows(name)],
             "training rows": [(name, title_of(name)) for name in WRITERS if is_rows(name)],
         },
-        "strategies": {slug: ABOUT.get(slug, "") for slug in STRATEGIES} if can_replay else {},
+        "strategies": {slug: one.about for slug, one in STRATEGIES.items()} if can_replay else {},
         "version": VERSION,
         "outdated": run.diagnosis_version is not None and run.diagnosis_version < VERSION,
         "tokenizers": list(Tokenizer.objects.order_by("name").values_list("name", flat=True)[:500]) if writer else [],

@@ -28,8 +28,7 @@ from inspector.web.twins import whole_number
 from rollouts import models
 from rollouts.tasks.replays import order
 from rollouts.tito.align import align_ids
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.about import ABOUT
+from rollouts.tito.strategies import STRATEGIES, about_strategy
 from rollouts.tito.trajectory import Origin
 from rollouts.work import replays
 
@@ -49,7 +48,7 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "state": state,
         "why": words or None,
         "run_strategy": trajectory.run.strategy or None,
-        "strategies": [{**one, "about": ABOUT.get(one["strategy"], "")} for one in figures],
+        "strategies": [{**one, "about": about_strategy(one["strategy"])} for one in figures],
         "step_wise": scopes,
         "comparison": None,
     }
@@ -65,7 +64,7 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "can_retry": state == "failed" and may_write(request),
         "lines": [_line(one, trajectory, steps, request.GET) for one in report["strategies"]],
         "scopes": scopes,
-        "about": [(slug.replace("_", " "), ABOUT.get(slug, "")) for slug in STRATEGIES],
+        "about": [(slug.replace("_", " "), one.about) for slug, one in STRATEGIES.items()],
         "keep": [(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
     }
     if not figures or made is None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from rollouts import chat_templates, models, selectors, services, tokenizers
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.interfaces import Codec, Renderer
+from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,10 @@ def _at_the_end(
     """The stream of a launched trajectory against a full render, in the mode that its launch asked for."""
     from rollouts.tito.diagnose.full_render import compare_with_render
 
-    # Under single_message everything stands in one message, which no template renders for a conversation.
-    if run.kind != models.Run.Kind.LAUNCH or run.strategy == "single_message" or codec is None or renderer is None:
+    if run.kind != models.Run.Kind.LAUNCH or codec is None or renderer is None:
+        return []
+    strategy = STRATEGIES.get(run.strategy)
+    if strategy is not None and strategy.continues_message:
         return []
     found = compare_with_render(trajectory, codec, renderer, run.settings.get("compare", "off"), known)
     return [] if found is None else [found]

@@ -24,7 +24,6 @@ from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tokenizers import TokenizerUnusable
-from rollouts.work import renderers_package
 
 MAX_TRAJECTORIES = 100_000
 SEEDS = {
@@ -153,8 +152,8 @@ class LaunchSettings:
                 found["environment"] = str(error)
         if self.strategy not in STRATEGIES:
             found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
-        elif self.strategy == "bridge" and not renderers_package.is_installed():
-            found["strategy"] = renderers_package.MISSING
+        elif lacking := STRATEGIES[self.strategy].missing():
+            found["strategy"] = lacking
         for name, least, most in _WHOLE:
             if not least <= getattr(self, name) <= most:
                 found[name] = f"Choose a number from {least} to {most}."

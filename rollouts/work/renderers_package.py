@@ -5,22 +5,17 @@ It is found by what it renders and not by a model's name, which a fine-tune or a
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rollouts.tito.interfaces import Renderer, RenderFailed
-from rollouts.tito.strategies.bridge import Extends
-from rollouts.tito.strategies.protocol import StrategyRefused, Tools
+from rollouts.tito.strategies.bridge import Bridge
+from rollouts.tito.strategies.protocol import Extends, StrategyRefused, Tools
 from rollouts.tito.trajectory import Ids, Message, ids_array
 from rollouts.tokenizers import LoadedTokenizer
 
-MISSING = (
-    "bridge needs the optional package renderers, which is not installed: install it (pip install renderers) and start "
-    "the workers anew, or choose another strategy."
-)
 _LEFT_OUT = ("default", "gpt-oss")
 """One renders by the chat template itself, one fetches a vocabulary from the network."""
 
@@ -51,11 +46,6 @@ _TALKED: list[Message] = [
 PROBES: tuple[tuple[list[Message], list[dict[str, Any]] | None], ...] = (
     (_ASKED, None), (_TALKED, None), (_ASKED, [_TOOL]), (_CALLED, [_TOOL]),
 )  # fmt: skip
-
-
-def is_installed() -> bool:
-    """Whether the package is there; it is imported only when a bridge is asked for."""
-    return importlib.util.find_spec("renderers") is not None
 
 
 def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapping[str, Any]], Extends]:
@@ -95,8 +85,8 @@ class _Bridge:
 
 def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, Any]) -> Extends | str:
     """The first renderer that renders every probe as the chat template does, else a sentence."""
-    if not is_installed():
-        return MISSING
+    if lacking := Bridge.missing():
+        return lacking
     wanted = []
     for messages, tools in PROBES:
         try:

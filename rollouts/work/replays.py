@@ -81,11 +81,16 @@ def missing(trajectory: StoredTrajectory) -> str:
     return ""
 
 
+def all_installed() -> bool:
+    """Whether no strategy lacks its optional package."""
+    return not any(one.missing() for one in STRATEGIES.values())
+
+
 def key_of(trajectory: StoredTrajectory) -> str:
     """Of all that a replay follows from: another key means that the stored one is stale."""
     run = trajectory.run
     parts = (
-        VERSION, sorted(STRATEGIES), renderers_package.is_installed(),
+        VERSION, sorted(STRATEGIES), all_installed(),
         trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
         *filter(None, [run.rows_chat_template_id]),
@@ -161,7 +166,7 @@ MAX_REASONS = 3
 def run_key(run: Run) -> str:
     """Of all that the replay of a run follows from."""
     parts = (
-        VERSION, sorted(STRATEGIES), renderers_package.is_installed(),
+        VERSION, sorted(STRATEGIES), all_installed(),
         run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
         *filter(None, [run.rows_chat_template_id]),

@@ -1,8 +1,9 @@
-"""Strategies: every way in use of building a multi-turn token stream. One line in ``STRATEGIES`` adds one."""
+"""Strategies: every way in use of building a multi-turn token stream.
+
+A strategy is one class and one line in ``STRATEGIES``. The class says everything about it: slug, sentence, needs.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from rollouts.tito.strategies.appending import FixedBase, SingleMessage, ToolDelta
 from rollouts.tito.strategies.bridge import Bridge
@@ -11,18 +12,28 @@ from rollouts.tito.strategies.rendering import EosSplice, MessageDelta, PerMessa
 from rollouts.tito.strategies.step_wise import StepWise, StepWiseMerged
 from rollouts.tito.strategies.two_templates import start
 
-STRATEGIES: dict[str, Callable[[Context], Strategy]] = {
-    "tool_delta": ToolDelta,
-    "fixed_base": FixedBase,
-    "single_message": SingleMessage,
-    "retokenize": Retokenize,
-    "message_delta": MessageDelta,
-    "per_message": PerMessage,
-    "eos_splice": EosSplice,
-    "bridge": Bridge,
-    "step_wise": StepWise,
-    "step_wise_merged": StepWiseMerged,
-    "reconcile": Reconcile,
+STRATEGIES: dict[str, type[Strategy]] = {
+    one.slug: one
+    for one in (
+        ToolDelta,
+        FixedBase,
+        SingleMessage,
+        Retokenize,
+        MessageDelta,
+        PerMessage,
+        EosSplice,
+        Bridge,
+        StepWise,
+        StepWiseMerged,
+        Reconcile,
+    )
 }
+"""Every strategy by its slug, in the order of forms and pages."""
 
-__all__ = ["STRATEGIES", "Context", "Strategy", "StrategyRefused", "TemplateRewrites", "start"]
+
+def about_strategy(slug: str) -> str:
+    """The sentence about a strategy; empty for a slug that is no longer in the registry."""
+    return STRATEGIES[slug].about if slug in STRATEGIES else ""
+
+
+__all__ = ["STRATEGIES", "Context", "Strategy", "StrategyRefused", "TemplateRewrites", "about_strategy", "start"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,20 +11,17 @@ import numpy as np
 from rollouts.tito.buffer import Buffer
 from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.strategies.conversation import ConversationSegment
-from rollouts.tito.strategies.protocol import Context, Tools, changed_past
+from rollouts.tito.strategies.protocol import Context, ConversationSegment, Strategy, Tools, changed_past
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Origins, Row, ids_array
 
 
-class Appending(ABC):
+class Appending(Strategy):
     """``buffer += completion``, then ``buffer += delta(new messages)`` with mask 0. Subclasses give the delta."""
 
-    slug = ""
     rows_follow_from_steps = True
-    continues_message = False
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context)
         self._buffer = Buffer()
         self._tools: Tools = None
         self._kwargs: Mapping[str, Any] = {}
@@ -32,7 +29,6 @@ class Appending(ABC):
         self._n_steps = 0
         self._is_closed = True  # the last completion ended with a stop token
         self._closing: Ids = NO_IDS
-        self.delta_origin: Origins | None = None
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         self._ask(tools, kwargs)
@@ -78,7 +74,7 @@ class Appending(ABC):
         key = "origins", delta.tobytes(), self._context.as_decoded(messages)  # strategies mostly agree on a delta
         return delta, self._context.remember(key, lambda: self._context.origins(delta, messages))
 
-    def _probe(self, messages: Sequence[Message]) -> None:  # noqa: B027  not every strategy asks something of templates
+    def _probe(self, messages: Sequence[Message]) -> None:
         """Raise :class:`StrategyRefused` for a template that this strategy cannot work with."""
 
     @abstractmethod
@@ -124,6 +120,10 @@ class ToolDelta(Appending):
     """``R([user, call] + new) - R([user, call])``; the dummy call carries the real tool's name (the TITO post)."""
 
     slug = "tool_delta"
+    about = (
+        "What was sampled stays as it is; the ids between two completions are the difference of two renders of a "
+        "small conversation that ends in the same tool call."
+    )
 
     def _probe(self, messages: Sequence[Message]) -> None:
         if not self._tools:
@@ -187,6 +187,10 @@ class FixedBase(Appending):
     """``R(BASE + new) - R(BASE)``, the base cut behind its last EOS so that the newline comes back (SkyRL, verl)."""
 
     slug = "fixed_base"
+    about = (
+        "What was sampled stays as it is; new messages are rendered behind one fixed short conversation, and its ids "
+        "are cut away."
+    )
 
     def _delta(self, messages: Sequence[Message]) -> Ids:
         eos = self._context.codec.eos_id
@@ -204,6 +208,10 @@ class SingleMessage(Appending):
     """
 
     slug = "single_message"
+    about = (
+        "The whole episode is one assistant message: observations are encoded raw and put behind what was sampled, "
+        "and one end-of-sequence token closes it."
+    )
     rows_follow_from_steps = False
     continues_message = True
 

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.strategies.appending import Appending
-from rollouts.tito.strategies.protocol import Context, StrategyRefused, Tools
+from rollouts.tito.strategies.protocol import Context, Extends, StrategyRefused, Tools
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message
-
-
-class Extends(Protocol):
-    """A per-model object (``rollouts.work.renderers_package`` finds one in the ``renderers`` package)."""
-
-    name: str
-
-    def extend(self, prompt_ids: Ids, completion_ids: Ids, messages: Sequence[Message], tools: Tools) -> Ids | None:
-        """The next prompt, which starts with prompt and completion; None where that cannot be done exactly."""
-        ...
 
 
 class Bridge(Appending):
     """``bridge_to_next_turn`` of the ``renderers`` library (source 3): hand-written for each family of models."""
 
     slug = "bridge"
+    package = "renderers"
+    about = "An object that knows the model's format extends the stream, or refuses where it cannot do so exactly."
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -2,74 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence
 
-from rollouts.tito.interfaces import Conversation
-from rollouts.tito.strategies.protocol import StrategyRefused, Tools
-from rollouts.tito.trajectory import Floats, Message, Step
-
-
-@dataclass(frozen=True, eq=False)
-class ConversationTurn:
-    """A completion, and what the conversation gained before the next one."""
-
-    step: Step
-    reply: Message | None
-    """The assistant's message as the next request repeats it, else as it was parsed."""
-    following: tuple[Message, ...] | None
-    """The messages that came before the next completion; None for the last one of its segment."""
-
-    @cached_property
-    def logprobs(self) -> Floats | None:
-        return matching_logprobs(self.step)
-
-    @cached_property
-    def prompt_bytes(self) -> bytes:
-        return self.step.prompt_ids.tobytes()
-
-
-@dataclass(frozen=True, eq=False)
-class ConversationSegment:
-    """A stretch of steps of which each continues the conversation of the one before."""
-
-    start: int
-    """Index of its first step."""
-    messages: tuple[Message, ...]
-    """What its first step was asked."""
-    tools: Tools
-    kwargs: Mapping[str, Any]
-    turns: tuple[ConversationTurn, ...]
-
-    @cached_property
-    def prompt_asks(self) -> list[Conversation]:
-        """The render of each prompt. One list for all strategies, so that what they share is seen at once."""
-        return [Conversation(prompt, self.tools, self.kwargs, True) for prompt in self.prompts]
-
-    @cached_property
-    def reply_asks(self) -> list[Conversation]:
-        """The render behind each reply that is known, the last one's included: the whole conversation."""
-        return [
-            Conversation([*prompt, turn.reply], self.tools, self.kwargs, False)
-            for turn, prompt in zip(self.turns, self.prompts, strict=True)
-            if turn.reply is not None
-        ]
-
-    @cached_property
-    def prompts(self) -> list[list[Message]]:
-        """The conversation at each of its steps, without the reply."""
-        prompts = [list(self.messages)]
-        for turn in self.turns[:-1]:
-            prompts.append([*prompts[-1], *([] if turn.reply is None else [turn.reply]), *(turn.following or ())])
-        return prompts
-
-
-def matching_logprobs(step: Step) -> Floats | None:
-    """A step's log-probabilities, if there is one for each id."""
-    fits = step.logprobs is not None and len(step.logprobs) == len(step.completion_ids)
-    return step.logprobs if fits else None
+from rollouts.tito.strategies.protocol import ConversationSegment, ConversationTurn, StrategyRefused
+from rollouts.tito.trajectory import Message, Step
 
 
 def segments(steps: Sequence[Step]) -> list[ConversationSegment]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from rollouts.tito.interfaces import Codec, Conversation, Renderer
 from rollouts.tito.segments import origins_of_text
 from rollouts.tito.trajectory import Floats, Ids, Mask, Message, Origins, Row, Step
-
-if TYPE_CHECKING:
-    from rollouts.tito.strategies.bridge import Extends
-    from rollouts.tito.strategies.conversation import ConversationSegment
 
 Tools = Sequence[Mapping[str, Any]] | None
 T = TypeVar("T")
@@ -39,6 +38,16 @@ class TemplateRewrites(StrategyRefused):
     def __init__(self, sentence: str, shorter: Ids, longer: Ids, shared: int, role: str) -> None:
         super().__init__(sentence)
         self.shorter, self.longer, self.shared, self.role = shorter, longer, shared, role
+
+
+class Extends(Protocol):
+    """A per-model object (``rollouts.work.renderers_package`` finds one in the ``renderers`` package)."""
+
+    name: str
+
+    def extend(self, prompt_ids: Ids, completion_ids: Ids, messages: Sequence[Message], tools: Tools) -> Ids | None:
+        """The next prompt, which starts with prompt and completion; None where that cannot be done exactly."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,66 @@ def changed_past(
     return TemplateRewrites(sentence, shorter, longer, shared, role)
 
 
+@dataclass(frozen=True, eq=False)
+class ConversationTurn:
+    """A completion, and what the conversation gained before the next one."""
+
+    step: Step
+    reply: Message | None
+    """The assistant's message as the next request repeats it, else as it was parsed."""
+    following: tuple[Message, ...] | None
+    """The messages that came before the next completion; None for the last one of its segment."""
+
+    @cached_property
+    def logprobs(self) -> Floats | None:
+        return matching_logprobs(self.step)
+
+    @cached_property
+    def prompt_bytes(self) -> bytes:
+        return self.step.prompt_ids.tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class ConversationSegment:
+    """A stretch of steps of which each continues the conversation of the one before."""
+
+    start: int
+    """Index of its first step."""
+    messages: tuple[Message, ...]
+    """What its first step was asked."""
+    tools: Tools
+    kwargs: Mapping[str, Any]
+    turns: tuple[ConversationTurn, ...]
+
+    @cached_property
+    def prompt_asks(self) -> list[Conversation]:
+        """The render of each prompt. One list for all strategies, so that what they share is seen at once."""
+        return [Conversation(prompt, self.tools, self.kwargs, True) for prompt in self.prompts]
+
+    @cached_property
+    def reply_asks(self) -> list[Conversation]:
+        """The render behind each reply that is known, the last one's included: the whole conversation."""
+        return [
+            Conversation([*prompt, turn.reply], self.tools, self.kwargs, False)
+            for turn, prompt in zip(self.turns, self.prompts, strict=True)
+            if turn.reply is not None
+        ]
+
+    @cached_property
+    def prompts(self) -> list[list[Message]]:
+        """The conversation at each of its steps, without the reply."""
+        prompts = [list(self.messages)]
+        for turn in self.turns[:-1]:
+            prompts.append([*prompts[-1], *([] if turn.reply is None else [turn.reply]), *(turn.following or ())])
+        return prompts
+
+
+def matching_logprobs(step: Step) -> Floats | None:
+    """A step's log-probabilities, if there is one for each id."""
+    fits = step.logprobs is not None and len(step.logprobs) == len(step.completion_ids)
+    return step.logprobs if fits else None
+
+
 class TakesRecorded(Protocol):
     """A strategy whose rows follow from the steps as they were recorded: nothing has to be rendered to replay it."""
 
@@ -160,33 +229,51 @@ class Forks(Protocol):
     def fork(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids: ...
 
 
-class Strategy(Protocol):
-    """One trajectory under a strategy."""
+class Strategy(ABC):
+    """One trajectory under a strategy. The attributes of the class are what forms, pages and commands ask of it."""
 
-    slug: str
-    rows_follow_from_steps: bool
-    """Whether ``rows()`` is what merging the steps gives, so that nothing else needs to be stored."""
-    continues_message: bool
-    """Whether a prompt may end in the middle of the assistant's own message, so that it says nothing to a parser."""
-    delta_origin: Origins | None
-    """Of the ids that the last prompt added behind what it shares with the stream before; None = not said."""
+    slug: str = ""
+    about: str = ""
+    """One sentence for forms and pages."""
+    package: str = ""
+    """The optional Python package that the strategy needs; empty = none."""
+    rows_follow_from_steps: bool = False
+    """Whether ``rows()`` returns what merging the steps returns, so that nothing else needs to be stored."""
+    continues_message: bool = False
+    """Whether a prompt may end inside the assistant's own message. Such a prompt says nothing to a parser, and no
+    full render of the conversation can be compared with the stream."""
+    delta_origin: Origins | None = None
+    """Origin of each id that the last prompt added after the shared prefix; None = not known."""
 
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @classmethod
+    def missing(cls) -> str:
+        """Why the strategy cannot work in this installation, as a sentence; empty = it can."""
+        if not cls.package or importlib.util.find_spec(cls.package) is not None:
+            return ""
+        return (
+            f"{cls.slug} needs the optional package {cls.package}, which is not installed: install it (pip install "
+            f"{cls.package}) and start the workers again, or choose another strategy."
+        )
+
+    @abstractmethod
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         """The first prompt. Raises :class:`StrategyRefused` before anything is sampled in vain."""
-        ...
 
+    @abstractmethod
     def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
-        """A completion, verbatim, and the message it was parsed to (routing only under TITO)."""
-        ...
+        """Take a completion, verbatim, and the message that it was parsed to (for routing only under TITO)."""
 
+    @abstractmethod
     def observe(self, messages: Sequence[Message]) -> Ids:
         """The next prompt, after all the messages of a turn together."""
-        ...
 
+    @abstractmethod
     def rows(self) -> list[Row]:
         """The training rows so far."""
-        ...
 
     def foresee(self, segment: ConversationSegment) -> Iterable[Conversation]:
-        """The renders that replaying a segment will ask for, as far as it is known; of the very same objects."""
-        ...
+        """The renders that replaying a segment will ask for, as far as they are known; of the very same objects."""
+        return ()

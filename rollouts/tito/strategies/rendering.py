@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,8 +12,7 @@ from numpy.typing import NDArray
 from rollouts.tito.buffer import Buffer
 from rollouts.tito.interfaces import Conversation
 from rollouts.tito.prefix import common_prefix, merged_rows
-from rollouts.tito.strategies.conversation import ConversationSegment
-from rollouts.tito.strategies.protocol import Context, StrategyRefused, Tools
+from rollouts.tito.strategies.protocol import Context, ConversationSegment, Strategy, StrategyRefused, Tools
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step
 
 
@@ -47,16 +45,11 @@ def row_of_text(ids: Ids, mask: Mask, n_steps: int) -> Row:
 _INSERTED, _TEMPLATE = np.uint8(Origin.INSERTED), np.uint8(Origin.TEMPLATE)
 
 
-class Rendering(ABC):
+class Rendering(Strategy):
     """Keeps the conversation as messages. Subclasses say how it becomes ids."""
 
-    slug = ""
-    rows_follow_from_steps = False
-    continues_message = False
-    delta_origin: Origins | None = None
-
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context)
         self._messages: list[Message] = []
         self._tools: Tools = None
         self._kwargs: Mapping[str, Any] = {}
@@ -76,9 +69,6 @@ class Rendering(ABC):
         self._messages.extend(messages)
         return self._prompt()
 
-    @abstractmethod
-    def rows(self) -> list[Row]: ...
-
     def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         yield from segment.prompt_asks
 
@@ -96,6 +86,10 @@ class Retokenize(Rendering):
     """Render and encode everything each turn, and once more for the row; ``{% generation %}`` says what is trained."""
 
     slug = "retokenize"
+    about = (
+        "Only text is kept: the whole conversation is rendered and encoded again at every turn and for the row, so "
+        "the trainer may see ids that nobody sampled."
+    )
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         # Where another template gives the rows, this one needs no tags.
@@ -155,6 +149,10 @@ class MessageDelta(Rendering):
     """The difference of two text renders, each piece encoded alone (verl's first version)."""
 
     slug = "message_delta"
+    about = (
+        "New messages are the difference of two renders of the whole conversation as text, and each piece is encoded "
+        "alone."
+    )
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -210,6 +208,7 @@ class PerMessage(Rendering):
     """Encode each message alone and concatenate (hand-kept role formats)."""
 
     slug = "per_message"
+    about = "Each message is written and encoded alone, and the pieces are put one behind the other."
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -270,6 +269,10 @@ class Reconcile(Rendering):
     """Render each turn; where the stream breaks, keep (CLEAN), rewrite the tail (REALIGN) or begin a row (FORK)."""
 
     slug = "reconcile"
+    about = (
+        "The conversation is rendered again at every turn; where the stream breaks, a small drift is taken over "
+        "masked, and a larger one opens a new row."
+    )
     MAX_REALIGNED = 16
     """Ids of the last response that may be rewritten; a longer drift forks."""
 
@@ -331,6 +334,10 @@ class EosSplice(Rendering):
     """Render everything, then put the sampled stream in place of what lies before the last reply's EOS (NeMo RL)."""
 
     slug = "eos_splice"
+    about = (
+        "The whole conversation is rendered again at every turn, and what lies before its last end-of-turn token is "
+        "replaced by the stream as it was."
+    )
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

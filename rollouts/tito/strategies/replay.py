@@ -13,8 +13,17 @@ from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.segments import mask_runs
-from rollouts.tito.strategies.conversation import ConversationSegment, continues, matching_logprobs, segments
-from rollouts.tito.strategies.protocol import MAX_REMEMBERED, Context, Forks, Strategy, StrategyRefused, TakesRecorded
+from rollouts.tito.strategies.conversation import continues, segments
+from rollouts.tito.strategies.protocol import (
+    MAX_REMEMBERED,
+    Context,
+    ConversationSegment,
+    Forks,
+    Strategy,
+    StrategyRefused,
+    TakesRecorded,
+    matching_logprobs,
+)
 from rollouts.tito.strategies.two_templates import start
 from rollouts.tito.trajectory import Ids, Message, Origin, Row, Step, Trajectory
 

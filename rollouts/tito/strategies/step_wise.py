@@ -21,6 +21,10 @@ class StepWise(ToolDelta):
     """One row per step: prompt with mask 0, completion with mask 1. Training cost grows with the turns squared."""
 
     slug = "step_wise"
+    about = (
+        "Every engine call is a row of its own: its prompt masked, its completion trained; the cost grows with the "
+        "square of the turns."
+    )
     rows_follow_from_steps = False
 
     def __init__(self, context: Context) -> None:
@@ -53,6 +57,9 @@ class StepWiseMerged(StepWise):
     """The step-wise rows, neighbours merged while the next prompt starts with prompt and response (SkyRL, tinker)."""
 
     slug = "step_wise_merged"
+    about = (
+        "The step-wise rows, neighbours merged as long as the next prompt starts with the prompt and completion before."
+    )
     rows_follow_from_steps = True
 
     def rows(self) -> list[Row]:

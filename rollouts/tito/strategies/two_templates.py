@@ -6,20 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollouts.tito.interfaces import Conversation, RenderFailed
-from rollouts.tito.strategies.conversation import ConversationSegment
-from rollouts.tito.strategies.protocol import Context, Strategy, StrategyRefused, Tools
-from rollouts.tito.trajectory import Floats, Ids, Message, Origins, Row
+from rollouts.tito.strategies.protocol import Context, ConversationSegment, Strategy, StrategyRefused, Tools
+from rollouts.tito.trajectory import Floats, Ids, Message, Row
 
 
-class TwoTemplates:
+class TwoTemplates(Strategy):
     """A strategy twice, fed alike: the prompts are those of the one, the rows those of the other."""
-
-    rows_follow_from_steps = False
 
     def __init__(self, prompts: Strategy, rows: Strategy) -> None:
         self._prompts, self._rows = prompts, rows
         self.slug, self.continues_message = prompts.slug, prompts.continues_message
-        self.delta_origin: Origins | None = None
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         prompt = self._prompts.begin(messages, tools, kwargs)

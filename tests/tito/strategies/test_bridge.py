@@ -10,6 +10,7 @@ import pytest
 
 from rollouts.chat_templates import renderer
 from rollouts.tito.strategies import STRATEGIES, Context, StrategyRefused
+from rollouts.tito.strategies.bridge import Bridge
 from rollouts.tito.trajectory import Message
 from rollouts.tokenizers import load
 from rollouts.work import renderers_package
@@ -24,7 +25,7 @@ RESULT: Message = renderers_package.PROBES[3][0][2]
 
 @pytest.fixture
 def installed() -> None:
-    if not renderers_package.is_installed():
+    if Bridge.missing():
         missing("the package renderers is not installed (tests/formats/requirements-trainers.txt)")
 
 
@@ -64,7 +65,7 @@ def test_what_it_cannot_extend_exactly_is_refused(installed: None, corpus: Path)
 
 
 def test_without_the_package_it_is_listed_with_a_sentence(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renderers_package, "is_installed", lambda: False)
+    monkeypatch.setattr(Bridge, "package", "a_package_that_is_not_installed")
     monkeypatch.setattr(renderers_package, "_found", {})
     with pytest.raises(StrategyRefused, match="which is not installed"):
         STRATEGIES["bridge"](context(corpus, "qwen3", "qwen3")).begin([USER], None, {})
@@ -75,7 +76,7 @@ def test_without_the_package_it_is_listed_with_a_sentence(corpus: Path, monkeypa
 
 @pytest.mark.django_db
 def test_a_launch_with_it_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renderers_package, "is_installed", lambda: False)
+    monkeypatch.setattr(Bridge, "package", "a_package_that_is_not_installed")
     assert "not installed" in LaunchSettings(strategy="bridge").problems()["strategy"]
-    monkeypatch.setattr(renderers_package, "is_installed", lambda: True)
+    monkeypatch.setattr(Bridge, "package", "json")
     assert "strategy" not in LaunchSettings(strategy="bridge").problems()
