@@ -10,6 +10,7 @@ from csp.constants import NONE, SELF
 
 from inspector.server import paths
 from inspector.server.env import EnvironmentReader
+from rollouts.engines import engine_spec, offered_engines
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = EnvironmentReader()
@@ -89,10 +90,12 @@ DEFAULT_WORKER_PROCESSES = env.whole("INSPECTOR_WORKERS", 2, least=1, most=64)
 # --- engines, models ----------------------------------------------------------------------------------------------
 ENGINE_HOSTS = env.listed("INSPECTOR_ENGINE_HOSTS", ["localhost", "127.0.0.1", "::1"])
 HUB_ALLOWED = env.flag("INSPECTOR_HUB", True)
+# The demo's folder is on this machine, so that no engine that asks a server can serve it.
+_FOLDER_ENGINES = [name for name in offered_engines() if not engine_spec(name).is_server]
 # What can be launched: a name (its worker takes the queue engine.<name>), the engine that serves it, and its folder.
 INSPECTOR_MODELS: dict[str, dict[str, Any]] = {
     "demo": {
-        "engine": env.choice("INSPECTOR_ENGINE", "transformers", ["transformers", "vllm"]),
+        "engine": env.choice("INSPECTOR_ENGINE", "transformers", _FOLDER_ENGINES),
         "path": str(BASE_DIR / "rollouts" / "demo_policy" / "model"),
     },
     **env.models("INSPECTOR_MODELS"),

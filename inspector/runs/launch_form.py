@@ -13,11 +13,12 @@ from django.core.files.uploadedfile import UploadedFile
 from inspector.chat_templates.check_forms import JsonField
 from inspector.web.forms import PlainForm, read_template
 from rollouts import services
+from rollouts.engines import engine_spec
 from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
 from rollouts.models import ChatTemplate, Run, TemplateCheck
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.work.launch import SEEDS, LaunchSettings, served_models
+from rollouts.work.launch import LaunchSettings, served_models
 
 MAX_PROBLEMS = 10
 MAX_TEMPLATES = 200
@@ -173,7 +174,7 @@ class NewRunForm(PlainForm):
     @staticmethod
     def seeds_explained() -> list[tuple[str, str]]:
         """What a seed is worth for each model that is served."""
-        return [(name, SEEDS.get(model.engine, "")) for name, model in served_models().items()]
+        return [(name, engine_spec(model.engine).seed_note) for name, model in served_models().items()]
 
     def opens_templates(self) -> bool:
         """Whether the part about chat templates is not as it comes, so that it must not be folded away."""

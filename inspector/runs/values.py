@@ -14,11 +14,12 @@ from django.utils import timezone
 from inspector.runs.filters import SEVERITIES, TrajectoryFilter
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
+from rollouts.engines import engine_spec
 from rollouts.formats import lacks_of
 from rollouts.models import Rejection, Run, StoredTrajectory
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.tasks.run_state import QUIET_SECONDS
-from rollouts.work.launch import SEEDS, engine_queue
+from rollouts.work.launch import engine_queue
 
 ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
@@ -72,7 +73,7 @@ def run_origin(run: Run) -> dict[str, Any]:
         "tokenizer": run.tokenizer.name if run.tokenizer else None,
         "chat_template": run.chat_template.sha256 if run.chat_template else None,
         "rows_chat_template": run.rows_chat_template.sha256 if run.rows_chat_template else None,
-        "seed_note": SEEDS.get(run.engine, "") if run.kind == Run.Kind.LAUNCH else "",
+        "seed_note": engine_spec(run.engine).seed_note if run.kind == Run.Kind.LAUNCH else "",
         "tool_calls_note": run.settings.get("tool_calls_note", ""),
         "created_by": run.created_by.get_username() if run.created_by else None,
         "lacks": lacks_of(run.format),

@@ -19,7 +19,7 @@ from django.conf import settings
 
 from rollouts import selectors, tokenizers
 from rollouts.demo_policy import MODEL_DIR
-from rollouts.engines import ENGINES
+from rollouts.engines import ENGINES, EngineSpec
 from rollouts.engines.worker import EngineOwner
 from rollouts.environments import ENVIRONMENTS
 from rollouts.gpu_proof.bare import Measured, plan
@@ -123,7 +123,7 @@ def _register(plans: Plans, folder: Path, stack: ExitStack) -> None:
             "options": {**common, "max_model_len": plans.max_model_len},
         },
     }
-    ENGINES["proof"] = "rollouts.gpu_proof.engine:ProofEngine"
+    ENGINES["proof"] = EngineSpec("proof", "rollouts.gpu_proof.engine:ProofEngine")
     ENVIRONMENTS["rounds"] = lambda: RoundsEnvironment(plans.rounds)
 
     def undo() -> None:

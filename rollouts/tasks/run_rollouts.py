@@ -16,7 +16,7 @@ from celery.worker.state import active_requests
 from django.db import connection
 
 from rollouts import selectors, services
-from rollouts.engines import LIGHT, EngineError, Sampling, build_engine, reason
+from rollouts.engines import EngineError, Sampling, build_engine, engine_spec, reason
 from rollouts.engines.process import EngineProcess
 from rollouts.engines.worker import EngineOwner, EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
@@ -264,7 +264,7 @@ def new_owner(model: ServedModel, engine: str) -> EngineOwner:
     """What computes gets a process of its own, what waits for a server a thread."""
     path, options = model.engine_arguments(engine)
     name = f"engine-{model.name}"
-    if engine in LIGHT:
+    if engine_spec(engine).is_light:
         return EngineThread(partial(build_engine, engine, path, **options), name)
     return EngineProcess(partial(build_engine, engine, path, **{**options, "max_live": max_live(model)}), name)
 
@@ -278,7 +278,7 @@ def live_trajectories(model: ServedModel, engine: str) -> int:
     """Trajectories of one run that are under way at once in one worker."""
     n = max_live(model)
     # A server has a batch of its own, which this worker does not know.
-    return n if engine in LIGHT else n + math.ceil(n * RESERVE)
+    return n if engine_spec(engine).is_light else n + math.ceil(n * RESERVE)
 
 
 def warm_engines() -> dict[tuple[str, str], int]:

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 
 from rollouts import chat_templates, services, tokenizers
-from rollouts.engines import SERVERS, EngineError
+from rollouts.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.engines.http import check_host
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
 from rollouts.formats.containers.json_text import json_problem
@@ -26,22 +26,6 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tokenizers import TokenizerUnusable
 
 MAX_TRAJECTORIES = 100_000
-SEEDS = {
-    "transformers": "The same seed gives the same tokens again.",
-    "vllm": (
-        "vLLM draws by the seed, but its sums depend on what else is in the batch: two runs with one seed are nearly "
-        "alike, not surely the same."
-    ),
-    "vllm_server": (
-        "The server draws by the seed, but its sums depend on what else is in its batch, other people's requests "
-        "included: a seed does not make the run repeatable."
-    ),
-    "sglang_server": (
-        "SGLang honours a seed only where it was started with --enable-deterministic-inference: else a seed does not "
-        "make the run repeatable."
-    ),
-}
-"""What a seed is worth, by engine."""
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
 MAX_KWARGS_LENGTH = 20_000
 TASKS_PER_INSERT = 500
@@ -70,9 +54,9 @@ class ServedModel:
     def faults(self, engine: str = "") -> str:
         """Why no engine can be built of this entry, as a sentence; empty when nothing is known against it."""
         engine = engine or self.engine
-        if engine not in _engines():
-            return f"There is no engine named {engine!r}; choose one of {_listed(_engines())}."
-        if engine in SERVERS:
+        if engine not in offered_engines():
+            return f"There is no engine named {engine!r}; choose one of {_listed(offered_engines())}."
+        if engine_spec(engine).is_server:
             if not self.options.get("url"):
                 return (
                     f"The engine {engine} asks a server, and the options of the model {self.name!r} name none: set "
@@ -89,7 +73,7 @@ class ServedModel:
         options = dict(self.options)
         url = str(options.pop("url", ""))
         options.pop("tool_call_parser", None)
-        if engine not in SERVERS:
+        if not engine_spec(engine).is_server:
             return self.path, options
         # A server does not tell how many ids its model has; the tokenizer knows all that it may write.
         vocab_size = options.pop("vocab_size", 0) or tokenizers.load(self.path).vocab_size
@@ -164,9 +148,8 @@ class LaunchSettings:
             )
         if not 0 <= self.temperature <= 10:
             found["temperature"] = "Choose a temperature from 0 (always the likeliest token) to 10."
-        elif self._engine() in ("vllm", "vllm_server") and self.temperature and not 0.01 <= self.temperature <= 2:
-            # It would sample at 0.01 instead, and refuse each request above 2.
-            found["temperature"] = "vLLM takes 0 (always the likeliest token) or a temperature from 0.01 to 2."
+        elif sentence := self._engine().temperature_problem(self.temperature):
+            found["temperature"] = sentence
         if not 0 < self.top_p <= 1:
             found["top_p"] = "Choose a top_p above 0 and at most 1 (all tokens)."
         if not 0 <= self.min_p <= 1:
@@ -186,9 +169,9 @@ class LaunchSettings:
             found["template_kwargs"] = f"Write at most {MAX_KWARGS_LENGTH:,} characters."
         return found
 
-    def _engine(self) -> str:
+    def _engine(self) -> EngineSpec:
         model = served_models().get(self.model)
-        return self.engine or (model.engine if model else "")
+        return engine_spec(self.engine or (model.engine if model else ""))
 
 
 _WHOLE = (
@@ -347,12 +330,6 @@ def _queue_trajectories(run: Run, tasks: list[Task], group: int, seed: int) -> N
 def _seed(seed: int, task: int, member: int) -> int:
     """A trajectory's seed: it depends on the run's seed and on its place, so that a run can be made again."""
     return int.from_bytes(hashlib.sha256(f"{seed} {task} {member}".encode()).digest()[:4], "big") >> 1
-
-
-def _engines() -> list[str]:
-    from rollouts.engines import ENGINES
-
-    return [name for name in ENGINES if name != "scripted"]
 
 
 def _listed(names: Any) -> str:

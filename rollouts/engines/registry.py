@@ -1,0 +1,119 @@
+"""The registry of engines: every fact about an engine that the launch, its form and the worker need.
+
+An engine is one module and one entry of ``ENGINES``. No other module knows an engine by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from rollouts.engines.protocol import Engine, EngineError, reason
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One engine."""
+
+    name: str
+    build: str
+    """``package.module:Class``. Imported when an engine is built, because torch and vllm take seconds and gigabytes."""
+    title: str = ""
+    """The engine's name in sentences."""
+    seed_note: str = ""
+    """What a seed is worth, for the form and the page of a run."""
+    is_server: bool = False
+    """The engine asks a server: it is built with the server's address instead of a model's folder."""
+    is_light: bool = False
+    """The engine computes next to nothing here. A worker gives each engine that is not light a process of its own."""
+    is_offered: bool = True
+    """A run can choose the engine; False = for tests alone."""
+    temperature_range: tuple[float, float] | None = None
+    """The lowest and the highest temperature above 0 that the engine samples at; None = all that the form takes."""
+
+    def temperature_problem(self, temperature: float) -> str:
+        """Why the engine cannot sample at a temperature, as a sentence; empty = it can."""
+        if not temperature or self.temperature_range is None:
+            return ""
+        least, most = self.temperature_range
+        if least <= temperature <= most:
+            return ""
+        return f"{self.title} takes 0 (always the likeliest token) or a temperature from {least:g} to {most:g}."
+
+
+_VLLM_TEMPERATURES = (0.01, 2.0)
+"""vLLM would sample at 0.01 instead of a lower one, and refuses each request above 2."""
+
+ENGINES: dict[str, EngineSpec] = {
+    one.name: one
+    for one in (
+        EngineSpec(
+            "transformers",
+            "rollouts.engines.transformers_engine:TransformersEngine",
+            title="Transformers",
+            seed_note="The same seed gives the same tokens again.",
+        ),
+        EngineSpec(
+            "vllm",
+            "rollouts.engines.vllm_engine:VllmEngine",
+            title="vLLM",
+            seed_note=(
+                "vLLM draws by the seed, but its sums depend on what else is in the batch: two runs with one seed are "
+                "nearly alike, not surely the same."
+            ),
+            temperature_range=_VLLM_TEMPERATURES,
+        ),
+        EngineSpec(
+            "vllm_server",
+            "rollouts.engines.vllm_server:VllmServerEngine",
+            title="vLLM",
+            seed_note=(
+                "The server draws by the seed, but its sums depend on what else is in its batch, other people's "
+                "requests included: a seed does not make the run repeatable."
+            ),
+            is_server=True,
+            is_light=True,
+            temperature_range=_VLLM_TEMPERATURES,
+        ),
+        EngineSpec(
+            "sglang_server",
+            "rollouts.engines.sglang_server:SglangServerEngine",
+            title="SGLang",
+            seed_note=(
+                "SGLang honours a seed only where it was started with --enable-deterministic-inference: else a seed "
+                "does not make the run repeatable."
+            ),
+            is_server=True,
+            is_light=True,
+        ),
+        EngineSpec("scripted", "rollouts.engines.scripted:ScriptedEngine", is_light=True, is_offered=False),
+    )
+}
+"""Every engine by name, in the order of the settings."""
+
+
+def offered_engines() -> list[str]:
+    """The names of the engines that a run can choose."""
+    return [name for name, spec in ENGINES.items() if spec.is_offered]
+
+
+def engine_spec(name: str) -> EngineSpec:
+    """The facts about an engine. For an unknown name, which ``build_engine`` refuses, the defaults."""
+    return ENGINES.get(name) or EngineSpec(name, "")
+
+
+def build_engine(name: str, path: str, **options: Any) -> Engine:
+    """Load the model in folder ``path``. Raises :class:`EngineError` with a sentence when it cannot be loaded."""
+    if name not in ENGINES:
+        raise EngineError(f"There is no engine named {name!r}; there are {', '.join(ENGINES)}.")
+    module, _, attribute = ENGINES[name].build.partition(":")
+    try:
+        engine: Engine = getattr(importlib.import_module(module), attribute)(path, **options)
+    except EngineError:
+        raise
+    except ModuleNotFoundError as error:
+        raise EngineError(f"The engine {name} needs the package {error.name}, which is not installed here.") from error
+    except Exception as error:
+        raise EngineError(f"The engine {name} could not load the model in {path}: {reason(error)}") from error
+    return engine
