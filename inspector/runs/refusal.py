@@ -8,9 +8,8 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from rollouts.models import ChatTemplate, Run, StoredFinding, TemplateCheck
+from rollouts.tito.diagnose.refused import KINDS_OF_REFUSAL
 from rollouts.work import template_checks
-
-KINDS = ("empty_think_toggled", "template_not_append_only")
 
 
 def refusal(run: Run) -> dict[str, Any] | None:
@@ -37,9 +36,13 @@ def refusal(run: Run) -> dict[str, Any] | None:
 
 def _finding(run: Run) -> StoredFinding | None:
     """The finding of a template that was refused before anything was sampled: it has neither step nor row."""
-    if run.kind != Run.Kind.LAUNCH or not run.n_failed or not any(run.finding_counts.get(kind) for kind in KINDS):
+    if (
+        run.kind != Run.Kind.LAUNCH
+        or not run.n_failed
+        or not any(run.finding_counts.get(kind) for kind in KINDS_OF_REFUSAL)
+    ):
         return None
-    found = run.findings.filter(kind__in=KINDS, step_index=None, row_index=None)
+    found = run.findings.filter(kind__in=KINDS_OF_REFUSAL, step_index=None, row_index=None)
     return found.only("kind", "evidence").order_by("pk").first()
 
 

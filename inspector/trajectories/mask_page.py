@@ -17,11 +17,10 @@ from inspector.trajectories.tokens_page import base_url
 from inspector.trajectories.turns import Turn, mask_table
 from rollouts import models
 from rollouts.tito.diagnose.finding import Axis, Severity
+from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.trajectory import Origin
 
 MAX_LINES = 500
-SAID_BY_TURN = ("observation_trained", "sampled_masked", "stop_token_untrained")
-"""Findings that the oddities name anyway, turn by turn."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,8 @@ def _found(trajectory: models.StoredTrajectory, row: data.RowSummary) -> list[st
     """What the diagnosis says of this row, of its own accord or of one of its steps. One query."""
     of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
     found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO)
-    said = found.exclude(kind__in=SAID_BY_TURN).order_by("start", "id").values_list("kind", "evidence", "remedy")
+    by_turn = [slug for slug, kind in KINDS.items() if kind.said_by_turn]
+    said = found.exclude(kind__in=by_turn).order_by("start", "id").values_list("kind", "evidence", "remedy")
     return [f"{finding_title(kind)}: {evidence} {remedy}" for kind, evidence, remedy in said[:30]]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from rollouts.tito.diagnose.finding import Axis, Finding
 from rollouts.tito.prefix import link_steps
 from rollouts.tito.trajectory import Step, Trajectory
-from rollouts.work.reproduce_rows import TURNS, Check, row_material
+from rollouts.work.reproduce_rows import NEEDS_TOKENIZER, TURNS, Check, row_material
 
 NEEDS_ENCODER = {"noncanonical_sampling"}
 
@@ -113,8 +113,7 @@ def script(
     step = trajectory.steps[finding.step or 0] if _has_step(finding, trajectory) else None
     # At a break the sampled ids stand in the step before, and the break itself is asserted.
     encoder = bool(tokenizer) and step is not None and finding.kind in NEEDS_ENCODER and "BEFORE" not in data
-    needs_tokenizer = finding.kind == "stop_string_misaligned"
-    if (not checks and not encoder) or (needs_tokenizer and not tokenizer):
+    if (not checks and not encoder) or (finding.kind in NEEDS_TOKENIZER and not tokenizer):
         raise CannotReproduce(
             f"This finding ({finding.kind}) says what the source lacks or what lies outside the stored ids; there is "
             "nothing that a script could assert."

@@ -109,7 +109,7 @@ def _of_row(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check]
         data["ORIGIN"] = [Origin(value).slug for value in row.origin.tolist()]
     elif row.step_indices and (places := sampled_places(trajectory.steps, row)) is not None:
         data["SAMPLED"] = [[start, stop] for start, stop, _ in places]
-    check = _ROW_CHECKS.get(finding.kind)
+    check = ROW_SCRIPTS.get(finding.kind)
     found = check(finding, trajectory, row, data) if check is not None else ([], "")
     return data, *found
 
@@ -252,7 +252,7 @@ def _versions(finding: Finding, trajectory: Trajectory, row: Row, data: Data) ->
     return [("len({version for version in VERSIONS if version}) > 1", "one version sampled the whole row")], ""
 
 
-_ROW_CHECKS: dict[str, Callable[[Finding, Trajectory, Row, Data], Found]] = {
+ROW_SCRIPTS: dict[str, Callable[[Finding, Trajectory, Row, Data], Found]] = {
     "length_mismatch": _lengths, "observation_trained": _foreign, "generation_prompt_trained": _foreign,
     "separator_trained": _separator, "appended_eos_trained": _appended, "sampled_masked": _masked,
     "stop_token_untrained": _stop_masked, "mask_overrun": _overrun, "columns_shifted": _shifted,
@@ -269,41 +269,56 @@ def _of_step(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check
         return {}, [], ""
     step = trajectory.steps[index]
     data: Data = {"PROMPT": step.prompt_ids, "COMPLETION": step.completion_ids}
-    if finding.kind == "routing_misaligned":
-        data["ROUTING_ROWS"] = _routing_rows({**trajectory.extra, **step.extra})
-        n = "len(PROMPT + COMPLETION)"
-        return data, [(f"ROUTING_ROWS not in ({n} - 1, {n})", "there is a routing row for each token but the last")], ""
-    if finding.kind == "stop_string_misaligned":
-        data |= {"TEXT": step.text or "", "STOP_STRING": step.stop_reason}
-        return (
-            data,
-            [
-                ("DECODED.startswith(TEXT)", "the ids do not begin with the text that was returned"),
-                ("DECODED[len(TEXT):].startswith(STOP_STRING[:1])", "the stop string does not stand behind the text"),
-                ("len(DECODED) > len(TEXT)", "the ids end with the text that was returned"),
-            ],
-            "DECODED = tokenizer.decode(COMPLETION, skip_special_tokens=False, clean_up_tokenization_spaces=False)\n",
-        )
+    check = STEP_SCRIPTS.get(finding.kind)
+    found = check(trajectory, index, data) if check is not None else ([], "")
+    return data, *found
+
+
+def _step_routing(trajectory: Trajectory, index: int, data: Data) -> Found:
+    data["ROUTING_ROWS"] = _routing_rows({**trajectory.extra, **trajectory.steps[index].extra})
+    n = "len(PROMPT + COMPLETION)"
+    return [(f"ROUTING_ROWS not in ({n} - 1, {n})", "there is a routing row for each token but the last")], ""
+
+
+def _past_stop_string(trajectory: Trajectory, index: int, data: Data) -> Found:
+    step = trajectory.steps[index]
+    data |= {"TEXT": step.text or "", "STOP_STRING": step.stop_reason}
+    checks = [
+        ("DECODED.startswith(TEXT)", "the ids do not begin with the text that was returned"),
+        ("DECODED[len(TEXT):].startswith(STOP_STRING[:1])", "the stop string does not stand behind the text"),
+        ("len(DECODED) > len(TEXT)", "the ids end with the text that was returned"),
+    ]
+    decoded = "tokenizer.decode(COMPLETION, skip_special_tokens=False, clean_up_tokenization_spaces=False)"
+    return checks, f"DECODED = {decoded}\n"
+
+
+def _twice(trajectory: Trajectory, index: int, data: Data) -> Found:
     data["TRAINED"] = trained_in(trajectory, index)
-    if finding.kind == "trained_twice":
-        return (
-            data,
-            [("any(sum(flags) > 1 for flags in zip(*TRAINED))", "no token is trained in more than one row")],
-            "",
-        )
-    if finding.kind == "never_trained":
-        return data, [("COMPLETION and not any(map(any, TRAINED))", "a row trains what this step sampled")], ""
-    if finding.kind == "truncated_trained":
-        data |= {"FINISH_REASON": step.finish_reason, "MASK_TRUNCATED": bool(trajectory.extra.get("mask_truncated"))}
-        return (
-            data,
-            [
-                ('FINISH_REASON == "length" and MASK_TRUNCATED', "it was not cut, or cut ones are to be trained"),
-                ("any(map(any, TRAINED))", "no token of the completion is under the gradient"),
-            ],
-            "",
-        )
-    return data, [], ""
+    return [("any(sum(flags) > 1 for flags in zip(*TRAINED))", "no token is trained in more than one row")], ""
+
+
+def _never(trajectory: Trajectory, index: int, data: Data) -> Found:
+    data["TRAINED"] = trained_in(trajectory, index)
+    return [("COMPLETION and not any(map(any, TRAINED))", "a row trains what this step sampled")], ""
+
+
+def _truncated(trajectory: Trajectory, index: int, data: Data) -> Found:
+    data["TRAINED"] = trained_in(trajectory, index)
+    data["FINISH_REASON"] = trajectory.steps[index].finish_reason
+    data["MASK_TRUNCATED"] = bool(trajectory.extra.get("mask_truncated"))
+    return [
+        ('FINISH_REASON == "length" and MASK_TRUNCATED', "it was not cut, or cut ones are to be trained"),
+        ("any(map(any, TRAINED))", "no token of the completion is under the gradient"),
+    ], ""
+
+
+STEP_SCRIPTS: dict[str, Callable[[Trajectory, int, Data], Found]] = {
+    "routing_misaligned": _step_routing, "stop_string_misaligned": _past_stop_string, "trained_twice": _twice,
+    "never_trained": _never, "truncated_trained": _truncated,
+}  # fmt: skip
+
+NEEDS_TOKENIZER = {"stop_string_misaligned"}
+"""Kinds whose script asserts something of the text, so that it cannot do without the tokenizer."""
 
 
 def trained_in(trajectory: Trajectory, index: int) -> list[Any]:

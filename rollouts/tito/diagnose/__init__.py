@@ -1,7 +1,7 @@
 """From a difference to its cause: what is wrong with a trajectory, where, why, at what cost, and how to mend it.
 
-``diagnose`` walks an ordered list of rules; the first that matches names the cause. A rule is a small pure function in
-the module of its family, and one entry here. No rule knows a model's name.
+``diagnose`` walks an ordered list of rules; the first rule that matches names the cause. A rule is a small pure
+function in the module of its family, and one entry here. No rule knows a model's name.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from collections.abc import Callable
 from rollouts.tito.diagnose import branches, delta, request, row_findings, step_checks, template, text, thinking
 from rollouts.tito.diagnose.context import Break, DiagnosisContext, RendererFor
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
-from rollouts.tito.diagnose.kinds import KINDS, FindingKind
+from rollouts.tito.diagnose.kinds import KINDS, VERSION, FindingKind
 from rollouts.tito.diagnose.verdict import Verdict, finding_at_break
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import Trajectory
 
 __all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "FindingKind", "Severity", "diagnose"]
-
-VERSION = 11
-"""Goes up when the same trajectory may get other findings than before."""
 
 Rule = Callable[[Break], "Verdict | None"]
 
@@ -109,6 +106,8 @@ def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
 def _name_break(b: Break) -> Finding:
     for rule in BREAK_RULES:
         if (verdict := rule(b)) is not None:
+            if verdict.aside is not None:
+                b.case.aside.add(verdict.aside)
             return finding_at_break(b, verdict)
     missing = _missing_for_break(b)
     needs = f" Naming the cause needs {missing}." if missing else ""

@@ -25,7 +25,6 @@ def duplicate_call(b: Break) -> Verdict | None:
             return None
         if np.array_equal(case.steps[earlier].prompt_ids, prompt_ids):
             first, second = earlier in case.continued, b.index in case.continued
-            case.aside.add(b.index if first or not second else earlier)
             which = (
                 "both were continued"
                 if first and second
@@ -38,6 +37,7 @@ def duplicate_call(b: Break) -> Verdict | None:
             return Verdict(
                 "duplicate_call",
                 f"Step {b.index} sends the same {counted(len(prompt_ids), 'prompt id')} as step {earlier}; {which}.",
+                aside=b.index if first or not second else earlier,
             )
     return None
 
@@ -55,16 +55,17 @@ def branch(b: Break) -> Verdict | None:
     steps = b.case.steps
     other = next((n for n in range(b.index - 1, -1, -1) if _of_one_answer(steps[n], b.step)), None)
     if other is not None:
-        b.case.aside.add(other if b.index in b.case.continued else b.index)
         return Verdict(
-            "branch", f"Steps {other} and {b.index} are two choices of one call (n > 1, or several prompts)."
+            "branch",
+            f"Steps {other} and {b.index} are two choices of one call (n > 1, or several prompts).",
+            aside=other if b.index in b.case.continued else b.index,
         )
     if (later := _main_goes_on(b)) is not None:
-        b.case.aside.add(b.index)
         return Verdict(
             "branch",
             f"Step {b.index} shares {counted(b.start, 'id')} with step {b.parent_index} and is not part of what step "
             f"{later} continues: a sub-agent or an auxiliary call.",
+            aside=b.index,
         )
     if (origin := _goes_back_to(b)) is not None:
         return Verdict(

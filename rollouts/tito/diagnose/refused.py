@@ -8,6 +8,7 @@ from rollouts.tito.diagnose.verdict import bounded
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.strategies.protocol import TemplateRewrites
 
+KINDS_OF_REFUSAL = ("empty_think_toggled", "template_not_append_only")
 REMEDY = (
     "Launch again with a repaired template: the check of this one looks for a repair and offers it. Or choose a "
     "strategy that does not need a prefix-preserving template."

@@ -1,11 +1,12 @@
-"""Checks on one training row: lengths, logprobs, advantages, shifts. What the mask covers is ``row_masks``.
+"""Checks on one training row: lengths, logprobs, advantages, shifts. What the mask covers is in
+``mask_checks``.
 
-A check gives a :class:`RowFault` or None; offsets count in the row.
+A check returns a :class:`RowFault` or None; offsets count in the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,6 +220,14 @@ def prompt_split_wrong(row: Row) -> RowFault | None:
         f"stands at {first}.",
         wrong=length - first,
     )  # fmt: skip
+
+
+ROW_RULES: tuple[Callable[[Row], RowFault | None], ...] = (
+    logprob_invalid,
+    logprobs_other_distribution,
+    prompt_split_wrong,
+)
+"""The checks that need nothing but the row and depend on no other check, in reading order."""
 
 
 def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> RowFault | None:

@@ -59,7 +59,7 @@ def _row_faults(case: DiagnosisContext, row: Row, facts: _TemplateProperties) ->
         yield overrun
     # A row that trains nothing or everything has no pattern that columns could be shifted against.
     shifted = None if overrun else checks.columns_shifted(row)
-    others = [checks.logprob_invalid, checks.logprobs_other_distribution, checks.prompt_split_wrong]
+    others = list(checks.ROW_RULES)
     if shifted:
         yield shifted
     elif not overrun:

@@ -21,6 +21,8 @@ class Verdict:
     """None = the kind's own."""
     message_index: int | None = None
     missing: str = ""
+    aside: int | None = None
+    """A step that is no part of the main conversation; later breaks are measured against the other steps."""
 
 
 def bounded(ids: Ids) -> Ids:
