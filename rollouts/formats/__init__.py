@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rollouts.formats.containers import parquet
-from rollouts.formats.containers.source import FileRefused, Source
+from rollouts.formats.containers.refused import FileRefused
+from rollouts.formats.containers.source import Source
 from rollouts.formats.readers import (
     inspector_jsonl,
+    inspector_parquet,
     nemo_gym,
     nemo_rl,
     prime_rl_export,
@@ -32,7 +33,7 @@ FORMATS: dict[str, Format] = {
     one.name: one
     for one in (
         inspector_jsonl.FORMAT,
-        parquet.FORMAT,
+        inspector_parquet.FORMAT,
         recorded_calls.FORMAT,
         nemo_gym.FORMAT,
         nemo_rl.FORMAT,

@@ -1,26 +1,21 @@
-"""Parquet: rows are read as if they were lines of JSON, so that every format may come in it; and our own is written."""
+"""Parquet as a container: each row is read as if it were a line of JSON, so that every format may come in Parquet."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 import msgspec
 
 from rollouts.formats.containers.json_text import canonical_json
-from rollouts.formats.containers.source import FileRefused
-from rollouts.formats.readers import inspector_jsonl
-from rollouts.formats.registry import Format, has_keys
-from rollouts.tito.trajectory import Trajectory
+from rollouts.formats.containers.refused import FileRefused
 
 BATCH_ROWS = 64
 BATCH_BYTES = 1 << 20
-"""What rows that are read at once take in the file, as far as they are more than one."""
-GROUP_ROWS, GROUP_BYTES = 10_000, 4 << 20
-"""What is written at once. The end of the file describes every row group, so a small one for each row would cost."""
+"""Bytes in the file of the rows that are read at once, where these are more than one row."""
 MAX_ROW_GROUP_BYTES = 4 << 30
-"""Unpacked size that a file may claim for one row group, which is what is held at once."""
+"""Unpacked size that a file may claim for one row group. One row group is held at once."""
 
 
 def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
@@ -40,7 +35,7 @@ def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
         groups = [meta.row_group(n) for n in range(meta.num_row_groups)]
         largest = max((group.total_byte_size for group in groups), default=0)
         if largest > MAX_ROW_GROUP_BYTES:
-            raise FileRefused(f"{name} has a row group of {largest >> 30} GB. Write it anew with smaller row groups.")
+            raise FileRefused(f"{name} has a row group of {largest >> 30} GB. Write it again with smaller row groups.")
         most = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
         for batch in file.iter_batches(min(max(BATCH_BYTES // max(most, 1), 1), BATCH_ROWS)):
             for place in range(batch.num_rows):
@@ -78,49 +73,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int | bool) else str(value)
-
-
-def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
-    """One row each: what one sorts and filters by as columns, and the whole of it as in our own JSONL."""
-    import pyarrow
-    import pyarrow.parquet
-
-    schema = pyarrow.schema(
-        [
-            ("external_id", pyarrow.string()), ("group", pyarrow.string()), ("tokenizer", pyarrow.string()),
-            ("reward", pyarrow.float64()), ("stop_reason", pyarrow.string()), ("n_steps", pyarrow.int32()),
-            ("n_sampled", pyarrow.int64()), ("record", pyarrow.large_string()),
-        ]
-    )  # fmt: skip
-    n, held, size = 0, list[dict[str, Any]](), 0
-    with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for one in trajectories:
-            record = inspector_jsonl.encode(one).decode()
-            held.append(
-                {
-                    "external_id": one.external_id, "group": one.group, "tokenizer": one.tokenizer,
-                    "reward": one.reward, "stop_reason": one.stop_reason, "n_steps": len(one.steps),
-                    "n_sampled": sum(len(step.completion_ids) for step in one.steps), "record": record,
-                }
-            )  # fmt: skip
-            n, size = n + 1, size + len(record)
-            if size >= GROUP_BYTES or len(held) >= GROUP_ROWS:
-                writer.write_table(pyarrow.Table.from_pylist(held, schema))
-                held, size = [], 0
-        if held:
-            writer.write_table(pyarrow.Table.from_pylist(held, schema))
-    return n
-
-
-def detect(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "record", "external_id") and isinstance(values[0]["record"], str)
-
-
-FORMAT = Format(
-    "own_parquet",
-    "Rollout Inspector Parquet (lossless)",
-    detect,
-    inspector_jsonl.read_records,
-    write=write,
-    suffix=".parquet",
-)

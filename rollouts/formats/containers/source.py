@@ -13,7 +13,9 @@ from typing import IO, Any, BinaryIO, Literal
 
 import zstandard
 
+from rollouts.formats.containers import parquet
 from rollouts.formats.containers.json_array import ARRAY, elements, objects
+from rollouts.formats.containers.refused import FileRefused
 
 MAX_LINE_BYTES = 128 << 20
 """A longer line is rejected without being held. A rollout of 200 turns that repeats a 100k-token prompt fits."""
@@ -30,10 +32,6 @@ CONVERT = (
 _DAMAGE = (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError, OSError)
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 Kind = Literal["plain", "gzip", "zstd", "parquet"]
-
-
-class FileRefused(ValueError):
-    """The file as a whole is not read; the message is a sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +160,9 @@ class Source:
                     yield SourceLine(number, data)
 
     def _parquet_rows(self, limit: int) -> Iterator[SourceLine]:
-        from rollouts.formats.containers.parquet import rows
-
         self._raw = self._opener()
         with self._raw:
-            for number, data in enumerate(rows(self._raw, self.name), start=1):
+            for number, data in enumerate(parquet.rows(self._raw, self.name), start=1):
                 self.on_line()
                 yield SourceLine(number, data if len(data) <= limit else None)
 
