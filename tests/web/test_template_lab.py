@@ -19,10 +19,10 @@ from django.utils import timezone
 
 from inspector.chat_templates.check_subject import failing_probe
 from inspector.chat_templates.repair_page import message_words
-from inspector.templatetags.check_tags import PROBES
 from rollouts import chat_templates, services
 from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks
+from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.trajectory import Request, Step, Trajectory
 from rollouts.work import template_checks
 from tests.web.samples import one_line
@@ -265,7 +265,7 @@ def test_a_link_goes_to_a_probe_that_fails() -> None:
 def test_every_probe_that_a_finding_leads_to_exists(web: Client, answered: None, tokenizer: Tokenizer) -> None:
     ask(web, tokenizer="demo")
     names = set((TemplateCheck.objects.get().cells or {})["probes"])
-    assert set(PROBES.values()) <= names
+    assert {kind.probe for kind in KINDS.values()} - {""} <= names
 
 
 # --- the matrix, the comparison ---
