@@ -1,4 +1,4 @@
-"""What a format is."""
+"""What a format is, and what readers share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BY_LINE = re.compile(r"line-\d+(-\d+)*(-row-\d+)?")
 
 
 def is_named_by_line(trajectory: Trajectory) -> bool:
-    """Whether a reader called it by its place in the file, because the source has no id for it."""
+    """Whether a reader named the trajectory by its line, because the source has no id."""
     return _BY_LINE.fullmatch(trajectory.external_id) is not None
 
 
@@ -31,7 +31,7 @@ class Rejected:
 
 Read = Callable[[Source], Iterator[Trajectory | Rejected]]
 Write = Callable[[Iterable[Trajectory], IO[bytes]], int]
-"""Writes trajectories, gives how many."""
+"""Writes trajectories and returns their number."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Format:
 
 
 class SeenIds:
-    """Which ids came before. Of each the hash, 8 bytes: a file may hold millions."""
+    """The ids that came before, as hashes of 8 bytes: a file may hold millions of ids."""
 
     def __init__(self) -> None:
         self._sorted = np.zeros(0, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""The optional package ``renderers``: which of its hand-written renderers writes what a chat template writes.
+"""The optional package ``renderers``: finds the hand-written renderer that writes what a chat template writes.
 
-It is found by what it renders and not by a model's name, which a fine-tune or another template would make wrong.
+The renderer is found by what it renders. A model's name would be wrong for a fine-tune or another template.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ PROBES: tuple[tuple[list[Message], list[dict[str, Any]] | None], ...] = (
 
 
 def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapping[str, Any]], Extends]:
-    """What gives the bridge of a tokenizer and a chat template, by template kwargs; looked for once in a process.
+    """A function from template kwargs to the object that extends streams of a tokenizer and a chat template.
 
-    Calling it raises :class:`StrategyRefused` with a sentence.
+    The search is made once in a process. Calling the function raises :class:`StrategyRefused` with a sentence.
     """
 
     def bridge(kwargs: Mapping[str, Any]) -> Extends:

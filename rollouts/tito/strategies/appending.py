@@ -16,7 +16,7 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Origin, Origi
 
 
 class Appending(Strategy):
-    """``buffer += completion``, then ``buffer += delta(new messages)`` with mask 0. Subclasses give the delta."""
+    """``buffer += completion``, then ``buffer += delta(new messages)`` with mask 0. Subclasses make the delta."""
 
     rows_follow_from_steps = True
 

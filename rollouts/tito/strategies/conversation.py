@@ -9,8 +9,10 @@ from rollouts.tito.trajectory import Message, Step
 
 
 def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
-    """The steps, cut where a request does not continue the one before: there the past was rewritten, or another branch
-    goes on. Raises :class:`StrategyRefused` where messages are lacking."""
+    """The steps, cut where a request does not continue the request before: history was rewritten, or a branch begins.
+
+    Raises :class:`StrategyRefused` where messages are missing.
+    """
     if not steps:
         raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
     if steps[0].request is None:
@@ -34,7 +36,7 @@ def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
 
 
 def continues(step: Step, following: Step) -> bool:
-    """Whether a request is the one before, its reply, and what came then."""
+    """Whether a request consists of the request before, its reply and further messages."""
     if step.request is None or following.request is None:
         return False
     sent, said = step.request.messages, following.request.messages

@@ -1,4 +1,7 @@
-"""What a strategy is: the rule that turns completions and observations into the next prompt, and into rows."""
+"""What a strategy is, and the values that all strategies share.
+
+A strategy is the rule that turns completions and observations into the next prompt, and into training rows.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from rollouts.tito.trajectory import Floats, Ids, Mask, Message, Origins, Row, S
 Tools = Sequence[Mapping[str, Any]] | None
 T = TypeVar("T")
 MAX_REMEMBERED = 8192
-"""Of renders: several times what the trajectories that are rendered together ask for."""
+"""Renders that are kept: several times what a batch of trajectories asks for."""
 
 
 class StrategyRefused(Exception):
     """The strategy cannot work with this chat template or conversation; the message says why and what would help."""
 
     of_rows = False
-    """It speaks of the chat template that only the rows are made with."""
+    """The refusal is about the chat template of the rows, where that is another one."""
 
     def __str__(self) -> str:
         return f"The chat template of the rows: {super().__str__()}" if self.of_rows else super().__str__()
@@ -41,12 +44,12 @@ class TemplateRewrites(StrategyRefused):
 
 
 class Extends(Protocol):
-    """A per-model object (``rollouts.work.renderers_package`` finds one in the ``renderers`` package)."""
+    """An object that knows the format of one model. ``rollouts.work.renderers_package`` finds it."""
 
     name: str
 
     def extend(self, prompt_ids: Ids, completion_ids: Ids, messages: Sequence[Message], tools: Tools) -> Ids | None:
-        """The next prompt, which starts with prompt and completion; None where that cannot be done exactly."""
+        """The next prompt, which starts with prompt and completion; None where no exact extension exists."""
         ...
 
 
@@ -57,26 +60,26 @@ class Context:
     codec: Codec
     renderer: Renderer
     stop_ids: frozenset[int]
-    """The ids that end a completion: EOS and what else the model stops at."""
+    """The ids that end a completion: EOS and the model's other stop tokens."""
     memo: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
-    """Renders that many trajectories need alike, the one that was needed last behind the others."""
+    """Renders that many trajectories share, in the order of their last use."""
     rows: Context | None = None
-    """The same with another chat template, when the rows are made with one and this one gives the prompts alone."""
+    """The context of the rows, where the rows are made with another chat template than the prompts; else None."""
     bridge: Callable[[Mapping[str, Any]], Extends] | None = None
-    """Gives what extends the stream of this tokenizer and chat template, by template kwargs, or refuses."""
+    """Template kwargs -> the object that extends a stream of this tokenizer and chat template; or a refusal."""
     encode: Callable[[str], Ids] = None  # type: ignore[assignment]
-    """``codec.encode``, or what gives the same ids faster."""
+    """``codec.encode``, or a faster function that returns the same ids."""
     as_decoded: Callable[[Any], str] = repr
-    """``repr``, or what remembers it of values that nobody changes."""
+    """``repr``, or a cache of it for values that never change."""
 
     def __post_init__(self) -> None:
         if self.encode is None:
             object.__setattr__(self, "encode", self.codec.encode)
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
-        """The value under a key, made when it is not there; a refusal is kept too.
+        """The value under a key; ``make`` is called where there is none. A refusal is kept too.
 
-        What is kept is bounded: keys may hold a call's own id.
+        At most ``MAX_REMEMBERED`` values are kept, because keys may hold the id of a single call.
         """
         memo = self.memo
         found = memo.get(key)
@@ -96,14 +99,14 @@ class Context:
         return value
 
     def remembers(self, key: Any) -> bool:
-        """Whether the value under a key is at hand; who asks will need it, so it is kept longer than others."""
+        """Whether there is a value under a key. The value then counts as used, because the caller will need it."""
         if key not in self.memo:
             return False
         self.memo.move_to_end(key)
         return True
 
     def first_prompt(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        """The prompt of a conversation's first step. Siblings start one after the other, so the last one is kept."""
+        """The prompt of a conversation's first step. The last is kept: trajectories of one prompt start together."""
         asked = (messages, tools, kwargs)
         kept = self.memo.get("first prompt")
         if kept is None or kept[0] != asked:
@@ -118,7 +121,7 @@ class Context:
         return origins_of_text(whole, offsets, self.are(delta, self.codec.special_ids), messages)
 
     def are(self, ids: Ids, wanted: frozenset[int]) -> Mask:
-        """``[n]``: which of the ids are wanted ones."""
+        """``[n]``: whether each id is in ``wanted``."""
         if len(wanted) > 8:
             # What lies outside of the table reads its first or its last entry, and they are False.
             return self.remember(wanted, lambda: _table(wanted)).take(ids + 1, mode="clip")
@@ -137,7 +140,7 @@ class Context:
 
 
 def _table(wanted: frozenset[int]) -> Mask:
-    """Whether an id is a wanted one, by the id + 1."""
+    """``table[id + 1]``: whether an id is in ``wanted``."""
     table: Mask = np.zeros(max(wanted) + 3, dtype=np.bool_)
     table[np.fromiter(wanted, dtype=np.int64, count=len(wanted)) + 1] = True
     return table
@@ -178,24 +181,24 @@ class ConversationTurn:
 
 @dataclass(frozen=True, eq=False)
 class ConversationSegment:
-    """A stretch of steps of which each continues the conversation of the one before."""
+    """Consecutive steps that each continue the conversation of the step before."""
 
     start: int
-    """Index of its first step."""
+    """Index of the first step."""
     messages: tuple[Message, ...]
-    """What its first step was asked."""
+    """The messages of the first step's request."""
     tools: Tools
     kwargs: Mapping[str, Any]
     turns: tuple[ConversationTurn, ...]
 
     @cached_property
     def prompt_asks(self) -> list[Conversation]:
-        """The render of each prompt. One list for all strategies, so that what they share is seen at once."""
+        """The render of each prompt. All strategies get the same list, so that a shared render is made once."""
         return [Conversation(prompt, self.tools, self.kwargs, True) for prompt in self.prompts]
 
     @cached_property
     def reply_asks(self) -> list[Conversation]:
-        """The render behind each reply that is known, the last one's included: the whole conversation."""
+        """The render of the conversation up to each known reply, the last reply included."""
         return [
             Conversation([*prompt, turn.reply], self.tools, self.kwargs, False)
             for turn, prompt in zip(self.turns, self.prompts, strict=True)
@@ -204,7 +207,7 @@ class ConversationSegment:
 
     @cached_property
     def prompts(self) -> list[list[Message]]:
-        """The conversation at each of its steps, without the reply."""
+        """The conversation at each step, without the reply."""
         prompts = [list(self.messages)]
         for turn in self.turns[:-1]:
             prompts.append([*prompts[-1], *([] if turn.reply is None else [turn.reply]), *(turn.following or ())])
@@ -218,13 +221,13 @@ def matching_logprobs(step: Step) -> Floats | None:
 
 
 class TakesRecorded(Protocol):
-    """A strategy whose rows follow from the steps as they were recorded: nothing has to be rendered to replay it."""
+    """A strategy whose rows follow from the recorded steps: a replay renders nothing."""
 
     def take_recorded(self, steps: Sequence[Step]) -> None: ...
 
 
 class Forks(Protocol):
-    """A strategy that can ``begin`` again: it opens a row where another freezes all that came before."""
+    """A strategy that opens a new row where history was rewritten. Other strategies mask everything before it."""
 
     def fork(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids: ...
 

@@ -92,7 +92,7 @@ class Retokenize(Rendering):
     )
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        # Where another template gives the rows, this one needs no tags.
+        # Where another template makes the rows, this one needs no tags.
         if self._context.rows is None and not self._has_tags():
             raise StrategyRefused(
                 "retokenize takes its loss mask from {% generation %} tags, and the chat template has none. Put them "

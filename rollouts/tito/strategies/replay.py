@@ -1,4 +1,4 @@
-"""Had this trajectory been made under another strategy, which rows would its trainer have got?"""
+"""Replay: the rows that another strategy would have made of a recorded trajectory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rollouts.tito.trajectory import Ids, Message, Origin, Row, Step, Trajectory
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first place at which a strategy's stream is another than the recorded one."""
+    """The first place at which a strategy's stream differs from the recorded stream."""
 
     step: int
     offset: int
@@ -78,7 +78,7 @@ def replay(trajectory: Trajectory, strategy: New, context: Context) -> StrategyR
 def replay_many(
     trajectories: Iterable[Trajectory], strategies: Sequence[New], context: Context
 ) -> Generator[list[StrategyResult]]:
-    """For each trajectory what :func:`replay` gives for each strategy.
+    """For each trajectory, what :func:`replay` returns for each strategy.
 
     Where the renderer can foresee, the renders of a batch are made together, those of the next one meanwhile.
     """
@@ -147,7 +147,7 @@ def _asks(conversation: _Conversation, strategies: Sequence[New], context: Conte
 
 
 def _followed(strategy: Strategy, conversation: _Conversation) -> list[ConversationSegment]:
-    """The segments that a strategy lives through: the last one, unless it opens further rows for rewritten history."""
+    """The segments that are fed to a strategy: all where it can fork, else the last one."""
     if _takes_recorded(strategy):
         return []
     return conversation.segments if _forks(strategy) else conversation.segments[-1:]
@@ -197,7 +197,7 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
 
 
 def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> FirstDifference | None:
-    """Let a strategy live through the segments; gives the first prompt that it would have built otherwise."""
+    """Feed the segments to a strategy. Returns the first place where its prompt differs from the recorded prompt."""
     differs: FirstDifference | None = None
     for n, segment in enumerate(followed):
         begin = strategy.fork if n and _forks(strategy) else strategy.begin

@@ -11,7 +11,7 @@ from rollouts.tito.trajectory import Floats, Ids, Message, Row
 
 
 class TwoTemplates(Strategy):
-    """A strategy twice, fed alike: the prompts are those of the one, the rows those of the other."""
+    """Two instances of a strategy that get the same input: one makes the prompts, the other makes the rows."""
 
     def __init__(self, prompts: Strategy, rows: Strategy) -> None:
         self._prompts, self._rows = prompts, rows
@@ -36,7 +36,7 @@ class TwoTemplates(Strategy):
         return prompt
 
     def foresee(self, segment: ConversationSegment) -> Iterable[Conversation]:
-        """Of the prompts alone: the other template is another renderer's."""
+        """The renders of the prompts alone: the template of the rows has its own renderer."""
         return self._prompts.foresee(segment)
 
     def rows(self) -> list[Row]:
@@ -45,7 +45,7 @@ class TwoTemplates(Strategy):
 
 
 class _OfTheRows:
-    """A refusal that passes through says which of the two templates it speaks of."""
+    """Marks a refusal that passes through as one about the template of the rows."""
 
     def __enter__(self) -> None: ...
 
