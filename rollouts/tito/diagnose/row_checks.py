@@ -222,11 +222,8 @@ def prompt_split_wrong(row: Row) -> RowFault | None:
     )  # fmt: skip
 
 
-ROW_RULES: tuple[Callable[[Row], RowFault | None], ...] = (
-    logprob_invalid,
-    logprobs_other_distribution,
-    prompt_split_wrong,
-)
+RowRule = Callable[[Row], RowFault | None]
+ROW_RULES: tuple[RowRule, ...] = (logprob_invalid, logprobs_other_distribution, prompt_split_wrong)
 """The checks that need nothing but the row and depend on no other check, in reading order."""
 
 

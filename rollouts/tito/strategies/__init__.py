@@ -15,19 +15,10 @@ from rollouts.tito.strategies.two_templates import start
 STRATEGIES: dict[str, type[Strategy]] = {
     one.slug: one
     for one in (
-        ToolDelta,
-        FixedBase,
-        SingleMessage,
-        Retokenize,
-        MessageDelta,
-        PerMessage,
-        EosSplice,
-        Bridge,
-        StepWise,
-        StepWiseMerged,
-        Reconcile,
+        ToolDelta, FixedBase, SingleMessage, Retokenize, MessageDelta, PerMessage, EosSplice, Bridge, StepWise,
+        StepWiseMerged, Reconcile,
     )
-}
+}  # fmt: skip
 """Every strategy by its slug, in the order of forms and pages."""
 
 
