@@ -10,6 +10,7 @@ from django import forms
 from django.conf import settings
 
 from rollouts.models import Tokenizer
+from rollouts.selectors.registered import list_tokenizers
 from rollouts.tito.message_validation import messages_problem, tools_problem
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -81,7 +82,7 @@ class TemplateCheckForm(forms.Form):
     """A tokenizer, a template (the tokenizer's own, pasted, or uploaded), and what else goes into a render."""
 
     tokenizer = forms.ModelChoiceField(
-        Tokenizer.objects.order_by("name"),
+        list_tokenizers(),
         required=False,
         to_field_name="name",
         empty_label="None: compare characters",

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import QuerySet
 from django.http import QueryDict
 
 from inspector.chat_templates.check_forms import MAX_JSON_CHARACTERS
 from inspector.web.twins import whole_number
-from rollouts.models import ChatTemplate, Content, Run, StoredStep, StoredTrajectory, TemplateCheck, Tokenizer
+from rollouts.models import ChatTemplate, Content, Run, TemplateCheck, Tokenizer
+from rollouts.selectors.checks import find_check, find_request
+from rollouts.selectors.registered import find_chat_template
 from rollouts.work import template_checks
 
 
@@ -35,7 +36,7 @@ class Subject:
         """The check of exactly this, if somebody has asked for it; its report stays unread."""
         question = template_checks.question_of(self.tools, self.kwargs)
         code = template_checks.code_of(self.run.tokenizer, self.chat_template, question)
-        return TemplateCheck.objects.filter(code=code).only("code", "status", "cells").first()
+        return find_check(code, report=False)
 
     def initial(self) -> dict[str, Any]:
         """The form filled in with it."""
@@ -54,28 +55,17 @@ def subject(params: QueryDict) -> Subject | None:
     code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
     if not code and not run_code:
         return None
-    trajectory = StoredTrajectory.objects.filter(code=code).first() if code else None
-    run = _runs().filter(pk=trajectory.run_id).first() if trajectory else _runs().filter(code=run_code).first()
-    if run is None:
+    found = find_request(code, run_code, whole_number(params.get("step")) or 0)
+    if found is None:
         return None
-    trajectory = trajectory or StoredTrajectory.objects.filter(run=run).order_by("index").first()
-    index = whole_number(params.get("step")) or 0
-    step = _steps().filter(trajectory=trajectory, index=index).first() if trajectory else None
+    run, step = found.run, found.step
     chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
     if step is not None and step.chat_template_sha256 and not params.get("rows"):
-        chat_template = ChatTemplate.objects.filter(pk=step.chat_template_sha256).first() or chat_template
+        chat_template = find_chat_template(step.chat_template_sha256) or chat_template
     if chat_template is None:
         return None
     kwargs = _value(step.template_kwargs if step else None, dict) or run.settings.get("template_kwargs") or {}
     return Subject(run, chat_template, _value(step.tools if step else None, list), kwargs)
-
-
-def _runs() -> QuerySet[Run]:
-    return Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
-
-
-def _steps() -> QuerySet[StoredStep]:
-    return StoredStep.objects.select_related("tools", "template_kwargs")
 
 
 def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:

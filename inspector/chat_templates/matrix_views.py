@@ -13,6 +13,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from inspector.chat_templates import template_compare, template_matrix
 from inspector.web.twins import page
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.selectors.registered import find_chat_template, list_tokenizers, tokenizers_with_template
 from rollouts.tasks.checks import order
 from rollouts.work import template_checks
 
@@ -21,7 +22,7 @@ from rollouts.work import template_checks
 def matrix(request: HttpRequest) -> HttpResponse:
     """Every tokenizer's own template against every probe; a POST has workers check what is missing."""
     if request.method == "POST":
-        for tokenizer in Tokenizer.objects.exclude(chat_template=None).select_related("chat_template").order_by("name"):
+        for tokenizer in tokenizers_with_template(texts=True):
             assert tokenizer.chat_template is not None
             _order(tokenizer, tokenizer.chat_template, request)
         return redirect("templates-matrix")
@@ -65,9 +66,9 @@ def compare(request: HttpRequest) -> HttpResponse:
     listed = template_compare.choices()
     data: dict[str, Any] = {"templates": listed}
     if a is None or b is None:
-        names = list(Tokenizer.objects.order_by("name").values_list("name", flat=True))
+        names = [one.name for one in list_tokenizers()]
         return page(request, "chat_templates/compare.html", data, chosen=found, names=names, tokenizer="")
-    tokenizers = {one.name: one for one in Tokenizer.objects.order_by("name")}
+    tokenizers = {one.name: one for one in list_tokenizers()}
     tokenizer = _tokenizer(given.get("tokenizer"), tokenizers, a, b)
     if request.method == "POST":
         for one in (a, b):
@@ -82,7 +83,7 @@ def compare(request: HttpRequest) -> HttpResponse:
 def _template(sha256: str) -> ChatTemplate | None:
     if not sha256:
         return None
-    found = ChatTemplate.objects.filter(sha256=sha256[:64]).first()
+    found = find_chat_template(sha256[:64])
     if found is None:
         raise Http404(f"There is no chat template with the sha256 {sha256[:64]}.")
     return found

@@ -9,19 +9,21 @@ from typing import Any
 from inspector.chat_templates.repair_page import diff_lines, text_diff
 from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.selectors.checks import find_checks
+from rollouts.selectors.registered import newest_chat_templates
 from rollouts.work import template_checks
 
 
 def choices() -> list[dict[str, str]]:
     """Every chat template that was registered or checked, newest first, without its text."""
-    found = ChatTemplate.objects.order_by("-created_at").values_list("sha256", "label")[:300]
-    return [{"sha256": sha256, "label": label or "unnamed template"} for sha256, label in found]
+    found = newest_chat_templates(300)
+    return [{"sha256": one.sha256, "label": one.label or "unnamed template"} for one in found]
 
 
 def compare(a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The comparison as a page and as JSON; ``missing`` names the templates that have not been checked yet."""
     codes = {one.sha256: template_checks.code_of(tokenizer, one, {}) for one in (a, b)}
-    checks = {check.code: check for check in TemplateCheck.objects.filter(code__in=codes.values())}
+    checks = find_checks(codes.values(), report=True)
     sides = [checks.get(codes[one.sha256]) for one in (a, b)]
     lines = difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), str(a), str(b), lineterm="")
     first, second = (side.report if side and side.status == TemplateCheck.Status.DONE else None for side in sides)

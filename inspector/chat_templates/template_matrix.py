@@ -11,6 +11,8 @@ from typing import Any
 from django.http import QueryDict
 
 from rollouts.models import TemplateCheck, Tokenizer
+from rollouts.selectors.checks import find_checks
+from rollouts.selectors.registered import tokenizers_with_template
 from rollouts.work import template_checks
 
 LETTERS = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "–", "void": "v", "differs": "d"}
@@ -39,7 +41,7 @@ def is_missing(check: TemplateCheck | None) -> bool:
 
 def with_template() -> list[Tokenizer]:
     """Every registered tokenizer that has a chat template; the revisions of one source stand together, oldest first."""
-    found = Tokenizer.objects.exclude(chat_template=None).order_by("name")
+    found = tokenizers_with_template()
     first = {one.source: one.name for one in sorted(found, key=lambda one: one.name, reverse=True)}
     return sorted(found, key=lambda one: (first[one.source], one.created_at))
 
@@ -50,8 +52,7 @@ def matrix(params: QueryDict) -> dict[str, Any]:
     show = params.get("show", "all") if params.get("show") in SHOW_CHOICES else "all"
     tokenizers = with_template()
     codes = {one.pk: template_checks.code_of_hashes(one.sha256, one.chat_template_id or "", {}) for one in tokenizers}
-    wanted = TemplateCheck.objects.filter(code__in=codes.values()).defer("report", "question")
-    checks = {check.code: check for check in wanted}
+    checks = find_checks(codes.values())
     columns = [_column(one, codes[one.pk], checks.get(codes[one.pk])) for one in tokenizers]
     shown = [column for column in columns if name.lower() in column["name"].lower()]
     revisions = _revisions(columns)

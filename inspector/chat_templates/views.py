@@ -9,7 +9,7 @@ from typing import Any
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
 from inspector.chat_templates.check_page import (
@@ -23,10 +23,12 @@ from inspector.chat_templates.check_page import (
 from inspector.chat_templates.check_subject import failing_probe, filled_in, subject
 from inspector.chat_templates.repair_page import named
 from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
-from inspector.web.access import reads_check
+from inspector.web.access import reads_check, writes_check
 from inspector.web.twins import is_fragment, page
 from rollouts import services
 from rollouts.models import TemplateCheck, Tokenizer
+from rollouts.selectors.checks import find_check, recent_checks
+from rollouts.selectors.registered import tokenizers_with_template
 from rollouts.tasks.checks import order, order_repair
 from rollouts.work import template_checks
 
@@ -54,8 +56,7 @@ def index(request: HttpRequest) -> HttpResponse:
         name = asked.run.name if asked else ""
         before = _asked_before(request.GET.get("check", "")) or {"tokenizer": request.GET.get("tokenizer", "")}
         form = TemplateCheckForm(initial=asked.initial() if asked else before)
-    recent = TemplateCheck.objects.select_related("tokenizer", "chat_template").defer("chat_template__text", "report")
-    data = {"checks": [summary(check) for check in recent.order_by("-created_at", "-pk")[:RECENT]]}
+    data = {"checks": [summary(check) for check in recent_checks(RECENT)]}
     status = 400 if form.errors else 200
     return page(request, "chat_templates/index.html", data, status=status, form=form, subject=name)
 
@@ -77,14 +78,12 @@ def conversation(request: HttpRequest) -> HttpResponse:
 
 
 def _first() -> dict[str, Any]:
-    first = Tokenizer.objects.exclude(chat_template=None).order_by("name").first()
-    return {"tokenizer": first.name if first else ""}
+    return {"tokenizer": next((one.name for one in tokenizers_with_template()), "")}
 
 
 def _asked_before(code: str) -> dict[str, Any]:
     """A form filled in with what a check asked; empty where there is no such check."""
-    known = TemplateCheck.objects.select_related("tokenizer__chat_template", "chat_template").defer("report")
-    check = known.filter(code=code[:64].replace("\0", "")).first() if code else None
+    check = find_check(code[:64].replace("\0", ""), report=False) if code else None
     if check is None:
         return {}
     asked = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}
@@ -177,11 +176,8 @@ def _file(change: Mapping[str, Any], kind: str) -> HttpResponse:
     return response
 
 
-@require_POST
-def repair(request: HttpRequest, code: str) -> HttpResponse:
+@writes_check
+def repair(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """Have a worker look for a repair of a check that was answered without."""
-    check = TemplateCheck.objects.filter(code=code).first()
-    if check is None:
-        raise Http404("There is no template check with this code.")
     order_repair(check)
-    return redirect(reverse("check", args=[code]) + "#repair")
+    return redirect(reverse("check", args=[check.code]) + "#repair")

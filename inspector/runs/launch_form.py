@@ -15,7 +15,10 @@ from inspector.web.forms import PlainForm, read_template
 from rollouts import services
 from rollouts.engines import engine_spec
 from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
-from rollouts.models import ChatTemplate, Run, TemplateCheck
+from rollouts.models import Run
+from rollouts.selectors.checks import find_check
+from rollouts.selectors.registered import chat_template_labels, find_chat_template, newest_chat_templates
+from rollouts.selectors.runs import find_run
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work.launch import LaunchSettings, served_models
@@ -158,10 +161,9 @@ class NewRunForm(PlainForm):
         return field
 
     def _offer_templates(self) -> None:
-        newest = ChatTemplate.objects.order_by("-created_at", "sha256").only("sha256", "label")
-        offered = {one.sha256: one for one in newest[:MAX_TEMPLATES]}
+        offered = {one.sha256: one for one in newest_chat_templates(MAX_TEMPLATES)}
         given = {str(self[name].value() or "")[:64].replace("\0", "") for name in TEMPLATES}
-        offered |= {one.sha256: one for one in newest.filter(pk__in=given - {""} - offered.keys())}
+        offered |= {one.sha256: one for one in chat_template_labels(given - {""} - offered.keys())}
         choices = [(key, f"{one.label or 'without a name'} ({key[:8]})") for key, one in offered.items()]
         self._field("chat_template").choices = [("", "The model's own"), *choices]
         self._field("rows_chat_template").choices = [("", "The same as for the prompts"), *choices]
@@ -253,7 +255,7 @@ def filled_in(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     notices: list[str] = []
     asked = {name: query.get(name, "")[:64].replace("\0", "") for name in ("again", *TEMPLATES, "repaired")}
     if asked["again"]:
-        run = Run.objects.select_related("tokenizer").filter(code=asked["again"], kind=Run.Kind.LAUNCH).first()
+        run = find_run(code=asked["again"], kind=Run.Kind.LAUNCH)
         if run is None:
             notices.append("There is no launched run with this code, so the form has its usual values.")
         else:
@@ -287,8 +289,8 @@ def _of_run(run: Run) -> tuple[dict[str, Any], list[str]]:
 def _template(name: str, asked: str, repaired: str) -> dict[str, Any] | None:
     """The initial values that choose a template; None where there is no such one."""
     if len(asked) == 64:
-        return {name: asked, f"{name}_text": ""} if ChatTemplate.objects.filter(pk=asked).exists() else None
-    check = TemplateCheck.objects.select_related("chat_template").filter(code=asked).first()
+        return {name: asked, f"{name}_text": ""} if find_chat_template(asked) else None
+    check = find_check(asked)
     if check is None:
         return None
     if not repaired:

@@ -31,7 +31,7 @@ from inspector.runs.values import (
 )
 from inspector.web.twins import whole_number
 from rollouts import selectors
-from rollouts.models import Run, StoredTrajectory
+from rollouts.models import Run
 from rollouts.work import launch
 
 TRAJECTORIES_PER_PAGE = 50
@@ -59,7 +59,7 @@ def progress_part(run: Run) -> dict[str, Any]:
     """How far the run is, with the trajectories that are under way and those that nobody has begun. One query."""
     state = progress(run)
     live = run.kind == Run.Kind.LAUNCH and is_active(run)
-    state["running"] = run.trajectories.filter(status=StoredTrajectory.Status.RUNNING).count() if live else 0
+    state["running"] = selectors.count_running(run) if live else 0
     state["queued"] = max(run.n_trajectories - run.n_finished - run.n_failed - state["running"], 0) if live else 0
     return {"run": run_values(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
 

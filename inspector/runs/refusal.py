@@ -8,6 +8,8 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from rollouts.models import ChatTemplate, Run, StoredFinding, TemplateCheck
+from rollouts.selectors.checks import find_check
+from rollouts.selectors.runs import find_finding_of_run
 from rollouts.tito.diagnose.refused import KINDS_OF_REFUSAL
 from rollouts.work import template_checks
 
@@ -42,14 +44,13 @@ def _finding(run: Run) -> StoredFinding | None:
         or not any(run.finding_counts.get(kind) for kind in KINDS_OF_REFUSAL)
     ):
         return None
-    found = run.findings.filter(kind__in=KINDS_OF_REFUSAL, step_index=None, row_index=None)
-    return found.only("kind", "evidence").order_by("pk").first()
+    return find_finding_of_run(run, KINDS_OF_REFUSAL)
 
 
 def _check(run: Run, template: ChatTemplate) -> TemplateCheck | None:
     question = template_checks.question_of(kwargs=run.settings.get("template_kwargs"))
     code = template_checks.code_of(run.tokenizer, template, question)
-    return TemplateCheck.objects.filter(code=code).first()
+    return find_check(code)
 
 
 def _state(check: TemplateCheck | None) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import SORTS, STATUSES, TrajectoryFilter
@@ -18,9 +17,9 @@ from inspector.runs.jobs import is_active as is_active_job
 from inspector.runs.launch_form import form_labels
 from inspector.runs.refusal import refusal
 from inspector.runs.values import is_active, rejection_values, run_origin, run_values, settings_words, tokenizer_note
-from inspector.web.access import reads_run
+from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import is_fragment, json_page, page, wants_json
-from rollouts import services
+from rollouts import selectors, services
 from rollouts.models import Run
 from rollouts.selectors.figures import worst_of
 from rollouts.work import launch
@@ -34,18 +33,8 @@ MAX_REJECTIONS = 100
 def index(request: HttpRequest) -> HttpResponse:
     """Runs, newest first; `?text=`, `?status=`, `?kind=` filter, `?after=CODE` goes on."""
     asked = {name: request.GET.get(name, "").replace("\0", "")[:200] for name in ("text", "status", "kind", "after")}
-    runs = Run.objects.order_by("-created_at", "-id")
-    if asked["text"]:
-        runs = runs.filter(Q(name__icontains=asked["text"]) | Q(model__icontains=asked["text"]) | Q(code=asked["text"]))
-    if asked["status"] in STATUSES:
-        runs = runs.filter(status=asked["status"])
-    if asked["kind"] in Run.Kind.values:
-        runs = runs.filter(kind=asked["kind"])
-    if asked["after"]:
-        last = Run.objects.filter(code=asked["after"]).only("created_at").first()
-        if last is not None:
-            runs = runs.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
-    found = list(runs[: RUNS_PER_PAGE + 1])
+    filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"])
+    found = selectors.list_runs(filters, asked["after"], RUNS_PER_PAGE + 1)
     shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
     worst = worst_of(shown)
     rows = [{**run_values(run), "worst": worst.get(run.pk)} for run in shown]
@@ -83,13 +72,12 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
     found = parts.list_page(run, wanted)
     shell |= parts.figures_part(run, wanted)
     summary = shell["summary"]
-    rejections = list(run.rejections.order_by("pk")[:MAX_REJECTIONS]) if run.n_rejected else []
     data = {
         "run": {**shell["run"], **run_origin(run)},
         "progress": shell["progress"],
         "refusal": shell["refusal"],
         "summary": summary,
-        "rejections": rejection_values(rejections),
+        "rejections": rejection_values(selectors.list_rejections(run, MAX_REJECTIONS)),
         "tokenizer_note": tokenizer_note(run, summary),
         **jobs,
         "filter": {**dict(wanted.pairs()), "sort": wanted.sort},
@@ -109,9 +97,9 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
     return render(request, "runs/detail.html", {**shell, **data, **only_html, "filter": wanted})
 
 
-@require_POST
-def cancel(request: HttpRequest, code: str) -> HttpResponse:
-    run = get_object_or_404(Run, code=code)
+@writes_run
+def cancel(request: HttpRequest, run: Run) -> HttpResponse:
+    """Ask a run to stop."""
     services.cancel_run(run)
     if wants_json(request):
         run.refresh_from_db()
@@ -119,10 +107,9 @@ def cancel(request: HttpRequest, code: str) -> HttpResponse:
     return redirect("run", run.code)
 
 
-@require_POST
-def resume(request: HttpRequest, code: str) -> HttpResponse:
+@writes_run
+def resume(request: HttpRequest, run: Run) -> HttpResponse:
     """Go on with a launched run that stopped before its end; what is stored is not made again."""
-    run = get_object_or_404(Run, code=code)
     try:
         launch.resume(run)
     except ValueError as refusal:
@@ -134,10 +121,9 @@ def resume(request: HttpRequest, code: str) -> HttpResponse:
     return redirect("run", run.code)
 
 
-@require_POST
-def delete(request: HttpRequest, code: str) -> HttpResponse:
+@writes_run
+def delete(request: HttpRequest, run: Run) -> HttpResponse:
     """Remove a run that has ended, with everything in it; the form's tick is the question "really?"."""
-    run = get_object_or_404(Run, code=code)
     if is_active(run):
         messages.error(request, "This run still works. Cancel it first, then delete it.", extra_tags="error")
         return redirect("run", run.code)

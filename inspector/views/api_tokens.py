@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import ApiToken
+from rollouts.selectors.shares import api_token_by_key, newest_api_tokens
 from rollouts.services.api_tokens import create_api_token, revoke_api_token
 
 MAX_LISTED = 200
@@ -38,14 +39,15 @@ def index(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         record, token = create_api_token(request.user, request.POST.get("name", "").replace("\0", ""))
         made, status = {"made": {**_values(record), "token": token}}, 201
-    tokens = ApiToken.objects.select_related("created_by").order_by("-pk")[:MAX_LISTED]
-    data = {"tokens": [_values(token) for token in tokens], **made}
+    data = {"tokens": [_values(one) for one in newest_api_tokens(MAX_LISTED)], **made}
     return page(request, "tokens/index.html", data, status, address=request.build_absolute_uri("/").rstrip("/"))
 
 
 @require_POST
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
-    record = get_object_or_404(ApiToken.objects.select_related("created_by"), pk=pk)
+    record = api_token_by_key(pk)
+    if record is None:
+        raise Http404("There is no such API token.")
     revoke_api_token(record)
     if wants_json(request):
         return json_page(_values(record))

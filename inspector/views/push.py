@@ -20,7 +20,9 @@ from django.views.decorators.csrf import csrf_exempt
 from inspector.web.twins import json_page, whole_number
 from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source
-from rollouts.models import ApiToken, Run, Tokenizer
+from rollouts.models import ApiToken, Run
+from rollouts.selectors.registered import tokenizer_named, tokenizer_names
+from rollouts.selectors.runs import find_run
 from rollouts.services.api_tokens import find_api_token
 from rollouts.services.pushed import add_new_trajectories, differing, named_by_content, note_push
 from rollouts.services.rejections import add_rejections
@@ -92,9 +94,9 @@ def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
     name, tokenizer_name, template = (_text(asked, key) for key in ("name", "tokenizer", "chat_template"))
     tokenizer = None
     if tokenizer_name:
-        tokenizer = Tokenizer.objects.select_related("chat_template").filter(name=tokenizer_name).first()
+        tokenizer = tokenizer_named(tokenizer_name)
         if tokenizer is None:
-            names = ", ".join(Tokenizer.objects.order_by("name").values_list("name", flat=True)[:50]) or "none"
+            names = ", ".join(tokenizer_names(50)) or "none"
             raise Refused(400, f"No tokenizer is registered as {tokenizer_name[:200]!r}. Registered: {names}.")
     chat_template = services.register_chat_template(template) if template else None
     run = services.create_run(
@@ -135,7 +137,7 @@ def _text(asked: dict[str, Any], key: str) -> str:
 @api
 def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
     """Take NDJSON of any importable format: `{"run", "trajectories", "known", "rejected": [{"line", "reason"}]}`."""
-    run = Run.objects.select_related("tokenizer").filter(code=code).first()
+    run = find_run(code=code)
     if run is None:
         raise Refused(404, f"There is no run with the code {code}. POST /api/runs makes one.")
     if run.kind != Run.Kind.IMPORT:

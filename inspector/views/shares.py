@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
-from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import get_object_or_404, redirect
+from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from inspector.web.access import is_live, may_write, remember_grant, share_is_over
+from inspector.web.access import found_or_404, is_live, may_write, remember_grant, share_is_over
 from inspector.web.forms import ShareForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
-from rollouts.models import Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.models import ShareLink
+from rollouts.selectors.checks import find_check
+from rollouts.selectors.runs import find_run, find_trajectory
+from rollouts.selectors.shares import find_share, newest_shares
 
 MAX_LISTED = 200
-MODELS: dict[str, Any] = {"run": Run, "trajectory": StoredTrajectory, "check": TemplateCheck}
-
-
-def _links() -> QuerySet[ShareLink]:
-    """Links with what they open, without what of it is long."""
-    found = ShareLink.objects.select_related("run", "trajectory", "check_result__chat_template", "created_by")
-    return found.defer("check_result__report", "check_result__chat_template__text")
+FIND: dict[str, Callable[[str], Any]] = {
+    "run": lambda code: find_run(code=code), "trajectory": find_trajectory, "check": find_check,
+}  # fmt: skip
+"""Kind of a target -> how it is found by its code."""
 
 
 def target_of(link: ShareLink) -> tuple[str, str, str]:
@@ -66,8 +65,7 @@ def index(request: HttpRequest) -> HttpResponse:
     """The list of links, newest first; a POST makes one and shows its address, once."""
     if request.method == "POST":
         return _create(request)
-    links = _links().order_by("-pk")[:MAX_LISTED]
-    return page(request, "shares/index.html", {"shares": [_values(link) for link in links]})
+    return page(request, "shares/index.html", {"shares": [_values(link) for link in newest_shares(MAX_LISTED)]})
 
 
 def _create(request: HttpRequest) -> HttpResponse:
@@ -76,7 +74,7 @@ def _create(request: HttpRequest) -> HttpResponse:
         data = {"errors": form.sentences()}
         return page(request, "shares/refused.html", data, 422, form=form)
     wanted = form.cleaned_data
-    target: Any = get_object_or_404(MODELS[wanted["target"]], code=wanted["code"])
+    target = found_or_404(FIND[wanted["target"]](wanted["code"]), wanted["target"], wanted["code"])
     link, token = services.create_share(
         request.user, target, query=wanted["query"].lstrip("?"), note=wanted["note"], days=wanted["days"]
     )
@@ -88,7 +86,9 @@ def _create(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
-    link = get_object_or_404(_links(), pk=pk)
+    link = find_share(pk=pk)
+    if link is None:
+        raise Http404("There is no such share link.")
     services.revoke_share(link)
     if wants_json(request):
         link.refresh_from_db()
@@ -104,8 +104,7 @@ def open_link(request: HttpRequest, token: str) -> HttpResponse:
     """Remember the grant in this browser and go to the target; 410 when the link is over, 404 when it never was."""
     wanted_json = token.endswith(".json")
     token = token.removesuffix(".json")
-    digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-    link = _links().filter(token_sha256=digest).first()
+    link = find_share(token_sha256=services.token_hash(token))
     if link is None:
         raise Http404("There is no such share link. It may be cut short: copy the whole address.")
     if not is_live(link):

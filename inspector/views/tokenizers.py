@@ -17,6 +17,7 @@ from inspector.web.forms import TokenizerForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
+from rollouts.selectors.registered import list_tokenizers
 
 
 def tokenizer_values(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def index(request: HttpRequest) -> HttpResponse:
             )
             return redirect("tokenizers")
         status = 422
-    data: dict[str, Any] = {"tokenizers": [tokenizer_values(one) for one in Tokenizer.objects.order_by("name")]}
+    data: dict[str, Any] = {"tokenizers": [tokenizer_values(one) for one in list_tokenizers()]}
     if status == 422:
         data["errors"] = form.sentences()
     return page(request, "tokenizers/index.html", data, status, form=form, hub=settings.HUB_ALLOWED)

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 from inspector.server.health import served_queues
 from inspector.server.workers import WorkerState, connect, list_workers, queue_lengths
 from inspector.web.twins import page
-from rollouts.models import Run
+from rollouts.selectors.runs import unfinished_launches
 
 MAX_QUEUED = 50
 
@@ -29,7 +29,6 @@ def index(request: HttpRequest) -> HttpResponse:
         lengths = queue_lengths(connection, names)
     except redis.RedisError as error:
         problem = f"Redis does not answer ({type(error).__name__}), so nobody knows who works. Look at REDIS_URL."
-    unfinished = Run.objects.filter(status__in=[Run.Status.QUEUED, Run.Status.RUNNING], kind=Run.Kind.LAUNCH)
     data = {
         "problem": problem,
         "workers": [_worker(worker) for worker in workers],
@@ -44,7 +43,7 @@ def index(request: HttpRequest) -> HttpResponse:
                 "n_expected": run.n_expected,
                 "heartbeat_at": run.heartbeat_at,
             }
-            for run in unfinished.order_by("created_at", "pk")[:MAX_QUEUED]
+            for run in unfinished_launches(MAX_QUEUED)
         ],
     }
     return page(request, "workers/index.html", data)

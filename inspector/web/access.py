@@ -1,8 +1,8 @@
 """Who may see what: someone logged in sees everything; a share link shows one target and changes nothing.
 
 A run's link covers its trajectories. Every view that a share link may open is wrapped by one of the `reads_...`
-decorators, which finds the object, decides, and hands the object to the view; every other view needs a login (the
-middleware's rule).
+decorators. The decorator finds the object, decides, and hands the object to the view. Every other view needs a login
+(the middleware's rule); the `writes_...` decorators find the object for a POST.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from django.contrib.auth.decorators import login_not_required
-from django.db.models import Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.cache import patch_vary_headers
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
 from rollouts.models import Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.selectors.checks import find_check
+from rollouts.selectors.runs import find_run, find_trajectory
+from rollouts.selectors.shares import Shared, shares_of
 
 SESSION_KEY = "shares"
 MAX_GRANTS = 50
 
-T = TypeVar("T", bound=Model)
+T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
 View = Callable[..., HttpResponse]
 
 
@@ -45,30 +47,11 @@ def is_live(link: ShareLink) -> bool:
     return link.revoked_at is None and link.expires_at > timezone.now()
 
 
-def covers(link: ShareLink, target: Model) -> bool:
-    """The link is for this target, or for the run it belongs to."""
-    if isinstance(target, Run):
-        return link.run_id == target.pk
-    if isinstance(target, StoredTrajectory):
-        return link.trajectory_id == target.pk or link.run_id == target.run_id
-    return isinstance(target, TemplateCheck) and link.check_result_id == target.pk
-
-
-def _grant(request: HttpRequest, target: Model) -> tuple[ShareLink | None, bool]:
+def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool]:
     """The live link that opens this target, and whether one that is over was held. One query."""
     held = request.session.get(SESSION_KEY, [])
-    if not held:
-        return None, False
-    match: Q
-    if isinstance(target, Run):
-        match = Q(run=target)
-    elif isinstance(target, StoredTrajectory):
-        match = Q(trajectory=target) | Q(run_id=target.run_id)
-    else:
-        match = Q(check_result=target)
-    links = list(ShareLink.objects.filter(match, pk__in=held))
-    live = next((link for link in links if is_live(link)), None)
-    return live, bool(links)
+    links = shares_of(target, held) if held else []
+    return next((link for link in links if is_live(link)), None), bool(links)
 
 
 def no_permission(request: HttpRequest, view: View) -> HttpResponse:
@@ -86,11 +69,18 @@ def share_is_over(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _reads(find: Callable[[], QuerySet[T]], noun: str) -> Callable[[View], View]:
+def found_or_404(target: T | None, noun: str, code: str) -> T:
+    """What a selector found. Raises ``Http404`` with a sentence where it found nothing."""
+    if target is None:
+        raise Http404(f"There is no {noun} with the code {code}. It may have been deleted, or the link is cut short.")
+    return target
+
+
+def _reads(find: Callable[[str], T | None], noun: str) -> Callable[[View], View]:
     def decorate(view: View) -> View:
         @wraps(view)
         def wrapped(request: HttpRequest, code: str, *args: Any, **kwargs: Any) -> HttpResponse:
-            target = find().filter(code=code).first()
+            target = find(code)
             request.share = None  # type: ignore[attr-defined]
             if not may_write(request):
                 # Somebody without any grant learns nothing, not even whether the code exists.
@@ -98,11 +88,7 @@ def _reads(find: Callable[[], QuerySet[T]], noun: str) -> Callable[[View], View]
                 if link is None:
                     return share_is_over(request) if was_held else no_permission(request, view)
                 request.share = link  # type: ignore[attr-defined]
-            if target is None:
-                raise Http404(
-                    f"There is no {noun} with the code {code}. It may have been deleted, or the link is cut short."
-                )
-            response = view(request, target, *args, **kwargs)
+            response = view(request, found_or_404(target, noun, code), *args, **kwargs)
             patch_vary_headers(response, ["Cookie"])
             return response
 
@@ -111,12 +97,29 @@ def _reads(find: Callable[[], QuerySet[T]], noun: str) -> Callable[[View], View]
     return decorate
 
 
-reads_run = _reads(lambda: Run.objects.all(), "run")
+def _writes(find: Callable[[str], T | None], noun: str) -> Callable[[View], View]:
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def wrapped(request: HttpRequest, code: str, *args: Any, **kwargs: Any) -> HttpResponse:
+            return view(request, found_or_404(find(code), noun, code), *args, **kwargs)
+
+        return require_POST(wrapped)
+
+    return decorate
+
+
+reads_run = _reads(lambda code: find_run(code=code), "run")
 """`view(request, run)`: for a login, or a link to the run. Tokenizer and templates are read where a page shows them:
 most questions are a live page's, which are about the run alone."""
 
-reads_trajectory = _reads(lambda: StoredTrajectory.objects.select_related("run"), "trajectory")
+reads_trajectory = _reads(find_trajectory, "trajectory")
 """`view(request, trajectory)`: for a login, or a link to the trajectory or its run; the run comes loaded."""
 
-reads_check = _reads(lambda: TemplateCheck.objects.select_related("tokenizer", "chat_template"), "template check")
-"""`view(request, check)`: for a login, or a link to the check."""
+reads_check = _reads(find_check, "template check")
+"""`view(request, check)`: for a login, or a link to the check; tokenizer and template come loaded."""
+
+writes_run = _writes(lambda code: find_run(code=code), "run")
+"""`view(request, run)`: a POST of someone logged in."""
+
+writes_check = _writes(find_check, "template check")
+"""`view(request, check)`: a POST of someone logged in."""

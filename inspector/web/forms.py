@@ -12,7 +12,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from rollouts import chat_templates
 from rollouts.formats import FORMATS, FileRefused, Source
-from rollouts.models import Tokenizer
+from rollouts.selectors.registered import list_tokenizers
 
 MAX_TEMPLATE_BYTES = 2_000_000
 HEAD_BYTES = 4096
@@ -107,7 +107,7 @@ class ImportForm(PlainForm):
 
     def __init__(self, data: Any = None, files: Any = None) -> None:
         super().__init__(data, files)
-        self.registered = list(Tokenizer.objects.order_by("name").values_list("pk", "name"))
+        self.registered = [(one.pk, one.name) for one in list_tokenizers()]
         tokenizer, chosen = self.fields["tokenizer"], self.fields["format"]
         assert isinstance(tokenizer, forms.ChoiceField) and isinstance(chosen, forms.ChoiceField)
         tokenizer.choices = [

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth import get_user_model
 from django.contrib.auth import middleware as auth_middleware
 from django.contrib.auth.models import AbstractBaseUser
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from inspector.server.paths import private_folder, write_private
+from rollouts.services.users import user_without_password
 
 LOCAL_USER = "local"
 
@@ -63,11 +63,7 @@ def use_token(token: str) -> bool:
 
 def local_user() -> AbstractBaseUser:
     """The account behind the login links, made on first use; it has no password."""
-    user, created = get_user_model().objects.get_or_create(username=LOCAL_USER)
-    if created:
-        user.set_unusable_password()
-        user.save(update_fields=["password"])
-    return user
+    return user_without_password(LOCAL_USER)
 
 
 class LoginRequiredMiddleware(auth_middleware.LoginRequiredMiddleware):

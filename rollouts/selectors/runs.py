@@ -93,6 +93,70 @@ class RunSummary:
     """Severity -> trajectories whose worst finding it is; the empty one counts those without findings."""
 
 
+@dataclass(frozen=True)
+class RunFilters:
+    """Which runs are listed. An empty value filters nothing, and so does a status or kind that does not exist."""
+
+    text: str = ""
+    """Part of the name or of the model, upper and lower case alike, or a whole code."""
+    status: str = ""
+    kind: str = ""
+
+
+def list_runs(filters: RunFilters, after: str, limit: int) -> list[models.Run]:
+    """The runs that pass, newest first. ``after`` is the code of a run: the list goes on behind it.
+
+    One query, two with ``after``.
+    """
+    found = models.Run.objects.order_by("-created_at", "-id")
+    if text := filters.text:
+        found = found.filter(Q(name__icontains=text) | Q(model__icontains=text) | Q(code=text))
+    if filters.status in models.Run.Status.values:
+        found = found.filter(status=filters.status)
+    if filters.kind in models.Run.Kind.values:
+        found = found.filter(kind=filters.kind)
+    last = models.Run.objects.filter(code=after).only("created_at").first() if after else None
+    if last is not None:
+        found = found.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
+    return list(found[:limit])
+
+
+def unfinished_launches(limit: int) -> list[models.Run]:
+    """Launched runs that wait or work, the oldest first. One query."""
+    Status, Kind = models.Run.Status, models.Run.Kind
+    found = models.Run.objects.filter(status__in=[Status.QUEUED, Status.RUNNING], kind=Kind.LAUNCH)
+    return list(found.order_by("created_at", "pk")[:limit])
+
+
+def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
+    """The run with these columns; ``templates`` loads its tokenizer and its chat templates too. One query."""
+    found = models.Run.objects.filter(**columns)
+    if templates:
+        found = found.select_related("tokenizer__chat_template", "chat_template", "rows_chat_template")
+    return found.first()
+
+
+def find_trajectory(code: str) -> models.StoredTrajectory | None:
+    """A trajectory with its run. One query."""
+    return models.StoredTrajectory.objects.select_related("run").filter(code=code).first()
+
+
+def count_running(run: models.Run) -> int:
+    """Trajectories of a run that a worker is making. One query."""
+    return run.trajectories.filter(status=models.StoredTrajectory.Status.RUNNING).count()
+
+
+def list_rejections(run: models.Run, limit: int) -> list[models.Rejection]:
+    """The first lines of a run's files that could not be read. One query, none where every line was read."""
+    return list(run.rejections.order_by("pk")[:limit]) if run.n_rejected else []
+
+
+def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredFinding | None:
+    """Kind and evidence of the first finding of these kinds that has neither step nor row. One query."""
+    found = run.findings.filter(kind__in=kinds, step_index=None, row_index=None)
+    return found.only("kind", "evidence").order_by("pk").first()
+
+
 def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.StoredTrajectory]:
     """The trajectories that pass, in no order."""
     found = models.StoredTrajectory.objects.filter(run=run)

@@ -1,0 +1,57 @@
+"""Chat-template checks, and the request of a stored run that a check is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.db.models import QuerySet
+
+from rollouts.models import Run, StoredStep, StoredTrajectory, TemplateCheck
+from rollouts.selectors.runs import find_run
+
+
+def _checks() -> QuerySet[TemplateCheck]:
+    return TemplateCheck.objects.select_related("tokenizer", "chat_template")
+
+
+def find_check(code: str, report: bool = True) -> TemplateCheck | None:
+    """A check with its tokenizer and template; without ``report`` that long column stays unread. One query."""
+    found = _checks().filter(code=code)
+    return (found if report else found.defer("report")).first()
+
+
+def find_checks(codes: Iterable[str], report: bool = False) -> dict[str, TemplateCheck]:
+    """Code -> check, of those that exist. One query; tokenizer and template are not loaded."""
+    found = TemplateCheck.objects.filter(code__in=list(codes))
+    return {check.code: check for check in (found if report else found.defer("report", "question"))}
+
+
+def recent_checks(limit: int) -> list[TemplateCheck]:
+    """The checks that were asked last, newest first, without reports and template texts. One query."""
+    return list(_checks().defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
+
+
+@dataclass(frozen=True)
+class StoredRequest:
+    """One request of a run, as far as it is stored."""
+
+    run: Run
+    """With its tokenizer and both chat templates."""
+    step: StoredStep | None
+    """With tools and template kwargs; None where the trajectory has no step at that index."""
+
+
+def find_request(trajectory_code: str, run_code: str, index: int) -> StoredRequest | None:
+    """Step ``index`` of a trajectory, or of a run's first trajectory where no trajectory is named. Three queries.
+
+    A trajectory that does not exist is left out. None when there is no run either.
+    """
+    trajectory = StoredTrajectory.objects.filter(code=trajectory_code).first() if trajectory_code else None
+    run = find_run(templates=True, **({"pk": trajectory.run_id} if trajectory else {"code": run_code}))
+    if run is None:
+        return None
+    trajectory = trajectory or StoredTrajectory.objects.filter(run=run).order_by("index").first()
+    steps = StoredStep.objects.select_related("tools", "template_kwargs")
+    step = steps.filter(trajectory=trajectory, index=index).first() if trajectory else None
+    return StoredRequest(run, step)
