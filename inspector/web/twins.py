@@ -1,4 +1,4 @@
-"""Every page has a JSON twin: one dict, drawn by a template or written as JSON."""
+"""Every page has a JSON twin: one value, drawn by a template or written as JSON."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from django.urls import URLPattern, path
 from django.utils.cache import patch_vary_headers
 
 ViewFunction = Callable[..., HttpResponse]
+
+
+class Page:
+    """The base class of a page's value: a frozen dataclass with a docstring under each field.
+
+    The JSON twin of the page is this value: one key for each field. The template reads the fields by the same names.
+    """
 
 
 def wants_json(request: HttpRequest) -> bool:
@@ -46,7 +53,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: jsonable(item) for name, item in fields_of(value).items()}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -56,18 +63,24 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def json_page(data: Mapping[str, Any], status: int = 200) -> JsonResponse:
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, one level deep: a template reads them as variables."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def json_page(data: Page | Mapping[str, Any], status: int = 200) -> JsonResponse:
     """`data` as JSON."""
     return JsonResponse(jsonable(data), status=status, json_dumps_params={"ensure_ascii": True, "allow_nan": False})
 
 
 def page(
-    request: HttpRequest, template: str, data: Mapping[str, Any], status: int = 200, **only_html: Any
+    request: HttpRequest, template: str, data: Page | Mapping[str, Any], status: int = 200, **only_html: Any
 ) -> HttpResponse:
     """The page: `data` as JSON at the twin's address, else the template with `data` and what only HTML needs."""
     if wants_json(request):
         return json_page(data, status)
-    response = render(request, template, {**data, **only_html}, status=status)
+    fields = fields_of(data) if isinstance(data, Page) else data
+    response = render(request, template, {**fields, **only_html}, status=status)
     patch_vary_headers(response, ["HX-Request", "HX-Target", "Cookie"])
     return response
 
