@@ -1,4 +1,4 @@
-"""The page model of a chat-template check: the verdict in words, the probes by purpose, the lines that decided."""
+"""What the HTML of a chat-template check needs: the verdict in words, the probes by purpose, the lines that decided."""
 
 from __future__ import annotations
 
@@ -12,45 +12,11 @@ from django.utils.safestring import SafeString, mark_safe
 from inspector.chat_templates.repair_page import marks, message_words, repairs, search
 from inspector.chat_templates.template_matrix import word_of
 from inspector.html.text import text_html
-from rollouts.chat_templates.probes.checks import TITO_POST
 from rollouts.models import TemplateCheck
-from rollouts.work import template_checks
 
 GLYPHS = {"ok": "●", "broken": "▲", "raises": "◆", "unsupported": "○"}
 MARKED = "k f"
 """Classes of the first token that differs: filled and ruled, never by colour alone."""
-
-
-def summary(check: TemplateCheck) -> dict[str, Any]:
-    """A check in a list, without its report. ``void``: nothing changes only because nothing is rendered."""
-    cells = check.cells or {}
-    return {
-        "code": check.code,
-        "tokenizer": check.tokenizer.name if check.tokenizer else None,
-        "chat_template": str(check.chat_template),
-        "chat_template_sha256": check.chat_template.sha256,
-        "status": check.status,
-        "error": check.error,
-        "created_at": check.created_at,
-        "prefix_preserving": cells.get("prefix_preserving"),
-        "void": bool(cells.get("probes", {}).get(TITO_POST, {}).get("void")),
-        "own_arguments": bool(check.question),
-    }
-
-
-def check_page(check: TemplateCheck) -> dict[str, Any]:
-    """All that the page and its JSON twin show."""
-    return _state(check) | {"progress": check.progress, "report": check.report}
-
-
-def _state(check: TemplateCheck) -> dict[str, Any]:
-    """The check without its report, what it asked, and whether an answer is still to come."""
-    under_way = check.status in (TemplateCheck.Status.QUEUED, TemplateCheck.Status.RUNNING)
-    return summary(check) | {
-        "question": check.question,
-        "under_way": under_way,
-        "lost": under_way and template_checks.is_stale(check),
-    }
 
 
 def drawn(check: TemplateCheck) -> dict[str, Any]:
@@ -85,11 +51,6 @@ def drawn_repair(check: TemplateCheck) -> dict[str, Any]:
         "search": search(check),
         "marks": marks(report),
     }
-
-
-def conversation_page(check: TemplateCheck) -> dict[str, Any]:
-    """The page of a check's own conversation, and its JSON twin; ``strategies`` is null until a worker has answered."""
-    return _state(check) | {"strategies": (check.report or {}).get("strategies")}
 
 
 def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:

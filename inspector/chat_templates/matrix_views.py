@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector.chat_templates import template_compare, template_matrix
+from inspector.chat_templates.pages import ComparePage
 from inspector.web.twins import page
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.selectors.registered import find_chat_template, list_tokenizers, tokenizers_with_template
@@ -26,7 +27,7 @@ def matrix(request: HttpRequest) -> HttpResponse:
             assert tokenizer.chat_template is not None
             _order(tokenizer, tokenizer.chat_template, request)
         return redirect("templates-matrix")
-    data = template_matrix.matrix(request.GET)
+    shown = template_matrix.matrix(request.GET)
     legend = [
         {"tone": word, "letter": letter, "word": template_matrix.WORDS[word]}
         for word, letter in template_matrix.LETTERS.items()
@@ -34,8 +35,8 @@ def matrix(request: HttpRequest) -> HttpResponse:
     return page(
         request,
         "chat_templates/matrix.html",
-        data,
-        groups=template_matrix.rows(data),
+        shown,
+        groups=template_matrix.rows(shown),
         legend=legend,
         csv_url=f"{reverse('templates-csv')}?{request.GET.urlencode()}",
     )
@@ -64,20 +65,18 @@ def compare(request: HttpRequest) -> HttpResponse:
     found = {side: _template(given.get(side, "")) for side in "ab"}
     a, b = found["a"], found["b"]
     listed = template_compare.choices()
-    data: dict[str, Any] = {"templates": listed}
-    if a is None or b is None:
-        names = [one.name for one in list_tokenizers()]
-        return page(request, "chat_templates/compare.html", data, chosen=found, names=names, tokenizer="")
     tokenizers = {one.name: one for one in list_tokenizers()}
+    only_html: dict[str, Any] = {"chosen": found, "names": list(tokenizers)}
+    if a is None or b is None:
+        return page(request, "chat_templates/compare.html", ComparePage(listed), **only_html, tokenizer="")
     tokenizer = _tokenizer(given.get("tokenizer"), tokenizers, a, b)
     if request.method == "POST":
         for one in (a, b):
             _order(tokenizer, one, request)
         query = urlencode({"a": a.sha256, "b": b.sha256, "tokenizer": tokenizer.name if tokenizer else ""})
         return redirect(f"{reverse('templates-compare')}?{query}")
-    data |= template_compare.compare(a, b, tokenizer)
-    only_html = template_compare.drawn(data)
-    return page(request, "chat_templates/compare.html", data, chosen=found, names=list(tokenizers), **only_html)
+    shown = template_compare.compare(listed, a, b, tokenizer)
+    return page(request, "chat_templates/compare.html", shown, **only_html, **template_compare.drawn(shown))
 
 
 def _template(sha256: str) -> ChatTemplate | None:

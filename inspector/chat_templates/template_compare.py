@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from inspector.chat_templates.pages import ComparedPage, ComparedTemplate
 from inspector.chat_templates.repair_page import diff_lines, text_diff
 from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
@@ -20,35 +21,38 @@ def choices() -> list[dict[str, str]]:
     return [{"sha256": one.sha256, "label": one.label or "unnamed template"} for one in found]
 
 
-def compare(a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The comparison as a page and as JSON; ``missing`` names the templates that have not been checked yet."""
+def compare(
+    templates: list[dict[str, str]], a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None
+) -> ComparedPage:
+    """Two templates; ``templates`` are those that can be chosen. One query."""
     codes = {one.sha256: template_checks.code_of(tokenizer, one, {}) for one in (a, b)}
     checks = find_checks(codes.values(), report=True)
     sides = [checks.get(codes[one.sha256]) for one in (a, b)]
     lines = difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), str(a), str(b), lineterm="")
     first, second = (side.report if side and side.status == TemplateCheck.Status.DONE else None for side in sides)
-    return {
-        "a": _side(a, sides[0]),
-        "b": _side(b, sides[1]),
-        "same": a.text == b.text,
-        "diff": "\n".join(lines),
-        "tokenizer": tokenizer.name if tokenizer else None,
-        "missing": [one.sha256 for one, side in zip((a, b), sides, strict=True) if is_missing(side)],
-        "under_way": any(side is not None and side.status in ("queued", "running") for side in sides),
-        "ready": bool(first and second),
-        "probes": _probes(first, second) if first and second else [],
-    }
+    return ComparedPage(
+        templates=templates,
+        a=_side(a, sides[0]),
+        b=_side(b, sides[1]),
+        same=a.text == b.text,
+        diff="\n".join(lines),
+        tokenizer=tokenizer.name if tokenizer else None,
+        missing=[one.sha256 for one, side in zip((a, b), sides, strict=True) if is_missing(side)],
+        under_way=any(side is not None and side.status in ("queued", "running") for side in sides),
+        ready=bool(first and second),
+        probes=_probes(first, second) if first and second else [],
+    )
 
 
-def _side(template: ChatTemplate, check: TemplateCheck | None) -> dict[str, Any]:
-    return {
-        "sha256": template.sha256,
-        "label": str(template),
-        "code": check.code if check else None,
-        "status": check.status if check else "missing",
-        "error": check.error if check else "",
-        "prefix_preserving": ((check.cells or {}) if check else {}).get("prefix_preserving"),
-    }
+def _side(template: ChatTemplate, check: TemplateCheck | None) -> ComparedTemplate:
+    return ComparedTemplate(
+        sha256=template.sha256,
+        label=str(template),
+        code=check.code if check else None,
+        status=check.status if check else "missing",
+        error=check.error if check else "",
+        prefix_preserving=((check.cells or {}) if check else {}).get("prefix_preserving"),
+    )
 
 
 def _probes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -84,11 +88,11 @@ def _render(check: Mapping[str, Any] | None) -> str | None:
     return renders["actual"]["text"] if renders else None
 
 
-def drawn(data: Mapping[str, Any]) -> dict[str, Any]:
+def drawn(compared: ComparedPage) -> dict[str, Any]:
     """What only the HTML needs."""
     changed = [
         {**probe, "letters": [LETTERS.get(probe[side], "") for side in "ab"]}
-        for probe in data["probes"]
+        for probe in compared.probes
         if probe["turned"] or probe["render_differs"]
     ]
-    return {"lines": diff_lines(data["diff"]), "changed": changed, "n_same": len(data["probes"]) - len(changed)}
+    return {"lines": diff_lines(compared.diff), "changed": changed, "n_same": len(compared.probes) - len(changed)}

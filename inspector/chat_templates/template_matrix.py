@@ -10,6 +10,7 @@ from typing import Any
 
 from django.http import QueryDict
 
+from inspector.chat_templates.pages import MatrixColumn, MatrixPage
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.selectors.checks import find_checks
 from rollouts.selectors.registered import tokenizers_with_template
@@ -46,101 +47,99 @@ def with_template() -> list[Tokenizer]:
     return sorted(found, key=lambda one: (first[one.source], one.created_at))
 
 
-def matrix(params: QueryDict) -> dict[str, Any]:
-    """The matrix as a page and as JSON; two queries."""
+Asked = Mapping[str | None, Mapping[str, Any]]
+"""Code of a check -> its probes, each with title, purpose and outcome."""
+
+
+def matrix(params: QueryDict) -> MatrixPage:
+    """The matrix with the filter that an address says. Two queries."""
     name, purpose = params.get("name", "")[:100], params.get("purpose", "")[:60]
     show = params.get("show", "all") if params.get("show") in SHOW_CHOICES else "all"
     tokenizers = with_template()
     codes = {one.pk: template_checks.code_of_hashes(one.sha256, one.chat_template_id or "", {}) for one in tokenizers}
     checks = find_checks(codes.values())
-    columns = [_column(one, codes[one.pk], checks.get(codes[one.pk])) for one in tokenizers]
-    shown = [column for column in columns if name.lower() in column["name"].lower()]
-    revisions = _revisions(columns)
+    asked: Asked = {code: (check.cells or {}).get("probes", {}) for code, check in checks.items()}
+    columns = [_column(one, checks.get(codes[one.pk])) for one in tokenizers]
+    shown = [column for column in columns if name.lower() in column.name.lower()]
+    revisions = _revisions(columns, asked)
     newest = params.get("revisions") == "newest"
     if newest:
         older = {(one["source"], one["before"]["name"]) for one in revisions}
-        shown = [column for column in shown if (column["source"], column["name"]) not in older]
-    probes = _probes(shown)
+        shown = [column for column in shown if (column.source, column.name) not in older]
+    probes = _probes(shown, asked)
     purposes = list(dict.fromkeys(probe["purpose"] for probe in probes))
     probes = [probe for probe in probes if not purpose or probe["purpose"] == purpose]
-    kept = [probe for probe in probes if _is_kept(probe["name"], shown, show)]
-    return {
-        "tokenizers": shown,
-        "probes": kept,
-        "purposes": purposes,
-        "filter": {"name": name, "purpose": purpose, "show": show, "revisions": "newest" if newest else "all"},
-        "n_tokenizers": len(columns),
-        "n_probes": len(probes),
-        "answered": sum(column["status"] in ("done", "failed") for column in columns),
-        "missing": sum(column["status"] == "missing" for column in columns),
-        "under_way": any(column["status"] in ("queued", "running") for column in columns),
-        "revisions": revisions,
-        "versions": _versions(shown, checks),
-    }
+    return MatrixPage(
+        tokenizers=shown,
+        probes=[probe for probe in probes if _is_kept(probe["name"], shown, show)],
+        purposes=purposes,
+        filter={"name": name, "purpose": purpose, "show": show, "revisions": "newest" if newest else "all"},
+        n_tokenizers=len(columns),
+        n_probes=len(probes),
+        answered=sum(column.status in ("done", "failed") for column in columns),
+        missing=sum(column.status == "missing" for column in columns),
+        under_way=any(column.status in ("queued", "running") for column in columns),
+        revisions=revisions,
+        versions=_versions(shown, checks),
+    )
 
 
-def _column(tokenizer: Tokenizer, code: str, check: TemplateCheck | None) -> dict[str, Any]:
+def _column(tokenizer: Tokenizer, check: TemplateCheck | None) -> MatrixColumn:
     cells = (check.cells or {}) if check else {}
-    return {
-        "name": tokenizer.name,
-        "source": tokenizer.source,
-        "revision": tokenizer.revision,
-        "created_at": tokenizer.created_at,
-        "chat_template": tokenizer.chat_template_id,
-        "code": code if check else None,
-        "status": "missing" if check is None or is_missing(check) else check.status,
-        "error": check.error if check else "",
-        "prefix_preserving": cells.get("prefix_preserving"),
-        "cells": {probe: word_of(cell) for probe, cell in cells.get("probes", {}).items()},
-        "probes": cells.get("probes", {}),
-        "titles": {probe: cell["title"] for probe, cell in cells.get("probes", {}).items()},
-    }
+    return MatrixColumn(
+        name=tokenizer.name,
+        source=tokenizer.source,
+        revision=tokenizer.revision,
+        created_at=tokenizer.created_at,
+        chat_template=tokenizer.chat_template_id,
+        code=check.code if check else None,
+        status="missing" if check is None or is_missing(check) else check.status,
+        error=check.error if check else "",
+        prefix_preserving=cells.get("prefix_preserving"),
+        cells={probe: word_of(cell) for probe, cell in cells.get("probes", {}).items()},
+    )
 
 
-def _probes(columns: list[dict[str, Any]]) -> list[dict[str, str]]:
+def _probes(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, str]]:
     """The probes of all columns, purpose by purpose in the order in which the first columns have them."""
     found: dict[str, dict[str, str]] = {}
     for column in columns:
-        column.pop("titles")
-        for name, cell in column.pop("probes").items():
+        for name, cell in asked.get(column.code, {}).items():
             found.setdefault(name, {"name": name, "title": cell["title"], "purpose": cell["purpose"]})
     order = list(dict.fromkeys(probe["purpose"] for probe in found.values()))
     return sorted(found.values(), key=lambda probe: order.index(probe["purpose"]))
 
 
-def _is_kept(probe: str, columns: list[dict[str, Any]], show: str) -> bool:
-    words = {column["cells"][probe] for column in columns if probe in column["cells"]}
+def _is_kept(probe: str, columns: list[MatrixColumn], show: str) -> bool:
+    words = {column.cells[probe] for column in columns if probe in column.cells}
     if show == "failing":
         return bool(words & {"broken", "raises"})
     return show == "all" or len(words) > 1
 
 
-def _revisions(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _revisions(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, Any]]:
     """Sources that are registered more than once: what turned from each revision to the next one that differs."""
     found = []
     for before, after in itertools.pairwise(columns):
-        if (
-            after["source"]
-            and before["source"] == after["source"]
-            and before["chat_template"] != after["chat_template"]
-        ):
-            one, other = before["cells"], after["cells"]
+        if after.source and before.source == after.source and before.chat_template != after.chat_template:
+            one, other = before.cells, after.cells
+            titles = {probe: cell["title"] for probe, cell in asked.get(after.code, {}).items()}
             turned = [
-                {"name": probe, "before": one[probe], "after": other[probe], "title": after["titles"][probe]}
+                {"name": probe, "before": one[probe], "after": other[probe], "title": titles[probe]}
                 for probe in other
                 if probe in one and one[probe] != other[probe]
             ]
             known = bool(one and other)
-            change = {"source": after["source"], "known": known, "turned": turned}
+            change = {"source": after.source, "known": known, "turned": turned}
             found.append(change | {"before": _short(before), "after": _short(after)})
     return found
 
 
-def _versions(columns: list[dict[str, Any]], checks: Mapping[str, TemplateCheck]) -> list[dict[str, Any]]:
+def _versions(columns: list[MatrixColumn], checks: Mapping[str, TemplateCheck]) -> list[dict[str, Any]]:
     """Templates that an earlier version of the checks answered too: what came out in another way each time."""
     found = []
     for column in columns:
-        check = checks.get(column["code"])
+        check = checks.get(column.code or "")
         cells = (check.cells or {}) if check else {}
         answers = [{"version": check.version if check else 0, **cells}, *cells.get("older", [])]
         for after, before in itertools.pairwise(answers):
@@ -151,46 +150,45 @@ def _versions(columns: list[dict[str, Any]], checks: Mapping[str, TemplateCheck]
                 if name in one and word_of(one[name]) != word_of(cell)
             ]
             change = {"before": before["version"], "after": after["version"], "turned": turned}
-            found.append({"name": column["name"], "code": column["code"], **change})
+            found.append({"name": column.name, "code": column.code, **change})
     return found
 
 
-def _short(column: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: column[key] for key in ("name", "revision", "chat_template", "prefix_preserving", "created_at", "code")
-    }
+def _short(column: MatrixColumn) -> dict[str, Any]:
+    names = ("name", "revision", "chat_template", "prefix_preserving", "created_at", "code")
+    return {name: getattr(column, name) for name in names}
 
 
-def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows(shown: MatrixPage) -> list[dict[str, Any]]:
     """The matrix as HTML draws it: a group per purpose, a row per probe, a cell per tokenizer."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for probe in data["probes"]:
-        cells = [_cell(probe, column) for column in data["tokenizers"]]
+    for probe in shown.probes:
+        cells = [_cell(probe, column) for column in shown.tokenizers]
         groups.setdefault(probe["purpose"], []).append({**probe, "cells": cells})
     return [{"purpose": purpose, "probes": probes} for purpose, probes in groups.items()]
 
 
-def _cell(probe: Mapping[str, str], column: Mapping[str, Any]) -> dict[str, Any]:
-    word = column["cells"].get(probe["name"], "")
+def _cell(probe: Mapping[str, str], column: MatrixColumn) -> dict[str, Any]:
+    word = column.cells.get(probe["name"], "")
     return {
         "tone": word or "none",
         "letter": LETTERS.get(word, ""),
-        "says": f"{column['name']}: {WORDS[word]}" if word else f"{column['name']}: not asked",
-        "code": column["code"] if word else "",
+        "says": f"{column.name}: {WORDS[word]}" if word else f"{column.name}: not asked",
+        "code": column.code if word else "",
     }
 
 
-def as_csv(data: Mapping[str, Any]) -> str:
+def as_csv(shown: MatrixPage) -> str:
     """A row per tokenizer, a column per probe; a name that a spreadsheet would compute is kept from it."""
     out = io.StringIO()
     writer = csv.writer(out)
-    names = [probe["name"] for probe in data["probes"]]
+    names = [probe["name"] for probe in shown.probes]
     writer.writerow(["tokenizer", "revision", "chat_template_sha256", "status", "prefix_preserving", *names])
-    for column in data["tokenizers"]:
-        preserving = column["prefix_preserving"]
+    for column in shown.tokenizers:
+        preserving = column.prefix_preserving
         told = "" if preserving is None else "yes" if preserving else "no"
-        facts = [_plain(column["name"]), _plain(column["revision"]), column["chat_template"], column["status"], told]
-        writer.writerow([*facts, *(column["cells"].get(name, "") for name in names)])
+        facts = [_plain(column.name), _plain(column.revision), column.chat_template, column.status, told]
+        writer.writerow([*facts, *(column.cells.get(name, "") for name in names)])
     return out.getvalue()
 
 

@@ -13,14 +13,12 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
 from inspector.chat_templates.check_page import (
-    check_page,
-    conversation_page,
     drawn,
     drawn_conversation,
     drawn_repair,
-    summary,
 )
 from inspector.chat_templates.check_subject import failing_probe, filled_in, subject
+from inspector.chat_templates.pages import CheckConversationPage, CheckPage, ChecksPage, CheckSummary, ConversationPage
 from inspector.chat_templates.repair_page import named
 from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
 from inspector.web.access import reads_check, writes_check
@@ -56,9 +54,8 @@ def index(request: HttpRequest) -> HttpResponse:
         name = asked.run.name if asked else ""
         before = _asked_before(request.GET.get("check", "")) or {"tokenizer": request.GET.get("tokenizer", "")}
         form = TemplateCheckForm(initial=asked.initial() if asked else before)
-    data = {"checks": [summary(check) for check in recent_checks(RECENT)]}
-    status = 400 if form.errors else 200
-    return page(request, "chat_templates/index.html", data, status=status, form=form, subject=name)
+    shown = ChecksPage([CheckSummary.of(check) for check in recent_checks(RECENT)])
+    return page(request, "chat_templates/index.html", shown, 400 if form.errors else 200, form=form, subject=name)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -72,9 +69,8 @@ def conversation(request: HttpRequest) -> HttpResponse:
     else:
         before = _asked_before(request.GET.get("check", ""))
         form = ConversationForm(initial={"conversation": EXAMPLE, **(before or _first())})
-    data = {"errors": {name: [str(one) for one in errors] for name, errors in form.errors.items()}}
-    status = 400 if form.errors else 200
-    return page(request, "chat_templates/conversation.html", data, status=status, form=form)
+    shown = ConversationPage({name: [str(one) for one in errors] for name, errors in form.errors.items()})
+    return page(request, "chat_templates/conversation.html", shown, 400 if form.errors else 200, form=form)
 
 
 def _first() -> dict[str, Any]:
@@ -93,7 +89,8 @@ def _asked_before(code: str) -> dict[str, Any]:
 @reads_check
 def check_conversation(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """What every strategy puts between the completions of a check's own conversation."""
-    return page(request, "chat_templates/strategies.html", conversation_page(check), **drawn_conversation(check))
+    shown = CheckConversationPage.of(check, strategies=(check.report or {}).get("strategies"))
+    return page(request, "chat_templates/strategies.html", shown, **drawn_conversation(check))
 
 
 def _address(check: TemplateCheck, probe: str = "") -> str:
@@ -148,7 +145,8 @@ def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The verdict of one check, or how far it is."""
     if is_fragment(request, "repair"):
         return page(request, "chat_templates/_repair.html", {}, **drawn_repair(check))
-    return page(request, "chat_templates/detail.html", check_page(check), **drawn(check))
+    shown = CheckPage.of(check, progress=check.progress, report=check.report)
+    return page(request, "chat_templates/detail.html", shown, **drawn(check))
 
 
 @reads_check

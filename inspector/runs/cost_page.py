@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
 from inspector.html.charts import SHARES, share_bars
 from inspector.runs.cached_figures import cost_of
+from inspector.runs.pages import CostPage, KindLine, RunValues
 from inspector.runs.strategies import strategies_of
-from inspector.runs.values import run_values
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.access import reads_run
 from inspector.web.twins import page
@@ -31,15 +30,15 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     here = reverse("run", args=[run.code])
     also = f"&finding={kind}" if kind else ""
     slices = _slices(total, found.spread.along)
-    data: dict[str, Any] = {
-        "run": run_values(run),
-        "finding": kind,
-        "kinds": [_kind(one, total, run.n_sampled, here) for one in found.kinds],
-        "by_step": [{"step": step, "trajectories": n} for step, n in found.spread.by_step],
-        "steps_beyond": found.spread.steps_beyond,
-        "along": [{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
-        "strategies": strategies_of(run),
-    }
+    shown = CostPage(
+        run=RunValues.of(run),
+        finding=kind,
+        kinds=[_kind(one, total, run.n_sampled, here) for one in found.kinds],
+        by_step=[{"step": step, "trajectories": n} for step, n in found.spread.by_step],
+        steps_beyond=found.spread.steps_beyond,
+        along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
+        strategies=strategies_of(run),
+    )
     step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in found.spread.by_step])
     slice_bars = share_bars(
         [(f"trajectories {a:,} to {b:,}", n, of, f"{here}?from={a}&to={b}&flawed=1{also}") for a, b, n, of in slices]
@@ -51,21 +50,21 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
          "text": "Share of trajectories with a finding, from the first trajectory of the run to the last."},
     ]  # fmt: skip
     return page(
-        request, "runs/cost.html", data, charts=charts, chosen=finding_title(kind) if kind else "",
+        request, "runs/cost.html", shown, charts=charts, chosen=finding_title(kind) if kind else "",
         width=SHARES.width, base=SHARES.base, bottom=SHARES.base + TICKS, beyond=found.spread.steps_beyond,
     )  # fmt: skip
 
 
-def _kind(one: KindCost, total: int, sampled: int, here: str) -> dict[str, Any]:
-    return {
+def _kind(one: KindCost, total: int, sampled: int, here: str) -> KindLine:
+    return KindLine(
         **asdict(one),
-        "title": finding_title(one.kind),
-        "share": one.trajectories / total if total else 0.0,
-        "percent": f"{100 * one.trajectories / total:.1f} %" if total else "",
-        "lost_percent": _percent(one.trained_tokens_lost, sampled),
-        "wrong_percent": _percent(one.trained_tokens_wrong, sampled),
-        "url": f"{here}?finding={one.kind}",
-    }
+        title=finding_title(one.kind),
+        share=one.trajectories / total if total else 0.0,
+        percent=f"{100 * one.trajectories / total:.1f} %" if total else "",
+        lost_percent=_percent(one.trained_tokens_lost, sampled),
+        wrong_percent=_percent(one.trained_tokens_wrong, sampled),
+        url=f"{here}?finding={one.kind}",
+    )
 
 
 def _percent(tokens: int, sampled: int) -> str:

@@ -15,7 +15,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import register_upload, tidy_name
-from inspector.runs.values import run_values
+from inspector.runs.pages import RunValues
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
@@ -31,7 +31,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         run = _start(form, request)
         if run is not None:
-            return json_page(run_values(run), 201) if wants_json(request) else redirect("run", run.code)
+            return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
         status = 422
     data: dict[str, Any] = {"upload_max_bytes": settings.UPLOAD_MAX_BYTES}
     data["tokenizers"] = [name for _, name in form.registered]

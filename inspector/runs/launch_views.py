@@ -11,8 +11,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.runs.launch_form import NewRunForm, filled_in
-from inspector.runs.values import run_values
-from inspector.web.twins import json_page, page, wants_json
+from inspector.runs.pages import LaunchPage, RefusedLaunchPage, RunValues
+from inspector.web.twins import fields_of, json_page, page, wants_json
 from rollouts.models import Run
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work import launch
@@ -22,22 +22,20 @@ from rollouts.work import launch
 @never_cache
 def new(request: HttpRequest) -> HttpResponse:
     """The launch form, filled in by its address. A POST that is right goes on to the run's page."""
-    status = 200
     notices: list[str] = []
     if request.method == "POST":
         form = NewRunForm(request.POST, request.FILES)
         run = _launch(form, request)
         if run is not None:
-            return json_page(run_values(run), 201) if wants_json(request) else redirect("run", run.code)
-        status = 422
+            return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
     else:
         initial, notices = filled_in(request.GET)
         form = NewRunForm(initial=initial)
-    data: dict[str, Any] = {"fields": _describe(form), "notices": notices}
-    if status == 422:
-        data["errors"] = form.sentences()
+    shown = LaunchPage(_describe(form), notices)
+    if request.method == "POST":
+        shown = RefusedLaunchPage(**fields_of(shown), errors=form.sentences())
     only_html = {"strategies": form.strategies_explained(), "seeds": form.seeds_explained()}
-    return page(request, "runs/new.html", data, status, form=form, **only_html)
+    return page(request, "runs/new.html", shown, 422 if request.method == "POST" else 200, form=form, **only_html)
 
 
 def _launch(form: NewRunForm, request: HttpRequest) -> Run | None:

@@ -18,6 +18,7 @@ from django.urls import reverse
 from inspector.html.charts import histogram
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.pages import RunValues, TrajectoryLine
 from inspector.runs.refusal import refusal
 from inspector.runs.values import (
     finding_choices,
@@ -25,9 +26,7 @@ from inspector.runs.values import (
     is_active,
     is_flat,
     progress,
-    run_values,
     stop_choices,
-    trajectory_values,
 )
 from inspector.web.twins import whole_number
 from rollouts import selectors
@@ -61,7 +60,7 @@ def progress_part(run: Run) -> dict[str, Any]:
     live = run.kind == Run.Kind.LAUNCH and is_active(run)
     state["running"] = selectors.count_running(run) if live else 0
     state["queued"] = max(run.n_trajectories - run.n_finished - run.n_failed - state["running"], 0) if live else 0
-    return {"run": run_values(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
+    return {"run": RunValues.of(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
 
 
 def progress_mark(part: dict[str, Any]) -> str:
@@ -104,10 +103,12 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.Page) -> dict
     kinds = selectors.finding_kinds(found.items)
     query = wanted.query()
     lines = [
-        {
-            **trajectory_values(item, kinds.get(item.pk, {}), query),
-            "zero_variance": item.group in groups and is_flat(groups[item.group], is_active(run)),
-        }
+        TrajectoryLine.of(
+            item,
+            kinds.get(item.pk, {}),
+            query,
+            zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
+        )
         for item in found.items
     ]
     return {"trajectories": lines, "next": found.next_cursor or None}

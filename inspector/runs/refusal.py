@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from django.urls import reverse
@@ -14,7 +14,27 @@ from rollouts.tito.diagnose.refused import KINDS_OF_REFUSAL
 from rollouts.work import template_checks
 
 
-def refusal(run: Run) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Refusal:
+    """What the page of a refused run says."""
+
+    kind: str
+    """Of the finding."""
+    evidence: str
+    """The finding in words."""
+    of_rows: bool
+    """The template of the rows was refused, not that of the prompts."""
+    check_url: str
+    """The check of that template; empty while nobody has asked for it."""
+    ask_url: str
+    """The form that asks for the check."""
+    repair: str
+    """`found`, `searching`, `none`, or empty when nobody looks for a repair."""
+    again_url: str
+    """The launch form with the repaired template; empty while there is none."""
+
+
+def refusal(run: Run) -> Refusal | None:
     """What the page of a refused run says; None for any other. At most two queries, none where nothing failed."""
     finding = _finding(run)
     if finding is None:
@@ -25,15 +45,15 @@ def refusal(run: Run) -> dict[str, Any] | None:
     repair = _state(check)
     name = "rows_chat_template" if of_rows else "chat_template"
     query = {"again": run.code, name: check.code if check else "", "repaired": "repair"}
-    return {
-        "kind": finding.kind,
-        "evidence": finding.evidence,
-        "of_rows": of_rows,
-        "check_url": reverse("check", args=[check.code]) if check else "",
-        "ask_url": f"{reverse('templates')}?run={run.code}" + "&rows=1" * of_rows,
-        "repair": repair,
-        "again_url": f"{reverse('run-new')}?{urlencode(query)}" if repair == "found" else "",
-    }
+    return Refusal(
+        kind=finding.kind,
+        evidence=finding.evidence,
+        of_rows=of_rows,
+        check_url=reverse("check", args=[check.code]) if check else "",
+        ask_url=f"{reverse('templates')}?run={run.code}" + "&rows=1" * of_rows,
+        repair=repair,
+        again_url=f"{reverse('run-new')}?{urlencode(query)}" if repair == "found" else "",
+    )
 
 
 def _finding(run: Run) -> StoredFinding | None:
@@ -54,7 +74,7 @@ def _check(run: Run, template: ChatTemplate) -> TemplateCheck | None:
 
 
 def _state(check: TemplateCheck | None) -> str:
-    """`found`, `searching`, `none`, or empty when nobody looks for a repair."""
+    """Of the repair: see :class:`Refusal`."""
     if check is None or check.status == TemplateCheck.Status.FAILED:
         return ""
     if check.status != TemplateCheck.Status.DONE or check.progress:

@@ -1,4 +1,4 @@
-"""What the pages of runs show, as plain values: a dict per run, its progress, its histogram as geometry."""
+"""What the pages of runs say about a run: its progress, its findings by kind, why it has no text."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.urls import reverse
 from django.utils import timezone
 
 from inspector.runs.filters import SEVERITIES, TrajectoryFilter
+from inspector.runs.pages import BOOKKEEPING
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
-from rollouts.engines import engine_spec
-from rollouts.formats import lacks_of
-from rollouts.models import Rejection, Run, StoredTrajectory
+from rollouts.models import Rejection, Run
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import engine_queue
 
 ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
-BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
-"""Settings of an import that tell its worker what to do, and a reader nothing."""
-
 SILENCE_SECONDS = 60
 """An import whose worker has reported nothing for longer is said to be silent; the worker may be at one long line."""
 
@@ -32,53 +27,6 @@ SILENCE_SECONDS = 60
 def is_active(run: Run) -> bool:
     """The run still changes."""
     return run.status in ACTIVE
-
-
-def run_values(run: Run) -> dict[str, Any]:
-    """A run as its page and its JSON show it: columns only, no query."""
-    return {
-        "code": run.code,
-        "name": run.name,
-        "kind": run.kind,
-        "status": run.status,
-        "error": run.error,
-        "cancel_requested": run.cancel_requested,
-        "url": reverse("run", args=[run.code]),
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "finished_at": run.finished_at,
-        "model": run.model,
-        "engine": run.engine,
-        "environment": run.environment,
-        "strategy": run.strategy,
-        "format": run.format,
-        "expected": run.n_expected,
-        "trajectories": run.n_trajectories,
-        "finished": run.n_finished,
-        "failed": run.n_failed,
-        "steps": run.n_steps,
-        "rows": run.n_rows,
-        "tokens": run.n_tokens,
-        "sampled": run.n_sampled,
-        "rejected": run.n_rejected,
-        "reward_mean": run.reward_sum / run.n_rewards if run.n_rewards else None,
-        "diagnosis_version": run.diagnosis_version,
-        "findings": {kind: count for kind, count in sorted(run.finding_counts.items()) if count},
-    }
-
-
-def run_origin(run: Run) -> dict[str, Any]:
-    """Which tokenizer, chat template and settings a run has, and who made it; each is read when asked for."""
-    return {
-        "tokenizer": run.tokenizer.name if run.tokenizer else None,
-        "chat_template": run.chat_template.sha256 if run.chat_template else None,
-        "rows_chat_template": run.rows_chat_template.sha256 if run.rows_chat_template else None,
-        "seed_note": engine_spec(run.engine).seed_note if run.kind == Run.Kind.LAUNCH else "",
-        "tool_calls_note": run.settings.get("tool_calls_note", ""),
-        "created_by": run.created_by.get_username() if run.created_by else None,
-        "lacks": lacks_of(run.format),
-        "settings": {key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
-    }
 
 
 def _queue_of(run: Run) -> str:
@@ -250,31 +198,6 @@ def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
 def is_flat(group: GroupStats, live: bool) -> bool:
     """The group teaches nothing: all rewards are equal, and none is still to come."""
     return group.has_no_signal and not (live and group.n_rewards < group.n)
-
-
-def trajectory_values(trajectory: StoredTrajectory, kinds: Mapping[str, str], query: str = "") -> dict[str, Any]:
-    """A trajectory as a line of the list, with the worst severity of each kind of its findings; `query` keeps the
-    list's filter for its siblings."""
-    return {
-        "code": trajectory.code,
-        "url": f"/trajectories/{trajectory.code}{query}",
-        "index": trajectory.index,
-        "external_id": trajectory.external_id,
-        "group": trajectory.group,
-        "status": trajectory.status,
-        "error": trajectory.error,
-        "stop_reason": trajectory.stop_reason,
-        "reward": trajectory.reward,
-        "reward_parts": trajectory.reward_parts,
-        "steps": trajectory.n_steps,
-        "rows": trajectory.n_rows,
-        "tokens": trajectory.n_tokens,
-        "sampled": trajectory.n_sampled,
-        "trained": trajectory.n_trained,
-        "findings": trajectory.n_findings,
-        "worst_severity": trajectory.worst_severity,
-        "kinds": dict(kinds),
-    }
 
 
 def tokenizer_note(run: Run, summary: RunSummary) -> str:

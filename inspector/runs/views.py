@@ -15,9 +15,11 @@ from inspector.runs.filters import SORTS, STATUSES, TrajectoryFilter
 from inspector.runs.jobs import has_just_diagnosed, job_values, latest_jobs
 from inspector.runs.jobs import is_active as is_active_job
 from inspector.runs.launch_form import form_labels
+from inspector.runs.pages import ListedRun, RunPage, RunsPage, RunValues, ShownRun
 from inspector.runs.refusal import refusal
-from inspector.runs.values import is_active, rejection_values, run_origin, run_values, settings_words, tokenizer_note
-from inspector.web.access import reads_run, writes_run
+from inspector.runs.values import is_active, rejection_values, settings_words, tokenizer_note
+from inspector.runs.work_card import work_card
+from inspector.web.access import may_write, reads_run, writes_run
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import selectors, services
 from rollouts.models import Run
@@ -37,8 +39,9 @@ def index(request: HttpRequest) -> HttpResponse:
     found = selectors.list_runs(filters, asked["after"], RUNS_PER_PAGE + 1)
     shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
     worst = worst_of(shown)
-    rows = [{**run_values(run), "worst": worst.get(run.pk)} for run in shown]
-    data = {"runs": rows, "next": shown[-1].code if more else None}
+    data = RunsPage(
+        runs=[ListedRun.of(run, worst=worst.get(run.pk)) for run in shown], next=shown[-1].code if more else None
+    )
     filtered = any(asked[name] for name in ("text", "status", "kind"))
     live = any(is_active(run) for run in shown)
     mark = parts.mark_of(data)
@@ -60,41 +63,44 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
     if is_fragment(request, "refusal"):
         return render(request, "runs/_refusal.html", shell)
     found_jobs = latest_jobs(run)
-    jobs = {
-        "jobs": [job_values(job, run) for job in found_jobs],
-        "jobs_live": any(is_active_job(job) for job in found_jobs),
-    }
+    jobs = [job_values(job, run) for job in found_jobs]
+    jobs_live = any(is_active_job(job) for job in found_jobs)
     if is_fragment(request, "run-jobs"):
-        if not jobs["jobs_live"] and any(has_just_diagnosed(job) for job in found_jobs):
+        if not jobs_live and any(has_just_diagnosed(job) for job in found_jobs):
             # The findings all over the page are others now.
             return HttpResponse(headers={"HX-Refresh": "true"})
-        return render(request, "runs/_jobs.html", {**shell, **jobs})
+        return render(request, "runs/_jobs.html", {**shell, "jobs": jobs, "jobs_live": jobs_live})
     found = parts.list_page(run, wanted)
     shell |= parts.figures_part(run, wanted)
-    summary = shell["summary"]
-    data = {
-        "run": {**shell["run"], **run_origin(run)},
-        "progress": shell["progress"],
-        "refusal": shell["refusal"],
-        "summary": summary,
-        "rejections": rejection_values(selectors.list_rejections(run, MAX_REJECTIONS)),
-        "tokenizer_note": tokenizer_note(run, summary),
-        **jobs,
-        "filter": {**dict(wanted.pairs()), "sort": wanted.sort},
-        "queued": shell["progress"]["queued"],
+    shown = RunPage(
+        run=ShownRun.of(run),
+        progress=shell["progress"],
+        refusal=shell["refusal"],
+        summary=shell["summary"],
+        rejections=rejection_values(selectors.list_rejections(run, MAX_REJECTIONS)),
+        tokenizer_note=tokenizer_note(run, shell["summary"]),
+        jobs=jobs,
+        jobs_live=jobs_live,
+        filter={**dict(wanted.pairs()), "sort": wanted.sort},
+        queued=shell["progress"]["queued"],
+        notices=wanted.notices,
         **parts.list_part(run, wanted, found),
-    }
+    )
     if wants_json(request):
-        return json_page({**data, "notices": wanted.notices})
+        return json_page(shown)
     only_html = {
+        **shell,
+        "run": shown.run,
+        "filter": wanted,
         "sorts": SORTS,
         "settings_words": settings_words(run.settings, form_labels()),
         "target": run,
         "page_size": parts.TRAJECTORIES_PER_PAGE,
-        "stop_names": [name for name in summary.stop_reasons if name],
+        "stop_names": [name for name in shown.summary.stop_reasons if name],
         "live_url": parts.all_of(run, shell, found).url(run, wanted),
+        **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
     }
-    return render(request, "runs/detail.html", {**shell, **data, **only_html, "filter": wanted})
+    return page(request, "runs/detail.html", shown, **only_html)
 
 
 @writes_run
@@ -103,7 +109,7 @@ def cancel(request: HttpRequest, run: Run) -> HttpResponse:
     services.cancel_run(run)
     if wants_json(request):
         run.refresh_from_db()
-        return json_page(run_values(run))
+        return json_page(RunValues.of(run))
     return redirect("run", run.code)
 
 
@@ -117,7 +123,7 @@ def resume(request: HttpRequest, run: Run) -> HttpResponse:
             return json_page({"error": str(refusal)}, 409)
         messages.error(request, str(refusal), extra_tags="error")
     if wants_json(request):
-        return json_page(run_values(run))
+        return json_page(RunValues.of(run))
     return redirect("run", run.code)
 
 

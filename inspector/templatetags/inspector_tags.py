@@ -142,9 +142,9 @@ def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]
 
 
 @register.simple_tag
-def any_has(items: Iterable[Mapping[str, Any]], name: str) -> bool:
+def any_has(items: Iterable[Any], name: str) -> bool:
     """One of the lines of a list has a value there: a column without any is not drawn."""
-    return any(item[name] not in (None, "") for item in items)
+    return any(getattr(item, name) not in (None, "") for item in items)
 
 
 @register.filter

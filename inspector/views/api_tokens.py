@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
@@ -10,7 +12,7 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.web.twins import json_page, page, wants_json
+from inspector.web.twins import Page, json_page, page, wants_json
 from rollouts.models import ApiToken
 from rollouts.selectors.shares import api_token_by_key, newest_api_tokens
 from rollouts.services.api_tokens import create_api_token, revoke_api_token
@@ -18,29 +20,81 @@ from rollouts.services.api_tokens import create_api_token, revoke_api_token
 MAX_LISTED = 200
 
 
-def _values(record: ApiToken) -> dict[str, Any]:
-    return {
-        "id": record.pk,
-        "hint": record.hint,
-        "name": record.name,
-        "made_by": record.created_by.get_username(),
-        "created_at": record.created_at,
-        "last_used_at": record.last_used_at,
-        "revoked_at": record.revoked_at,
-        "state": "revoked" if record.revoked_at else "live",
-    }
+@dataclass(frozen=True)
+class ApiTokenLine(Page):
+    """An API token as a line of the list; the token itself is not kept."""
+
+    id: int
+    """Names it in addresses."""
+    hint: str
+    """Its first characters."""
+    name: str
+    """What uses it."""
+    made_by: str
+    """Whose name it writes in."""
+    created_at: datetime
+    """When it was made."""
+    last_used_at: datetime | None
+    """To the minute."""
+    revoked_at: datetime | None
+    """When it was revoked."""
+    state: str
+    """`live` or `revoked`."""
+
+    @classmethod
+    def of(cls, record: ApiToken, /, **more: Any) -> Self:
+        """The record, and what a subclass adds."""
+        return cls(
+            id=record.pk,
+            hint=record.hint,
+            name=record.name,
+            made_by=record.created_by.get_username(),
+            created_at=record.created_at,
+            last_used_at=record.last_used_at,
+            revoked_at=record.revoked_at,
+            state="revoked" if record.revoked_at else "live",
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class NewApiToken(ApiTokenLine):
+    """An API token that was made by this request."""
+
+    token: str
+    """Shown once."""
+
+
+@dataclass(frozen=True)
+class ApiTokensPage(Page):
+    """The API tokens."""
+
+    tokens: list[ApiTokenLine]
+    """Newest first."""
+
+
+@dataclass(frozen=True)
+class ApiTokenMadePage(ApiTokensPage):
+    """The API tokens after one was made."""
+
+    made: NewApiToken
+    """That one."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """The list of tokens, newest first; a POST makes one and shows it, once."""
-    made, status = {}, 200
-    if request.method == "POST":
-        record, token = create_api_token(request.user, request.POST.get("name", "").replace("\0", ""))
-        made, status = {"made": {**_values(record), "token": token}}, 201
-    data = {"tokens": [_values(one) for one in newest_api_tokens(MAX_LISTED)], **made}
-    return page(request, "tokens/index.html", data, status, address=request.build_absolute_uri("/").rstrip("/"))
+    address = request.build_absolute_uri("/").rstrip("/")
+    if request.method != "POST":
+        return page(request, "tokens/index.html", ApiTokensPage(_lines()), address=address)
+    record, token = create_api_token(request.user, request.POST.get("name", "").replace("\0", ""))
+    shown = ApiTokenMadePage(_lines(), NewApiToken.of(record, token=token))
+    return page(request, "tokens/index.html", shown, 201, address=address)
+
+
+def _lines() -> list[ApiTokenLine]:
+    return [ApiTokenLine.of(record) for record in newest_api_tokens(MAX_LISTED)]
 
 
 @require_POST
@@ -50,6 +104,6 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
         raise Http404("There is no such API token.")
     revoke_api_token(record)
     if wants_json(request):
-        return json_page(_values(record))
+        return json_page(ApiTokenLine.of(record))
     messages.success(request, f"The token {record.hint}… was revoked; whatever still uses it is told so.")
     return redirect("api-tokens")

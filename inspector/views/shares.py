@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
@@ -14,7 +16,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from inspector.web.access import found_or_404, is_live, may_write, remember_grant, share_is_over
 from inspector.web.forms import ShareForm
-from inspector.web.twins import json_page, page, wants_json
+from inspector.web.twins import Page, json_page, page, wants_json
 from rollouts import services
 from rollouts.models import ShareLink
 from rollouts.selectors.checks import find_check
@@ -40,23 +42,86 @@ def target_of(link: ShareLink) -> tuple[str, str, str]:
     raise Http404("What this link opened has been deleted.")
 
 
-def _values(link: ShareLink) -> dict[str, Any]:
-    kind, name, url = target_of(link)
-    state = "live" if is_live(link) else "revoked" if link.revoked_at else "expired"
-    return {
-        "id": link.pk,
-        "hint": link.hint,
-        "kind": kind,
-        "name": name,
-        "url": url,
-        "query": link.query,
-        "note": link.note,
-        "made_by": link.created_by.get_username(),
-        "created_at": link.created_at,
-        "expires_at": link.expires_at,
-        "revoked_at": link.revoked_at,
-        "state": state,
-    }
+@dataclass(frozen=True)
+class ShareLine(Page):
+    """A share link as a line of the list; the token itself is not kept."""
+
+    id: int
+    """Names it in addresses."""
+    hint: str
+    """First characters of its token."""
+    kind: str
+    """Of its target: `run`, `trajectory` or `check`."""
+    name: str
+    """Of its target."""
+    url: str
+    """Of its target, query included."""
+    query: str
+    """The view that it opens."""
+    note: str
+    """Shown to whoever opens it."""
+    made_by: str
+    """Who made it."""
+    created_at: datetime
+    """When it was made."""
+    expires_at: datetime
+    """Until when it works."""
+    revoked_at: datetime | None
+    """When it was revoked."""
+    state: str
+    """`live`, `revoked` or `expired`."""
+
+    @classmethod
+    def of(cls, record: ShareLink, /, **more: Any) -> Self:
+        """The link with its target, and what a subclass adds. Raises ``Http404`` when the target was deleted."""
+        kind, name, url = target_of(record)
+        return cls(
+            id=record.pk,
+            hint=record.hint,
+            kind=kind,
+            name=name,
+            url=url,
+            query=record.query,
+            note=record.note,
+            made_by=record.created_by.get_username(),
+            created_at=record.created_at,
+            expires_at=record.expires_at,
+            revoked_at=record.revoked_at,
+            state="live" if is_live(record) else "revoked" if record.revoked_at else "expired",
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class NewShare(ShareLine):
+    """A share link that was made by this request."""
+
+    link: str
+    """The whole address, shown once."""
+
+
+@dataclass(frozen=True)
+class SharesPage(Page):
+    """The share links."""
+
+    shares: list[ShareLine]
+    """Newest first."""
+
+
+@dataclass(frozen=True)
+class ShareMadePage(Page):
+    """The answer to a form that made a link."""
+
+    share: NewShare
+    """The link."""
+
+
+@dataclass(frozen=True)
+class RefusedSharePage(Page):
+    """The answer to a form that cannot make a link."""
+
+    errors: dict[str, list[str]]
+    """Field -> what is wrong with it."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -65,23 +130,21 @@ def index(request: HttpRequest) -> HttpResponse:
     """The list of links, newest first; a POST makes one and shows its address, once."""
     if request.method == "POST":
         return _create(request)
-    return page(request, "shares/index.html", {"shares": [_values(link) for link in newest_shares(MAX_LISTED)]})
+    return page(request, "shares/index.html", SharesPage([ShareLine.of(link) for link in newest_shares(MAX_LISTED)]))
 
 
 def _create(request: HttpRequest) -> HttpResponse:
     form = ShareForm(request.POST)
     if not form.is_valid():
-        data = {"errors": form.sentences()}
-        return page(request, "shares/refused.html", data, 422, form=form)
+        return page(request, "shares/refused.html", RefusedSharePage(form.sentences()), 422, form=form)
     wanted = form.cleaned_data
     target = found_or_404(FIND[wanted["target"]](wanted["code"]), wanted["target"], wanted["code"])
     link, token = services.create_share(
         request.user, target, query=wanted["query"].lstrip("?"), note=wanted["note"], days=wanted["days"]
     )
     address = request.build_absolute_uri(f"/s/{token}")
-    facts = {**_values(link), "link": address}
     template = "shares/_made.html" if request.headers.get("HX-Request") == "true" else "shares/made.html"
-    return page(request, template, {"share": facts}, 201)
+    return page(request, template, ShareMadePage(NewShare.of(link, link=address)), 201)
 
 
 @require_POST
@@ -92,7 +155,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     services.revoke_share(link)
     if wants_json(request):
         link.refresh_from_db()
-        return json_page(_values(link))
+        return json_page(ShareLine.of(link))
     messages.success(request, f"The link {link.hint}… was revoked; whoever opens it now is told so.")
     return redirect("shares")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +16,78 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
 from inspector.web.forms import TokenizerForm
-from inspector.web.twins import json_page, page, wants_json
+from inspector.web.twins import Page, json_page, page, wants_json
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 from rollouts.selectors.registered import list_tokenizers
 
 
-def tokenizer_values(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A registered tokenizer as its line and its JSON show it."""
-    return {
-        "name": tokenizer.name,
-        "sha256": tokenizer.sha256,
-        "source": tokenizer.source,
-        "revision": tokenizer.revision,
-        "vocab_size": tokenizer.vocab_size,
-        "encoder": tokenizer.encoder,
-        "chat_template": tokenizer.chat_template_id,
-        "created_at": tokenizer.created_at,
-    }
+@dataclass(frozen=True)
+class TokenizerLine(Page):
+    """A registered tokenizer."""
+
+    name: str
+    """Names it on forms and in files."""
+    sha256: str
+    """Of its tokenizer.json."""
+    source: str
+    """Where it came from: folder, upload, or hub id."""
+    revision: str
+    """Of a hub id."""
+    vocab_size: int
+    """Tokens that it has."""
+    encoder: str
+    """Which library encodes with it exactly."""
+    chat_template: str | None
+    """Hash of the template that it came with."""
+    created_at: datetime
+    """When it was registered."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TokenizerLine:
+        """The columns of the same names."""
+        values = {field.name: getattr(tokenizer, field.name) for field in fields(cls) if field.name != "chat_template"}
+        return cls(**values, chat_template=tokenizer.chat_template_id)
+
+
+@dataclass(frozen=True)
+class TokenizersPage(Page):
+    """The registered tokenizers, and the form that registers one more."""
+
+    tokenizers: list[TokenizerLine]
+    """By name."""
+
+
+@dataclass(frozen=True)
+class RefusedTokenizerPage(TokenizersPage):
+    """The same after a POST that cannot be registered."""
+
+    errors: dict[str, list[str]]
+    """Field -> what is wrong with it."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """The list, and the form under it."""
-    form = TokenizerForm(request.POST, request.FILES) if request.method == "POST" else TokenizerForm()
-    status = 200
-    if request.method == "POST":
-        registered = _register(form)
-        if registered is not None:
-            if wants_json(request):
-                return json_page(tokenizer_values(registered), 201)
-            messages.success(
-                request, f"The tokenizer “{registered.name}” is registered: {registered.vocab_size:,} tokens."
-            )
-            return redirect("tokenizers")
-        status = 422
-    data: dict[str, Any] = {"tokenizers": [tokenizer_values(one) for one in list_tokenizers()]}
-    if status == 422:
-        data["errors"] = form.sentences()
-    return page(request, "tokenizers/index.html", data, status, form=form, hub=settings.HUB_ALLOWED)
+    if request.method != "POST":
+        return _page(request, TokenizerForm(), TokenizersPage(_lines()))
+    form = TokenizerForm(request.POST, request.FILES)
+    registered = _register(form)
+    if registered is None:
+        return _page(request, form, RefusedTokenizerPage(_lines(), form.sentences()), 422)
+    if wants_json(request):
+        return json_page(TokenizerLine.of(registered), 201)
+    messages.success(request, f"The tokenizer “{registered.name}” is registered: {registered.vocab_size:,} tokens.")
+    return redirect("tokenizers")
+
+
+def _page(request: HttpRequest, form: TokenizerForm, shown: TokenizersPage, status: int = 200) -> HttpResponse:
+    return page(request, "tokenizers/index.html", shown, status, form=form, hub=settings.HUB_ALLOWED)
+
+
+def _lines() -> list[TokenizerLine]:
+    return [TokenizerLine.of(one) for one in list_tokenizers()]
 
 
 def _register(form: TokenizerForm) -> Tokenizer | None:

@@ -1,0 +1,204 @@
+"""What the pages of chat templates show, as typed values. Each page is the JSON of its twin too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from inspector.web.twins import Page
+from rollouts.chat_templates.probes.checks import TITO_POST
+from rollouts.models import TemplateCheck
+from rollouts.work import template_checks
+
+
+@dataclass(frozen=True)
+class CheckSummary(Page):
+    """A check as a line of a list, without its report."""
+
+    code: str
+    """Names the check in addresses; follows from its question."""
+    tokenizer: str | None
+    """Name of its tokenizer; None compares characters."""
+    chat_template: str
+    """The template's label."""
+    chat_template_sha256: str
+    """The template's hash."""
+    status: str
+    """One of ``TemplateCheck.Status``."""
+    error: str
+    """Why it failed; empty otherwise."""
+    created_at: datetime
+    """When it was asked for."""
+    prefix_preserving: bool | None
+    """For tool messages; None while that is not answered."""
+    void: bool
+    """Nothing changes only because nothing is rendered."""
+    own_arguments: bool
+    """It asked with tools, template arguments or a conversation."""
+
+    @classmethod
+    def of(cls, check: TemplateCheck, /, **more: Any) -> Self:
+        """A check that was loaded with its tokenizer and template, and what a subclass adds."""
+        cells = check.cells or {}
+        return cls(
+            code=check.code,
+            tokenizer=check.tokenizer.name if check.tokenizer else None,
+            chat_template=str(check.chat_template),
+            chat_template_sha256=check.chat_template.sha256,
+            status=check.status,
+            error=check.error,
+            created_at=check.created_at,
+            prefix_preserving=cells.get("prefix_preserving"),
+            void=bool(cells.get("probes", {}).get(TITO_POST, {}).get("void")),
+            own_arguments=bool(check.question),
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class CheckState(CheckSummary):
+    """A check, what it asked, and whether an answer is still to come."""
+
+    question: dict[str, Any]
+    """Tools, template arguments, conversation, as far as they were given."""
+    under_way: bool
+    """A worker has not answered yet."""
+    lost: bool
+    """No worker has answered for minutes."""
+
+    @classmethod
+    def of(cls, check: TemplateCheck, /, **more: Any) -> Self:
+        """As :meth:`CheckSummary.of`."""
+        under_way = check.status in (TemplateCheck.Status.QUEUED, TemplateCheck.Status.RUNNING)
+        lost = under_way and template_checks.is_stale(check)
+        return super().of(check, question=check.question, under_way=under_way, lost=lost, **more)
+
+
+@dataclass(frozen=True)
+class CheckPage(CheckState):
+    """One check with its report."""
+
+    progress: str
+    """How far the search for a repair is; empty = over."""
+    report: dict[str, Any] | None
+    """The report of ``rollouts.chat_templates``; None until a worker has answered."""
+
+
+@dataclass(frozen=True)
+class CheckConversationPage(CheckState):
+    """A check's own conversation through every strategy."""
+
+    strategies: dict[str, Any] | None
+    """What each strategy puts between the completions; None until a worker has answered."""
+
+
+@dataclass(frozen=True)
+class ChecksPage(Page):
+    """The form of a check, and the checks that were asked last."""
+
+    checks: list[CheckSummary]
+    """Newest first."""
+
+
+@dataclass(frozen=True)
+class ConversationPage(Page):
+    """The form of a conversation."""
+
+    errors: dict[str, list[str]]
+    """Field -> what is wrong with it; empty before a POST."""
+
+
+@dataclass(frozen=True)
+class MatrixColumn:
+    """A tokenizer's own template against every probe."""
+
+    name: str
+    source: str
+    revision: str
+    created_at: datetime
+    """When the tokenizer was registered."""
+    chat_template: str | None
+    """Hash of the template."""
+    code: str | None
+    """Of the check; None where nobody has asked."""
+    status: str
+    """Of the check, or ``missing``."""
+    error: str
+    prefix_preserving: bool | None
+    cells: dict[str, str]
+    """Probe -> one of ``template_matrix.WORDS``."""
+
+
+@dataclass(frozen=True)
+class MatrixPage(Page):
+    """Every registered tokenizer's template against every probe."""
+
+    tokenizers: list[MatrixColumn]
+    """Those that pass the filter; revisions of one source stand together, the oldest first."""
+    probes: list[dict[str, str]]
+    """Name, title and purpose of each probe that passes the filter."""
+    purposes: list[str]
+    """Every purpose that a probe has."""
+    filter: dict[str, str]
+    """The parameters as they were understood."""
+    n_tokenizers: int
+    """Before the filter."""
+    n_probes: int
+    """Of the chosen purpose, before ``show``."""
+    answered: int
+    """Tokenizers whose check has ended."""
+    missing: int
+    """Tokenizers whose check nobody has asked for."""
+    under_way: bool
+    """A worker has not answered yet."""
+    revisions: list[dict[str, Any]]
+    """What turned from each revision of a source to the next one that differs."""
+    versions: list[dict[str, Any]]
+    """What an earlier version of the checks answered in another way."""
+
+
+@dataclass(frozen=True)
+class ComparePage(Page):
+    """Two templates side by side, before both are chosen."""
+
+    templates: list[dict[str, str]]
+    """Hash and label of the templates that can be chosen, newest first."""
+
+
+@dataclass(frozen=True)
+class ComparedTemplate:
+    """One of two compared templates."""
+
+    sha256: str
+    label: str
+    code: str | None
+    """Of its check; None where nobody has asked."""
+    status: str
+    """Of its check, or ``missing``."""
+    error: str
+    prefix_preserving: bool | None
+
+
+@dataclass(frozen=True)
+class ComparedPage(ComparePage):
+    """Two chosen templates side by side."""
+
+    a: ComparedTemplate
+    """The first."""
+    b: ComparedTemplate
+    """The second."""
+    same: bool
+    """Their texts are equal."""
+    diff: str
+    """Their texts as a unified diff."""
+    tokenizer: str | None
+    """The tokenizer of both checks; None compares characters."""
+    missing: list[str]
+    """Hashes of those that have not been checked yet."""
+    under_way: bool
+    """A worker has not answered yet."""
+    ready: bool
+    """Both reports are there."""
+    probes: list[dict[str, Any]]
+    """Each probe, how it came out with either template, and the change of its render; empty until ready."""

@@ -1,0 +1,314 @@
+"""What the pages of runs show, as typed values. Each page is the JSON of its twin too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from django.urls import reverse
+
+from inspector.runs.refusal import Refusal
+from inspector.web.twins import Page
+from rollouts.engines import engine_spec
+from rollouts.formats import lacks_of
+from rollouts.models import Run, StoredTrajectory
+from rollouts.selectors import RunSummary
+from rollouts.selectors.figures import KindCost
+
+BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
+"""Settings of an import that tell its worker what to do, and a reader nothing."""
+
+
+@dataclass(frozen=True)
+class RunValues(Page):
+    """A run as every page shows it: columns alone, no query."""
+
+    code: str
+    """Names the run in addresses."""
+    name: str
+    """What its maker called it."""
+    kind: str
+    """One of ``Run.Kind``."""
+    status: str
+    """One of ``Run.Status``."""
+    error: str
+    """Why it failed; empty otherwise."""
+    cancel_requested: bool
+    """Somebody asked it to stop."""
+    url: str
+    """Address of its page."""
+    created_at: datetime
+    """When it was asked for."""
+    started_at: datetime | None
+    """When a worker began it."""
+    finished_at: datetime | None
+    """When it ended."""
+    model: str
+    """Of a launch: the model that was sampled."""
+    engine: str
+    """Of a launch: what sampled it."""
+    environment: str
+    """Of a launch: what made the tasks."""
+    strategy: str
+    """Of a launch: how observations became the next prompt."""
+    format: str
+    """Of an import: the formats that were recognised."""
+    expected: int
+    """Trajectories that a launch will make."""
+    trajectories: int
+    """Trajectories that are stored, those under way included."""
+    finished: int
+    """Trajectories that are done."""
+    failed: int
+    """Trajectories that failed."""
+    steps: int
+    """Engine calls that are stored."""
+    rows: int
+    """Training rows."""
+    tokens: int
+    """New tokens: deltas and completions."""
+    sampled: int
+    """Tokens that the model sampled."""
+    rejected: int
+    """Lines of files that could not be read."""
+    reward_mean: float | None
+    """Of the trajectories that have a reward; None when none has."""
+    diagnosis_version: int | None
+    """The oldest version of the diagnosis among its trajectories; None when none was diagnosed."""
+    findings: dict[str, int]
+    """Kind -> findings, by kind, without zeros."""
+
+    @classmethod
+    def of(cls, run: Run, /, **more: Any) -> Self:
+        """The values of a run, and those that a subclass adds."""
+        return cls(
+            code=run.code,
+            name=run.name,
+            kind=run.kind,
+            status=run.status,
+            error=run.error,
+            cancel_requested=run.cancel_requested,
+            url=reverse("run", args=[run.code]),
+            created_at=run.created_at,
+            started_at=run.started_at,
+            finished_at=run.finished_at,
+            model=run.model,
+            engine=run.engine,
+            environment=run.environment,
+            strategy=run.strategy,
+            format=run.format,
+            expected=run.n_expected,
+            trajectories=run.n_trajectories,
+            finished=run.n_finished,
+            failed=run.n_failed,
+            steps=run.n_steps,
+            rows=run.n_rows,
+            tokens=run.n_tokens,
+            sampled=run.n_sampled,
+            rejected=run.n_rejected,
+            reward_mean=run.reward_sum / run.n_rewards if run.n_rewards else None,
+            diagnosis_version=run.diagnosis_version,
+            findings={kind: count for kind, count in sorted(run.finding_counts.items()) if count},
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class ListedRun(RunValues):
+    """A run as a line of the list of runs."""
+
+    worst: tuple[str, int] | None
+    """The gravest severity of its findings, and how many trajectories have it."""
+
+
+@dataclass(frozen=True)
+class ShownRun(RunValues):
+    """A run on its own page, with its origin."""
+
+    tokenizer: str | None
+    """Name of its tokenizer."""
+    chat_template: str | None
+    """Hash of the chat template that made its prompts."""
+    rows_chat_template: str | None
+    """Hash of the chat template that made its rows; None = the same."""
+    seed_note: str
+    """Of a launch: what a seed is worth on its engine."""
+    tool_calls_note: str
+    """How its tool calls were read, where that is worth a sentence."""
+    created_by: str | None
+    """Who asked for it."""
+    lacks: list[str]
+    """Sentences about what its source did not bring."""
+    settings: dict[str, Any]
+    """What was asked for: prompts, group, sampling, seed, limits."""
+
+    @classmethod
+    def of(cls, run: Run, /, **more: Any) -> Self:
+        """Tokenizer, templates and owner are read one by one: at most four queries."""
+        return super().of(
+            run,
+            tokenizer=run.tokenizer.name if run.tokenizer else None,
+            chat_template=run.chat_template.sha256 if run.chat_template else None,
+            rows_chat_template=run.rows_chat_template.sha256 if run.rows_chat_template else None,
+            seed_note=engine_spec(run.engine).seed_note if run.kind == Run.Kind.LAUNCH else "",
+            tool_calls_note=run.settings.get("tool_calls_note", ""),
+            created_by=run.created_by.get_username() if run.created_by else None,
+            lacks=lacks_of(run.format),
+            settings={key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class RunsPage(Page):
+    """The list of runs."""
+
+    runs: list[ListedRun]
+    """One part of the list, newest first."""
+    next: str | None
+    """What ``after`` takes for the following part; None on the last."""
+
+
+@dataclass(frozen=True)
+class TrajectoryLine:
+    """A trajectory as a line of its run's list."""
+
+    code: str
+    url: str
+    """Address of its page; keeps the list's filter for its siblings."""
+    index: int
+    external_id: str
+    group: str
+    status: str
+    error: str
+    stop_reason: str
+    reward: float | None
+    reward_parts: dict[str, float]
+    steps: int
+    rows: int
+    tokens: int
+    sampled: int
+    trained: int
+    findings: int
+    worst_severity: str
+    kinds: dict[str, str]
+    """Kind of its findings -> the worst severity of that kind."""
+    zero_variance: bool
+    """All rewards of its group are equal, and none is still to come."""
+
+    @classmethod
+    def of(
+        cls, trajectory: StoredTrajectory, kinds: Mapping[str, str], query: str, zero_variance: bool
+    ) -> TrajectoryLine:
+        """From columns alone, no query."""
+        return cls(
+            code=trajectory.code,
+            url=f"/trajectories/{trajectory.code}{query}",
+            index=trajectory.index,
+            external_id=trajectory.external_id,
+            group=trajectory.group,
+            status=trajectory.status,
+            error=trajectory.error,
+            stop_reason=trajectory.stop_reason,
+            reward=trajectory.reward,
+            reward_parts=trajectory.reward_parts,
+            steps=trajectory.n_steps,
+            rows=trajectory.n_rows,
+            tokens=trajectory.n_tokens,
+            sampled=trajectory.n_sampled,
+            trained=trajectory.n_trained,
+            findings=trajectory.n_findings,
+            worst_severity=trajectory.worst_severity,
+            kinds=dict(kinds),
+            zero_variance=zero_variance,
+        )
+
+
+@dataclass(frozen=True)
+class RunPage(Page):
+    """One run: progress, figures, what can be done to it, and one part of its trajectories."""
+
+    run: ShownRun
+    """The run and its origin."""
+    progress: dict[str, Any]
+    """Done of total, rate, remaining seconds, and the sentence that says why nothing moves."""
+    refusal: Refusal | None
+    """Of a launch whose chat template was refused: the finding, and its repair."""
+    summary: RunSummary
+    """Counts, rewards, findings by kind."""
+    rejections: list[dict[str, Any]]
+    """The first lines that could not be read: file, line, reason."""
+    tokenizer_note: str
+    """That ids cannot be read as text; empty while all is well."""
+    jobs: list[dict[str, Any]]
+    """Work that was asked for on the run, the newest first."""
+    jobs_live: bool
+    """One of these jobs still changes."""
+    filter: dict[str, str]
+    """The parameters that say which trajectories are listed, and ``sort``."""
+    queued: int
+    """Trajectories that nobody has begun; while a launch works the list leaves them out."""
+    trajectories: list[TrajectoryLine]
+    """One part of the list."""
+    next: str | None
+    """What ``after`` takes for the following part; None on the last."""
+    notices: tuple[str, ...]
+    """Sentences about parameters that were left out because they made no sense."""
+
+
+@dataclass(frozen=True)
+class KindLine(KindCost):
+    """The cost of one kind of finding, with shares."""
+
+    title: str
+    """The kind in words."""
+    share: float
+    """Of the run's trajectories, 0 to 1."""
+    percent: str
+    """The share in words; empty for a run without trajectories."""
+    lost_percent: str
+    """Lost tokens as a share of the sampled ones, in words."""
+    wrong_percent: str
+    """Wrong tokens as a share of the sampled ones, in words."""
+    url: str
+    """The trajectories that have this kind."""
+
+
+@dataclass(frozen=True)
+class CostPage(Page):
+    """What the findings of a run cost."""
+
+    run: RunValues
+    """The run."""
+    finding: str
+    """The kind that the charts show; empty = all kinds."""
+    kinds: list[KindLine]
+    """The cost by kind, the most frequent first."""
+    by_step: list[dict[str, int]]
+    """Trajectories with a finding at each of the first steps."""
+    steps_beyond: int
+    """Later steps with findings, which are left out."""
+    along: list[dict[str, int]]
+    """Trajectories with a finding in each of equal stretches of the run."""
+    strategies: dict[str, Any]
+    """What every other strategy would have made of the run."""
+
+
+@dataclass(frozen=True)
+class LaunchPage(Page):
+    """The launch form."""
+
+    fields: dict[str, dict[str, Any]]
+    """Each field with its default, its help and its choices, so that a script can fill the form in."""
+    notices: list[str]
+    """Where the form's values come from, and what in the address leads nowhere."""
+
+
+@dataclass(frozen=True)
+class RefusedLaunchPage(LaunchPage):
+    """The launch form after a POST that cannot be launched."""
+
+    errors: dict[str, list[str]]
+    """Field -> what is wrong with it."""
