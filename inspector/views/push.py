@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import IO, Any
@@ -17,28 +16,21 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostE
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
-from inspector.web.twins import json_page, whole_number
-from rollouts import formats, services
-from rollouts.formats import FileRefused, Rejected, Source
+from inspector.web.twins import fields_of, json_page, whole_number
+from rollouts import services
+from rollouts.formats import FileRefused, Source
 from rollouts.models import ApiToken, Run
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
 from rollouts.services.api_tokens import find_api_token
-from rollouts.services.pushed import add_new_trajectories, differing, named_by_content, note_push
-from rollouts.services.rejections import add_rejections
-from rollouts.tito.trajectory import Trajectory
+from rollouts.work.pushing import Pushed, take_push
 
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 MAX_RUN_BYTES = 4 << 20
 """Of a request that makes a run: a name and perhaps a chat template."""
-BATCH_TRAJECTORIES = 50
-BATCH_TOKENS = 1_000_000
 MAX_PREFIX = 60
-MAX_NAME = 200
-MAX_LISTED = 1000
-"""Rejected lines that an answer lists; all of them are counted."""
 TYPES = (
     "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
     "application/json", "application/octet-stream", "application/gzip", "application/zstd",
@@ -191,77 +183,18 @@ def _prefix(request: HttpRequest) -> str:
     return prefix
 
 
-def _named(trajectory: Trajectory, prefix: str) -> Trajectory | Rejected:
-    """A trajectory as this push calls it: what has no id of its own by its content, all of it with the prefix."""
-    if formats.is_named_by_line(trajectory):
-        trajectory = named_by_content(trajectory)
-    if not prefix:
-        return trajectory
-    name, group = f"{prefix}{trajectory.external_id}", trajectory.group and f"{prefix}{trajectory.group}"
-    if max(len(name), len(group)) > MAX_NAME:
-        return Rejected(None, f"With the prefix the id {trajectory.external_id!r} is over {MAX_NAME} characters.")
-    return replace(trajectory, external_id=name, group=group)
-
-
 def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpResponse:
     try:
-        chosen, items = formats.read(source, format_name)
+        pushed = take_push(run, source, format_name, prefix)
     except FileRefused as error:
         raise Refused(400 if source.size == 0 else 415, str(error)) from error
-    answer: dict[str, Any] = {"run": run.code, "trajectories": 0, "known": 0, "rejected": [], "n_rejected": 0}
-    table = services.byte_table_of(run)
-    status = 200
-    others: list[str] = []
-    try:
-        for batch, rejected in _batches(items):
-            named = [_named(one, prefix) for one in batch]
-            rejected += [one for one in named if isinstance(one, Rejected)]
-            stored, known = add_new_trajectories(run, [one for one in named if isinstance(one, Trajectory)], table)
-            answer["trajectories"] += len(stored)
-            answer["known"] += len(known)
-            others += differing(run, known) if known else []
-            _reject(run, answer, rejected)
-    except FileRefused as error:
-        # What came before the damage is whole, and a second push knows it.
-        _reject(run, answer, [Rejected(None, str(error))])
-        answer["error"], status = str(error), 400
-    note_push(run, chosen.name)
-    if others:
-        answer["notice"] = (
-            f"{len(others)} known ids came with other tokens or another reward, {others[0]!r} first, and were left as "
-            "they are. Ids that repeat, as in each step of training, need ?prefix=."
-        )
-    if answer["trajectories"]:
-        _diagnose_later(run, answer)
-    return json_page(answer, status)
+    if pushed.trajectories:
+        _diagnose_later(run, pushed)
+    answer = {name: value for name, value in fields_of(pushed).items() if value is not None}
+    return json_page(answer, 400 if pushed.error else 200)
 
 
-def _reject(run: Run, answer: dict[str, Any], rejected: list[Rejected]) -> None:
-    add_rejections(run, "pushed", rejected)
-    answer["n_rejected"] += len(rejected)
-    room = MAX_LISTED - len(answer["rejected"])
-    answer["rejected"] += [{"line": one.line, "reason": one.reason} for one in rejected[:room]]
-
-
-def _batches(items: Iterable[Trajectory | Rejected]) -> Iterator[tuple[list[Trajectory], list[Rejected]]]:
-    """Trajectories in piles of bounded size, with what was rejected meanwhile."""
-    batch: list[Trajectory] = []
-    rejected: list[Rejected] = []
-    n_tokens = 0
-    for item in items:
-        if isinstance(item, Rejected):
-            rejected.append(item)
-        else:
-            batch.append(item)
-            n_tokens += item.n_ids
-        if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS or len(rejected) >= MAX_LISTED:
-            yield batch, rejected
-            batch, rejected, n_tokens = [], [], 0
-    if batch or rejected:
-        yield batch, rejected
-
-
-def _diagnose_later(run: Run, answer: dict[str, Any]) -> None:
+def _diagnose_later(run: Run, pushed: Pushed) -> None:
     """The diagnosis needs a tokenizer and time, so a worker makes it."""
     from rollouts.tasks.pushed import diagnose_pushed
 
@@ -269,7 +202,7 @@ def _diagnose_later(run: Run, answer: dict[str, Any]) -> None:
         diagnose_pushed.apply_async((run.pk,))
     except Exception as error:  # kombu's OperationalError, and what redis raises below it
         log.warning("diagnosis not ordered run=%s: %s", run.code, type(error).__name__)
-        answer["notice"] = f"{answer.get('notice', '')} ".lstrip() + (
+        pushed.notice = f"{pushed.notice or ''} ".lstrip() + (
             "The trajectories are stored without findings, because no worker could be reached "
             f"({type(error).__name__}). `manage.py diagnose {run.code}` makes them."
         )

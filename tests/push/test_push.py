@@ -20,6 +20,7 @@ from rollouts import selectors, services
 from rollouts.formats import FORMATS, Rejected
 from rollouts.models import ApiToken, Run
 from rollouts.services.api_tokens import find_api_token, revoke_api_token
+from rollouts.work import pushing
 from tests.push.conftest import call, episodes
 
 pytestmark = pytest.mark.django_db
@@ -116,7 +117,7 @@ def test_a_reason_that_quotes_a_lone_surrogate_and_a_nul_is_stored(
 ) -> None:
     """A database's text can hold neither of them."""
     reader = replace(FORMATS["own_jsonl"], read=lambda source: iter([Rejected(7, "The id 'a\ud800\0' is taken.")]))
-    monkeypatch.setattr(views.formats, "read", lambda source, name: (reader, reader.read(source)))
+    monkeypatch.setattr(pushing.formats, "read", lambda source, name: (reader, reader.read(source)))
     status, answer = push(token, run, episodes(1))
     assert (status, answer["n_rejected"]) == (200, 1) and answer["rejected"][0]["line"] == 7
     run.refresh_from_db()

@@ -1,0 +1,99 @@
+"""What a trainer pushes: read in any importable format, named, and stored where the run does not have it yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollouts import formats, services
+from rollouts.formats import FileRefused, Rejected, Source
+from rollouts.models import Run
+from rollouts.services.pushed import add_new_trajectories, differing, named_by_content, note_push
+from rollouts.services.rejections import add_rejections
+from rollouts.tito.batches import batched
+from rollouts.tito.trajectory import Trajectory
+
+BATCH_TRAJECTORIES = 50
+BATCH_TOKENS = 1_000_000
+"""A batch is one transaction. It ends with whichever limit is reached first."""
+MAX_NAME = 200
+MAX_LISTED = 1000
+"""Rejected lines that an answer lists; all of them are counted."""
+
+
+@dataclass
+class Pushed:
+    """What one push brought."""
+
+    run: str
+    """Code of the run."""
+    trajectories: int = 0
+    """Stored by this push."""
+    known: int = 0
+    """Left as they were, because the run had their ids."""
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    """The first lines that could not be read: line, reason."""
+    n_rejected: int = 0
+    """All lines that could not be read."""
+    error: str | None = None
+    """Why nothing behind some place could be read."""
+    notice: str | None = None
+    """What the pusher should know."""
+
+    def reject(self, run: Run, rejected: Sequence[Rejected]) -> None:
+        """Count lines that could not be read, and keep their reasons with the run."""
+        add_rejections(run, "pushed", rejected)
+        self.n_rejected += len(rejected)
+        room = MAX_LISTED - len(self.rejected)
+        self.rejected += [{"line": one.line, "reason": one.reason} for one in rejected[:room]]
+
+
+def take_push(run: Run, source: Source, format_name: str, prefix: str) -> Pushed:
+    """Store what a source holds; each id of the run once, with ``prefix`` before it.
+
+    Raises :class:`FileRefused` when nothing of the source can be read. After damage in the middle ``error`` says so,
+    and what came before the damage is stored whole: a second push knows it.
+    """
+    chosen, items = formats.read(source, format_name)
+    pushed = Pushed(run.code)
+    table = services.byte_table_of(run)
+    others: list[str] = []
+    try:
+        for batch in batched(items, BATCH_TOKENS, _weight):
+            named = [one if isinstance(one, Rejected) else _named(one, prefix) for one in batch]
+            trajectories = [one for one in named if isinstance(one, Trajectory)]
+            stored, known = add_new_trajectories(run, trajectories, table)
+            pushed.trajectories += len(stored)
+            pushed.known += len(known)
+            others += differing(run, known) if known else []
+            pushed.reject(run, [one for one in named if isinstance(one, Rejected)])
+    except FileRefused as error:
+        pushed.reject(run, [Rejected(None, str(error))])
+        pushed.error = str(error)
+    note_push(run, chosen.name)
+    if others:
+        pushed.notice = (
+            f"{len(others)} known ids came with other tokens or another reward, {others[0]!r} first, and were left as "
+            "they are. Ids that repeat, as in each step of training, need ?prefix=."
+        )
+    return pushed
+
+
+def _weight(item: Trajectory | Rejected) -> int:
+    """In tokens; many light items fill a batch too."""
+    if isinstance(item, Rejected):
+        return BATCH_TOKENS // MAX_LISTED
+    return max(item.n_ids, BATCH_TOKENS // BATCH_TRAJECTORIES)
+
+
+def _named(trajectory: Trajectory, prefix: str) -> Trajectory | Rejected:
+    """A trajectory under the name of this push: without an id of its own by its content, and always with the prefix."""
+    if formats.is_named_by_line(trajectory):
+        trajectory = named_by_content(trajectory)
+    if not prefix:
+        return trajectory
+    name, group = f"{prefix}{trajectory.external_id}", trajectory.group and f"{prefix}{trajectory.group}"
+    if max(len(name), len(group)) > MAX_NAME:
+        return Rejected(None, f"With the prefix the id {trajectory.external_id!r} is over {MAX_NAME} characters.")
+    return replace(trajectory, external_id=name, group=group)
