@@ -86,3 +86,42 @@ def test_vllm_is_imported_in_one_file_and_lazily() -> None:
                 [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)], []
             )
             assert not {name.split(".")[0] for name in imports(module, ast.unparse(top))} & heavy
+
+
+QUERIES = {
+    "aggregate", "annotate", "defer", "exclude", "filter", "get_list_or_404", "get_object_or_404", "get_or_create",
+    "objects", "only", "order_by", "prefetch_related", "refresh_from_db", "save", "select_related", "values_list",
+}  # fmt: skip
+"""Names by which code reads or writes the database through a model, a manager or a queryset."""
+PENDING = (
+    "inspector.runs.import_views", "inspector.runs.job_views", "inspector.runs.jobs", "inspector.runs.strategies",
+    "inspector.trajectories",
+)  # fmt: skip
+"""What has yet to move its queries to selectors and services."""
+
+
+def queries(source: str) -> list[str]:
+    """The managers that a module names, and the methods of querysets and models that it calls."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr == "objects":
+            found.append("objects")
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            found += [called] if called in QUERIES else []
+    return found
+
+
+def test_pages_query_through_selectors_and_services_alone() -> None:
+    asking = {
+        module: found
+        for module, source in modules()
+        if module.startswith("inspector.") and not module.startswith(PENDING) and (found := queries(source))
+    }
+    assert asking == {}
+
+
+def test_a_query_would_be_found() -> None:
+    assert queries("Run.objects.all()") == ["objects"]
+    assert queries("run.jobs.order_by('pk')") == ["order_by"] and queries("get_object_or_404(Run)")
+    assert queries("@register.filter\ndef number(value): ...") == []

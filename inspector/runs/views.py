@@ -108,7 +108,6 @@ def cancel(request: HttpRequest, run: Run) -> HttpResponse:
     """Ask a run to stop."""
     services.cancel_run(run)
     if wants_json(request):
-        run.refresh_from_db()
         return json_page(RunValues.of(run))
     return redirect("run", run.code)
 

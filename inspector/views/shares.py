@@ -154,7 +154,6 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
         raise Http404("There is no such share link.")
     services.revoke_share(link)
     if wants_json(request):
-        link.refresh_from_db()
         return json_page(ShareLine.of(link))
     messages.success(request, f"The link {link.hint}… was revoked; whoever opens it now is told so.")
     return redirect("shares")
