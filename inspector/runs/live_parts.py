@@ -28,7 +28,7 @@ from inspector.runs.values import (
     progress,
     stop_choices,
 )
-from inspector.web.twins import whole_number
+from inspector.web.twins import fields_of, whole_number
 from rollouts import selectors
 from rollouts.models import Run
 from rollouts.work import launch
@@ -56,16 +56,14 @@ def nothing_new() -> HttpResponse:
 
 def progress_part(run: Run) -> dict[str, Any]:
     """How far the run is, with the trajectories that are under way and those that nobody has begun. One query."""
-    state = progress(run)
     live = run.kind == Run.Kind.LAUNCH and is_active(run)
-    state["running"] = selectors.count_running(run) if live else 0
-    state["queued"] = max(run.n_trajectories - run.n_finished - run.n_failed - state["running"], 0) if live else 0
+    state = progress(run, selectors.count_running(run) if live else 0)
     return {"run": RunValues.of(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
 
 
 def progress_mark(part: dict[str, Any]) -> str:
     """Of all that the run's totals say, so that other parts are only looked at where it is another one."""
-    state = {name: value for name, value in part["progress"].items() if name not in _MOVING}
+    state = {name: value for name, value in fields_of(part["progress"]).items() if name not in _MOVING}
     return mark_of(part["run"], state, part["resumable"])
 
 

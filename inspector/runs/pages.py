@@ -10,15 +10,13 @@ from typing import Any, Self
 from django.urls import reverse
 
 from inspector.runs.refusal import Refusal
+from inspector.runs.values import BOOKKEEPING, Progress
 from inspector.web.twins import Page
 from rollouts.engines import engine_spec
 from rollouts.formats import lacks_of
 from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors import RunSummary
 from rollouts.selectors.figures import KindCost
-
-BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
-"""Settings of an import that tell its worker what to do, and a reader nothing."""
 
 
 @dataclass(frozen=True)
@@ -227,19 +225,29 @@ class TrajectoryLine:
 
 
 @dataclass(frozen=True)
+class RejectedLine:
+    """A line of an imported file that could not be read."""
+
+    file: str
+    line: int | None
+    """None = the whole file."""
+    reason: str
+
+
+@dataclass(frozen=True)
 class RunPage(Page):
     """One run: progress, figures, what can be done to it, and one part of its trajectories."""
 
     run: ShownRun
     """The run and its origin."""
-    progress: dict[str, Any]
+    progress: Progress
     """Done of total, rate, remaining seconds, and the sentence that says why nothing moves."""
     refusal: Refusal | None
     """Of a launch whose chat template was refused: the finding, and its repair."""
     summary: RunSummary
     """Counts, rewards, findings by kind."""
-    rejections: list[dict[str, Any]]
-    """The first lines that could not be read: file, line, reason."""
+    rejections: list[RejectedLine]
+    """The first lines that could not be read."""
     tokenizer_note: str
     """That ids cannot be read as text; empty while all is well."""
     jobs: list[dict[str, Any]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,15 +11,16 @@ from typing import Any
 from django.utils import timezone
 
 from inspector.runs.filters import SEVERITIES, TrajectoryFilter
-from inspector.runs.pages import BOOKKEEPING
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
-from rollouts.models import Rejection, Run
+from rollouts.models import Run
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import engine_queue
 
 ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
+BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
+"""Settings of an import that tell its worker what to do, and a reader nothing."""
 SILENCE_SECONDS = 60
 """An import whose worker has reported nothing for longer is said to be silent; the worker may be at one long line."""
 
@@ -82,8 +83,33 @@ def _what_follows(run: Run) -> str:
     )
 
 
-def progress(run: Run, now: datetime | None = None) -> dict[str, Any]:
-    """Where a run stands: done of total, its rate, and the seconds that remain when that can be told."""
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands."""
+
+    active: bool
+    """The run still changes."""
+    unit: str
+    """What ``done`` and ``total`` count: ``trajectories`` of a launch, ``bytes`` of an import."""
+    done: int
+    total: int
+    elapsed_seconds: float
+    tokens_per_second: float | None
+    """Sampled by a launch, read by an import; None in the first half second."""
+    remaining_seconds: float | None
+    """None where that cannot be told."""
+    waiting: str
+    """Why nothing moves and what to do about it; empty while all is well."""
+    starting: bool
+    """A worker has begun a launch, and no step is stored yet."""
+    running: int
+    """Trajectories of a launch that are under way."""
+    queued: int
+    """Trajectories of a launch that nobody has begun."""
+
+
+def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progress:
+    """Where a run stands; ``running`` of its trajectories are under way."""
     now = now or timezone.now()
     launch = run.kind == Run.Kind.LAUNCH
     finished = run.n_finished + run.n_failed
@@ -91,20 +117,21 @@ def progress(run: Run, now: datetime | None = None) -> dict[str, Any]:
     end = run.finished_at or now
     elapsed = max((end - run.started_at).total_seconds(), 0.0) if run.started_at else 0.0
     active = is_active(run)
-    return {
-        "active": active,
-        "unit": "trajectories" if launch else "bytes",
-        "done": done,
-        "total": total,
-        "elapsed_seconds": round(elapsed, 1),
-        "tokens_per_second": round((run.n_sampled if launch else run.n_tokens) / elapsed, 1) if elapsed > 0.5 else None,
-        # Not from the first few: loading a model or a tokenizer would be taken for the pace of the work.
-        "remaining_seconds": round(elapsed / done * (total - done), 1)
-        if active and total / 20 <= done <= total and done
-        else None,
-        "waiting": waiting_sentence(run, now) if active else "",
-        "starting": launch and run.status == Run.Status.RUNNING and not run.n_steps,
-    }
+    # Not from the first few: loading a model or a tokenizer would be taken for the pace of the work.
+    has_pace = active and done and total / 20 <= done <= total
+    return Progress(
+        active=active,
+        unit="trajectories" if launch else "bytes",
+        done=done,
+        total=total,
+        elapsed_seconds=round(elapsed, 1),
+        tokens_per_second=round((run.n_sampled if launch else run.n_tokens) / elapsed, 1) if elapsed > 0.5 else None,
+        remaining_seconds=round(elapsed / done * (total - done), 1) if has_pace else None,
+        waiting=waiting_sentence(run, now) if active else "",
+        starting=launch and run.status == Run.Status.RUNNING and not run.n_steps,
+        running=running,
+        queued=max(run.n_trajectories - finished - running, 0) if launch and active else 0,
+    )
 
 
 @dataclass(frozen=True)
@@ -212,11 +239,6 @@ def tokenizer_note(run: Run, summary: RunSummary) -> str:
             f"“{run.tokenizer.name}”. Is it the tokenizer of this model?"
         )
     return ""
-
-
-def rejection_values(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
-    """Lines that could not be read, in the order of the files."""
-    return [{"file": item.file, "line": item.line, "reason": item.reason} for item in rejections]
 
 
 def settings_words(settings: Mapping[str, Any], labels: Mapping[str, str]) -> list[tuple[str, Any]]:

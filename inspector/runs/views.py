@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -11,15 +9,12 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from inspector.runs import live_parts as parts
-from inspector.runs.filters import SORTS, STATUSES, TrajectoryFilter
-from inspector.runs.jobs import has_just_diagnosed, job_values, latest_jobs
-from inspector.runs.jobs import is_active as is_active_job
-from inspector.runs.launch_form import form_labels
-from inspector.runs.pages import ListedRun, RunPage, RunsPage, RunValues, ShownRun
+from inspector.runs.filters import STATUSES, TrajectoryFilter
+from inspector.runs.pages import ListedRun, RunsPage, RunValues
 from inspector.runs.refusal import refusal
-from inspector.runs.values import is_active, rejection_values, settings_words, tokenizer_note
-from inspector.runs.work_card import work_card
-from inspector.web.access import may_write, reads_run, writes_run
+from inspector.runs.run_page import jobs_part, whole_page
+from inspector.runs.values import is_active
+from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import selectors, services
 from rollouts.models import Run
@@ -27,7 +22,6 @@ from rollouts.selectors.figures import worst_of
 from rollouts.work import launch
 
 RUNS_PER_PAGE = 25
-MAX_REJECTIONS = 100
 
 
 @require_safe
@@ -55,52 +49,15 @@ def index(request: HttpRequest) -> HttpResponse:
 @reads_run
 @never_cache
 def detail(request: HttpRequest, run: Run) -> HttpResponse:
-    """One run. While it works htmx asks for what changed (`run-live`)."""
+    """One run, or one of its parts where htmx asks for that alone."""
     wanted = TrajectoryFilter.read(request.GET)
     if is_fragment(request, "run-live"):
         return parts.answer(request, run, wanted)
-    shell: dict[str, Any] = {**parts.progress_part(run), "filter": wanted, "refusal": refusal(run)}
     if is_fragment(request, "refusal"):
-        return render(request, "runs/_refusal.html", shell)
-    found_jobs = latest_jobs(run)
-    jobs = [job_values(job, run) for job in found_jobs]
-    jobs_live = any(is_active_job(job) for job in found_jobs)
+        return render(request, "runs/_refusal.html", {"run": RunValues.of(run), "refusal": refusal(run)})
     if is_fragment(request, "run-jobs"):
-        if not jobs_live and any(has_just_diagnosed(job) for job in found_jobs):
-            # The findings all over the page are others now.
-            return HttpResponse(headers={"HX-Refresh": "true"})
-        return render(request, "runs/_jobs.html", {**shell, "jobs": jobs, "jobs_live": jobs_live})
-    found = parts.list_page(run, wanted)
-    shell |= parts.figures_part(run, wanted)
-    shown = RunPage(
-        run=ShownRun.of(run),
-        progress=shell["progress"],
-        refusal=shell["refusal"],
-        summary=shell["summary"],
-        rejections=rejection_values(selectors.list_rejections(run, MAX_REJECTIONS)),
-        tokenizer_note=tokenizer_note(run, shell["summary"]),
-        jobs=jobs,
-        jobs_live=jobs_live,
-        filter={**dict(wanted.pairs()), "sort": wanted.sort},
-        queued=shell["progress"]["queued"],
-        notices=wanted.notices,
-        **parts.list_part(run, wanted, found),
-    )
-    if wants_json(request):
-        return json_page(shown)
-    only_html = {
-        **shell,
-        "run": shown.run,
-        "filter": wanted,
-        "sorts": SORTS,
-        "settings_words": settings_words(run.settings, form_labels()),
-        "target": run,
-        "page_size": parts.TRAJECTORIES_PER_PAGE,
-        "stop_names": [name for name in shown.summary.stop_reasons if name],
-        "live_url": parts.all_of(run, shell, found).url(run, wanted),
-        **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
-    }
-    return page(request, "runs/detail.html", shown, **only_html)
+        return jobs_part(request, run)
+    return whole_page(request, run, wanted)
 
 
 @writes_run

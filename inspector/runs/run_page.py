@@ -1,0 +1,69 @@
+"""The page of a run: all of it, or the list of jobs alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from inspector.runs import live_parts as parts
+from inspector.runs.filters import SORTS, TrajectoryFilter
+from inspector.runs.jobs import has_just_diagnosed, is_active, job_values, latest_jobs
+from inspector.runs.launch_form import form_labels
+from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
+from inspector.runs.refusal import refusal
+from inspector.runs.values import settings_words, tokenizer_note
+from inspector.runs.work_card import work_card
+from inspector.web.access import may_write
+from inspector.web.twins import json_page, page, wants_json
+from rollouts import selectors
+from rollouts.models import Run
+
+MAX_REJECTIONS = 100
+
+
+def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
+    """Everything about a run, with one part of its trajectories."""
+    shell: dict[str, Any] = parts.progress_part(run) | parts.figures_part(run, wanted)
+    found, jobs = parts.list_page(run, wanted), latest_jobs(run)
+    rejections = selectors.list_rejections(run, MAX_REJECTIONS)
+    shown = RunPage(
+        run=ShownRun.of(run),
+        progress=shell["progress"],
+        refusal=refusal(run),
+        summary=shell["summary"],
+        rejections=[RejectedLine(one.file, one.line, one.reason) for one in rejections],
+        tokenizer_note=tokenizer_note(run, shell["summary"]),
+        jobs=[job_values(job, run) for job in jobs],
+        jobs_live=any(is_active(job) for job in jobs),
+        filter={**dict(wanted.pairs()), "sort": wanted.sort},
+        queued=shell["progress"].queued,
+        notices=wanted.notices,
+        **parts.list_part(run, wanted, found),
+    )
+    if wants_json(request):
+        return json_page(shown)
+    only_html = {
+        **shell,
+        "run": shown.run,
+        "filter": wanted,
+        "sorts": SORTS,
+        "settings_words": settings_words(run.settings, form_labels()),
+        "target": run,
+        "page_size": parts.TRAJECTORIES_PER_PAGE,
+        "stop_names": [name for name in shown.summary.stop_reasons if name],
+        "live_url": parts.all_of(run, shell, found).url(run, wanted),
+        **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
+    }
+    return page(request, "runs/detail.html", shown, **only_html)
+
+
+def jobs_part(request: HttpRequest, run: Run) -> HttpResponse:
+    """The list of jobs. When the run was diagnosed a moment ago, the page is loaded again: its findings are others."""
+    jobs = latest_jobs(run)
+    live = any(is_active(job) for job in jobs)
+    if not live and any(has_just_diagnosed(job) for job in jobs):
+        return HttpResponse(headers={"HX-Refresh": "true"})
+    shown = {"run": RunValues.of(run), "jobs": [job_values(job, run) for job in jobs], "jobs_live": live}
+    return render(request, "runs/_jobs.html", shown)
