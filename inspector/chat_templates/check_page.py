@@ -42,7 +42,7 @@ def drawn(check: TemplateCheck) -> dict[str, Any]:
 
 
 def drawn_repair(check: TemplateCheck) -> dict[str, Any]:
-    """What the card of the repair needs: the patches, or how far the search is, or why there is none."""
+    """What the card of the repair needs: the patches, or the state of the search."""
     report: Mapping[str, Any] = check.report or {}
     return {
         "target": check,
@@ -64,7 +64,7 @@ def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:
 
 
 def headline(report: Mapping[str, Any]) -> dict[str, str]:
-    """The one sentence on top, its glyph and its tone, and what it means in plain words."""
+    """The sentence on top with its glyph, its tone and its meaning in plain words."""
     first = report["checks"][0] if report["checks"] else {}
     preserving = report["prefix_preserving"]
     if preserving is None:
@@ -106,7 +106,7 @@ def _probe(check: Mapping[str, Any]) -> dict[str, Any]:
         "token_passed": check["token_passed"],
         "lines": check["lines"],
         "decided_by": check["decided_by"],
-        "sides": _both_renders(window) if window else None,
+        "renders": _both_renders(window) if window else None,
         "conversation": _conversation(check["conversations"]),
     }
 
@@ -155,7 +155,7 @@ def _conversation(conversations: Mapping[str, Any] | None) -> dict[str, Any] | N
 
 
 def _source(template: str, checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The template line by line, with the probes that fail there; a deciding condition outranks a writing line."""
+    """The template line by line, with the probes that fail at each line."""
     named: dict[int, list[dict[str, str]]] = defaultdict(list)
     decides: set[int] = set()
     for check in checks:
@@ -176,7 +176,7 @@ def _source(template: str, checks: Iterable[Mapping[str, Any]]) -> list[dict[str
 def _strategies(
     conversation: Sequence[Mapping[str, Any]] | None, found: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """The user's own conversation, and per turn what each strategy would put behind the completion."""
+    """The user's own conversation, and for each turn what each strategy would append to the completion."""
     if not conversation:
         return None
     messages = [message_words(message) for message in conversation]

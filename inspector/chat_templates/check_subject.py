@@ -1,4 +1,4 @@
-"""What a template check is about that a run or a finding leads to: its template, tools, kwargs."""
+"""The question of a template check that a run or a finding leads to: template, tools, kwargs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Subject:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> TemplateCheck | None:
-        """The check of exactly this, if somebody has asked for it; its report stays unread."""
+        """The check of exactly this question, if it exists, without its report."""
         question = template_checks.question_of(self.tools, self.kwargs)
         code = template_checks.code_of(self.run.tokenizer, self.chat_template, question)
         return find_check(code, report=False)
@@ -69,7 +69,7 @@ def subject(params: QueryDict) -> Subject | None:
 
 
 def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
-    """A stored JSON value of that kind that the form takes; else an empty one."""
+    """A stored JSON value if it is of that kind and the form accepts it; else an empty one."""
     if content is None or len(content.body) > MAX_JSON_CHARACTERS:
         return kind()
     value: Any = json.loads(content.body)
@@ -78,7 +78,7 @@ def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]
 
 
 def failing_probe(cells: Mapping[str, Any] | None, probe: str) -> str:
-    """The probe that shows the fault: the named one, or where that passes the first of its purpose that fails."""
+    """The probe that shows the fault. When the named probe passes, it is the first of its purpose that fails."""
     probes = (cells or {}).get("probes", {})
     asked = probes.get(probe)
     if asked is None or asked["status"] == "broken":

@@ -10,7 +10,7 @@ from rollouts.models import TemplateCheck
 from rollouts.work import template_checks
 
 MAX_CHANGED = 100
-"""Conversations whose change is drawn; the JSON twin has them all."""
+"""Conversations whose change the page draws. The JSON twin has all."""
 TITLES = {
     "tools": "For tool results: the smallest change",
     "users": "For user messages: the smallest change",
@@ -65,7 +65,7 @@ def marks(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def search(check: TemplateCheck) -> dict[str, Any]:
-    """How far the search is: its state, and when it ended without a repair the probes that stay broken."""
+    """The state of the search; when it ended without a repair, also the probes that stay broken."""
     report: Mapping[str, Any] = check.report or {}
     if check.progress:
         return {"state": "searching", "progress": check.progress}
@@ -111,7 +111,7 @@ def diff_lines(diff: str) -> list[dict[str, str]]:
 
 
 def _content(content: Any) -> str:
-    """Content as words; of a list its parts, texts as they are."""
+    """Content as text; the parts of a list are joined."""
     parts = content if isinstance(content, list) else [content]
     return " ".join(str(part.get("text", part) if isinstance(part, Mapping) else part) for part in parts)
 

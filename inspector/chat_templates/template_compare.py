@@ -27,24 +27,24 @@ def compare(
     """Two templates; ``templates`` are those that can be chosen. One query."""
     codes = {one.sha256: template_checks.code_of(tokenizer, one, {}) for one in (a, b)}
     checks = find_checks(codes.values(), report=True)
-    sides = [checks.get(codes[one.sha256]) for one in (a, b)]
+    found = [checks.get(codes[one.sha256]) for one in (a, b)]
     lines = difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), str(a), str(b), lineterm="")
-    first, second = (side.report if side and side.status == TemplateCheck.Status.DONE else None for side in sides)
+    first, second = (one.report if one and one.status == TemplateCheck.Status.DONE else None for one in found)
     return ComparedPage(
         templates=templates,
-        a=_side(a, sides[0]),
-        b=_side(b, sides[1]),
+        a=_compared(a, found[0]),
+        b=_compared(b, found[1]),
         same=a.text == b.text,
         diff="\n".join(lines),
         tokenizer=tokenizer.name if tokenizer else None,
-        missing=[one.sha256 for one, side in zip((a, b), sides, strict=True) if is_missing(side)],
-        under_way=any(side is not None and side.status in ("queued", "running") for side in sides),
+        missing=[one.sha256 for one, check in zip((a, b), found, strict=True) if is_missing(check)],
+        under_way=any(check is not None and check.status in ("queued", "running") for check in found),
         ready=bool(first and second),
         probes=_probes(first, second) if first and second else [],
     )
 
 
-def _side(template: ChatTemplate, check: TemplateCheck | None) -> ComparedTemplate:
+def _compared(template: ChatTemplate, check: TemplateCheck | None) -> ComparedTemplate:
     return ComparedTemplate(
         sha256=template.sha256,
         label=str(template),
@@ -56,7 +56,7 @@ def _side(template: ChatTemplate, check: TemplateCheck | None) -> ComparedTempla
 
 
 def _probes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The probes that come out differently or whose longer render differs; the others are counted by the page."""
+    """Each probe with both outcomes, and the change of its longer render."""
     before = {check["name"]: check for check in a["checks"]}
     after = {check["name"]: check for check in b["checks"]}
     found = []
@@ -89,7 +89,7 @@ def _render(check: Mapping[str, Any] | None) -> str | None:
 
 
 def drawn(compared: ComparedPage) -> dict[str, Any]:
-    """What only the HTML needs."""
+    """What only the template reads: the lines of the diff, and the probes that changed."""
     changed = [
         {**probe, "letters": [LETTERS.get(probe[side], "") for side in "ab"]}
         for probe in compared.probes

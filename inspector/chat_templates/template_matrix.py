@@ -36,7 +36,7 @@ def word_of(probe: Mapping[str, Any]) -> str:
 
 
 def is_missing(check: TemplateCheck | None) -> bool:
-    """Nobody has asked yet, or the answer was lost, so that it has to be asked again."""
+    """Whether the check has to be asked for: it does not exist, or its answer was lost."""
     return check is None or (template_checks.is_stale(check) and check.status != TemplateCheck.Status.FAILED)
 
 
@@ -118,7 +118,7 @@ def _is_kept(probe: str, columns: list[MatrixColumn], show: str) -> bool:
 
 
 def _revisions(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, Any]]:
-    """Sources that are registered more than once: what turned from each revision to the next one that differs."""
+    """Sources with several revisions: the outcomes that changed between neighbouring revisions."""
     found = []
     for before, after in itertools.pairwise(columns):
         if after.source and before.source == after.source and before.chat_template != after.chat_template:
@@ -136,7 +136,7 @@ def _revisions(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, Any]
 
 
 def _versions(columns: list[MatrixColumn], checks: Mapping[str, TemplateCheck]) -> list[dict[str, Any]]:
-    """Templates that an earlier version of the checks answered too: what came out in another way each time."""
+    """Templates with answers of several versions of the checks: the outcomes that changed between versions."""
     found = []
     for column in columns:
         check = checks.get(column.code or "")
@@ -179,16 +179,16 @@ def _cell(probe: Mapping[str, str], column: MatrixColumn) -> dict[str, Any]:
 
 
 def as_csv(shown: MatrixPage) -> str:
-    """A row per tokenizer, a column per probe; a name that a spreadsheet would compute is kept from it."""
+    """A row per tokenizer, a column per probe. A name that looks like a formula gets a quote before it."""
     out = io.StringIO()
     writer = csv.writer(out)
     names = [probe["name"] for probe in shown.probes]
     writer.writerow(["tokenizer", "revision", "chat_template_sha256", "status", "prefix_preserving", *names])
     for column in shown.tokenizers:
         preserving = column.prefix_preserving
-        told = "" if preserving is None else "yes" if preserving else "no"
-        facts = [_plain(column.name), _plain(column.revision), column.chat_template, column.status, told]
-        writer.writerow([*facts, *(column.cells.get(name, "") for name in names)])
+        answer = "" if preserving is None else "yes" if preserving else "no"
+        first = [_plain(column.name), _plain(column.revision), column.chat_template, column.status, answer]
+        writer.writerow([*first, *(column.cells.get(name, "") for name in names)])
     return out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The figures of a run for its pages: stored ones, else counted now, and for a large run not more often than needed."""
+"""The figures of a run for its pages: stored, counted now, or kept in the cache for a large run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollouts.selectors.figures import RunCost, cost_in, is_large, run_cost, sta
 log = logging.getLogger(__name__)
 
 LIVE_SECONDS = 20
-"""How old the counts of a large run may be while it works. Its totals and its progress are always of now."""
+"""The greatest age of a large run's counts while it works. Totals and progress are never cached."""
 ENDED_SECONDS = 24 * 3600
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def cost_of(run: Run, kind: str) -> RunCost:
 
 
 def _kept(run: Run, name: str, count: Callable[[], T]) -> T:
-    """Counted now, or a moment ago."""
+    """The counts of a small run are made now; those of a large run may come from the cache."""
     if not is_large(run):
         return count()
     live = is_active(run)
@@ -51,7 +51,7 @@ def _kept(run: Run, name: str, count: Callable[[], T]) -> T:
 
 
 def _quietly(ask: Callable[[], Any]) -> Any:
-    """Redis may be away: the page still has to be drawn."""
+    """The page is drawn without Redis too."""
     try:
         return ask()
     except Exception as error:

@@ -22,7 +22,7 @@ SORTS = {
     "n_tokens": "shortest first",
     "-n_findings": "most findings first",
 }
-"""The orders that the list offers, of those that `selectors.SORTS` knows."""
+"""The orders that the list offers; `selectors.SORTS` knows more."""
 STATUSES = tuple(StoredTrajectory.Status.values)
 NUMBERS = {"at": "step", "from": "first", "to": "last", "tokens_min": "tokens_min", "tokens_max": "tokens_max"}
 """Parameters that take a whole number, and the field that holds it."""
@@ -31,7 +31,7 @@ SEVERITIES = tuple(severity.value for severity in Severity)
 
 @dataclass(frozen=True)
 class TrajectoryFilter:
-    """The filter and order of a run's trajectories, as the URL says it; what makes no sense is left out and said."""
+    """The filter and order of a run's trajectories, read from a URL. ``notices`` names each value that was left out."""
 
     finding: str = ""
     severity: str = ""
@@ -44,7 +44,7 @@ class TrajectoryFilter:
     tokens_min: int | None = None
     tokens_max: int | None = None
     step: int | None = None
-    """Said as ``at``: on the pages of a trajectory ``step`` means something else."""
+    """The parameter is ``at``: on the pages of a trajectory ``step`` means something else."""
     first: int | None = None
     last: int | None = None
     flawed: str = ""
@@ -86,7 +86,7 @@ class TrajectoryFilter:
         return cls(**values, notices=tuple(notices))
 
     def filters(self, hide_queued: bool = False) -> selectors.TrajectoryFilters:
-        """The same as the selector takes it. A filter that names a status hides nothing beside it."""
+        """The filter for the selector. ``hide_queued`` has no effect beside a filter by status."""
         return selectors.TrajectoryFilters(
             kind=self.finding,
             severity=self.severity,
@@ -106,7 +106,7 @@ class TrajectoryFilter:
         )
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The parameters that say this filter and order, without the page reached; defaults are left out."""
+        """The parameters of this filter and order, without ``after`` and without defaults."""
         named = {name: name for name in ("finding", "severity", "status", "stop", "group", "text", "min", "max")}
         pairs = [
             (name, f"{value:.9g}" if isinstance(value, float) else str(value))

@@ -1,4 +1,4 @@
-"""The form of a launch, filled in with defaults, with an earlier run, or with the chat template of a check."""
+"""The form of a launch, filled in with defaults, an earlier run, or the chat template of a check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollouts.work.launch import LaunchSettings, served_models
 
 MAX_PROBLEMS = 10
 MAX_TEMPLATES = 200
-"""Registered chat templates that are offered, the newest first; any other can be named in the address."""
+"""The newest chat templates are offered; the address can name any other."""
 TEMPLATES = ("chat_template", "rows_chat_template")
 
 
@@ -41,7 +41,7 @@ def _strategies() -> list[tuple[str, str]]:
 
 
 def _families(names: Any) -> list[Any]:
-    """Choices, those named `family:name` under their family."""
+    """Choices; a name `family:name` stands under its family."""
     plain = [(name, name) for name in names if ":" not in name]
     families: dict[str, list[tuple[str, str]]] = {}
     for name in names:
@@ -57,7 +57,7 @@ def _pasted(label: str) -> forms.CharField:
 
 
 class NewRunForm(PlainForm):
-    """What a launch asks for; sent unchanged it makes a run that works."""
+    """The settings of a launch. Sent unchanged, the form makes a run that works."""
 
     name = forms.CharField(
         max_length=200,
@@ -175,11 +175,11 @@ class NewRunForm(PlainForm):
 
     @staticmethod
     def seeds_explained() -> list[tuple[str, str]]:
-        """What a seed is worth for each model that is served."""
+        """For each served model, how far a seed repeats its output."""
         return [(name, engine_spec(model.engine).seed_note) for name, model in served_models().items()]
 
     def opens_templates(self) -> bool:
-        """Whether the part about chat templates is not as it comes, so that it must not be folded away."""
+        """Whether the part about chat templates has values or errors, and so is shown open."""
         names = [f"{name}{part}" for name in TEMPLATES for part in ("", "_text", "_file")] + ["template_kwargs"]
         return any(name in self.errors or self[name].value() for name in names)
 
@@ -226,7 +226,7 @@ class NewRunForm(PlainForm):
                 self.add_error(f"{name}_file", error)
 
     def launch_form(self) -> LaunchSettings:
-        """The launch that a valid form asks for; templates that are new here are registered."""
+        """The launch that a valid form asks for. New templates are registered."""
         known = {field.name for field in fields(LaunchSettings)}
         values = {name: value for name, value in self.cleaned_data.items() if name in known}
         for name in TEMPLATES:
@@ -235,7 +235,7 @@ class NewRunForm(PlainForm):
         return LaunchSettings(**values)
 
     def add_problems(self, problems: dict[str, str]) -> None:
-        """Put the launch's own objections beside their fields."""
+        """Put the errors of the launch beside their fields."""
         for name, sentence in problems.items():
             self.add_error(name if name in self.fields else None, sentence)
 
@@ -246,7 +246,7 @@ def form_labels() -> dict[str, str]:
 
 
 def filled_in(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Initial values by an address, and what in it leads nowhere, as sentences.
+    """Initial values from an address, and sentences about parameters that have no effect.
 
     ``?again=<run>`` takes a run's settings; ``?chat_template=<sha256 or check>`` (or ``rows_chat_template=``) chooses a
     template, with ``&repaired=repair`` (or ``wider``) the repaired one of that check.
@@ -287,7 +287,7 @@ def _of_run(run: Run) -> tuple[dict[str, Any], list[str]]:
 
 
 def _template(name: str, asked: str, repaired: str) -> dict[str, Any] | None:
-    """The initial values that choose a template; None where there is no such one."""
+    """The initial values that choose a template; None when the template does not exist."""
     if len(asked) == 64:
         return {name: asked, f"{name}_text": ""} if find_chat_template(asked) else None
     check = find_check(asked)

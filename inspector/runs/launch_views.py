@@ -39,7 +39,7 @@ def new(request: HttpRequest) -> HttpResponse:
 
 
 def _launch(form: NewRunForm, request: HttpRequest) -> Run | None:
-    """The run that a form launches; None with the form's errors filled in when it cannot be."""
+    """Launch what a form asks for. Returns None, and fills in the form's errors, when that is refused."""
     if not form.is_valid():
         return None
     try:

@@ -1,7 +1,7 @@
 """The parts of a run's page that change while it works.
 
-The page asks again with the marks of what it shows and gets only the parts that changed; where nothing did, the answer
-is empty, and costs no more than finding that out.
+The page asks again with the marks of what it shows. The answer holds the parts that changed, and is empty when nothing
+changed.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from rollouts.work import launch
 
 TRAJECTORIES_PER_PAGE = 50
 LOOK_SECONDS = 5
-"""Progress is told every two seconds; figures and list, which cost more, are not looked at more often than this."""
+"""The page shows progress every two seconds. Figures and list cost more and are read this often at most."""
 _MARKED_FIELDS = (
     "pk", "status", "stop_reason", "reward", "n_steps", "n_rows", "n_tokens", "n_trained", "n_findings", "error",
 )  # fmt: skip
-"""The columns of a trajectory that its line shows and that change."""
+"""The columns of a trajectory that its line shows and that can change."""
 _MOVING = ("elapsed_seconds", "tokens_per_second", "remaining_seconds")
-"""What follows from the clock is no reason to draw anything anew."""
+"""What changes with the clock alone. A change of these is no reason to draw a part again."""
 
 
 def mark_of(*values: Any) -> str:
-    """Short, and another one for other values."""
+    """A short hash of values: it changes when they change."""
     return hashlib.blake2s(repr(values).encode("utf-8", "backslashreplace"), digest_size=6).hexdigest()
 
 
 def nothing_new() -> HttpResponse:
-    """What the page has is what there is: htmx swaps nothing and asks again later."""
+    """The page is up to date: htmx swaps nothing and asks again later."""
     return HttpResponse(status=204)
 
 
 def progress_part(run: Run) -> dict[str, Any]:
-    """How far the run is, with the trajectories that are under way and those that nobody has begun. One query."""
+    """The run, and how far it is. One query."""
     live = run.kind == Run.Kind.LAUNCH and is_active(run)
     state = progress(run, selectors.count_running(run) if live else 0)
     return {"run": RunValues.of(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
 
 
 def progress_mark(part: dict[str, Any]) -> str:
-    """Of all that the run's totals say, so that other parts are only looked at where it is another one."""
+    """The mark of the run's totals. The clock does not change it."""
     state = {name: value for name, value in fields_of(part["progress"]).items() if name not in _MOVING}
     return mark_of(part["run"], state, part["resumable"])
 
@@ -74,19 +74,19 @@ def figures_part(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
         "summary": summary,
         "chart": histogram(summary),
         "kinds": finding_choices(summary, wanted),
-        "judgement": findings_sentences(summary),
+        "by_severity": findings_sentences(summary),
         "stops": stop_choices(summary, wanted),
     }
 
 
 def figures_mark(run: Run) -> str:
-    """Other figures follow from ends and findings alone."""
+    """The mark of the figures, which change with ends and findings alone."""
     totals = run.n_trajectories, run.n_finished, run.n_failed, run.n_rewards, run.reward_sum
     return mark_of(totals, sorted(run.finding_counts.items()))
 
 
 def list_page(run: Run, wanted: TrajectoryFilter) -> selectors.Page:
-    """One page of the run's trajectories. While a launch works, those that nobody has begun are left out. One query."""
+    """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
     filters = wanted.filters(hide_queued=run.kind == Run.Kind.LAUNCH and is_active(run))
     return selectors.list_trajectories(run, filters, wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
 
@@ -114,7 +114,7 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.Page) -> dict
 
 @dataclass(frozen=True)
 class Had:
-    """What the page has: a mark of each part, and when figures and list were last looked at."""
+    """What a page shows: a mark of each part, and when figures and list were last read."""
 
     progress: str = ""
     figures: str = ""
@@ -145,9 +145,9 @@ def all_of(run: Run, part: dict[str, Any], found: selectors.Page) -> Had:
 
 
 def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
-    """The parts that changed since the page got what it has."""
+    """The parts that changed since the page was drawn."""
     if not is_active(run):
-        # It has just ended: load the whole page anew, once, with what only an ended run shows.
+        # It has just ended: load the whole page once more, with what only an ended run shows.
         return HttpResponse(headers={"HX-Refresh": "true"})
     had = Had.read(request.GET.get("have", ""))
     part = progress_part(run)

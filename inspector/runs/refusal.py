@@ -35,7 +35,7 @@ class Refusal:
 
 
 def refusal(run: Run) -> Refusal | None:
-    """What the page of a refused run says; None for any other. At most two queries, none where nothing failed."""
+    """What the page of a refused run says; None for any other run. At most two queries, none where nothing failed."""
     finding = _finding(run)
     if finding is None:
         return None

@@ -22,7 +22,7 @@ ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
 """Settings of an import that tell its worker what to do, and a reader nothing."""
 SILENCE_SECONDS = 60
-"""An import whose worker has reported nothing for longer is said to be silent; the worker may be at one long line."""
+"""After so long without a report the page calls an import silent. A worker may need long for one line."""
 
 
 def is_active(run: Run) -> bool:
@@ -146,13 +146,13 @@ class Choice:
     chosen: bool
     notes: tuple[str, ...] = ()
     severity: str = ""
-    """The worst that its findings have."""
+    """The worst severity of its findings."""
 
 
 def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
-    """Findings by kind, errors before warnings before notes, and of these the most frequent first."""
+    """Findings by kind: errors, then warnings, then infos; within each the most frequent first."""
     most = max(summary.finding_counts.values(), default=0)
-    # Of a run that works, or was cancelled, those that nobody has judged say nothing.
+    # While a run works, or after it was cancelled, trajectories without a diagnosis do not count.
     total = sum(n for status, n in summary.by_status.items() if status not in ("queued", "running", "cancelled"))
     choices = []
     for kind, count in summary.finding_counts.items():
@@ -183,7 +183,7 @@ def severity_count(severity: str, n: int) -> str:
 
 
 def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
-    """(severity, sentence): how many trajectories have an error, or a warning at worst, or nothing above an info."""
+    """(severity, sentence): how many trajectories have each severity as their worst."""
     counts = summary.severities
     clean = counts.get("", 0) if set(summary.by_status) == {"done"} else 0
     said = [
@@ -200,8 +200,10 @@ def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
-    """Why trajectories ended, the most frequent first. Those that have not ended are left out; those that failed or
-    were cancelled have no reason of their own and count as that."""
+    """Why trajectories ended, the most frequent first.
+
+    Trajectories that have not ended are left out. Failed and cancelled ones have no stop reason: their status counts.
+    """
     cut = {name: summary.by_status.get(name, 0) for name in ("failed", "cancelled")}
     unfinished = sum(summary.by_status.get(status, 0) for status in ("queued", "running"))
     counts = dict(summary.stop_reasons)
@@ -228,7 +230,7 @@ def is_flat(group: GroupStats, live: bool) -> bool:
 
 
 def tokenizer_note(run: Run, summary: RunSummary) -> str:
-    """That ids cannot be read as text, or are hardly those of the run's tokenizer; empty while all is well."""
+    """A sentence when the run has no tokenizer, or probably not the right one; empty otherwise."""
     if is_active(run) or not run.n_tokens:
         return ""
     if run.tokenizer is None:
@@ -242,7 +244,7 @@ def tokenizer_note(run: Run, summary: RunSummary) -> str:
 
 
 def settings_words(settings: Mapping[str, Any], labels: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """The settings of a launch as pairs for a list: under the form's own labels, nested ones as JSON."""
+    """The settings of a launch as pairs: the label of the form, and the value (nested values as JSON)."""
     return [
         (labels.get(key) or key.replace("_", " ").capitalize(), _word(key, value))
         for key, value in settings.items()

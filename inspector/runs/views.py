@@ -27,7 +27,7 @@ RUNS_PER_PAGE = 25
 @require_safe
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """Runs, newest first; `?text=`, `?status=`, `?kind=` filter, `?after=CODE` goes on."""
+    """Runs, newest first. `?text=`, `?status=` and `?kind=` filter; `?after=CODE` shows the part behind a run."""
     asked = {name: request.GET.get(name, "").replace("\0", "")[:200] for name in ("text", "status", "kind", "after")}
     filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"])
     found = selectors.list_runs(filters, asked["after"], RUNS_PER_PAGE + 1)
@@ -71,7 +71,7 @@ def cancel(request: HttpRequest, run: Run) -> HttpResponse:
 
 @writes_run
 def resume(request: HttpRequest, run: Run) -> HttpResponse:
-    """Go on with a launched run that stopped before its end; what is stored is not made again."""
+    """Continue a launched run that stopped before its end. Stored steps are not sampled again."""
     try:
         launch.resume(run)
     except ValueError as refusal:
@@ -85,7 +85,7 @@ def resume(request: HttpRequest, run: Run) -> HttpResponse:
 
 @writes_run
 def delete(request: HttpRequest, run: Run) -> HttpResponse:
-    """Remove a run that has ended, with everything in it; the form's tick is the question "really?"."""
+    """Remove a run that has ended, with everything in it. The form has a box to tick first."""
     if is_active(run):
         messages.error(request, "This run still works. Cancel it first, then delete it.", extra_tags="error")
         return redirect("run", run.code)

@@ -1,6 +1,7 @@
-"""Who works: each worker writes its state into one Redis hash every two seconds; the Workers page reads it.
+"""The state of each worker: it writes one entry of a Redis hash every two seconds, and the Workers page reads them.
 
-A hash and not the cache, because a page has to list workers whose names it does not know.
+The page does not know the names of the workers, and a cache cannot list its keys: so this is a hash. The inspection
+commands of Celery ask every worker and wait for the answers; a page cannot wait.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from django.conf import settings
 
 KEY = "inspector:workers"
 LIVES_SECONDS = 10
-"""A worker that has been silent for longer is gone. Its heartbeats in the cache live as long."""
+"""A worker without a heartbeat for so long is gone. Its heartbeats in the cache expire after the same time."""
 FORGOTTEN_SECONDS = 3600
-"""After this its entry is removed; until then the page says that it is gone."""
+"""After so long the entry of such a worker is removed. Until then the page says that the worker is gone."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class EngineState:
     tokens: int
     """Sampled since it was built."""
     tokens_per_second: float
-    """Since the last sign of life."""
+    """Since the last heartbeat."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def announce(connection: redis.Redis, state: WorkerState) -> None:
 
 
 def withdraw(connection: redis.Redis, name: str) -> None:
-    """Remove the entry of a worker that ends in good order."""
+    """Remove the entry of a worker that ends."""
     connection.hdel(KEY, name)
 
 
@@ -100,7 +101,7 @@ def queue_lengths(connection: redis.Redis, queues: list[str]) -> dict[str, int]:
 
 
 class Describer:
-    """Builds this process's state for each sign of life; remembers the last one for rates."""
+    """Builds the state of this process for each heartbeat. Rates are against the state before."""
 
     def __init__(self, name: str, queues: list[str], slots: int) -> None:
         self.name, self.queues, self.slots = name, queues, slots

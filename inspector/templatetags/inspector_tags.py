@@ -80,7 +80,7 @@ def duration(seconds: Any) -> str:
 
 @register.filter
 def when(value: datetime | None) -> SafeString | str:
-    """A moment: short, in UTC, with the exact one in `datetime=`; app.js adds how long ago it was."""
+    """A moment in UTC, to the minute; `datetime=` has the exact one. app.js adds how long ago it was."""
     if value is None:
         return NO_VALUE
     moment = value.astimezone(UTC)
@@ -91,7 +91,7 @@ def when(value: datetime | None) -> SafeString | str:
 
 @register.filter
 def day(value: datetime | None) -> SafeString | str:
-    """A moment of which the day is what counts: an expiry. app.js leaves it as it is."""
+    """The day of a moment, for an expiry. app.js does not change it."""
     if value is None:
         return NO_VALUE
     moment = value.astimezone(UTC)
@@ -137,13 +137,13 @@ def finding_meaning(kind: str) -> str:
 
 @register.filter
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
-    """The first of some counts, the greatest first."""
+    """The ``most`` greatest counts, the greatest first."""
     return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
 
 
 @register.simple_tag
 def any_has(items: Iterable[Any], name: str) -> bool:
-    """One of the lines of a list has a value there: a column without any is not drawn."""
+    """Whether a line of a list has a value of that name: a column without values is not drawn."""
     return any(getattr(item, name) not in (None, "") for item in items)
 
 

@@ -40,7 +40,7 @@ View = Callable[..., HttpResponse]
 
 
 class Refused(Exception):
-    """A request that is not served: status and sentence."""
+    """A request that is refused, with a status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 def api(view: View) -> View:
-    """POST with a live token; the view gets it as its second argument. Every refusal is JSON with a sentence."""
+    """Accepts a POST with a live token, the second argument of the view. Every refusal is JSON with a sentence."""
 
     @wraps(view)
     def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -152,7 +152,7 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
 
 
 def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) -> None:
-    """Write the body down as it comes, never more than ``limit`` bytes of it."""
+    """Write the body to a file as it arrives; at most ``limit`` bytes."""
     length = request.META.get("CONTENT_LENGTH") or ""
     stream: Any = request
     if not length:

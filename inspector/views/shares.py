@@ -163,7 +163,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
 @require_safe
 @never_cache
 def open_link(request: HttpRequest, token: str) -> HttpResponse:
-    """Remember the grant in this browser and go to the target; 410 when the link is over, 404 when it never was."""
+    """Remember the grant in this browser and go to the target. 410 when the link is over, 404 when there is none."""
     wanted_json = token.endswith(".json")
     token = token.removesuffix(".json")
     link = find_share(token_sha256=services.token_hash(token))

@@ -91,7 +91,7 @@ def _lines() -> list[TokenizerLine]:
 
 
 def _register(form: TokenizerForm) -> Tokenizer | None:
-    """The tokenizer that a form registers; None with the form's errors filled in when it cannot be."""
+    """Register what a form names. Returns None, and fills in the form's errors, when that cannot be read."""
     if not form.is_valid():
         return None
     given = form.cleaned_data
@@ -108,7 +108,7 @@ def _register(form: TokenizerForm) -> Tokenizer | None:
 
 
 def _folder_of(given: dict[str, Any], scratch: Path) -> tuple[Path, str, str | None]:
-    """The folder that a form names, how its source is written down, and a name when the folder's own says nothing."""
+    """The folder that a form names, its source in words, and a name where the folder's own name means nothing."""
     if given["folder"]:
         return Path(given["folder"]), given["folder"], None
     if given["upload"]:

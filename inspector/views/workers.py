@@ -31,13 +31,13 @@ class WorkerLine:
     """Names of the tasks under way."""
     started_at: datetime
     seen_at: datetime
-    """Its last sign of life."""
+    """Its last heartbeat."""
     engines: list[EngineState]
     """What it keeps warm."""
     doing: list[str]
     """The tasks under way, in words."""
     alive: bool
-    """Its last sign of life is not old."""
+    """Its last heartbeat is recent."""
 
     @classmethod
     def of(cls, worker: WorkerState) -> WorkerLine:
@@ -49,7 +49,7 @@ class WorkerLine:
 
 @dataclass(frozen=True)
 class QueueLine:
-    """A queue, and how loaded those are who serve it."""
+    """A queue, and the load of the workers that serve it."""
 
     name: str
     waiting: int

@@ -60,7 +60,7 @@ def no_permission(request: HttpRequest, view: View) -> HttpResponse:
 
 
 def share_is_over(request: HttpRequest) -> HttpResponse:
-    """410: the link was good once."""
+    """410: the link worked once."""
     return error_page(
         request,
         410,
@@ -109,14 +109,14 @@ def _writes(find: Callable[[str], T | None], noun: str) -> Callable[[View], View
 
 
 reads_run = _reads(lambda code: find_run(code=code), "run")
-"""`view(request, run)`: for a login, or a link to the run. Tokenizer and templates are read where a page shows them:
-most questions are a live page's, which are about the run alone."""
+"""`view(request, run)`: for a login, or a link to the run. Tokenizer and templates are not loaded: most requests
+come from a live page, which does not show them."""
 
 reads_trajectory = _reads(find_trajectory, "trajectory")
-"""`view(request, trajectory)`: for a login, or a link to the trajectory or its run; the run comes loaded."""
+"""`view(request, trajectory)`: for a login, or a link to the trajectory or its run. The run is loaded."""
 
 reads_check = _reads(find_check, "template check")
-"""`view(request, check)`: for a login, or a link to the check; tokenizer and template come loaded."""
+"""`view(request, check)`: for a login, or a link to the check. Tokenizer and template are loaded."""
 
 writes_run = _writes(lambda code: find_run(code=code), "run")
 """`view(request, run)`: a POST of someone logged in."""

@@ -128,7 +128,7 @@ class ImportForm(PlainForm):
 
 
 def read_template(upload: UploadedFile) -> str:
-    """The Jinja text of an upload; a sentence when it is none."""
+    """The Jinja text of an upload. Raises ``ValidationError`` with a sentence when it is no template."""
     if (upload.size or 0) > MAX_TEMPLATE_BYTES:
         raise forms.ValidationError("This file is larger than 2 MB; a chat template is not.")
     try:
@@ -207,7 +207,7 @@ class TokenizerForm(PlainForm):
 
 
 class ShareForm(PlainForm):
-    """What a share link opens, for how long, and a word with it."""
+    """What a share link opens, for how long, and a note."""
 
     KINDS = ("run", "trajectory", "check")
 

@@ -1,7 +1,6 @@
-"""Who may look: one-time login links, and the rule that every page but a few needs a login.
+"""One-time login links, and the rule that almost every page needs a login.
 
-A link's token is stored as a hash in a file of the data folder, whose deletion is its use, so that it
-works once.
+The hash of a token is a file in the data folder. Use of the token deletes the file, so a link works once.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ def _place(token: str) -> Path:
 
 
 def make_token() -> str:
-    """A fresh token that logs one browser in, once, within `LOGIN_LINK_SECONDS`; expired ones are swept."""
+    """A new token that logs one browser in once within `LOGIN_LINK_SECONDS`. Expired tokens are removed."""
     now = time.time()
     for path in _folder().iterdir():
         if not path.name.startswith(".") and _expiry(path) < now:
@@ -49,7 +48,7 @@ def _expiry(path: Path) -> float:
 
 
 def use_token(token: str) -> bool:
-    """True the first time a live token is shown, False ever after."""
+    """True when a live token is used for the first time; False otherwise."""
     if not token or len(token) > 200:
         return False
     path = _place(token)
@@ -69,7 +68,7 @@ def local_user() -> AbstractBaseUser:
 class LoginRequiredMiddleware(auth_middleware.LoginRequiredMiddleware):
     """Every view needs a login unless it is marked `login_not_required`; scripts get a status instead of a redirect."""
 
-    def handle_no_permission(  # type: ignore[override]  # Django calls whatever it gives an answer
+    def handle_no_permission(  # type: ignore[override]  # Django calls whatever it returns
         self, request: HttpRequest, view_func: Any
     ) -> HttpResponse:
         if request.path.endswith(".json"):

@@ -8,7 +8,7 @@ from django.core.files.uploadhandler import TemporaryFileUploadHandler
 
 
 class LimitedUploadHandler(TemporaryFileUploadHandler):
-    """Streams each file of a request to a temporary file; refuses the request past `UPLOAD_MAX_BYTES` in all."""
+    """Streams each file of a request to a temporary file; refuses a request with more than `UPLOAD_MAX_BYTES`."""
 
     received = 0
 

@@ -1,4 +1,4 @@
-"""What the pages of a run count: its summary, and what its findings cost. Of a large run it is stored when it ends."""
+"""The figures of a run: its summary, and what its findings cost. Those of a large run are stored when it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollouts.tito.diagnose.finding import Severity
 VERSION = 3
 """Goes up when other figures are counted."""
 LARGE = 5_000
-"""Trajectories from which on counting would keep a page waiting."""
+"""From so many trajectories on, counting would keep a page waiting."""
 SLICES = 20
 """Equal stretches of a run."""
 MAX_STEPS = 40
@@ -63,7 +63,7 @@ def is_large(run: Run) -> bool:
 
 
 def state_of(run: Run) -> str:
-    """Of all totals of a run: what is counted at other totals is stale."""
+    """A hash of all totals of a run. Figures with another hash are stale."""
     totals = (
         VERSION, run.status, run.n_trajectories, run.n_finished, run.n_failed, run.n_steps, run.n_tokens, run.n_rewards,
         run.reward_sum, sorted(run.finding_counts.items()), run.diagnosis_version,
@@ -80,7 +80,7 @@ def count(run: Run) -> dict[str, Any]:
 
 
 def stored_figures(run: Run) -> dict[str, Any] | None:
-    """What the worker that ended a large run counted; None when there is none, or the run has changed since."""
+    """The figures that were counted at the end of a large run; None for a small run, or when the run has changed."""
     held = RunFigures.objects.filter(run=run).first() if is_large(run) else None
     return held.body if held is not None and held.state == state_of(run) else None
 
@@ -94,14 +94,14 @@ def worst_of(runs: Sequence[Run]) -> dict[int, tuple[str, int]]:
 
     A large run is answered from its stored figures, and left out while it has none.
     """
-    judged = [run for run in runs if any(run.finding_counts.values())]
+    diagnosed = [run for run in runs if any(run.finding_counts.values())]
     counts: dict[int, dict[str, int]] = {}
-    large = {run.pk: run for run in judged if is_large(run)}
+    large = {run.pk: run for run in diagnosed if is_large(run)}
     if large:
         for found in RunFigures.objects.filter(run__in=large):
             if found.state == state_of(large[found.run_id]):
                 counts[found.run_id] = summary_in(found.body).severities
-    small = [run.pk for run in judged if run.pk not in large]
+    small = [run.pk for run in diagnosed if run.pk not in large]
     if small:
         held = StoredTrajectory.objects.filter(run__in=small).exclude(worst_severity="")
         for run, severity, n in held.values_list("run", "worst_severity").annotate(n=Count("pk")):

@@ -158,7 +158,7 @@ def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredF
 
 
 def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.StoredTrajectory]:
-    """The trajectories that pass, in no order."""
+    """The trajectories that pass the filter, in no order."""
     found = models.StoredTrajectory.objects.filter(run=run)
     if filters.kind or filters.severity or filters.step is not None:
         findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"))
@@ -205,7 +205,7 @@ def list_trajectories(
 ) -> Page:
     """A keyset page. An unknown sort or a cursor that cannot be read starts at the beginning.
 
-    Those without a reward come last either way. One query, two where they begin.
+    Trajectories without a reward come last in both orders. One query; two for the page on which they begin.
     """
     if sort not in SORTS:
         sort = "index"
@@ -260,7 +260,7 @@ def neighbours(
 
 
 def _beyond(column: str, descending: bool, value: float | None, index: int) -> Q:
-    """What stands behind a value in the list, of those that have one. The bound is said apart, for the index's sake."""
+    """What stands behind a value in the list, of rows that have a value. The first bound is for the index."""
     if value is None:
         return Q(pk__in=())
     further = "lt" if descending else "gt"
@@ -268,7 +268,7 @@ def _beyond(column: str, descending: bool, value: float | None, index: int) -> Q
 
 
 def _short_of(column: str, descending: bool, value: float | None, index: int) -> Q:
-    """What stands before a value in the list, of those that have one."""
+    """What stands before a value in the list, of rows that have a value."""
     if value is None:
         return Q(**{f"{column}__isnull": False})
     nearer = "gt" if descending else "lt"
@@ -291,7 +291,7 @@ def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
 
 
 def summary_from(values: dict[str, Any]) -> RunSummary:
-    """The summary that ``dataclasses.asdict`` gave."""
+    """The summary from the dict that ``dataclasses.asdict`` made of it."""
     return RunSummary(**{**values, "reward_bins": [RewardBin(**one) for one in values["reward_bins"]]})
 
 
