@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from inspector.web.twins import Page
+from inspector.web.twins import Page, from_columns
 from rollouts.chat_templates.probes.checks import TITO_POST
 from rollouts.models import TemplateCheck
 from rollouts.work import template_checks
@@ -41,14 +41,12 @@ class CheckSummary(Page):
     def of(cls, check: TemplateCheck, /, **more: Any) -> Self:
         """A check that was loaded with its tokenizer and template, and what a subclass adds."""
         cells = check.cells or {}
-        return cls(
-            code=check.code,
+        return from_columns(
+            cls,
+            check,
             tokenizer=check.tokenizer.name if check.tokenizer else None,
             chat_template=str(check.chat_template),
             chat_template_sha256=check.chat_template.sha256,
-            status=check.status,
-            error=check.error,
-            created_at=check.created_at,
             prefix_preserving=cells.get("prefix_preserving"),
             void=bool(cells.get("probes", {}).get(TITO_POST, {}).get("void")),
             own_arguments=bool(check.question),
@@ -72,7 +70,7 @@ class CheckState(CheckSummary):
         """As :meth:`CheckSummary.of`."""
         under_way = check.status in (TemplateCheck.Status.QUEUED, TemplateCheck.Status.RUNNING)
         lost = under_way and template_checks.is_stale(check)
-        return super().of(check, question=check.question, under_way=under_way, lost=lost, **more)
+        return super().of(check, under_way=under_way, lost=lost, **more)
 
 
 @dataclass(frozen=True)
@@ -167,26 +165,12 @@ class ComparePage(Page):
 
 
 @dataclass(frozen=True)
-class ComparedTemplate:
-    """One of two compared templates."""
-
-    sha256: str
-    label: str
-    code: str | None
-    """Of its check; None where nobody has asked."""
-    status: str
-    """Of its check, or ``missing``."""
-    error: str
-    prefix_preserving: bool | None
-
-
-@dataclass(frozen=True)
 class ComparedPage(ComparePage):
     """Two chosen templates side by side."""
 
-    a: ComparedTemplate
-    """The first."""
-    b: ComparedTemplate
+    a: dict[str, Any]
+    """The first: hash, label, and the state of its check."""
+    b: dict[str, Any]
     """The second."""
     same: bool
     """Their texts are equal."""

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from inspector.chat_templates.pages import ComparedPage, ComparedTemplate
+from inspector.chat_templates.pages import ComparedPage
 from inspector.chat_templates.repair_page import diff_lines, text_diff
 from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
@@ -44,15 +44,15 @@ def compare(
     )
 
 
-def _compared(template: ChatTemplate, check: TemplateCheck | None) -> ComparedTemplate:
-    return ComparedTemplate(
-        sha256=template.sha256,
-        label=str(template),
-        code=check.code if check else None,
-        status=check.status if check else "missing",
-        error=check.error if check else "",
-        prefix_preserving=((check.cells or {}) if check else {}).get("prefix_preserving"),
-    )
+def _compared(template: ChatTemplate, check: TemplateCheck | None) -> dict[str, Any]:
+    return {
+        "sha256": template.sha256,
+        "label": str(template),
+        "code": check.code if check else None,
+        "status": check.status if check else "missing",
+        "error": check.error if check else "",
+        "prefix_preserving": ((check.cells or {}) if check else {}).get("prefix_preserving"),
+    }
 
 
 def _probes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:

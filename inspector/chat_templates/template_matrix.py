@@ -11,6 +11,7 @@ from typing import Any
 from django.http import QueryDict
 
 from inspector.chat_templates.pages import MatrixColumn, MatrixPage
+from inspector.web.twins import from_columns
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.selectors.checks import find_checks
 from rollouts.selectors.registered import tokenizers_with_template
@@ -86,11 +87,9 @@ def matrix(params: QueryDict) -> MatrixPage:
 
 def _column(tokenizer: Tokenizer, check: TemplateCheck | None) -> MatrixColumn:
     cells = (check.cells or {}) if check else {}
-    return MatrixColumn(
-        name=tokenizer.name,
-        source=tokenizer.source,
-        revision=tokenizer.revision,
-        created_at=tokenizer.created_at,
+    return from_columns(
+        MatrixColumn,
+        tokenizer,
         chat_template=tokenizer.chat_template_id,
         code=check.code if check else None,
         status="missing" if check is None or is_missing(check) else check.status,

@@ -145,7 +145,7 @@ def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The verdict of one check, or how far it is."""
     if is_fragment(request, "repair"):
         return page(request, "chat_templates/_repair.html", {}, **drawn_repair(check))
-    shown = CheckPage.of(check, progress=check.progress, report=check.report)
+    shown = CheckPage.of(check)
     return page(request, "chat_templates/detail.html", shown, **drawn(check))
 
 

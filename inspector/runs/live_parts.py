@@ -28,7 +28,7 @@ from inspector.runs.values import (
     progress,
     stop_choices,
 )
-from inspector.web.twins import fields_of, whole_number
+from inspector.web.twins import fields_of, from_columns, whole_number
 from rollouts import selectors
 from rollouts.models import Run
 from rollouts.work import launch
@@ -101,10 +101,11 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.Page) -> dict
     kinds = selectors.finding_kinds(found.items)
     query = wanted.query()
     lines = [
-        TrajectoryLine.of(
+        from_columns(
+            TrajectoryLine,
             item,
-            kinds.get(item.pk, {}),
-            query,
+            url=f"/trajectories/{item.code}{query}",
+            kinds=kinds.get(item.pk, {}),
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
         for item in found.items

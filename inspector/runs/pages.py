@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -11,10 +10,10 @@ from django.urls import reverse
 
 from inspector.runs.refusal import Refusal
 from inspector.runs.values import BOOKKEEPING, Progress
-from inspector.web.twins import Page
+from inspector.web.twins import Page, from_columns
 from rollouts.engines import engine_spec
 from rollouts.formats import lacks_of
-from rollouts.models import Run, StoredTrajectory
+from rollouts.models import Run
 from rollouts.selectors import RunSummary
 from rollouts.selectors.figures import KindCost
 
@@ -81,36 +80,10 @@ class RunValues(Page):
     @classmethod
     def of(cls, run: Run, /, **more: Any) -> Self:
         """The values of a run, and those that a subclass adds."""
-        return cls(
-            code=run.code,
-            name=run.name,
-            kind=run.kind,
-            status=run.status,
-            error=run.error,
-            cancel_requested=run.cancel_requested,
-            url=reverse("run", args=[run.code]),
-            created_at=run.created_at,
-            started_at=run.started_at,
-            finished_at=run.finished_at,
-            model=run.model,
-            engine=run.engine,
-            environment=run.environment,
-            strategy=run.strategy,
-            format=run.format,
-            expected=run.n_expected,
-            trajectories=run.n_trajectories,
-            finished=run.n_finished,
-            failed=run.n_failed,
-            steps=run.n_steps,
-            rows=run.n_rows,
-            tokens=run.n_tokens,
-            sampled=run.n_sampled,
-            rejected=run.n_rejected,
-            reward_mean=run.reward_sum / run.n_rewards if run.n_rewards else None,
-            diagnosis_version=run.diagnosis_version,
-            findings={kind: count for kind, count in sorted(run.finding_counts.items()) if count},
-            **more,
-        )
+        findings = {kind: count for kind, count in sorted(run.finding_counts.items()) if count}
+        reward_mean = run.reward_sum / run.n_rewards if run.n_rewards else None
+        url = reverse("run", args=[run.code])
+        return from_columns(cls, run, url=url, reward_mean=reward_mean, findings=findings, **more)
 
 
 @dataclass(frozen=True)
@@ -195,33 +168,6 @@ class TrajectoryLine:
     """Kind of its findings -> the worst severity of that kind."""
     zero_variance: bool
     """All rewards of its group are equal, and none is still to come."""
-
-    @classmethod
-    def of(
-        cls, trajectory: StoredTrajectory, kinds: Mapping[str, str], query: str, zero_variance: bool
-    ) -> TrajectoryLine:
-        """From columns alone, no query."""
-        return cls(
-            code=trajectory.code,
-            url=f"/trajectories/{trajectory.code}{query}",
-            index=trajectory.index,
-            external_id=trajectory.external_id,
-            group=trajectory.group,
-            status=trajectory.status,
-            error=trajectory.error,
-            stop_reason=trajectory.stop_reason,
-            reward=trajectory.reward,
-            reward_parts=trajectory.reward_parts,
-            steps=trajectory.n_steps,
-            rows=trajectory.n_rows,
-            tokens=trajectory.n_tokens,
-            sampled=trajectory.n_sampled,
-            trained=trajectory.n_trained,
-            findings=trajectory.n_findings,
-            worst_severity=trajectory.worst_severity,
-            kinds=dict(kinds),
-            zero_variance=zero_variance,
-        )
 
 
 @dataclass(frozen=True)

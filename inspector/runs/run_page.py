@@ -16,7 +16,7 @@ from inspector.runs.refusal import refusal
 from inspector.runs.values import settings_words, tokenizer_note
 from inspector.runs.work_card import work_card
 from inspector.web.access import may_write
-from inspector.web.twins import json_page, page, wants_json
+from inspector.web.twins import from_columns, json_page, page, wants_json
 from rollouts import selectors
 from rollouts.models import Run
 
@@ -33,7 +33,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         progress=shell["progress"],
         refusal=refusal(run),
         summary=shell["summary"],
-        rejections=[RejectedLine(one.file, one.line, one.reason) for one in rejections],
+        rejections=[from_columns(RejectedLine, one) for one in rejections],
         tokenizer_note=tokenizer_note(run, shell["summary"]),
         jobs=[job_values(job, run) for job in jobs],
         jobs_live=any(is_active(job) for job in jobs),

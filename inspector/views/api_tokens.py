@@ -12,7 +12,7 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.web.twins import Page, json_page, page, wants_json
+from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollouts.models import ApiToken
 from rollouts.selectors.shares import api_token_by_key, newest_api_tokens
 from rollouts.services.api_tokens import create_api_token, revoke_api_token
@@ -44,17 +44,8 @@ class ApiTokenLine(Page):
     @classmethod
     def of(cls, record: ApiToken, /, **more: Any) -> Self:
         """The record, and what a subclass adds."""
-        return cls(
-            id=record.pk,
-            hint=record.hint,
-            name=record.name,
-            made_by=record.created_by.get_username(),
-            created_at=record.created_at,
-            last_used_at=record.last_used_at,
-            revoked_at=record.revoked_at,
-            state="revoked" if record.revoked_at else "live",
-            **more,
-        )
+        made_by, state = record.created_by.get_username(), "revoked" if record.revoked_at else "live"
+        return from_columns(cls, record, made_by=made_by, state=state, **more)
 
 
 @dataclass(frozen=True)

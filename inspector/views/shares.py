@@ -16,7 +16,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from inspector.web.access import found_or_404, is_live, may_write, remember_grant, share_is_over
 from inspector.web.forms import ShareForm
-from inspector.web.twins import Page, json_page, page, wants_json
+from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollouts import services
 from rollouts.models import ShareLink
 from rollouts.selectors.checks import find_check
@@ -75,21 +75,9 @@ class ShareLine(Page):
     def of(cls, record: ShareLink, /, **more: Any) -> Self:
         """The link with its target, and what a subclass adds. Raises ``Http404`` when the target was deleted."""
         kind, name, url = target_of(record)
-        return cls(
-            id=record.pk,
-            hint=record.hint,
-            kind=kind,
-            name=name,
-            url=url,
-            query=record.query,
-            note=record.note,
-            made_by=record.created_by.get_username(),
-            created_at=record.created_at,
-            expires_at=record.expires_at,
-            revoked_at=record.revoked_at,
-            state="live" if is_live(record) else "revoked" if record.revoked_at else "expired",
-            **more,
-        )
+        state = "live" if is_live(record) else "revoked" if record.revoked_at else "expired"
+        made_by = record.created_by.get_username()
+        return from_columns(cls, record, kind=kind, name=name, url=url, made_by=made_by, state=state, **more)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
 from inspector.web.forms import TokenizerForm
-from inspector.web.twins import Page, json_page, page, wants_json
+from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 from rollouts.selectors.registered import list_tokenizers
@@ -42,12 +42,6 @@ class TokenizerLine(Page):
     """Hash of the template that it came with."""
     created_at: datetime
     """When it was registered."""
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenizerLine:
-        """The columns of the same names."""
-        values = {field.name: getattr(tokenizer, field.name) for field in fields(cls) if field.name != "chat_template"}
-        return cls(**values, chat_template=tokenizer.chat_template_id)
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ def index(request: HttpRequest) -> HttpResponse:
     if registered is None:
         return _page(request, form, RefusedTokenizerPage(_lines(), form.sentences()), 422)
     if wants_json(request):
-        return json_page(TokenizerLine.of(registered), 201)
+        return json_page(_line(registered), 201)
     messages.success(request, f"The tokenizer “{registered.name}” is registered: {registered.vocab_size:,} tokens.")
     return redirect("tokenizers")
 
@@ -87,7 +81,11 @@ def _page(request: HttpRequest, form: TokenizerForm, shown: TokenizersPage, stat
 
 
 def _lines() -> list[TokenizerLine]:
-    return [TokenizerLine.of(one) for one in list_tokenizers()]
+    return [_line(tokenizer) for tokenizer in list_tokenizers()]
+
+
+def _line(tokenizer: Tokenizer) -> TokenizerLine:
+    return from_columns(TokenizerLine, tokenizer, chat_template=tokenizer.chat_template_id)
 
 
 def _register(form: TokenizerForm) -> Tokenizer | None:

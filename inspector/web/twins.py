@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import URLPattern, path
 from django.utils.cache import patch_vary_headers
 
+T = TypeVar("T")
 ViewFunction = Callable[..., HttpResponse]
 
 
@@ -66,6 +67,14 @@ def jsonable(value: Any) -> Any:
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, one level deep: a template reads them as variables."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def from_columns(cls: type[T], record: Any, **more: Any) -> T:
+    """A dataclass with the fields in ``more``; the others are columns of the record: ``tokens`` may be ``n_tokens``."""
+    names = [field.name for field in dataclasses.fields(cls) if field.name not in more]  # type: ignore[arg-type]
+    return cls(
+        **{name: getattr(record, f"n_{name}" if hasattr(record, f"n_{name}") else name) for name in names}, **more
+    )
 
 
 def json_page(data: Page | Mapping[str, Any], status: int = 200) -> JsonResponse:
