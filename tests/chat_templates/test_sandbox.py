@@ -94,19 +94,19 @@ def test_many_threads_share_the_pool() -> None:
 def test_a_forked_process_has_its_own_pool() -> None:
     code = """
 import os
-from rollouts.chat_templates.sandbox.client import Job, pool, render
-assert render("{{ n }}", [Job({"n": 1})])[0].text == "1"
+from rollouts.chat_templates.sandbox.client import RenderJob, pool, render
+assert render("{{ n }}", [RenderJob({"n": 1})])[0].text == "1"
 parents = {worker.process.pid for worker in pool().idle}
 child = os.fork()
 if child == 0:
-    ok = render("{{ n }}", [Job({"n": 2})])[0].text == "2"
+    ok = render("{{ n }}", [RenderJob({"n": 2})])[0].text == "2"
     ok = ok and not parents & {worker.process.pid for worker in pool().idle}
-    from rollouts.chat_templates import sandbox
-    sandbox.close()
+    from rollouts.chat_templates.sandbox import client
+    client.close()
     os._exit(0 if ok else 1)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
-assert render("{{ n }}", [Job({"n": 3})])[0].text == "3"
+assert render("{{ n }}", [RenderJob({"n": 3})])[0].text == "3"
 assert parents == {worker.process.pid for worker in pool().idle}
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
@@ -115,8 +115,8 @@ assert parents == {worker.process.pid for worker in pool().idle}
 def test_workers_end_with_their_process() -> None:
     code = """
 import os, signal
-from rollouts.chat_templates.sandbox.client import Job, pool, render
-render("a", [Job({})])
+from rollouts.chat_templates.sandbox.client import RenderJob, pool, render
+render("a", [RenderJob({})])
 print(pool().idle[0].process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
