@@ -1,5 +1,6 @@
 """Chat templates: render in a sandbox, check, repair. Pure: knows neither storage nor the web."""
 
+from rollouts.chat_templates.jinja_source.scan import wants_call_ids
 from rollouts.chat_templates.probes.checks import cannot_render, check, is_prefix_preserving
 from rollouts.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose
 from rollouts.chat_templates.repair.generation_tags import GenerationTags, find_marks, with_marks
@@ -28,6 +29,7 @@ __all__ = [
     "find_repair",
     "is_prefix_preserving",
     "renderer",
+    "wants_call_ids",
     "with_marks",
     "with_repair",
 ]

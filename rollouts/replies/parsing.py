@@ -20,8 +20,6 @@ _TAIL = 64
 _CALL_ID_LETTERS = string.ascii_letters + string.digits
 _CALL_ID_LENGTH = 9
 """Mistral's templates take ids of exactly so many letters and digits; every other template takes these too."""
-_COMMENT = re.compile(r"{#.*?#}", re.DOTALL)
-_READS_ID = re.compile(r"\b(?:tool_call_)?id\b")
 _THINK = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -93,11 +91,6 @@ def plain_message(text: str, read: Reader = plain, tools: Tools = None) -> dict[
 
 def _unstopped(ids: Ids, stop_ids: frozenset[int]) -> Ids:
     return ids[:-1] if len(ids) and int(ids[-1]) in stop_ids else ids
-
-
-def wants_call_ids(chat_template: str) -> bool:
-    """Whether a chat template reads the ids of calls, so that a call without one may be refused."""
-    return _READS_ID.search(_COMMENT.sub("", chat_template)) is not None
 
 
 def call_id(trajectory: object, number: int) -> str:

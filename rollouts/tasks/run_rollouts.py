@@ -125,9 +125,10 @@ class _Work:
 
     def _do(self, pulse: Heartbeat) -> BatchEnd:
         from rollouts import tokenizers
+        from rollouts.chat_templates import wants_call_ids
         from rollouts.engines.vllm_engine import tool_call_reader
         from rollouts.replies.call_readers import Way, way_of
-        from rollouts.replies.parsing import parser, wants_call_ids
+        from rollouts.replies.parsing import parser
         from rollouts.tito.strategies import STRATEGIES, start
 
         run, form = self.run, self.form

@@ -307,8 +307,8 @@ def test_masks_are_those_of_transformers(corpus: Path, trimming: Path) -> None:
 
 def test_tags() -> None:
     template = "{# {% if x %} #}\n{% if a == '%}' %}\nA\n{% elif b %}\nB\n{% else %}\nC\n{% endif %}{{ x }}"
-    assert [tag.kind for tag in scan(template)] == ["if", "elif", "else", "endif", "{{"]
-    assert scan(template)[0].body(template) == "a == '%}'"
+    assert [tag.kind for tag in scan(template)] == ["if", "elif", "else", "endif", "output"]
+    assert scan(template)[0].text(scan(template)[0].expression) == "a == '%}'"
     decided = deciding_condition(template, 3, 7)
     assert decided is not None and decided.line == 2
     decided = deciding_condition(template, 5, 9)

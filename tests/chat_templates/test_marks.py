@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollouts.chat_templates import check, find_marks, renderer
-from rollouts.chat_templates.jinja_source.parts import CannotTakeApart, cut, explicit, literal_text, take_apart, walk
+from rollouts.chat_templates.jinja_source.parts import CannotTakeApart, cut, explicit, take_apart, walk
 from rollouts.chat_templates.repair.assistant_masks import merged
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollouts.tokenizers import load
@@ -115,7 +115,9 @@ def test_operands_and_cuts() -> None:
     for whole in ("a if b else 'c' + 'd'", "a + b | length > 2", "n - 1 + 2", "not a + b"):
         (leaf,) = walk(take_apart("{{ " + whole + " }}"))
         assert len(leaf.operands) == 1, whole
-    assert literal_text("'a' 'b'") is None
+    for source, text in (("'a' 'b'", None), ("'\\x41\\101\\N{EM DASH}'", "AA—")):
+        (leaf,) = walk(take_apart("{{ " + source + " }}"))
+        assert leaf.operands[0].text == text
 
 
 @pytest.mark.parametrize("template", ["{% if x %}", "{% endfor %}", "{% macro f() %}x", "{% if x %}{% endfor %}"])

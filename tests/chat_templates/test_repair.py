@@ -8,6 +8,7 @@ import pytest
 from rollouts.chat_templates import check, find_repair, is_prefix_preserving, renderer, with_repair
 from rollouts.chat_templates.jinja_source.edits import edits, operands
 from rollouts.chat_templates.jinja_source.scan import suspects
+from rollouts.chat_templates.jinja_source.tokens import pieces
 from rollouts.chat_templates.probes.checks import make_render_cache
 from rollouts.chat_templates.repair.regression_set import RegressionSet
 from rollouts.chat_templates.repair.search import unified_diff
@@ -214,11 +215,15 @@ def test_suspects_follow_names_to_where_they_are_set() -> None:
 
 
 def test_operands() -> None:
-    text = "a and b or 'x and y'"
-    parts = [text[start:stop] for start, stop, *_ in operands(text, 0)]
-    assert parts == ["a", "b", "'x and y'"]
-    dropped = [text[:wide_a] + text[wide_b:] for _, _, wide_a, wide_b, _ in operands(text, 0)]
+    text = "{{ a and b or 'x and y' }}"
+    found = list(operands(pieces(text)[0].tokens))
+    assert [text[one.start : one.stop] for one in found] == ["a", "b", "'x and y'"]
+    assert [one.word for one in found] == ["and", "and", "or"]
+    dropped = [text[3 : one.joined_start] + text[one.joined_stop : -3] for one in found]
     assert dropped == ["b or 'x and y'", "a or 'x and y'", "a and b"]
+    for nested in ("{{ not (a or b) }}", "{{ (not(a or b)) }}"):
+        assert [nested[one.start : one.stop] for one in operands(pieces(nested)[0].tokens)] == ["a", "b"]
+    assert list(operands(pieces("{{ (a or b)[c] }}")[0].tokens)) == []
 
 
 def test_diff_of_a_template_without_a_last_newline() -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollouts.chat_templates import wants_call_ids
 from rollouts.engines import Sampling
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Environment, Task
 from rollouts.loop import BatchEnd, Callbacks, Finished, RolloutJob, RolloutLimits, run_batch
-from rollouts.replies.parsing import Parse, parser, wants_call_ids
+from rollouts.replies.parsing import Parse, parser
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.trajectory import Ids, Step
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer
+from rollouts.chat_templates import renderer, wants_call_ids
 from rollouts.engines import EngineError
 from rollouts.engines.vllm_engine import tool_call_reader
 from rollouts.loop import RolloutJob
 from rollouts.replies.call_readers import Way, way_of
-from rollouts.replies.parsing import Parse, answering, call_id, parser, plain_message, wants_call_ids, with_call_ids
+from rollouts.replies.parsing import Parse, answering, call_id, parser, plain_message, with_call_ids
 from rollouts.replies.tool_calls import as_written, learn, plain
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import Context

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from rollouts.chat_templates.jinja_source.scan import OPENING, tag_end
+from rollouts.chat_templates.jinja_source.tokens import Piece, pieces, top_level
 
-_KIND = re.compile(r"\{%[-+]?\s*(\w+)")
 _CAPTURES = {"macro", "call", "filter", "autoescape", "with", "block"}
-_UNIT = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n|.)|.", re.DOTALL)
-_LOOSE = re.compile(r"\b(?:if|else|and|or|not|in|is)\b|[=<>!,*/%-]")
-"""Outside of quotes and brackets: an operator that binds looser than a concatenation, or may be arithmetic."""
+_UNIT = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]+\}|[0-7]{1,3}|\n|.)|.", re.DOTALL)
+"""One character of a string literal. Jinja's lexer reads the literal as one token, and a cut needs its characters."""
+_LOOSE = frozenset(
+    {"if", "else", "and", "or", "not", "in", "is", "==", "!=", "=", "<", "<=", ">", ">=", ","}
+    | {"*", "**", "/", "//", "%", "-"}
+)
+"""Outside of brackets: an operator that binds looser than a concatenation, or may be arithmetic."""
 
 
 class CannotTakeApart(Exception):
@@ -43,10 +46,10 @@ class Leaf:
     """A tag, a comment, an output or constant text."""
 
     kind: str
-    """``out``, ``data``, ``comment``, ``opaque`` (a macro, a captured block), else the first word of a statement."""
+    """As of a :class:`Piece`; ``opaque`` for a macro or a captured block as a whole."""
     source: str
     operands: list[Operand] = field(default_factory=list)
-    """Of ``out`` and ``data``; empty for constant text that writes nothing."""
+    """Of ``output`` and ``data``; empty for constant text that writes nothing."""
     opening: str = ""
     closing: str = ""
     """The braces of a tag, with their ``-`` or ``+``."""
@@ -80,8 +83,7 @@ def take_apart(template: str) -> list[Node]:
     """The template as a tree; generation tags of its own become comments. Raises :class:`CannotTakeApart`."""
     root: list[Node] = []
     open_groups: list[BranchGroup] = []
-    leaves = _joined(list(_leaves(template)))
-    for leaf in leaves:
+    for leaf in _joined(map(_leaf, pieces(template))):
         place = open_groups[-1].sections[-1].children if open_groups else root
         if leaf.kind in ("if", "for"):
             group = BranchGroup(leaf.kind, [TemplateSection(leaf)])
@@ -115,64 +117,24 @@ def walk(nodes: Sequence[Node]) -> Iterator[Leaf]:
             yield node.tail
 
 
-def _leaves(template: str) -> Iterator[Leaf]:
-    position, before = 0, None
-    while (found := OPENING.search(template, position)) is not None:
-        start = found.start()
-        braces = found.group()
-        if braces == "{#":
-            end = template.find("#}", start)
-            stop = len(template) if end < 0 else end + 2
-        else:
-            stop = tag_end(template, start + 2, "%}" if braces == "{%" else "}}")
-        tag = _tag(template[start:stop])
-        if tag.kind == "raw":
-            raise CannotTakeApart("a raw block")
-        if start > position:
-            yield _data(template[position:start], before, tag)
-        tag.line = template.count("\n", 0, start) + 1
-        yield tag
-        position, before = stop, tag
-    if position < len(template):
-        rest = template[position:]
-        yield _data(rest, before, None)
+def _leaf(piece: Piece) -> Leaf:
+    """A piece of the source as a leaf; a generation tag becomes a comment, which strips the same white space."""
+    if piece.kind in ("raw", "endraw"):
+        raise CannotTakeApart("a raw block")
+    if piece.kind == "unread":
+        raise CannotTakeApart("text that Jinja cannot read")
+    if piece.kind in ("generation", "endgeneration"):
+        opening, closing = piece.opening.replace("%", "#"), piece.closing.replace("%", "#")
+        return Leaf("comment", "{#" + piece.source[2:-2] + "#}", [], opening, closing, piece.body, piece.line)
+    leaf = Leaf(piece.kind, piece.source, [], piece.opening, piece.closing, piece.body, piece.line)
+    if piece.kind == "output":
+        leaf.operands = _operands(piece)
+    elif piece.written:
+        leaf.operands = [Operand(piece.written, piece.written)]
+    return leaf
 
 
-def _tag(source: str) -> Leaf:
-    opening = source[:3] if source[2:3] in ("-", "+") else source[:2]
-    closing = source[-3:] if source[-3:-2] in ("-", "+") and len(source) > 5 else source[-2:]
-    body = source[len(opening) : len(source) - len(closing)].strip()
-    if source.startswith("{#"):
-        return Leaf("comment", source, [], opening, closing, body)
-    if source.startswith("{%"):
-        named = _KIND.match(source)
-        if named and named.group(1) in ("generation", "endgeneration"):
-            # A comment has the same white space around it.
-            return _tag("{#" + source[2:-2] + "#}")
-        return Leaf(named.group(1) if named else "", source, [], opening, closing, body)
-    return Leaf("out", source, _operands(body), opening, closing, body)
-
-
-def _data(source: str, before: Leaf | None, after: Leaf | None) -> Leaf:
-    """Constant text, with what is left of it between these two tags."""
-    text, starts_line = source, before is None
-    if before is not None and before.closing.startswith("-"):
-        text = text.lstrip()
-    elif before is not None and before.kind != "out" and not before.closing.startswith("+"):
-        starts_line = text.startswith("\n")
-        text = text[starts_line:]
-    if after is None:
-        text = text.removesuffix("\n")
-    elif after.opening.endswith("-"):
-        text = text.rstrip()
-    elif after.kind != "out" and not after.opening.endswith("+"):
-        line = text.rfind("\n") + 1
-        if (line or starts_line) and not text[line:].strip():
-            text = text[:line]
-    return Leaf("data", source, [Operand(text, text)] if text else [])
-
-
-def _joined(leaves: list[Leaf]) -> list[Leaf]:
+def _joined(leaves: Iterable[Leaf]) -> list[Leaf]:
     """The same with macros and captured blocks as one opaque leaf each: what they write comes out elsewhere."""
     found: list[Leaf] = []
     depth, gathered = 0, ""
@@ -193,48 +155,20 @@ def _joined(leaves: list[Leaf]) -> list[Leaf]:
     return found
 
 
-def _operands(body: str) -> list[Operand]:
+def _operands(output: Piece) -> list[Operand]:
     """The operands of a concatenation; the whole where it is none."""
-    cuts: list[tuple[int, str]] = []
-    depth, quote, plain = 0, "", []
-    for position, char in enumerate(body):
-        if quote:
-            escaped = (len(body[:position]) - len(body[:position].rstrip("\\"))) % 2
-            if char == quote and not escaped:
-                quote = ""
-            continue
-        if char in "'\"":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif depth == 0:
-            plain.append(char)
-            if char in "+~":
-                cuts.append((position, char))
-                plain.append(" ")
-            continue
-        if depth == 0:
-            plain.append(" ")
-    if not cuts or _LOOSE.search("".join(plain)):
-        cuts = []
-    bounds = [0, *(place + 1 for place, _ in cuts), len(body) + 1]
+    tokens = output.tokens
+    plain = top_level(tokens)
+    joiners = [n for n in plain if tokens[n].text in ("+", "~")]
+    if any(tokens[n].text in _LOOSE for n in plain):
+        joiners = []
     found = []
-    for n in range(len(bounds) - 1):
-        source = body[bounds[n] : bounds[n + 1] - 1].strip()
-        found.append(Operand(source, literal_text(source), cuts[n - 1][1] if n else ""))
+    for before, after in pairwise([-1, *joiners, len(tokens)]):
+        part = tokens[before + 1 : after]
+        is_literal = [token.kind for token in part] == ["string"]
+        text = "".join(map(_meaning, _UNIT.findall(part[0].text[1:-1]))) if is_literal else None
+        found.append(Operand(output.text(part), text, tokens[before].text if before >= 0 else ""))
     return found
-
-
-def literal_text(source: str) -> str | None:
-    """What a string literal means; None for any other expression."""
-    if len(source) < 2 or source[0] not in "'\"" or source[-1] != source[0]:
-        return None
-    units = _UNIT.findall(source[1:-1])
-    if source[0] in units:
-        return None
-    return "".join(_meaning(unit) for unit in units)
 
 
 def _meaning(unit: str) -> str:
@@ -266,7 +200,7 @@ def explicit(nodes: Sequence[Node], mark: Callable[[Operand, Sequence[str]], str
             for section in node.sections:
                 written += [f"{{%- {section.head.body} -%}}", explicit(section.children, mark, inner)]
             written.append(f"{{%- {node.tail.body if node.tail else ''} -%}}")
-        elif node.kind in ("out", "data"):
+        elif node.kind in ("output", "data"):
             for operand in node.operands:
                 value = operand.source if operand.text is None else json.dumps(operand.text, ensure_ascii=False)
                 written.append(f"{mark(operand, loops)}{{{{- {value} -}}}}")

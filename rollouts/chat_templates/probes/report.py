@@ -143,7 +143,7 @@ def _difference(comparison: RenderComparison, template: str) -> dict[str, Any]:
         "source": line_text(template, one),
         "lines": {"expected": one, "actual": other},
         "sources": {"expected": line_text(template, one), "actual": line_text(template, other)},
-        "decided_by": None if condition is None else {"line": condition.line, "source": condition.source(template)},
+        "decided_by": None if condition is None else {"line": condition.line, "source": condition.source},
         "window": {
             "start": start,
             "index": index,

@@ -382,7 +382,7 @@ class _Writer:
     def _units(self, node: Node) -> list[_Unit]:
         if isinstance(node, BranchGroup):
             return [self._group(node)]
-        if node.kind not in ("out", "data"):
+        if node.kind not in ("output", "data"):
             free = node.kind in ("comment", "opaque") or (node.kind == "set" and self.sets_inside)
             return [_Unit(node.source, NONE if free else OUT)]
         states = [self.state[operand.name] for operand in node.operands]
