@@ -10,7 +10,7 @@ from jinja2.exceptions import TemplateSyntaxError
 from jinja2.lexer import newline_re
 
 from rollouts.chat_templates.jinja_source.tokens import LEXER, Piece, pieces, top_level
-from rollouts.chat_templates.sandbox import worker
+from rollouts.chat_templates.sandbox.worker import rendering
 from tests.chat_templates.test_mutations import damaged
 
 MADE = [
@@ -82,7 +82,7 @@ def check_as_read(template: str) -> None:
         shown = [piece.opening, *inner, piece.closing] if piece.closing else [piece.source]
         ours += [one for one in shown if one and piece.kind != "data"]
     assert ours == lexed(template)
-    tree = worker.PLAIN.parse(template)
+    tree = rendering.PLAIN.parse(template)
     written = [node.data for node in tree.find_all(nodes.TemplateData)]
     assert "".join(piece.written for piece in found) == "".join(written)
 
@@ -118,7 +118,7 @@ def test_damaged_templates_are_covered(corpus: Path) -> None:
             broken = damaged(text, chance)
             found = check_cover(broken)
             try:
-                worker.PLAIN.parse(broken)
+                rendering.PLAIN.parse(broken)
             except TemplateSyntaxError:
                 continue
             read += 1

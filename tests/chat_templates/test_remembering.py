@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rollouts.chat_templates import PrefetchingRenderer, renderer
-from rollouts.chat_templates.sandbox import client, worker
+from rollouts.chat_templates.sandbox import client
+from rollouts.chat_templates.sandbox.worker import resuming, serving
 from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.trajectory import Message
 from rollouts.tokenizers import load
@@ -112,18 +113,18 @@ LONG: list[Message] = [
 def skipped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For each render that a series may resume, the messages that it did not write again. Nothing is made twice."""
     seen: list[int] = []
-    real = worker._resumed
+    real = resuming._resumed
 
     def counted(template: Any, variables: Any, here: Any, earlier: Any) -> Any:
         made = real(template, variables, here, earlier)
         seen.append(here.skipped)
         return made
 
-    monkeypatch.setattr(worker, "_resumed", counted)
+    monkeypatch.setattr(resuming, "_resumed", counted)
     # This process is no sandbox: a limit on its computing time would end the tests.
-    monkeypatch.setattr(worker.resource, "setrlimit", lambda *_: None)
-    monkeypatch.setattr(worker, "TRIES", 0)
-    monkeypatch.setattr(worker, "_tried", {})
+    monkeypatch.setattr(serving.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(resuming, "TRIES", 0)
+    monkeypatch.setattr(resuming, "_tried", {})
     return seen
 
 
@@ -137,13 +138,13 @@ def grown(template: str) -> None:
     renders.insert(9, ([1, 2, 3], None, 0, True))
     job = {"variables": {"bos_token": "<s>"}, "messages": LONG, "tools": [TOOLS], "kwargs": [{}], "series": renders}
     before, spans = "", []
-    made = worker.answer_series(template, job)["series"]
+    made = serving.answer_series(template, job)["series"]
     for (indices, tools, _, with_prompt), outcome in zip(renders, made, strict=True):
         variables = {
             "bos_token": "<s>", "messages": [LONG[n] for n in indices], "tools": None if tools is None else TOOLS,
             "add_generation_prompt": with_prompt,
         }  # fmt: skip
-        plain = worker.answer(template, {"variables": variables})
+        plain = serving.answer(template, {"variables": variables})
         if "error" in plain:
             assert outcome == plain
             continue
@@ -193,7 +194,7 @@ def test_the_last_body_is_run_again_only_if_it_may_have_seen_what_comes_behind(
 ) -> None:
     renders = [(list(range(n)), None, 0, True) for n in range(1, len(LONG) + 1)]
     job = {"variables": {}, "messages": LONG, "tools": [], "kwargs": [{}], "series": renders}
-    worker.answer_series(template, job)
+    serving.answer_series(template, job)
     assert skipped == [max(0, n - again) for n in range(len(LONG))]
 
 
@@ -244,9 +245,9 @@ def test_a_template_that_was_resumed_wrongly_once_is_not_resumed_again(
     skipped: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = "{% set ns = namespace(n=0) %}" + EACH + "{% set ns.n = ns.n + 1 %}{{ ns.n }}" + END
-    monkeypatch.setattr(worker, "TRIES", 8)
-    monkeypatch.setattr(worker, "_CARRIES", frozenset())
-    worker.resumable.cache_clear()
+    monkeypatch.setattr(resuming, "TRIES", 8)
+    monkeypatch.setattr(resuming, "_CARRIES", frozenset())
+    resuming.resumable.cache_clear()
     grown(counts)
-    worker.resumable.cache_clear()
-    assert worker._tried == {counts: -1} and sum(map(bool, skipped)) == 1
+    resuming.resumable.cache_clear()
+    assert resuming._tried == {counts: -1} and sum(map(bool, skipped)) == 1

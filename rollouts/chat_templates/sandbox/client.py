@@ -36,7 +36,7 @@ BATCH_SECONDS = 30.0
 START_SECONDS = 60.0
 """A worker that takes longer to start is given up: the machine is overloaded, not the template at fault."""
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PROGRAM = Path(__file__).with_name("worker.py")
+_PROGRAM = Path(__file__).parent / "worker" / "__main__.py"
 
 
 @dataclass(frozen=True)
