@@ -9,11 +9,11 @@ import pytest
 
 from rollouts.chat_templates import CheckStatus, check, is_prefix_preserving, renderer
 from rollouts.chat_templates.jinja_source.scan import deciding_condition, scan
+from rollouts.chat_templates.probes.assistant_masks import overrun, transformers_mask
 from rollouts.chat_templates.probes.checks import make_render_cache
 from rollouts.chat_templates.probes.compare import token_start, whole_until
 from rollouts.chat_templates.probes.message_shape import MessageShape, find_message_shape
 from rollouts.chat_templates.probes.report import CheckReport
-from rollouts.chat_templates.repair.assistant_masks import overrun, transformers_mask
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.snippets import quoted

@@ -6,7 +6,7 @@ import pytest
 
 from rollouts.chat_templates import check, find_marks, renderer
 from rollouts.chat_templates.jinja_source.parts import CannotTakeApart, cut, explicit, take_apart, walk
-from rollouts.chat_templates.repair.assistant_masks import merged
+from rollouts.chat_templates.probes.assistant_masks import merged
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollouts.tokenizers import load
 from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN

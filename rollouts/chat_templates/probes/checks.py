@@ -1,12 +1,14 @@
-"""``check``: every probe and every fact about a chat template, and the verdict per purpose."""
+"""``check``: every probe and every property check of a chat template, and the verdict per purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rollouts.chat_templates.probes.compare import RenderComparison
+from rollouts.chat_templates.probes.content_checks import CONTENT_CHECKS
 from rollouts.chat_templates.probes.conversations import (
     TITO_POST_PREFIX,
     TITO_POST_RESULT,
@@ -16,9 +18,10 @@ from rollouts.chat_templates.probes.conversations import (
     thinking_probes,
     thinking_switch,
 )
+from rollouts.chat_templates.probes.delta_checks import DELTA_CHECKS
 from rollouts.chat_templates.probes.generation_checks import generation_masks
 from rollouts.chat_templates.probes.message_shape import MessageShape, Tool, find_message_shape
-from rollouts.chat_templates.probes.property_checks import PROPERTY_CHECKS, raised
+from rollouts.chat_templates.probes.question import CheckFunction, Question
 from rollouts.chat_templates.probes.render_cache import CONTROL_SHAPE, RenderCache
 from rollouts.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose, verdicts, what_changed
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
@@ -41,38 +44,28 @@ def tito_post_probe(form: MessageShape, cache: RenderCache) -> Probe:
 
 def check_append(probe: Probe, cache: RenderCache) -> Check:
     """Does appending keep what was rendered before, token for token?"""
+    asked = Question(probe.name, probe.title, probe.purpose, probe.decisive)
     before, after = cache.renders(*probe.conversations())
-    for side in (before, after):
-        if side.error:
-            return raised(probe.name, probe.title, probe.purpose, side, probe.decisive)
+    if failed := asked.raised(before, after):
+        return failed
     comparison = RenderComparison(before, after)
-    missing = [marker for marker in probe.markers if marker not in after.text]
-    # A word that the shorter render has and the longer lacks was not ignored: it was taken away.
-    absent = [marker for marker in missing if marker not in before.text]
-    make = partial(Check, probe.name, probe.title, probe.purpose, decisive=probe.decisive, comparison=comparison)
     if not comparison.passed:
         lacking = _lacking_control_token(comparison) if comparison.text_passed else None
-        if lacking is not None:
-            detail = (
-                f"The text holds; the tokens differ from {comparison.index} on only because this vocabulary has no "
-                f"token {lacking!r}. Check with the template's own tokenizer."
-            )
-            return Check(
-                probe.name,
-                probe.title,
-                probe.purpose,
-                CheckStatus.BROKEN,
-                detail,
-                decisive=False,
-                comparison=comparison,
-            )
-        return make(status=CheckStatus.BROKEN, detail=_broken_detail(probe, comparison))
+        if lacking is None:
+            return asked.broken(_broken_detail(probe, comparison), comparison=comparison)
+        detail = (
+            f"The text holds; the tokens differ from {comparison.index} on only because this vocabulary has no "
+            f"token {lacking!r}. Check with the template's own tokenizer."
+        )
+        return asked.broken(detail, decisive=False, comparison=comparison)
+    # A word that the shorter render has and the longer lacks was not ignored: it was taken away.
+    absent = [marker for marker in probe.markers if marker not in after.text and marker not in before.text]
     if absent:
         what = ", ".join(dict.fromkeys(_WORDS[marker.rstrip("0123456789")] for marker in absent))
         detail = f"The renders agree only because {what} is not rendered at all: the pass is void."
-        return make(status=CheckStatus.UNSUPPORTED, detail=detail, void=True)
-    added = comparison.delta_text or ""
-    return make(status=CheckStatus.OK, detail=f"Adds {quoted(added, 100)} and changes nothing before it.")
+        return asked.unsupported(detail, void=True, comparison=comparison)
+    added = quoted(comparison.delta_text or "", 100)
+    return asked.ok(f"Adds {added} and changes nothing before it.", comparison=comparison)
 
 
 _WORDS = {
@@ -121,10 +114,7 @@ def check_tito_post(cache: RenderCache) -> Check:
     note = "" if own_words else f" Probed in the form the template accepts: {cache.form.describe()}."
     detail = marked.detail if void and marked is not None else check.detail
     status = CheckStatus.UNSUPPORTED if void else check.status
-    return Check(
-        check.name, check.title, check.purpose, status, detail + note, check.decisive, void,
-        check.comparison, check.failed, check.line,
-    )  # fmt: skip
+    return replace(check, status=status, detail=detail + note, void=void)
 
 
 def _marked(cache: RenderCache) -> Check | None:
@@ -145,18 +135,16 @@ def all_probes(cache: RenderCache, conversation: Sequence[Message] | None = None
     return probes
 
 
-def all_checks(
-    cache: RenderCache, conversation: Sequence[Message] | None = None
-) -> list[Callable[[RenderCache], Check]]:
-    """Everything that a check asks."""
+def all_checks(cache: RenderCache, conversation: Sequence[Message] | None = None) -> list[CheckFunction]:
+    """Every check of a template, in the order of the report."""
     probes = (partial(check_append, probe) for probe in all_probes(cache, conversation))
-    return [check_tito_post, *probes, *PROPERTY_CHECKS, generation_masks]
+    return [check_tito_post, *probes, *DELTA_CHECKS, *CONTENT_CHECKS, generation_masks]
 
 
 def make_render_cache(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[RenderCache, list[str]]:
-    """A bench in the form the template accepts, and what the page should say about that form."""
+    """An empty cache in the form that the template accepts, and what the page should say about that form."""
     tools = list(tools) if tools else None
     form, refused = find_message_shape(renderer, tools, kwargs)
     notes = []

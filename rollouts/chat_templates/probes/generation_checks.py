@@ -6,15 +6,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rollouts.chat_templates.probes.assistant_masks import merged, overrun
 from rollouts.chat_templates.probes.compare import RenderSide
 from rollouts.chat_templates.probes.message_shape import CALC, user
-from rollouts.chat_templates.probes.property_checks import raised, stop_text, unsupported
+from rollouts.chat_templates.probes.question import Question
 from rollouts.chat_templates.probes.render_cache import RenderCache
-from rollouts.chat_templates.probes.report import Check, CheckStatus, Purpose
-from rollouts.chat_templates.repair.assistant_masks import merged, overrun
+from rollouts.chat_templates.probes.report import Check, Purpose
 from rollouts.tito.trajectory import Message
 
-NAME, TITLE = "generation_masks", "Generation tags mark what was sampled"
+NAME = "generation_masks"
+_ASKED = Question(NAME, "Generation tags mark what was sampled", Purpose.MASKS)
 _TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _HEADER = re.compile(r"\s*<[|｜]?[^<>]{1,30}>\s*(?:assistant|model|gpt)?\s*(?:<[|｜][^<>]{1,30}>\s*)?", re.IGNORECASE)
 
@@ -39,7 +40,7 @@ def _conversations(cache: RenderCache) -> list[list[Message]]:
 def generation_masks(cache: RenderCache) -> Check:
     """Compare each marked span with what lies between the generation prompt and the stop token."""
     if not has_generation_tags(cache.template):
-        return unsupported(NAME, TITLE, Purpose.MASKS, "The template has no {% generation %} tags.")
+        return _ASKED.unsupported("The template has no {% generation %} tags.")
     conversations = _conversations(cache)
     wanted = []
     for messages in conversations:
@@ -47,29 +48,26 @@ def generation_masks(cache: RenderCache) -> Check:
         wanted += [cache.conversation(messages[:n], True) for n in _assistants(messages)]
         wanted += [cache.conversation(messages[: n + 1]) for n in _assistants(messages)]
     renders = {id(conversation): side for conversation, side in zip(wanted, cache.renders(*wanted), strict=True)}
-    stop = stop_text(cache)
+    stop = cache.stop_text()
     position = 0
     for messages in conversations:
         places = _assistants(messages)
         taken = [renders[id(c)] for c in wanted[position : position + 1 + 2 * len(places)]]
         position += 1 + 2 * len(places)
         whole, prompts, histories = taken[0], taken[1 : 1 + len(places)], taken[1 + len(places) :]
-        failed = next((side for side in taken if side.error), None)
-        if failed is not None:
-            return raised(NAME, TITLE, Purpose.MASKS, failed)
+        if failed := _ASKED.raised(*taken):
+            return failed
         fault, line = _fault(whole, prompts, histories, stop)
         if fault:
-            return Check(NAME, TITLE, Purpose.MASKS, CheckStatus.BROKEN, fault, line=line)
+            return _ASKED.broken(fault, line=line)
         extra = _overrun(cache, whole)
         if extra:
             detail = (
                 f"transformers' return_assistant_tokens_mask marks {extra} tokens outside the tags: a span ends in "
                 "white space that belongs to no token's offsets, and its mask runs on to the end of the row."
             )
-            return Check(NAME, TITLE, Purpose.MASKS, CheckStatus.BROKEN, detail)
-    return Check(
-        NAME, TITLE, Purpose.MASKS, CheckStatus.OK, "The tags cover exactly what is sampled, stop token included."
-    )
+            return _ASKED.broken(detail)
+    return _ASKED.ok("The tags cover exactly what is sampled, stop token included.")
 
 
 def _assistants(messages: Sequence[Message]) -> list[int]:

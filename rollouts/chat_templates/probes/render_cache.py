@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rollouts.chat_templates.probes.compare import CharacterCodec, RenderSide
-from rollouts.chat_templates.probes.message_shape import TOOLS, MessageShape, Tool
-from rollouts.chat_templates.sandbox.render import Conversation, Provenance, TemplateRenderer
+from rollouts.chat_templates.probes.message_shape import TOOLS, MessageShape, Tool, user
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import NO_IDS, Message
 
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class NotYet(Exception):
-    """A judge asked for renders that are not there yet; it is run again once they are."""
+    """A check asked for renders that are not there yet; it is run again once they are."""
 
 
 class RenderCache:
@@ -88,26 +89,40 @@ class RenderCache:
             self._renders[key] = RenderSide(
                 conversation=conversation,
                 codec=self.codec,
-                provenance=Provenance(outcome.text, outcome.lines, outcome.spans, outcome.tracked_spans),
+                provenance=provenance(outcome),
                 ids=encoded[outcome.text] if outcome.ok else NO_IDS,
                 error=outcome.error,
                 error_kind=outcome.kind,
                 error_line=outcome.line,
             )
 
-    def answer(self, questions: Sequence[Callable[[RenderCache], T]]) -> list[T]:
-        """The answer of each judge, in order; renders are fetched for all of them at once."""
+    def answer(self, checks: Sequence[Callable[[RenderCache], T]]) -> list[T]:
+        """What each check returns, in order; renders are fetched for all of them at once."""
         answers: dict[int, T] = {}
-        while len(answers) < len(questions):
-            for n, answer in enumerate(questions):
+        while len(answers) < len(checks):
+            for n, check in enumerate(checks):
                 if n not in answers:
-                    try:
-                        answers[n] = answer(self)
-                    except NotYet:
-                        continue
+                    with contextlib.suppress(NotYet):
+                        answers[n] = check(self)
             if self._wanted:
                 self.fetch()
-        return [answers[n] for n in range(len(questions))]
+        return [answers[n] for n in range(len(checks))]
+
+    def control_tokens(self, text: str) -> list[tuple[int, str]]:
+        """Offset and text of the control tokens in a text: the tokenizer's own, else what looks like one."""
+        return [(found.start(), found.group()) for found in self.control_pattern.finditer(text)]
+
+    def stop_text(self) -> str | None:
+        """The control token that the template writes right after an answer; None when the answer's end is open.
+
+        Raises :class:`NotYet`.
+        """
+        once = self.side(self.conversation([user("UQ1"), self.form.assistant("ANSX1")]))
+        if once.error or "ANSX1" not in once.text:
+            return None
+        after = once.text[once.text.rindex("ANSX1") + 5 :]
+        found = self.control_tokens(after)
+        return found[0][1] if found and not after[: found[0][0]].strip() else None
 
 
 def key_of(conversation: Conversation) -> str:

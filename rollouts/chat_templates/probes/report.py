@@ -104,15 +104,15 @@ class Check:
             "renders": None,
         }
         if self.failed is not None and comparison is None:
-            found["conversations"] = {"before": _conversation(self.failed.conversation), "after": None}
+            found["conversations"] = {"before": conversation_dict(self.failed.conversation), "after": None}
         if comparison is None:
             return found
         found |= {
             "text_passed": comparison.text_passed,
             "token_passed": comparison.token_passed,
             "conversations": {
-                "before": _conversation(comparison.before.conversation),
-                "after": _conversation(comparison.after.conversation),
+                "before": conversation_dict(comparison.before.conversation),
+                "after": conversation_dict(comparison.after.conversation),
             },
             "renders": {
                 "expected": comparison.before.to_dict(with_ids=not comparison.passed),
@@ -153,7 +153,8 @@ def _difference(comparison: RenderComparison, template: str) -> dict[str, Any]:
     }
 
 
-def _conversation(conversation: Conversation) -> dict[str, Any]:
+def conversation_dict(conversation: Conversation) -> dict[str, Any]:
+    """What a render was asked for, as JSON."""
     return {
         "messages": list(conversation.messages),
         "tools": None if conversation.tools is None else list(conversation.tools),
@@ -181,7 +182,7 @@ class CheckReport:
     repair_detail: str = ""
     """Why there is no repair, or what it leaves broken."""
     marks: Any = None
-    """:class:`rollouts.chat_templates.repair.generation_tags.Marks`, once looked for and found."""
+    """:class:`rollouts.chat_templates.repair.generation_tags.GenerationTags`, once looked for and found."""
     marks_detail: str = ""
     """Why there are none."""
     verdicts: Mapping[str, str] = field(default_factory=dict)

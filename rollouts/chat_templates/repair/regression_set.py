@@ -1,4 +1,4 @@
-"""All conversations that a changed template is judged on, and how each template renders them."""
+"""All conversations that a changed template is compared on, and how each template renders them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rollouts.chat_templates.probes.compare import common_length
 from rollouts.chat_templates.probes.conversations import Probe, markers_of
 from rollouts.chat_templates.probes.message_shape import MessageShape
 from rollouts.chat_templates.probes.render_cache import RenderCache, key_of
+from rollouts.chat_templates.probes.report import conversation_dict
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
 from rollouts.tito.trajectory import Message
 
@@ -28,26 +29,19 @@ class Changed:
     after: str
 
     def to_dict(self) -> dict[str, Any]:
-        conversation = self.conversation
-        return {
-            "messages": list(conversation.messages),
-            "tools": None if conversation.tools is None else list(conversation.tools),
-            "kwargs": dict(conversation.kwargs or {}),
-            "add_generation_prompt": conversation.add_generation_prompt,
-            "before": self.before,
-            "after": self.after,
-        }
+        """The conversation and both renders as JSON."""
+        return {**conversation_dict(self.conversation), "before": self.before, "after": self.after}
 
 
 class RegressionSet:
-    """All conversations that a candidate is judged on, and how the original renders them."""
+    """All conversations that a candidate is compared on, and how the original renders them."""
 
     def __init__(
         self, cache: RenderCache, own: Sequence[Message] | None = None, others: Iterable[Conversation] = ()
     ) -> None:
-        """``own``: messages of the user's that are probed too; every prefix of them is a conversation, so few ones.
+        """``own``: messages of the user's own conversation, probed too. Each prefix of it is a conversation: pass few.
 
-        ``others``: further conversations that the template must be judged on, with every prefix.
+        ``others``: further conversations to compare on, each with every prefix.
         """
         self.cache = cache
         self.probes = [
@@ -111,7 +105,10 @@ class RegressionSet:
         return any(one[key] != other[key] for key in keys)
 
     def keeps(self, template: str) -> bool:
-        """Does everything that was preserved render as before? What gave earlier candidates away is asked first."""
+        """Does everything that was preserved render as before?
+
+        The conversations that refuted earlier candidates are rendered first.
+        """
         for start, stop in ((0, CANARIES), (CANARIES, len(self.kept))):
             keys = self.kept[start:stop]
             texts = self.texts(template, keys)

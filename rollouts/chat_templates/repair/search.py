@@ -1,8 +1,8 @@
 """Search the smallest change of a chat template that makes its failed probes pass and leaves everything else alone.
 
 Everything else: each conversation whose own history was preserved before (every shorter render that ended in an answer
-begins the longer) renders byte for byte as before, with and without the generation prompt. Judged are all conversations
-that the check renders and all their prefixes. A repair that is not verified is never given.
+begins the longer) renders byte for byte as before, with and without the generation prompt. Compared are all
+conversations that the check renders, and all their prefixes. A repair that is not verified is never returned.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rollouts.chat_templates.sandbox.render import Conversation, TemplateRendere
 from rollouts.tito.interfaces import RenderFailed
 
 SEARCH_SECONDS = 15.0
-"""For the search alone: with the renders before it and the proof after it a repair takes less than 20 s."""
+"""For the search alone. With the renders before it and the check after it a repair takes less than 20 s."""
 DEPTH = 3
 """At most this many changed conditions."""
 BEAM = 4
 MAX_GUIDING_MESSAGES = 30
-"""Of one's own conversation so many messages guide the search; the proof takes all of them."""
+"""Messages of the user's own conversation that guide the search; the check of the result takes all messages."""
 Progress = Callable[[str], None]
 
 
@@ -184,7 +184,7 @@ def find_repair(
 
 
 def _checked_conversations(cache: RenderCache, report: CheckReport) -> list[Conversation]:
-    """Every conversation that the check renders, those included that it finds the template's form with."""
+    """Every conversation that the check renders, and those that find out its form of messages."""
     cache.answer(all_checks(cache))
     tried = [one for _, one in candidates(cache.form.parts, report.tools, report.kwargs)]
     return [*cache.seen.values(), *tried]
@@ -196,7 +196,7 @@ FIXED = "both renders belong to conversations whose history is kept today, so ne
 
 
 def _nothing(report: CheckReport) -> str:
-    """Why there is nothing to repair, and what can be done where that does not mean that all is well."""
+    """Why there is nothing to repair; where the template is not safe all the same, what the user can do."""
     raising = [
         one for one in report.checks
         if one.status is CheckStatus.RAISES and one.decisive and one.purpose in SCOPES and one.failed is not None

@@ -1,4 +1,4 @@
-"""Rendering in subprocesses: a small pool of warm workers, each with limits on time, memory and output.
+"""Renders in subprocesses: a small pool of warm workers, each with limits on time, memory and output.
 
 Whatever a template does, a render ends within ``WALL_SECONDS`` with a text or a sentence, and the pool goes on. Works
 in threads and in forked processes: each process has its own pool, and a worker ends with the process that started it.
@@ -112,7 +112,7 @@ class _Late(Exception):
 
 
 class Worker:
-    """One subprocess."""
+    """One subprocess. The constructor raises :class:`RenderFailed` where it does not start."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -137,6 +137,7 @@ class Worker:
             ) from error
 
     def send(self, value: Any) -> None:
+        """Send a request. Raises :class:`RenderFailed` for a value that is no JSON, ``_Died``."""
         try:
             data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
         except (TypeError, ValueError, RecursionError) as error:
@@ -165,7 +166,10 @@ class Worker:
             self._pending += data
 
     def answer(self, until: float) -> Any:
-        """The next message, within ``WALL_SECONDS``; later only while the machine keeps the worker waiting."""
+        """The next message, within ``WALL_SECONDS``, or ``STARVED_WALL_SECONDS`` where it gets no computing time.
+
+        Raises ``_Late`` or ``_Died``.
+        """
         used = self.cpu_seconds()
         try:
             return self.receive(min(until, time.monotonic() + WALL_SECONDS))
@@ -176,7 +180,7 @@ class Worker:
             return self.receive(min(until, time.monotonic() + STARVED_WALL_SECONDS))
 
     def cpu_seconds(self) -> float:
-        """What the worker has computed so far."""
+        """Seconds of computing time that the worker has used so far."""
         try:
             with open(f"/proc/{self.process.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -249,7 +253,7 @@ class Pool:
         return outcomes
 
     def _run(self, worker: Worker, chat_template: str, jobs: Sequence[RenderJob | Series]) -> list[Rendered]:
-        """Outcomes up to and including the one that cost the worker its life."""
+        """Outcomes up to and including the one that ended the worker."""
         outcomes: list[Rendered] = []
         request = {
             "template": chat_template,
@@ -338,7 +342,7 @@ def _forget() -> None:
 
 
 _inherited: list[Pool | None] = []
-"""Kept, so that nothing of the parent's is closed or waited for by the child."""
+"""Kept, so that the child neither closes nor waits for a worker of its parent."""
 
 
 def close() -> None:

@@ -1,4 +1,4 @@
-"""A renderer for those who know what they will ask for: many renders in one round trip, and none of them twice."""
+"""A renderer that is told in advance what it will be asked for: many renders in one round trip, none of them twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_MESSAGES = 6_000
 """Messages over all renders of one series: it has the computing time of a single render."""
 
 _LASTING = ("raises", "syntax", "forbidden", "depth")
-"""Failures that the same render meets again, on whatever machine."""
+"""Kinds of failure that the same render meets again on every machine."""
 
 Key = tuple[Any, ...]
 
@@ -30,7 +30,7 @@ def _key(
 
 
 class Foreseen:
-    """Renders that were made ahead. It keeps the messages, tools and kwargs, so that their identities stay taken."""
+    """Renders that were made ahead. Keeps their messages, tools and kwargs, because the keys are made of object ids."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -38,7 +38,7 @@ class Foreseen:
 
 
 class PrefetchingRenderer(TemplateRenderer):
-    """A :class:`TemplateRenderer` with a memory of one lot of renders. Not for several threads at once."""
+    """A :class:`TemplateRenderer` that remembers the renders of one :meth:`foresee`. Not safe in several threads."""
 
     def __init__(
         self, tokenizer: TemplateTokenizer, chat_template: str, encode: Callable[[str], Ids], now: str = ""
@@ -55,7 +55,7 @@ class PrefetchingRenderer(TemplateRenderer):
         try:
             outcomes = client.render(self.chat_template, [job for job, _ in series])
         except RenderFailed:
-            return foreseen  # whoever asks for it meets the failure
+            return foreseen  # the render meets the failure when it is asked for
         for (_, keys), outcome in zip(series, outcomes, strict=True):
             for key, rendered in zip(keys, outcome.series, strict=False):
                 if rendered.ok or rendered.kind in _LASTING:
@@ -80,18 +80,6 @@ class PrefetchingRenderer(TemplateRenderer):
         rendered = found.or_raise()
         return rendered.text, rendered.tracked_spans
 
-    def render_text(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        found = self._foreseen.rendered.get(_key(messages, tools, kwargs, add_generation_prompt))
-        if found is None:
-            return super().render_text(messages, tools, kwargs, add_generation_prompt)
-        return found.or_raise().text
-
     def render_ids(
         self,
         messages: Sequence[Message],
@@ -99,7 +87,7 @@ class PrefetchingRenderer(TemplateRenderer):
         kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = False,
     ) -> Ids:
-        """As of :class:`TemplateRenderer`. The array belongs to the memory: do not write to it."""
+        """As :meth:`TemplateRenderer.render_ids`. The array is shared: do not write to it."""
         key = _key(messages, tools, kwargs, add_generation_prompt)
         ids = self._ids.get(key)
         if ids is not None:

@@ -1,0 +1,177 @@
+"""Which outputs of a chat template write sampled text, learned from one render of every probe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations, pairwise
+
+from rollouts.chat_templates.jinja_source.parts import BranchGroup, Leaf, Node, Operand, cut, explicit, take_apart, walk
+from rollouts.chat_templates.repair.regression_set import RegressionSet
+from rollouts.chat_templates.repair.sampled_spans import CannotMark, SampledSpans
+from rollouts.chat_templates.sandbox.render import TemplateRenderer
+
+CUTS = 8
+"""At most this many constants are cut."""
+_MARKED = re.compile("\x02([0-9]+);([01]*)\x02")
+_TARGET = re.compile(r"for\s+([A-Za-z_]\w*)\s+in\b")
+
+IN, OUT, NONE, BLANK = "in", "out", "none", "blank"
+"""The state of an operand: it writes sampled text, other text, nothing at all; it is white space that is never written.
+Any other state is the condition under which the operand writes sampled text."""
+
+
+@dataclass
+class OperandUse:
+    """The answers that an operand's tests gave, where it wrote inside of sampled spans and where outside.
+
+    Answers are a string of ``0`` and ``1``, one for each test.
+    """
+
+    tests: list[str] = field(default_factory=list)
+    inside: set[str] = field(default_factory=set)
+    outside: set[str] = field(default_factory=set)
+
+    def state(self) -> str | None:
+        """One of the states; None when no test tells inside and outside apart."""
+        if not self.outside:
+            return IN if self.inside else NONE
+        if not self.inside:
+            return OUT
+        if self.inside & self.outside:
+            return None
+        return next((test for test, answers in self._conditions() if self._parts(answers)), None)
+
+    def fits(self, condition: str) -> bool:
+        """Does the condition hold wherever the operand wrote inside, and nowhere else?"""
+        return any(test == condition and self._parts(answers) for test, answers in self._conditions())
+
+    def _parts(self, answers: Callable[[str], bool]) -> bool:
+        return all(map(answers, self.inside)) and not any(map(answers, self.outside))
+
+    def _conditions(self) -> Iterator[tuple[str, Callable[[str], bool]]]:
+        """Single tests and their negations, then two of them joined."""
+        tests = enumerate(self.tests)
+        single = [part for n, test in tests for part in ((test, n, "1"), (f"not ({test})", n, "0"))]
+        for test, n, yes in single:
+            yield test, partial(_all_are, ((n, yes),))
+        for (one, n, yes), (other, m, too) in combinations(single, 2):
+            yield f"{one} and {other}", partial(_all_are, ((n, yes), (m, too)))
+            yield f"{one} or {other}", partial(_any_is, ((n, yes), (m, too)))
+
+
+def _all_are(wanted: Sequence[tuple[int, str]], answers: str) -> bool:
+    return all(answers[n] == value for n, value in wanted)
+
+
+def _any_is(wanted: Sequence[tuple[int, str]], answers: str) -> bool:
+    return any(answers[n] == value for n, value in wanted)
+
+
+def learn_places(
+    regressions: RegressionSet, template: str, spans: Mapping[str, SampledSpans]
+) -> tuple[list[Node], dict[int, str]]:
+    """The template taken apart and cut where spans begin and end, and the state of each operand.
+
+    Raises :class:`CannotMark`.
+    """
+    nodes = take_apart(template)
+    switches = _switches(nodes)
+    for _ in range(CUTS):
+        seen, cuts = _occurrences(regressions, nodes, spans, switches)
+        leaves = {operand.name: leaf for leaf in walk(nodes) for operand in leaf.operands}
+        if not cuts:
+            return nodes, _states(nodes, seen)
+        name, offset = min(cuts)
+        leaf = leaves[name]
+        place = next(n for n, operand in enumerate(leaf.operands) if operand.name == name)
+        if leaf.operands[place].text is None:
+            raise CannotMark(
+                f"{_where(leaf, leaf.operands[place])} writes what is sampled and what is not in one piece"
+            )
+        leaf.operands[place : place + 1] = cut(leaf.operands[place], offset)
+        leaf.is_cut = True
+        for n, one in enumerate(one for leaf in walk(nodes) for one in leaf.operands):
+            one.name = n
+    raise CannotMark("what is sampled begins and ends at too many places")
+
+
+def _states(nodes: Sequence[Node], seen: Mapping[int, OperandUse]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for leaf in walk(nodes):
+        for operand in leaf.operands:
+            state = seen[operand.name].state() if operand.name in seen else NONE
+            if state is None:
+                where = _where(leaf, operand)
+                raise CannotMark(f"{where} writes what is sampled and what is not, and no simple test tells which")
+            found[operand.name] = state
+        # What only ever writes sampled text goes under the condition of its neighbour where that holds.
+        for one, other in [*pairwise(leaf.operands), *pairwise(reversed(leaf.operands))]:
+            condition = found[one.name]
+            if condition not in (IN, OUT, NONE) and found[other.name] == IN and seen[other.name].fits(condition):
+                found[other.name] = condition
+    return found
+
+
+def _where(leaf: Leaf, operand: Operand) -> str:
+    shown = operand.source if len(operand.source) <= 60 else f"{operand.source[:59]}…"
+    return f"the output of {shown}" + (f" on line {leaf.line}" if leaf.line else "")
+
+
+def _switches(nodes: Sequence[Node]) -> list[str]:
+    """The conditions inside of the generation prompt's own branch: they decide which prompt is written."""
+    found: list[str] = []
+    for node in nodes:
+        if isinstance(node, BranchGroup):
+            for section in node.sections:
+                if "add_generation_prompt" in section.head.body:
+                    heads = [leaf.body for leaf in walk(section.children) if leaf.kind in ("if", "elif")]
+                    found += [head.partition(" ")[2].strip() for head in heads]
+                else:
+                    found += _switches(section.children)
+    return [test for test in dict.fromkeys(found) if not re.search(r"\b(?:loop|messages?|m)\b", test)]
+
+
+def _tests(loops: Sequence[str], switches: Sequence[str]) -> list[str]:
+    """The tests of an operand inside these loops: expressions that are evaluated wherever it writes."""
+    targets = [match.group(1) for match in map(_TARGET.match, loops) if match]
+    if not targets:
+        return list(switches)
+    message = targets[0]
+    inner = ["loop.first", f"{message}['content']"] if len(loops) > 1 else []
+    return [f"{message}['role'] == 'assistant'", *switches, *inner]
+
+
+def _occurrences(
+    regressions: RegressionSet, nodes: Sequence[Node], spans: Mapping[str, SampledSpans], switches: Sequence[str]
+) -> tuple[dict[int, OperandUse], set[tuple[int, int]]]:
+    """What each operand was seen to write, and (operand, offset) where one crosses the bound of a span."""
+    seen: dict[int, OperandUse] = {}
+
+    def mark(operand: Operand, loops: Sequence[str]) -> str:
+        tests = _tests(loops, switches)
+        seen[operand.name] = OperandUse(tests)
+        answers = "".join(f"{{{{- '1' if {test} else '0' -}}}}" for test in tests)
+        return f'{{{{- "\x02{operand.name};" -}}}}{answers}{{{{- "\x02" -}}}}'
+
+    keys = list(spans)
+    named = TemplateRenderer(regressions.cache.renderer.tokenizer, explicit(nodes, mark))
+    outcomes = named.render_many([regressions.conversations[key] for key in keys])
+    cuts: set[tuple[int, int]] = set()
+    for key, outcome in zip(keys, outcomes, strict=True):
+        if _MARKED.sub("", outcome.text) != regressions.original[key]:
+            raise CannotMark("the template looks at what it has written, so that its parts cannot be told apart")
+        start = 0
+        _, *rest = _MARKED.split(outcome.text)
+        for name, answers, text in zip(map(int, rest[::3]), rest[1::3], rest[2::3], strict=True):
+            stop = start + len(text)
+            if text and stop <= spans[key].limit:
+                bounds = {edge for span in spans[key].sampled for edge in span if start < edge < stop}
+                cuts.update((name, edge - start) for edge in bounds)
+                if not bounds:
+                    within = any(begin <= start and stop <= end for begin, end in spans[key].sampled)
+                    (seen[name].inside if within else seen[name].outside).add(answers)
+            start = stop
+    return seen, cuts
