@@ -220,8 +220,8 @@ LOGGING = {
     "disable_existing_loggers": False,
     "filters": {"request_id": {"()": "inspector.server.logs.RequestIdFilter"}},
     "formatters": {
-        "text": {"()": "inspector.server.logs.TextFormatter"},
-        "json": {"()": "inspector.server.logs.JsonFormatter"},
+        "text": {"()": "inspector.server.logs.TextLineFormatter"},
+        "json": {"()": "inspector.server.logs.JsonLineFormatter"},
     },
     "handlers": {
         "stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["request_id"]},

@@ -10,16 +10,17 @@ import time
 import uuid
 from collections.abc import Callable
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.json import JsonFormatter
 
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
-_STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request", "taskName", "server_time"}
-# Set on every record by vLLM once it is imported.
-_STANDARD |= {"vllm_process_name"}
+# Beside the standard attributes: what Django and vLLM set on records.
+_LEFT_OUT = {*RESERVED_ATTRS, "request", "server_time", "vllm_process_name"}
 _PLAIN = re.compile(r"[\w./:@+-]+\Z")
-_GIVEN_ID = re.compile(r"[A-Za-z0-9-]{8,64}\Z")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}\Z")
 log = logging.getLogger("inspector.request")
 
 
@@ -31,53 +32,46 @@ class RequestIdFilter(logging.Filter):
         return True
 
 
-def _fields(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, object]:
-    """The event's fields in a fixed order: time, level, logger, event, request_id, whatever `extra` gave, error."""
-    fields: dict[str, object] = {
-        "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-        "level": record.levelname.lower(),
-        "logger": record.name,
-        "event": record.getMessage(),
-    }
-    if getattr(record, "request_id", ""):
-        fields["request_id"] = record.request_id  # type: ignore[attr-defined]
-    fields |= {
-        key: value
-        for key, value in record.__dict__.items()
-        if key not in _STANDARD and key != "request_id" and isinstance(value, str | int | float | bool | None)
-    }
-    if record.exc_info:
-        fields["error"] = formatter.formatException(record.exc_info)
-    return fields
+class JsonLineFormatter(JsonFormatter):
+    """One JSON object per line: time, level, logger, event, request_id, the scalars of `extra`, error."""
+
+    def __init__(self) -> None:
+        names = {"levelname": "level", "name": "logger", "message": "event", "exc_info": "error"}
+        fields = ["levelname", "name", "message", "request_id"]
+        super().__init__(
+            fields, rename_fields=names, reserved_attrs=_LEFT_OUT, timestamp="time", json_ensure_ascii=False
+        )
+
+    def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+        fields = {"time": log_data.pop("time").isoformat(timespec="milliseconds"), **log_data}
+        fields["level"] = fields["level"].lower()
+        if not fields["request_id"]:
+            del fields["request_id"]
+        if "error" in fields:
+            fields["error"] = fields.pop("error")  # the traceback comes last
+        return {key: value for key, value in fields.items() if isinstance(value, str | int | float | bool | None)}
 
 
-class TextFormatter(logging.Formatter):
-    """`time=... level=... logger=... event="..." key=value`."""
+class TextLineFormatter(JsonLineFormatter):
+    """The same fields as `time=... level=... logger=... event="..." key=value`."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        parts = []
-        for key, value in _fields(record, self).items():
-            text = str(value)
-            parts.append(f"{key}={text if _PLAIN.match(text) else json.dumps(text, ensure_ascii=False)}")
-        return " ".join(parts)
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(_fields(record, self), ensure_ascii=False, default=str)
+    def jsonify_log_record(self, log_data: dict[str, Any]) -> str:
+        texts = {key: str(value) for key, value in log_data.items()}
+        return " ".join(
+            f"{key}={text if _PLAIN.match(text) else json.dumps(text, ensure_ascii=False)}"
+            for key, text in texts.items()
+        )
 
 
 class RequestLogMiddleware:
-    """Gives every request an id, answers with it in `X-Request-Id`, and logs one line when it is done."""
+    """Sets an id for every request, returns it in `X-Request-Id`, and logs one line when the request is done."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        given = request.headers.get("X-Request-Id", "")
-        request_id = given if _GIVEN_ID.match(given) else uuid.uuid4().hex[:16]
+        asked = request.headers.get("X-Request-Id", "")
+        request_id = asked if _REQUEST_ID.match(asked) else uuid.uuid4().hex[:16]
         token = _request_id.set(request_id)
         started = time.perf_counter()
         try:

@@ -13,7 +13,7 @@ from django.core.checks import run_checks
 
 from inspector.server import paths
 from inspector.server.env import EnvironmentReader
-from inspector.server.logs import JsonFormatter, TextFormatter
+from inspector.server.logs import JsonLineFormatter, TextLineFormatter
 from tests.conftest import ROOT
 
 
@@ -173,14 +173,14 @@ def _record(**extra: object) -> logging.LogRecord:
 
 
 def test_an_event_is_one_line_of_text() -> None:
-    line = TextFormatter().format(_record(run="r1", request_id="abc"))
+    line = TextLineFormatter().format(_record(run="r1", request_id="abc"))
     assert "\n" not in line
     assert 'event="step 3 done\\nforged=1"' in line
     assert line.endswith("request_id=abc run=r1")
 
 
 def test_an_event_is_one_json_object() -> None:
-    line = JsonFormatter().format(_record(tokens=7))
+    line = JsonLineFormatter().format(_record(tokens=7))
     assert "\n" not in line
     assert json.loads(line)["tokens"] == 7
 
