@@ -1,4 +1,7 @@
-"""A file that is one JSON array, or objects over several lines each, cut up without being held: each part is a line."""
+"""Cuts a file that is one JSON array, or JSON objects over several lines each, without holding the file.
+
+Each element is then read like a line. docs/decisions/0016-json-arrays.md says why no library does this.
+"""
 
 from __future__ import annotations
 
@@ -7,101 +10,105 @@ from collections.abc import Iterable, Iterator
 
 ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*(?:\{|$)")
 """How such a file begins: an array of objects, the first of them perhaps on the next line."""
-# Outside a string only these matter, commas between elements alone; inside one, the quote that ends it and the
-# backslash that hides a quote.
+# Outside a string only these bytes matter, and commas only between elements. Inside a string the quote that ends it
+# and the backslash that hides a quote matter.
 _DEEP = re.compile(rb'["\[\]{}]')
-_OUTSIDE = re.compile(rb'["\[\]{},]')
+_TOP = re.compile(rb'["\[\]{},]')
 _INSIDE = re.compile(rb'["\\]')
 
 
 def elements(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
-    """Each element's bytes, None for one longer than ``limit``. What breaks off or follows the end comes as it is.
+    """The bytes of each element of an array, None for an element longer than ``limit`` bytes.
 
-    ``pieces`` may be cut anywhere.
+    ``pieces`` may be cut anywhere. An element without an end, and what follows the array, come as they are.
     """
-    held = bytearray()
-    depth, in_string, skip, too_long = 0, False, False, False
-    found = 0
-    ended = False
-
-    def element() -> bytes | None:
-        nonlocal too_long
-        whole = None if too_long else bytes(held).strip()
-        held.clear()
-        too_long = False
-        return whole
-
-    for piece in filter(None, pieces):
-        at = kept = 0
-        if skip:  # the backslash was the last byte of the piece before
-            at, skip = 1, False
-        while not ended:
-            match = (_INSIDE if in_string else _DEEP if depth > 1 else _OUTSIDE).search(piece, at)
-            if match is None:
-                break
-            byte, at = piece[match.start()], match.end()
-            if byte == 0x22:
-                in_string = not in_string
-            elif byte == 0x5C:
-                at += 1
-                skip = at > len(piece)
-            elif byte in b"[{":
-                depth += 1
-                if depth == 1:
-                    kept = at
-            elif byte in b"]}":
-                depth -= 1
-                ended = depth == 0
-                if ended:
-                    held += piece[kept : match.start()]
-                    last = element()
-                    if last is None or last or found:
-                        yield last
-                    kept = at
-            elif depth == 1:
-                held += piece[kept : match.start()]
-                yield element()
-                found += 1
-                kept = at
-        held += piece[kept:]
-        if len(held) > limit:
-            too_long = True
-            held.clear()
-    rest = element()
-    if rest or rest is None or (not ended and depth == 1 and found):
+    held = _Held(limit)
+    depth, kept, found, ended = 0, 0, 0, False
+    for piece, at, byte, depth in _marks(pieces):
+        if not byte:
+            held.add(piece[kept:])
+            kept = 0
+        elif ended:
+            continue
+        elif depth == 0 and byte in b"]}":
+            ended = True
+            last = held.take(piece[kept:at])
+            if last is None or last or found:
+                yield last
+            kept = at + 1
+        elif byte == 0x2C:
+            yield held.take(piece[kept:at])
+            found += 1
+            kept = at + 1
+        elif byte == 0x5B:
+            kept = at + 1
+    rest = held.take(b"")
+    if rest or rest is None or (depth == 1 and found):
         yield rest
 
 
 def objects(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
-    """Each object that stands at the top, one behind the other, None for one longer than ``limit``.
+    """The bytes of each object at the top of a file, None for an object longer than ``limit`` bytes.
 
-    What is no object comes with the object behind it, or at the end. ``pieces`` may be cut anywhere.
+    ``pieces`` may be cut anywhere. What is no object comes with the object behind it, or at the end.
     """
-    held = bytearray()
-    depth, in_string, skip, too_long = 0, False, False, False
+    held = _Held(limit)
+    kept = 0
+    for piece, at, byte, depth in _marks(pieces):
+        if not byte:
+            held.add(piece[kept:])
+            kept = 0
+        elif depth == 0 and byte in b"]}":
+            yield held.take(piece[kept : at + 1])
+            kept = at + 1
+    rest = held.take(b"")
+    if rest or rest is None:
+        yield rest
+
+
+class _Held:
+    """The bytes of an element that has no end yet, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = bytearray()
+        self._is_too_long = False
+
+    def add(self, data: bytes) -> None:
+        self._bytes += data
+        if len(self._bytes) > self._limit:
+            self._is_too_long = True
+            self._bytes.clear()
+
+    def take(self, data: bytes) -> bytes | None:
+        """Everything held with ``data`` at its end; None when that is too long. Holds nothing afterwards."""
+        self.add(data)
+        whole = None if self._is_too_long else bytes(self._bytes).strip()
+        self._bytes.clear()
+        self._is_too_long = False
+        return whole
+
+
+def _marks(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, int, int, int]]:
+    """Piece, position, byte and depth of each bracket outside strings that leaves a depth of 0 or 1.
+
+    The same for each comma at these depths. The end of each piece comes as byte 0.
+    """
+    depth, in_string, skip = 0, False, False
     for piece in filter(None, pieces):
-        at, kept = int(skip), 0
-        skip = False
-        while match := (_INSIDE if in_string else _DEEP).search(piece, at):
+        at, skip = int(skip), False  # the backslash was the last byte of the piece before
+        while match := (_INSIDE if in_string else _DEEP if depth > 1 else _TOP).search(piece, at):
             byte, at = piece[match.start()], match.end()
             if byte == 0x22:
                 in_string = not in_string
             elif byte == 0x5C:
                 at += 1
                 skip = at > len(piece)
-            elif byte in b"[{":
-                depth += 1
             else:
-                depth = max(depth - 1, 0)
-                if not depth:
-                    held += piece[kept:at]
-                    kept = at
-                    yield None if too_long or len(held) > limit else bytes(held).strip()
-                    held.clear()
-                    too_long = False
-        held += piece[kept:]
-        if len(held) > limit:
-            too_long = True
-            held.clear()
-    if too_long or held.strip():
-        yield None if too_long else bytes(held).strip()
+                if byte in b"[{":
+                    depth += 1
+                elif byte in b"]}":
+                    depth = max(depth - 1, 0)
+                if depth <= 1:
+                    yield piece, match.start(), byte, depth
+        yield piece, len(piece), 0, depth
