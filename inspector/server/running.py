@@ -18,7 +18,7 @@ class AlreadyRunning(Exception):
 
 
 class ServerLock:
-    """Held by a server as long as it lives; the kernel lets go of it however the process ends."""
+    """A server holds it as long as it lives. The kernel releases it however the process ends."""
 
     def __init__(self, data: Path) -> None:
         self.path = private_folder(data / "run") / "serve.lock"
@@ -33,7 +33,7 @@ class ServerLock:
             raise AlreadyRunning(url, pid) from None
 
     def announce(self, url: str) -> None:
-        """Write where the server is, for `running_url`."""
+        """Write the address of the server into the file, for `running_url`."""
         self._file.seek(0)
         self._file.truncate()
         self._file.write(json.dumps({"url": url, "pid": os.getpid()}))

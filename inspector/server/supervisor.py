@@ -1,8 +1,9 @@
 """Keeps child processes alive and leaves none behind.
 
-Each child leads a session of its own, so that Ctrl-C reaches the supervisor alone, which stops them in order. Three
-nets lie under that: the kernel signals a child when the supervisor dies; the supervisor adopts orphaned grandchildren;
-and at the end whatever still lives of either is killed.
+Each child leads a session of its own, so Ctrl-C reaches the supervisor alone, and the supervisor stops the children in
+order. Three more things hold when that fails. The kernel signals a child when the supervisor dies. The supervisor
+adopts orphaned grandchildren. At the end it kills every child and grandchild that still lives.
+docs/decisions/0015-supervisor.md says why no library does this.
 """
 
 import contextlib
@@ -25,18 +26,18 @@ MAX_LOG_BYTES = 20 << 20
 
 @dataclass
 class Child:
-    """One process to keep alive: how to start it, how it is doing."""
+    """One process to keep alive: how it is started, and its state."""
 
     name: str
-    """As sentences name it: "The web server"."""
+    """The name in sentences: "The web server"."""
     command: Sequence[str]
     log: Path
     env: dict[str, str] = field(default_factory=dict)
     pass_fds: Sequence[int] = ()
     orphan_signal: int = signal.SIGKILL
-    """What the kernel sends it when the supervisor dies."""
+    """The signal that the kernel sends to the child when the supervisor dies."""
     grace_s: float = 8.0
-    """How long it may take to end after SIGTERM."""
+    """Seconds that the child may take to end after SIGTERM."""
     before_start: Callable[[], object] | None = None
 
     process: subprocess.Popen[bytes] | None = None
@@ -45,7 +46,7 @@ class Child:
     failures: int = 0
 
     def start(self) -> None:
-        """Start it; its output is appended to its log, which is turned over when it has grown large."""
+        """Start it. Its output is appended to its log; a log above the limit is renamed to `.log.1` first."""
         if self.before_start:
             self.before_start()
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ class Child:
 
         def tie_to_parent() -> None:
             die_with_parent(orphan_signal)
-            if os.getppid() != parent:  # it died in between
+            if os.getppid() != parent:  # the supervisor died in between
                 os._exit(1)
 
         with self.log.open("ab") as output:
@@ -96,7 +97,7 @@ class Supervisor:
         self.say = say
         self.children: list[Child] = []
         self.stop_requests = 0
-        self.not_ours = set(_children())  # a caller's other children are none of our business
+        self.not_ours = set(_children())  # the caller's other children are left alone
         adopt_orphans(True)
 
     def start(self, child: Child) -> None:
@@ -114,7 +115,7 @@ class Supervisor:
         self.stop_requests += 1
 
     def watch_once(self) -> None:
-        """Notice what ended, and start it again after a pause that doubles each time."""
+        """Start each child that has ended again, after a pause that doubles each time."""
         now = time.monotonic()
         for child in self.children:
             if child.start_at is not None:
@@ -138,7 +139,7 @@ class Supervisor:
             time.sleep(0.2)
 
     def stop(self) -> None:
-        """Stop all: the last started first, all but the first (what the others depend on) together."""
+        """Stop all children: first all but the first one together, then the first one, which the others depend on."""
         requests = max(self.stop_requests, 1)
         first, rest = self.children[:1], self.children[1:]
         for group in (rest, first):
@@ -185,7 +186,7 @@ def reap_adopted(spared: set[int]) -> None:
 
 
 def kill_adopted(spared: set[int]) -> None:
-    """Kill and collect every child this process still has, and those that it inherits from them in turn."""
+    """Kill and collect every child that this process still has, and every child that it adopts from those."""
     for _ in range(50):
         pids = [pid for pid in _children() if pid not in spared]
         if not pids:
