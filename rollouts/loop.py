@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -23,8 +23,9 @@ from rollouts.engines.worker import EngineClosed, EngineInfo, EngineOwner
 from rollouts.environments import Environment, Episode, Outcome, Task
 from rollouts.replies.parsing import Parse, answering, with_call_ids
 from rollouts.tito.interfaces import RenderFailed
-from rollouts.tito.strategies import Strategy, StrategyRefused, TemplateRewrites
-from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Row, Step
+from rollouts.tito.strategies import Strategy, StrategyRefused
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Step
+from rollouts.tito.trajectory_end import TrajectoryEnd
 
 POLL_SECONDS = 0.05
 """How often the loop asks whether it should stop."""
@@ -53,27 +54,6 @@ class RolloutLimits:
     """Trajectories under way at once."""
 
 
-@dataclass(frozen=True, eq=False)
-class Finished:
-    """The end of a trajectory: an outcome, or an error sentence."""
-
-    job: RolloutJob
-    n_steps: int
-    stop_reason: str = ""
-    reward: float | None = None
-    reward_parts: Mapping[str, float] = field(default_factory=dict)
-    rows: tuple[Row, ...] | None = None
-    """None = the rows follow from the steps."""
-    error: str = ""
-    rewrites: TemplateRewrites | None = None
-    """Set when the strategy refused the chat template because it is not prefix-preserving."""
-
-    @classmethod
-    def refused(cls, job: RolloutJob, n_steps: int, error: Exception) -> Finished:
-        """The end of a trajectory that its strategy cannot go on with."""
-        return cls(job, n_steps, error=str(error), rewrites=error if isinstance(error, TemplateRewrites) else None)
-
-
 @dataclass(frozen=True)
 class Callbacks:
     """How the caller takes part; all are called in the loop's own thread."""
@@ -82,7 +62,7 @@ class Callbacks:
     """Up to so many further jobs; None = there are no more. Waits for the first only when told to."""
     on_steps: Callable[[Sequence[tuple[RolloutJob, int, Step]]], None]
     """Steps as soon as they are sampled: (job, step index, step)."""
-    on_done: Callable[[Sequence[Finished]], None]
+    on_done: Callable[[Sequence[TrajectoryEnd]], None]
     should_stop: Callable[[], bool]
     """Asked at least every ``POLL_SECONDS``."""
 
@@ -186,7 +166,7 @@ class _Batch:
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._answers = _Answers()
         self._steps: list[tuple[RolloutJob, int, Step]] = []
-        self._done: list[Finished] = []
+        self._done: list[TrajectoryEnd] = []
         self._exhausted = False
         self._n_deaths = 0  # of the engine, since the last completion that came back
         self._last_death: EngineError | None = None
@@ -249,12 +229,14 @@ class _Batch:
         try:
             prompt = strategy.begin(job.task.messages, job.task.tools, self.template_kwargs)
         except (StrategyRefused, RenderFailed) as error:
-            self._done.append(Finished.refused(job, 0, error))
+            self._done.append(TrajectoryEnd.of_refusal(job.key, error))
             return
         try:
             episode = self._environment.start(job.task)
         except Exception as error:
-            self._done.append(Finished(job, 0, error=f"The environment could not start the task: {reason(error)}."))
+            self._done.append(
+                TrajectoryEnd(job.key, error=f"The environment could not start the task: {reason(error)}.")
+            )
             return
         live = _Live(job, strategy, episode, list(job.task.messages), np.array(prompt))
         self._live.add(live)
@@ -395,12 +377,12 @@ class _Batch:
 
     def _refuse(self, live: _Live, error: Exception) -> None:
         self._live.discard(live)
-        self._done.append(Finished.refused(live.job, live.n_steps, error))
+        self._done.append(TrajectoryEnd.of_refusal(live.job.key, error))
 
     def _end(self, live: _Live, outcome: Outcome | None = None, error: str = "") -> None:
         self._live.discard(live)
         if outcome is None:
-            self._done.append(Finished(live.job, live.n_steps, error=error))
+            self._done.append(TrajectoryEnd(live.job.key, error=error))
             return
         try:
             rows = None if live.strategy.rows_follow_from_steps else tuple(live.strategy.rows())
@@ -408,7 +390,13 @@ class _Batch:
             self._refuse(live, refusal)
             return
         self._done.append(
-            Finished(live.job, live.n_steps, outcome.stop_reason, outcome.reward, dict(outcome.reward_parts), rows)
+            TrajectoryEnd(
+                live.job.key,
+                reward=outcome.reward,
+                reward_parts=dict(outcome.reward_parts),
+                stop_reason=outcome.stop_reason,
+                rows=rows,
+            )
         )
 
 

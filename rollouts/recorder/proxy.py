@@ -22,7 +22,8 @@ from yarl import URL
 
 from rollouts.formats.shapes import MAX_NUMBER
 from rollouts.recorder import wire
-from rollouts.recorder.writer import Call, SessionEnd, Writer
+from rollouts.recorder.writer import Call, Writer
+from rollouts.tito.trajectory_end import TrajectoryEnd
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +264,7 @@ class Recorder:
             stop_reason.encode()
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return _refuse(400, 'Say how the session ended as {"reward": 1.0, "stop_reason": "answered"}.')
-        self.writer.take(SessionEnd(name, reward, stop_reason))
+        self.writer.take(TrajectoryEnd(name, reward=reward, stop_reason=stop_reason))
         return web.json_response({"run": self.writer.run.code, "session": name})
 
 

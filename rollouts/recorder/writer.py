@@ -26,6 +26,7 @@ from rollouts.recorder.sessions import Conversations
 from rollouts.services.recorded import append_steps, settle_trajectory
 from rollouts.services.rejections import add_rejections
 from rollouts.tito.trajectory import Step
+from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work.diagnosis import findings_for
 
 log = logging.getLogger(__name__)
@@ -56,15 +57,6 @@ class Call:
     """Why the answer cannot be read, where that is known already."""
 
 
-@dataclass(frozen=True)
-class SessionEnd:
-    """A harness says that a trajectory is over."""
-
-    session: str
-    reward: float | None = None
-    stop_reason: str = ""
-
-
 class Writer:
     """Takes calls from any thread; stores them in one of its own, in piles."""
 
@@ -82,11 +74,11 @@ class Writer:
         self.cancelled = threading.Event()
         self.rescue_file = folder / f"{run.code}.calls.jsonl"
         self._stored = stored
-        self._queue: SimpleQueue[Call | SessionEnd] = SimpleQueue()
+        self._queue: SimpleQueue[Call | TrajectoryEnd] = SimpleQueue()
         self._conversations = Conversations()
         self._open: dict[str, float] = {}
         """Trajectories under way: when each was last called."""
-        self._ends: dict[str, SessionEnd] = {}
+        self._ends: dict[str, TrajectoryEnd] = {}
         self._closing = threading.Event()
         self._give_up_at = float("inf")
         self._reported = 0
@@ -96,7 +88,7 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def take(self, item: Call | SessionEnd) -> None:
+    def take(self, item: Call | TrajectoryEnd) -> None:
         """Never waits. How much may lie here unwritten is the proxy's to bound."""
         if isinstance(item, Call):
             self.counts["calls"] += 1
@@ -127,7 +119,7 @@ class Writer:
                     self._stored(len(calls))
                 elif calls:
                     self._store(calls, table)
-                self._ends |= {item.session: item for item in batch if isinstance(item, SessionEnd)}
+                self._ends |= {item.key: item for item in batch if isinstance(item, TrajectoryEnd)}
                 ending = self._closing.is_set() and not batch
                 self._settle(everything=ending)
                 if ending:
@@ -142,8 +134,8 @@ class Writer:
             # The connection belongs to this thread and would stay open with it.
             connection.close()
 
-    def _gather(self) -> list[Call | SessionEnd]:
-        batch: list[Call | SessionEnd] = []
+    def _gather(self) -> list[Call | TrajectoryEnd]:
+        batch: list[Call | TrajectoryEnd] = []
         with suppress(Empty):
             batch.append(self._queue.get(timeout=0 if self._closing.is_set() else POLL_SECONDS))
             while len(batch) < MAX_AT_ONCE:
@@ -235,19 +227,19 @@ class Writer:
         for name in dict.fromkeys([*self._ends, *silent]):
             if not everything and not self._queue.empty() and name not in self._ends:
                 return  # calls first
-            end = self._ends.pop(name, SessionEnd(name))
+            end = self._ends.pop(name, TrajectoryEnd(name))
             self._open.pop(name, None)
-            self._again(lambda name=name, end=end: self._settle_one(name, end))  # type: ignore[misc]
+            self._again(lambda end=end: self._settle_one(end))  # type: ignore[misc]
 
-    def _settle_one(self, name: str, end: SessionEnd) -> None:
-        record = self.run.trajectories.filter(external_id=name).first()
+    def _settle_one(self, end: TrajectoryEnd) -> None:
+        record = self.run.trajectories.filter(external_id=end.key).first()
         if record is None:
             if not self.cancelled.is_set():
-                reason = f"The end of session {name!r} came, and no call of it."
+                reason = f"The end of session {end.key!r} came, and no call of it."
                 add_rejections(self.run, SOURCE, [Rejected(None, reason)])
             return
         findings = findings_for(selectors.load_trajectory(record), self.run)
-        settle_trajectory(self.run, name, findings, end.reward, end.stop_reason)
+        settle_trajectory(self.run, replace(end, findings=tuple(findings)))
 
     def _report(self) -> None:
         n, calls = self.counts["without_ids"], self.counts["calls"]

@@ -5,7 +5,6 @@ from rollouts.services.findings import note_diagnosed, replace_findings
 from rollouts.services.imports import import_files
 from rollouts.services.jobs import ask_job, cancel_job
 from rollouts.services.launched import (
-    End,
     NewTrajectory,
     add_queued_trajectories,
     cancel_remaining,
@@ -39,7 +38,6 @@ from rollouts.services.tokenizers import (
 from rollouts.services.trajectories import fill_origins, save_trajectories
 
 __all__ = [
-    "End",
     "NewTrajectory",
     "add_queued_trajectories",
     "ask_job",

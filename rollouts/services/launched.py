@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import connection, transaction
@@ -29,7 +29,8 @@ from rollouts.services.trajectories import (
 )
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.prefix import link_steps, merge_steps
-from rollouts.tito.trajectory import JSON, Link, Row, Step
+from rollouts.tito.trajectory import JSON, Link, Step
+from rollouts.tito.trajectory_end import TrajectoryEnd
 
 Status = models.StoredTrajectory.Status
 
@@ -174,22 +175,7 @@ def _link(earlier: Sequence[Step], step: Step) -> Link:
     return link_steps([*earlier, step])[-1]
 
 
-@dataclass(frozen=True, eq=False)
-class End:
-    """How a launched trajectory ended."""
-
-    key: int
-    """Of the trajectory."""
-    attempt: int
-    reward: float | None = None
-    reward_parts: Mapping[str, float] = field(default_factory=dict)
-    stop_reason: str = ""
-    findings: Sequence[Finding] = ()
-    rows: Sequence[Row] | None = None
-    """None = they follow from the steps."""
-
-
-def finish_trajectories(ends: Sequence[End]) -> set[int]:
+def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
     """The ends of many launched trajectories in one transaction; gives the keys of those that were ended.
 
     One whose attempt no longer holds it, or that has ended already, stays as it is.
@@ -199,7 +185,7 @@ def finish_trajectories(ends: Sequence[End]) -> set[int]:
     with transaction.atomic():
         held = models.StoredTrajectory.objects.select_for_update(of=("self",)).select_related("run")
         records = held.filter(pk__in=[end.key for end in ends], status=Status.RUNNING).order_by("pk").in_bulk()
-        ours: dict[int, End] = {}
+        ours: dict[int, TrajectoryEnd] = {}
         for end in ends:
             if end.key in records and records[end.key].attempt == end.attempt:
                 ours.setdefault(end.key, end)
@@ -255,16 +241,17 @@ _ENDED = (
 """The columns that the end of a trajectory changes."""
 
 
-def fail_trajectory(pk: int, attempt: int, error: str, findings: Sequence[Finding] = ()) -> bool:
-    """A launched trajectory that cannot go on; its steps stay. False when this attempt no longer holds it."""
+def fail_trajectory(end: TrajectoryEnd) -> bool:
+    """End a launched trajectory with an error; its steps stay. False when this attempt no longer holds it."""
     with transaction.atomic():
-        lost = models.StoredTrajectory.objects.filter(pk=pk, attempt=attempt, status=Status.RUNNING).update(
-            status=Status.FAILED, error=error, finished_at=timezone.now(), lease_until=None,
-            n_findings=len(findings), worst_severity=worst_severity(finding.severity for finding in findings),
+        held = models.StoredTrajectory.objects.filter(pk=end.key, attempt=end.attempt, status=Status.RUNNING)
+        lost = held.update(
+            status=Status.FAILED, error=end.error, finished_at=timezone.now(), lease_until=None,
+            n_findings=len(end.findings), worst_severity=worst_severity(finding.severity for finding in end.findings),
         )  # fmt: skip
         if lost:
-            record = models.StoredTrajectory.objects.select_related("run").get(pk=pk)
-            bump_run(record.run, add_findings(record.run, [(record, findings)]), n_failed=1)
+            record = models.StoredTrajectory.objects.select_related("run").get(pk=end.key)
+            bump_run(record.run, add_findings(record.run, [(record, end.findings)]), n_failed=1)
     return bool(lost)
 
 

@@ -29,9 +29,9 @@ from rollouts.services.trajectories import (
     reward_totals,
     set_totals,
 )
-from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.prefix import link_steps
 from rollouts.tito.trajectory import Step
+from rollouts.tito.trajectory_end import TrajectoryEnd
 
 Status = models.StoredTrajectory.Status
 _TOTALS = ("n_steps", "n_rows", "n_tokens", "n_sampled")
@@ -128,26 +128,19 @@ def _new_step(
     return stored, tokens
 
 
-def settle_trajectory(
-    run: models.Run,
-    external_id: str,
-    findings: Sequence[Finding] | None = None,
-    reward: float | None = None,
-    stop_reason: str = "",
-) -> None:
-    """The trajectory has ended, as far as one can tell. What is None or empty stays as it was."""
+def settle_trajectory(run: models.Run, end: TrajectoryEnd) -> None:
+    """A recorded trajectory has ended, as far as can be told. A reward or reason that the end lacks stays as it was."""
     with transaction.atomic():
         models.Run.objects.select_for_update().get(pk=run.pk)
-        record = run.trajectories.filter(external_id=external_id).first()
+        record = run.trajectories.filter(external_id=end.key).first()
         if record is None:
             return
         finished = record.status != Status.DONE
         record.status, record.finished_at = Status.DONE, timezone.now()
         before = reward_totals([record.reward])
-        record.reward = record.reward if reward is None else reward
-        record.stop_reason = stop_reason[:60] or record.stop_reason
+        record.reward = record.reward if end.reward is None else end.reward
+        record.stop_reason = end.stop_reason[:60] or record.stop_reason
         record.save(update_fields=["status", "finished_at", "reward", "stop_reason"])
-        if findings is not None:
-            replace_findings(run, [(record, findings)])
+        replace_findings(run, [(record, end.findings)])
         after = reward_totals([record.reward])
         bump_run(run, {}, n_finished=int(finished), **{name: after[name] - before[name] for name in after})

@@ -20,20 +20,22 @@ from rollouts.engines import EngineError, Sampling, build_engine, engine_spec, r
 from rollouts.engines.process import EngineProcess
 from rollouts.engines.worker import EngineOwner, EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
-from rollouts.loop import BatchEnd, Callbacks, Finished, RolloutJob, RolloutLimits, run_batch
+from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.models import ChatTemplate, Run, StoredTrajectory
+from rollouts.tasks.batch import StorageBatch
 from rollouts.tasks.checks import order, order_repair
 from rollouts.tasks.heartbeat import Heartbeat
 from rollouts.tasks.lease_prefetch import LeasePrefetcher
 from rollouts.tasks.run_state import adopt_orphans, begin, hand_back, settle
-from rollouts.tasks.storage_process import Ended, StorageBatch, StorageClient, close_idle
+from rollouts.tasks.storage_process import StorageClient, close_idle
 from rollouts.tasks.write_behind import Saved, WriteBehind
+from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import template_checks
 from rollouts.work.launch import LaunchSettings, ServedModel, form_from, send, served_models
 
 if TYPE_CHECKING:
     from rollouts.tito.diagnose.finding import Finding
-    from rollouts.tito.strategies import Context
+    from rollouts.tito.strategies import Context, TemplateRewrites
     from rollouts.tokenizers import LoadedTokenizer
 
 log = logging.getLogger(__name__)
@@ -197,28 +199,31 @@ class _Work:
             jobs.append(RolloutJob(trajectory.pk, _task(trajectory), trajectory.seed, steps))
         return jobs
 
-    def _write(self, steps: Sequence[Saved], finished: Sequence[Finished]) -> None:
-        """Hand a pile to the scribe. What it was told is stored when this returns."""
+    def _write(self, steps: Sequence[Saved], ends: Sequence[TrajectoryEnd]) -> None:
+        """Hand a batch to the storage process. When this returns the batch is stored."""
         with self._lock:
-            ended = [
-                Ended(
-                    one.job.key, self.leased[one.job.key].attempt, one.error, one.stop_reason, one.reward,
-                    dict(one.reward_parts), one.rows, self._refusal(one),
-                )
-                for one in finished
-            ]  # fmt: skip
-        self._desk.write(StorageBatch(self.run.pk, [(job.key, index, step) for job, index, step in steps], ended))
+            attempts = {end.key: self.leased[end.key].attempt for end in ends}
+        self._desk.write(
+            StorageBatch(
+                self.run.pk,
+                [(job.key, index, step) for job, index, step in steps],
+                [
+                    replace(end, attempt=attempts[end.key], findings=self._refusal(end.refused), refused=None)
+                    for end in ends
+                ],
+            )
+        )
         with self._lock:
-            for end in ended:
-                del self.leased[end.key]
+            for key in attempts:
+                del self.leased[key]
 
-    def _refusal(self, one: Finished) -> tuple[Finding, ...]:
-        if one.rewrites is None:
+    def _refusal(self, refused: TemplateRewrites | None) -> tuple[Finding, ...]:
+        if refused is None:
             return ()
         from rollouts.tito.diagnose.refused import finding_of_refusal
 
         self.refused = True
-        return (finding_of_refusal(self.context.codec, one.rewrites),)
+        return (finding_of_refusal(self.context.codec, refused),)
 
     def _renew(self) -> None:
         with self._lock:

@@ -12,14 +12,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.trajectory import Row, Step
+from rollouts.tasks.batch import Handshake, StorageBatch
+from rollouts.tasks.store_batch import RunStorage
 
 log = logging.getLogger(__name__)
 
@@ -32,38 +30,6 @@ START = (
     "import django; django.setup(); from rollouts.tasks import storage_process; storage_process.main()"
 )
 """The program of the process. Not ``-m``: the package's models want the applications loaded first."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ended:
-    """The end of a trajectory, as it travels."""
-
-    key: int
-    attempt: int
-    error: str = ""
-    stop_reason: str = ""
-    reward: float | None = None
-    reward_parts: Any = None
-    rows: tuple[Row, ...] | None = None
-    findings: tuple[Finding, ...] = ()
-    """What is known already; the rest is found where it is stored."""
-
-
-@dataclass(frozen=True, eq=False)
-class StorageBatch:
-    """What is stored in one go. Storing it twice is storing it once."""
-
-    run: int
-    steps: Sequence[tuple[int, int, Step]]
-    """(trajectory key, step index, step)."""
-    ended: Sequence[Ended]
-
-
-@dataclass(frozen=True)
-class Handshake:
-    """The database that the worker uses: a test's is not the settings' own."""
-
-    database: dict[str, Any]
 
 
 class StorageProcessLost(Exception):
@@ -190,9 +156,7 @@ def serve(pipe: Connection) -> None:
     """Store what comes until the pipe closes."""
     from django.db import connection
 
-    from rollouts.tasks.store_batch import Writing
-
-    held: Writing | None = None
+    held: RunStorage | None = None
     while True:
         try:
             message = pipe.recv()
@@ -208,7 +172,7 @@ def serve(pipe: Connection) -> None:
             continue
         try:
             if held is None or held.run_id != message.run:
-                held = Writing(message.run)
+                held = RunStorage(message.run)
             held.write(message)
             answer = None
         except Exception as error:

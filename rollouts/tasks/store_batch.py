@@ -1,19 +1,21 @@
-"""What a pile of a launched run becomes: steps stored, trajectories judged and ended, a transaction for all of each."""
+"""The storing of a launched run: steps are inserted, trajectories diagnosed and ended, in one transaction each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rollouts import selectors, services
 from rollouts.models import Run, StoredTrajectory
-from rollouts.tasks.storage_process import Ended, StorageBatch
+from rollouts.tasks.batch import StorageBatch
 from rollouts.tito import trajectory as tito
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.trajectory import Step
+from rollouts.tito.trajectory_end import TrajectoryEnd
 
 
-class Writing:
-    """The storing of one run. Steps are kept until their trajectory ends, so that its end need not read them back."""
+class RunStorage:
+    """Stores one run. Steps are kept until their trajectory ends, so that they need not be read back then."""
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
@@ -21,51 +23,41 @@ class Writing:
         self._steps: dict[int, list[Step]] = {}
 
     def write(self, batch: StorageBatch) -> None:
-        """Store a pile; one that was stored already changes nothing."""
+        """Store a batch. A batch that was stored already changes nothing."""
         services.save_steps(batch.steps)
         for key, index, step in batch.steps:
             held = self._steps.setdefault(key, [])
             if index == len(held):
                 held.append(step)
-        done = [one for one in batch.ended if not one.error]
-        for one in batch.ended:
-            if one.error:
-                services.fail_trajectory(one.key, one.attempt, one.error, one.findings)
-        services.finish_trajectories(self._ends(done))
-        for one in batch.ended:
-            self._steps.pop(one.key, None)
+        for end in batch.ends:
+            if end.error:
+                services.fail_trajectory(end)
+        services.finish_trajectories(self._diagnosed([end for end in batch.ends if not end.error]))
+        for end in batch.ends:
+            self._steps.pop(end.key, None)
 
-    def _ends(self, ended: Sequence[Ended]) -> list[services.End]:
-        records = {
-            record.pk: record
-            for record in StoredTrajectory.objects.filter(pk__in=[one.key for one in ended]).defer("extra_id")
-        }
-        ends = []
-        for one in ended:
-            record = records.get(one.key)
-            if record is None or record.attempt != one.attempt:
-                continue  # deleted, or another worker's by now
-            findings = self._diagnose(record, one)
-            ends.append(
-                services.End(
-                    one.key, one.attempt, one.reward, one.reward_parts or {}, one.stop_reason, findings, one.rows
-                )
-            )
-        return ends
+    def _diagnosed(self, ends: Sequence[TrajectoryEnd]) -> list[TrajectoryEnd]:
+        """Returns the ends with their findings. It drops those of deleted trajectories and of other attempts."""
+        records = StoredTrajectory.objects.defer("extra_id").in_bulk([end.key for end in ends])
+        return [
+            replace(end, findings=tuple(self._findings(records[end.key], end)))
+            for end in ends
+            if end.key in records and records[end.key].attempt == end.attempt
+        ]
 
-    def _diagnose(self, record: StoredTrajectory, one: Ended) -> list[Finding]:
+    def _findings(self, record: StoredTrajectory, end: TrajectoryEnd) -> list[Finding]:
         from rollouts.work.diagnosis import findings_for
 
-        steps = self._steps.get(one.key, [])
+        steps = self._steps.get(end.key, [])
         if len(steps) != record.n_steps:
             # An earlier attempt, or a process before this one, stored the first of them.
             steps = list(selectors.load_trajectory(record).steps)
         value = tito.Trajectory(
             external_id=record.external_id,
             steps=tuple(steps),
-            rows=one.rows or (),
-            reward=one.reward,
-            stop_reason=one.stop_reason,
+            rows=end.rows or (),
+            reward=end.reward,
+            stop_reason=end.stop_reason,
             group=record.group,
         )
         return findings_for(value, self._run)

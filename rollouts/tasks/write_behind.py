@@ -10,8 +10,9 @@ from queue import SimpleQueue
 
 from django.db import connection
 
-from rollouts.loop import Finished, RolloutJob
+from rollouts.loop import RolloutJob
 from rollouts.tito.trajectory import Step
+from rollouts.tito.trajectory_end import TrajectoryEnd
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +28,9 @@ class WriteBehind:
     After ``write`` raised, ``error`` holds the exception and everything that follows is dropped.
     """
 
-    def __init__(self, write: Callable[[Sequence[Saved], Sequence[Finished]], None]) -> None:
+    def __init__(self, write: Callable[[Sequence[Saved], Sequence[TrajectoryEnd]], None]) -> None:
         self._write = write
-        self._queue: SimpleQueue[tuple[Sequence[Saved], Sequence[Finished]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Sequence[Saved], Sequence[TrajectoryEnd]] | None] = SimpleQueue()
         self._closing = threading.Event()
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -38,7 +39,7 @@ class WriteBehind:
     def steps(self, steps: Sequence[Saved]) -> None:
         self._queue.put((steps, ()))
 
-    def done(self, finished: Sequence[Finished]) -> None:
+    def done(self, finished: Sequence[TrajectoryEnd]) -> None:
         self._queue.put(((), finished))
 
     def close(self) -> None:

@@ -11,10 +11,11 @@ from rollouts.engines import Sampling
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Environment, Task
-from rollouts.loop import BatchEnd, Callbacks, Finished, RolloutJob, RolloutLimits, run_batch
+from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.replies.parsing import Parse, parser
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.trajectory import Ids, Step
+from rollouts.tito.trajectory_end import TrajectoryEnd
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Harness:
     tokenizer: Any
     context: Context
     steps: dict[Any, list[Step]] = field(default_factory=dict)
-    done: dict[Any, Finished] = field(default_factory=dict)
+    done: dict[Any, TrajectoryEnd] = field(default_factory=dict)
     polls: int = 0
     folder: str = ""
     """Of the tokenizer, for an engine that has to know what ids spell."""
@@ -72,10 +73,10 @@ class Harness:
                 assert index == len(kept)
                 kept.append(step)
 
-        def on_done(finished: Sequence[Finished]) -> None:
+        def on_done(finished: Sequence[TrajectoryEnd]) -> None:
             for one in finished:
-                assert one.job.key not in self.done
-                self.done[one.job.key] = one
+                assert one.key not in self.done
+                self.done[one.key] = one
 
         def stop() -> bool:
             self.polls += 1

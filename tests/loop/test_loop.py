@@ -40,7 +40,7 @@ def test_a_trajectory_grows_by_sampled_ids_and_by_the_templates_delta(harness: H
     assert (end.stopped, end.error) == ((), "")
     first, second = harness.steps["a"]
     done = harness.done["a"]
-    assert (done.stop_reason, done.reward, done.n_steps, done.error) == ("answered", 1.0, 2, "")
+    assert (done.stop_reason, done.reward, len(harness.steps["a"]), done.error) == ("answered", 1.0, 2, "")
     # Token in, token out: the second prompt starts with everything of the first step, verbatim.
     stream = first.stream
     assert second.prompt_ids[: len(stream)].tolist() == stream.tolist()
@@ -347,7 +347,7 @@ def test_every_strategy_drives_a_rollout(harness: Harness, strategy: str) -> Non
     engine = harness.scripted(lambda _, text: answer if "42" in text else CALL)
     harness.run(engine, [job(harness)], strategy=strategy)
     done = harness.done["a"]
-    assert (done.error, done.reward, done.n_steps) == ("", 1.0, 2)
+    assert (done.error, done.reward, len(harness.steps["a"])) == ("", 1.0, 2)
     first, second = harness.steps["a"]
     codec = harness.context.codec
     assert codec.decode(first.completion_ids) == CALL and codec.decode(second.completion_ids) == answer

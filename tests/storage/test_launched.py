@@ -10,8 +10,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from rollouts import models, selectors, services
-from rollouts.services import End, NewTrajectory
+from rollouts.services import NewTrajectory
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.trajectory_end import TrajectoryEnd
 from tests.storage.build import assert_same, chain, rows_only
 
 pytestmark = pytest.mark.django_db
@@ -42,8 +43,8 @@ def test_a_trajectory_is_leased_once_until_its_worker_goes_silent(run: models.Ru
     assert (again.pk, again.attempt) == (first[0].pk, 2)
     # The silent worker is told, and can write no end.
     assert services.renew_lease(first, 60) == {first[1].pk, first[2].pk}
-    assert not services.finish_trajectories([End(first[0].pk, first[0].attempt, 1.0, {}, "answered")])
-    assert not services.fail_trajectory(first[0].pk, first[0].attempt, "no")
+    assert not services.finish_trajectories([TrajectoryEnd(first[0].pk, first[0].attempt, 1.0, {}, "answered")])
+    assert not services.fail_trajectory(TrajectoryEnd(first[0].pk, first[0].attempt, error="no"))
 
 
 def test_released_trajectories_are_queued_again(run: models.Run) -> None:
@@ -60,8 +61,8 @@ def test_steps_saved_one_by_one_are_what_a_whole_import_stores(run: models.Run, 
         services.save_steps([(record.pk, index, step)])
     run.refresh_from_db()
     assert run.n_steps == 4 and run.n_sampled == sum(len(step.completion_ids) for step in value.steps)
-    assert services.finish_trajectories([End(record.pk, 1, 0.5, {"right": 1.0}, "answered")]) == {record.pk}
-    assert not services.finish_trajectories([End(record.pk, 1, 0.9, {}, "again")])
+    assert services.finish_trajectories([TrajectoryEnd(record.pk, 1, 0.5, {"right": 1.0}, "answered")]) == {record.pk}
+    assert not services.finish_trajectories([TrajectoryEnd(record.pk, 1, 0.9, {}, "again")])
     other = services.create_run(models.Run.Kind.IMPORT, "import")
     (imported,) = services.save_trajectories(other, [value])
     record.refresh_from_db()
@@ -119,7 +120,7 @@ def test_rows_of_a_strategy_are_kept_as_they_are(run: models.Run) -> None:
     value = chain("t0", 2)
     services.save_steps([(record.pk, n, step) for n, step in enumerate(value.steps)])
     finding = Finding(Axis.ROW, "mask_overrun", Severity.ERROR, row=0)
-    end = End(record.pk, 1, None, {}, "", [finding], rows=rows_only().rows)
+    end = TrajectoryEnd(record.pk, 1, findings=(finding,), rows=rows_only().rows)
     assert services.finish_trajectories([end]) == {record.pk}
     record.refresh_from_db()
     assert (record.n_rows, record.n_findings, record.worst_severity) == (2, 1, "error")
@@ -132,8 +133,8 @@ def test_rows_of_a_strategy_are_kept_as_they_are(run: models.Run) -> None:
 def test_a_failed_trajectory_keeps_its_steps_and_counts(run: models.Run) -> None:
     (record,) = services.lease_trajectories(run, 1, 60)
     services.save_steps([(record.pk, 0, chain().steps[0])])
-    assert services.fail_trajectory(record.pk, 1, "The engine died.")
-    assert not services.fail_trajectory(record.pk, 1, "again")
+    assert services.fail_trajectory(TrajectoryEnd(record.pk, 1, error="The engine died."))
+    assert not services.fail_trajectory(TrajectoryEnd(record.pk, 1, error="again"))
     run.refresh_from_db()
     record.refresh_from_db()
     assert (run.n_failed, record.status, record.error, record.n_steps) == (1, "failed", "The engine died.", 1)
@@ -146,7 +147,7 @@ def test_cancelling(run: models.Run) -> None:
     services.cancel_run(run)
     assert run.status == "running" and services.beat(run)  # its worker sees the flag and ends it
     services.cancel_remaining(run)
-    assert not services.finish_trajectories([End(taken[0].pk, 1, 1.0, {}, "late")])
+    assert not services.finish_trajectories([TrajectoryEnd(taken[0].pk, 1, 1.0, {}, "late")])
     assert set(run.trajectories.values_list("status", flat=True)) == {"cancelled"}
     queued = services.create_run(models.Run.Kind.LAUNCH, "nobody has begun")
     services.cancel_run(queued)

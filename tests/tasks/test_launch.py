@@ -29,6 +29,7 @@ from rollouts.tasks import run_rollouts as work
 from rollouts.tasks import run_state
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
+from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import launch as launching
 from rollouts.work import replays
 from rollouts.work.diagnosis import diagnose_and_save
@@ -642,7 +643,7 @@ class TestResume:
         whole = _streams(done_run())
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         (lost,) = services.lease_trajectories(run, 1, 60)
-        services.fail_trajectory(lost.pk, lost.attempt, "The engine died.")
+        services.fail_trajectory(TrajectoryEnd(lost.pk, lost.attempt, error="The engine died."))
         work.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 5, 1)

@@ -14,6 +14,7 @@ from django.test import Client
 from rollouts import services
 from rollouts.models import ChatTemplate, Run, TemplateCheck
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import template_checks
 from tests.web.test_forms import form_of
 
@@ -198,7 +199,9 @@ def refused_run(web: Client) -> Run:
     trajectory = run.trajectories.get()
     run.trajectories.update(status="running")
     finding = Finding(Axis.STREAM, "empty_think_toggled", Severity.ERROR, evidence="Not prefix-preserving.", remedy="R")
-    assert services.fail_trajectory(trajectory.pk, trajectory.attempt, "refused", [finding])
+    assert services.fail_trajectory(
+        TrajectoryEnd(trajectory.pk, trajectory.attempt, error="refused", findings=(finding,))
+    )
     services.end_run(run, Run.Status.FAILED, "refused")
     return Run.objects.select_related("tokenizer", "chat_template").get()
 

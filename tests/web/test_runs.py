@@ -23,6 +23,7 @@ from rollouts.models import Rejection, Run, StoredTrajectory
 from rollouts.selectors import figures
 from rollouts.tito.diagnose.finding import Cost, Severity
 from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.tito.trajectory_end import TrajectoryEnd
 from tests.web.samples import finding, one_line, stored_run, trajectory
 
 pytestmark = pytest.mark.django_db
@@ -452,7 +453,7 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
     assert poll(4) == ["run-live"]
     assert poll(4) == []
     # Figures and list are not looked at in each poll.
-    services.finish_trajectories([services.End(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
+    services.finish_trajectories([TrajectoryEnd(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
     assert poll(4) == ["run-live"]
     monkeypatch.setattr(live_parts, "LOOK_SECONDS", 0)
     assert sorted(poll(11)) == ["run-figures", "run-list", "run-live"]
