@@ -8,8 +8,8 @@ import numpy as np
 from django.db.models import BooleanField, Case, Value, When
 
 from rollouts import models
-from rollouts.selectors.streams import stream_pieces
-from rollouts.selectors.trajectories import _columns
+from rollouts.selectors.streams import step_extents
+from rollouts.tito.coding import stream_pieces
 from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins
 
 
@@ -87,45 +87,45 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
     loss_mask = np.zeros(n, dtype=np.bool_)
     logprobs = np.full(n, np.nan, dtype=np.float32)
     step_index = np.full(n, -1, dtype=np.int32)
-    steps = list(_columns(trajectory.pk))
-    by_index = {step.index: n for n, step in enumerate(steps)}
-    chain = [steps[by_index[index]] for index in record.step_indices]
-    last = by_index[record.step_indices[-1]]
-    pieces = [piece for piece in stream_pieces(steps, last) if piece.start < stop and piece.stop > start]
-    needed = {steps[by_index[piece.step_index]].pk for piece in pieces}
+    keys, extents = step_extents(trajectory.pk)
+    chain = record.step_indices
+    pieces = [piece for piece in stream_pieces(extents, chain[-1]) if piece.start < stop and piece.stop > start]
+    needed = {piece.step_index for piece in pieces}
     # A step of the chain may own no piece of the window and yet its completion's logprobs (a branch that starts alike).
     needed |= {
-        step.pk for step in chain
-        if step.prompt_length < stop and step.prompt_length + step.completion_length > start
+        index for index in chain
+        if extents[index].prompt_length < stop
+        and extents[index].prompt_length + extents[index].completion_length > start
     }  # fmt: skip
-    tokens = {held.step_id: held for held in models.StepTokens.objects.filter(step__in=needed)}
+    arrays = models.StepTokens.objects.in_bulk([keys[index] for index in needed])
+    tokens = {index: arrays[keys[index]] for index in needed}
     for piece in pieces:
-        held = tokens[steps[by_index[piece.step_index]].pk]
-        array = held.completion_ids if piece.part == "completion" else held.delta_ids
+        array = getattr(tokens[piece.step_index], piece.array)
         a, b = max(piece.start, start), min(piece.stop, stop)
         ids[a - start : b - start] = array[a - piece.start : b - piece.start]
     end = 0
-    for number, step in enumerate(chain):
-        a, b = max(end, start), min(step.prompt_length, stop)
+    for index in chain:
+        _, shared_length, prompt_length, completion_length = extents[index]
+        a, b = max(end, start), min(prompt_length, stop)
         if b > a:
-            step_index[a - start : b - start] = step.index
-            if number:
+            step_index[a - start : b - start] = index
+            if index != chain[0]:
                 origin[a - start : b - start] = Origin.OBSERVATION
-                own = tokens.get(step.pk)
+                own = tokens.get(index)
                 if own is not None and own.delta_origin is not None:
                     # It counts from shared_length: the end of the chain's stream, or beyond when a sibling shares more.
-                    a = max(a, step.shared_length)
-                    part = own.delta_origin[a - step.shared_length : max(b - step.shared_length, 0)]
+                    a = max(a, shared_length)
+                    part = own.delta_origin[a - shared_length : max(b - shared_length, 0)]
                     origin[a - start : a - start + len(part)] = part
-        end = step.prompt_length + step.completion_length
-        a, b = max(step.prompt_length, start), min(end, stop)
+        end = prompt_length + completion_length
+        a, b = max(prompt_length, start), min(end, stop)
         if b > a:
-            step_index[a - start : b - start] = step.index
+            step_index[a - start : b - start] = index
             origin[a - start : b - start] = Origin.SAMPLED
             loss_mask[a - start : b - start] = True
-            held = tokens[step.pk]
-            if held.logprobs is not None:
-                part = held.logprobs[a - step.prompt_length : b - step.prompt_length]
+            sampled = tokens[index].logprobs
+            if sampled is not None:
+                part = sampled[a - prompt_length : b - prompt_length]
                 logprobs[a - start : a - start + len(part)] = part
     known = any(held.logprobs is not None for held in tokens.values())
     return Window(start, stop, record.n_tokens, ids, origin, loss_mask, logprobs if known else None, step_index)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from django.db.models import QuerySet
 
 from rollouts import models
-from rollouts.selectors.streams import join, stream_pieces
+from rollouts.formats.containers.json_text import canonical_json
+from rollouts.selectors.streams import step_extents
 from rollouts.tito.batches import batched
-from rollouts.tito.trajectory import Ids, Request, Row, Step, Trajectory
+from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, Kept, StepCodec, StepField, stream_pieces
+from rollouts.tito.trajectory import NO_IDS, Ids, Request, Row, Step, Trajectory
 
 
 def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
@@ -34,10 +36,7 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
     for row in own.select_related("tokens").prefetch_related("columns").order_by("index"):
         rows[row.trajectory_id].append(row)
     wanted = {trajectory.extra_id for trajectory in trajectories}
-    for step in (step for held in steps.values() for step in held):
-        wanted.update(
-            (step.messages_new_id, step.tools_id, step.template_kwargs_id, step.reply_id, step.text_id, step.extra_id)
-        )
+    wanted.update(body for held in steps.values() for step in held for body in _BODIES(step))
     wanted.update(row.extra_id for held in rows.values() for row in held)
     bodies = _Bodies(wanted)
     for trajectory in trajectories:
@@ -73,52 +72,39 @@ class _Bodies:
         return self._values[key]
 
 
+_BODIES = attrgetter(
+    "messages_new_id", *(field.attribute for field in (*STEP_FIELDS, *REQUEST_FIELDS) if field.kept is Kept.CONTENT)
+)
+
+
 def _steps(stored: Sequence[models.StoredStep], bodies: _Bodies) -> list[Step]:
-    values: list[Step] = []
-    by_key = {step.pk: n for n, step in enumerate(stored)}
-    arrays = {step.index: (step.tokens.delta_ids, step.tokens.completion_ids) for step in stored}
-    messages: list[tuple[Any, ...]] = []
+    codec = StepCodec(canonical_json)
+    positions: dict[int | None, int | None] = {None: None}
     for step in stored:
-        parent = by_key.get(step.parent_id) if step.parent_id else None
-        if parent is None:
-            prompt = step.tokens.delta_ids
-        else:
-            # Long chains stay cheap: the parent's prompt is a value already, so one level is joined.
-            earlier = values[parent]
-            head = step.shared_length - len(earlier.prompt_ids)
-            pieces = [earlier.prompt_ids[: step.shared_length]]
-            if head > 0:
-                pieces.append(earlier.completion_ids[:head])
-            prompt = np.concatenate([*pieces, step.tokens.delta_ids])
+        parent = positions[step.parent_id]
+        positions[step.pk] = len(codec)
         request = None
-        said: tuple[Any, ...] = ()
         if step.messages_new_id is not None:
-            kept = messages[parent][: step.messages_shared] if parent is not None else ()
-            said = (*kept, *bodies[step.messages_new_id])
-            tools = bodies[step.tools_id]
-            request = Request(said, None if tools is None else tuple(tools), bodies[step.template_kwargs_id] or {})
-        messages.append(said)
-        values.append(
-            Step(
-                prompt_ids=prompt,
-                completion_ids=arrays[step.index][1],
-                logprobs=step.tokens.logprobs,
-                logprobs_mode=step.logprobs_mode,
-                finish_reason=step.finish_reason,
-                stop_reason=step.stop_reason,
-                request=request,
-                reply=bodies[step.reply_id],
-                text=bodies[step.text_id],
-                chat_template_sha256=step.chat_template_sha256,
-                temperature=step.temperature,
-                top_p=step.top_p,
-                top_k=step.top_k,
-                engine=step.engine,
-                policy_version=step.policy_version,
-                delta_origin=step.tokens.delta_origin,
-                extra=bodies[step.extra_id] or {},
-            )
+            messages = codec.messages(parent, step.messages_shared, bodies[step.messages_new_id])
+            request = Request(messages, **_fields(REQUEST_FIELDS, step, bodies))
+        value = Step(
+            prompt_ids=codec.prompt_ids(parent, step.shared_length, step.tokens.delta_ids),
+            delta_origin=step.tokens.delta_origin,
+            request=request,
+            **_fields(STEP_FIELDS, step, bodies),
         )
+        codec.steps.append(value)
+    return codec.steps
+
+
+def _fields(fields: Sequence[StepField], step: models.StoredStep, bodies: _Bodies) -> dict[str, Any]:
+    """The fields that the codec leaves alone, each from where the database keeps it."""
+    values: dict[str, Any] = {}
+    for field in fields:
+        if field.kept is Kept.CONTENT:
+            values[field.name] = field.of_body(bodies[getattr(step, field.attribute)])
+        elif field.kept is not Kept.CODED:
+            values[field.name] = getattr(step if field.kept is Kept.INLINE else step.tokens, field.attribute)
     return values
 
 
@@ -137,20 +123,8 @@ def _row(row: models.StoredRow, bodies: _Bodies) -> Row:
 
 def load_step_prompt(step: models.StoredStep) -> Ids:
     """One step's prompt ids ``[P]``, parents followed. Two queries."""
-    steps = list(_columns(step.trajectory_id))
-    pieces = stream_pieces(steps, step.index, whole=False)
-    needed = {steps[piece.step_index].pk for piece in pieces}
-    arrays = {
-        index: (delta, completion)
-        for index, delta, completion in models.StepTokens.objects.filter(step__in=needed).values_list(
-            "step__index", "delta_ids", "completion_ids"
-        )
-    }
-    return join(pieces, arrays)
-
-
-def _columns(trajectory_key: int) -> QuerySet[models.StoredStep]:
-    """The columns from which streams follow, of every step in order."""
-    return models.StoredStep.objects.filter(trajectory=trajectory_key).order_by("index").only(
-        "index", "parent_id", "trajectory_id", "shared_length", "parent_length", "prompt_length", "completion_length"
-    )  # fmt: skip
+    keys, extents = step_extents(step.trajectory_id)
+    pieces = stream_pieces(extents, step.index, whole=False)
+    arrays = models.StepTokens.objects.in_bulk({keys[piece.step_index] for piece in pieces})
+    found = [getattr(arrays[keys[n]], array)[: stop - start] for start, stop, n, array in pieces]
+    return np.concatenate(found) if found else NO_IDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,24 +12,14 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from rollouts import models
-from rollouts.selectors.streams import stored_streams
-from rollouts.services.bulk import change_whole, insert_whole, reserve_keys
+from rollouts.selectors.streams import stored_steps
+from rollouts.services.bulk import change_whole
 from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, worst_severity
-from rollouts.services.trajectories import (
-    build_rows,
-    bump_run,
-    insert_rows,
-    leading_equal,
-    make_step,
-    make_step_tokens,
-    message_texts,
-    reward_totals,
-    set_totals,
-)
+from rollouts.services.trajectories import bump_run, reward_totals, set_findings
+from rollouts.services.write_steps import StepWriter, count_tokens
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.prefix import link_steps, merge_steps
-from rollouts.tito.trajectory import JSON, Link, Step
+from rollouts.tito.trajectory import JSON, Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
 
 Status = models.StoredTrajectory.Status
@@ -125,54 +115,28 @@ def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
     if not new:
         return
     with transaction.atomic():
-        streams = stored_streams({key for key, _, _ in new})
-        runs = dict(models.StoredTrajectory.objects.filter(pk__in=streams).values_list("pk", "run_id"))
-        contents = Contents()
-        keys = reserve_keys(models.StoredStep, len(new))
-        records: list[models.StoredStep] = []
-        tokens: list[models.StepTokens] = []
+        steps = stored_steps({key for key, _, _ in new})
+        runs = dict(models.StoredTrajectory.objects.filter(pk__in=steps).values_list("pk", "run_id"))
+        writer = StepWriter(len(new))
         added: dict[int, list[models.StoredStep]] = {}
-        for trajectory_key, index, step in sorted(new, key=lambda one: one[:2]):
-            if trajectory_key not in runs:
-                continue  # the run was deleted meanwhile
-            stored = streams[trajectory_key]
-            if index < len(stored):
-                continue
-            if index > len(stored):
-                raise ValueError(f"step {index} cannot be stored before step {len(stored)}")
-            link = _link(stored.values, step)
-            texts = message_texts(step)
-            shared = 0 if link.parent is None else leading_equal(stored.message_texts(link.parent), texts)
-            parent = None if link.parent is None else stored.keys[link.parent]
-            record = make_step(trajectory_key, index, step, link, parent, texts, shared, contents, next(keys))
-            records.append(record)
-            tokens.append(make_step_tokens(record, step, link))
-            stored.append(record.pk, step, texts)
-            added.setdefault(trajectory_key, []).append(record)
-        contents.save()
-        insert_whole(records)
-        insert_whole(tokens)
-        per_run: dict[int, list[int]] = {}
-        per_trajectory: list[tuple[int, int, int, int]] = []
-        for key, steps in sorted(added.items()):
-            n_sampled = sum(step.completion_length for step in steps)
-            n_tokens = n_sampled + sum(step.prompt_length - step.shared_length for step in steps)
-            per_trajectory.append((len(steps), n_tokens, n_sampled, key))
-            totals = per_run.setdefault(runs[key], [0, 0, 0])
-            for i, value in enumerate((len(steps), n_tokens, n_sampled)):
-                totals[i] += value
+        for key, index, step in sorted(new, key=lambda one: one[:2]):
+            if key not in runs or index < len(steps[key]):
+                continue  # the run was deleted meanwhile, or the step is stored
+            if index > len(steps[key]):
+                raise ValueError(f"step {index} cannot be stored before step {len(steps[key])}")
+            added.setdefault(key, []).append(writer.add_step(key, steps[key], step))
+        writer.save()
+        per_run: dict[int, Counter[str]] = defaultdict(Counter)
+        per_trajectory = []
+        for key, stored in sorted(added.items()):
+            n_sampled, n_tokens = count_tokens(stored)
+            per_trajectory.append((len(stored), n_tokens, n_sampled, key))
+            per_run[runs[key]] += Counter(n_steps=len(stored), n_tokens=n_tokens, n_sampled=n_sampled)
         change_whole(models.StoredTrajectory, ("n_steps", "n_tokens", "n_sampled"), per_trajectory, add=True)
-        for run_key, (n_steps, n_tokens, n_sampled) in sorted(per_run.items()):
+        for run_key, totals in sorted(per_run.items()):
             models.Run.objects.filter(pk=run_key).update(
-                n_steps=F("n_steps") + n_steps,
-                n_tokens=F("n_tokens") + n_tokens,
-                n_sampled=F("n_sampled") + n_sampled,
-                heartbeat_at=timezone.now(),
+                heartbeat_at=timezone.now(), **{name: F(name) + n for name, n in totals.items()}
             )
-
-
-def _link(earlier: Sequence[Step], step: Step) -> Link:
-    return link_steps([*earlier, step])[-1]
 
 
 def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
@@ -189,48 +153,35 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
         for end in ends:
             if end.key in records and records[end.key].attempt == end.attempt:
                 ours.setdefault(end.key, end)
-        streams = stored_streams(ours)
+        values = stored_steps(ours, with_messages=False)
         steps: dict[int, list[models.StoredStep]] = {key: [] for key in ours}
         for step in models.StoredStep.objects.filter(trajectory__in=ours).order_by("trajectory_id", "index"):
             steps[step.trajectory_id].append(step)
-        merged = {
-            key: merge_steps(streams[key].values, streams[key].links) for key, end in ours.items() if end.rows is None
-        }
-        keys = reserve_keys(
-            models.StoredRow, sum(len(merged[key] if key in merged else ours[key].rows or ()) for key in ours)
-        )
-        contents, built = Contents(), []
-        added: dict[int, Counter[str]] = {}
-        counts: dict[int, list[tuple[models.StoredTrajectory, Sequence[Finding]]]] = {}
+        writer = StepWriter(0)
+        added: dict[int, Counter[str]] = defaultdict(Counter)
+        found: dict[int, list[tuple[models.StoredTrajectory, Sequence[Finding]]]] = defaultdict(list)
         for key, end in ours.items():
             record = records[key]
             before = record.n_steps, record.n_tokens, record.n_sampled
-            values, links = streams[key].values, streams[key].links
-            built.append(build_rows(record, steps[key], values, end.rows, links, contents, keys, merged.get(key)))
-            set_totals(record, steps[key], built[-1].rows)
+            writer.add_rows(record, steps[key], values[key], end.rows)
             if not steps[key]:
-                record.n_sampled, record.n_tokens = before[2], before[1]
+                _, record.n_tokens, record.n_sampled = before
             record.status, record.finished_at, record.lease_until = Status.DONE, timezone.now(), None
             record.reward, record.reward_parts, record.stop_reason = end.reward, dict(end.reward_parts), end.stop_reason
-            record.n_findings = len(end.findings)
-            record.worst_severity = worst_severity(finding.severity for finding in end.findings)
-            totals = added.setdefault(record.run_id, Counter())
+            set_findings(record, end.findings)
+            totals = added[record.run_id]
             totals["n_finished"] += 1
             totals["n_rows"] += record.n_rows
             totals.update(reward_totals([end.reward]))
             for name, old in zip(("n_steps", "n_tokens", "n_sampled"), before, strict=True):
                 totals[name] += getattr(record, name) - old
-            counts.setdefault(record.run_id, []).append((record, end.findings))
-        contents.save()
-        insert_rows(built)
-        moved = [step for key in ours for step in steps[key] if step.row_index]
-        models.StoredStep.objects.bulk_update(moved, ["row_index"], batch_size=100)
+            found[record.run_id].append((record, end.findings))
+        writer.save()
         ended = [(*(getattr(records[key], name) for name in _ENDED), key) for key in ours]
         change_whole(models.StoredTrajectory, _ENDED, ended)
-        for run_key, found in counts.items():
-            run = found[0][0].run
-            kinds = add_findings(run, found)
-            bump_run(run, kinds, **added[run_key])
+        for run_key, findings in found.items():
+            run = findings[0][0].run
+            bump_run(run, add_findings(run, findings), **added[run_key])
     return set(ours)
 
 

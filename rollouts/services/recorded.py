@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from django.db import transaction
-from django.db.models import Max
 from django.utils import timezone
 
 from rollouts import models
-from rollouts.selectors.streams import Streams, stored_streams
+from rollouts.selectors.streams import stored_steps
 from rollouts.services.bulk import reserve_keys
-from rollouts.services.contents import Contents
 from rollouts.services.findings import replace_findings
-from rollouts.services.trajectories import (
-    Rows,
-    TokenTable,
-    build_rows,
-    bump_run,
-    derive_origins,
-    insert_rows,
-    leading_equal,
-    make_step,
-    make_step_tokens,
-    message_texts,
-    reward_totals,
-    set_totals,
-)
-from rollouts.tito.prefix import link_steps
+from rollouts.services.trajectories import bump_run, next_index, reward_totals
+from rollouts.services.write_steps import StepWriter, TokenTable
 from rollouts.tito.trajectory import Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
 
@@ -47,40 +31,18 @@ def append_steps(
     with transaction.atomic():
         records, begun, reopened = _records(run, calls)
         before = {record.pk: [getattr(record, name) for name in _TOTALS] for record in records.values()}
-        streams = stored_streams(before.keys())
-        earlier: dict[int, list[models.StoredStep]] = defaultdict(list)
+        values = stored_steps(before.keys())
+        steps: dict[int, list[models.StoredStep]] = defaultdict(list)
         for stored in models.StoredStep.objects.filter(trajectory__in=before).order_by("trajectory_id", "index"):
-            earlier[stored.trajectory_id].append(stored)
-        contents = Contents()
-        keys = reserve_keys(models.StoredStep, sum(len(steps) for steps in calls.values()))
-        tokens: list[models.StepTokens] = []
-        added: list[models.StoredStep] = []
-        built: list[Rows] = []
-        moved: list[models.StoredStep] = []
-        for name, steps in calls.items():
+            steps[stored.trajectory_id].append(stored)
+        writer = StepWriter(sum(len(new) for new in calls.values()), token_table)
+        for name, new in calls.items():
             record = records[name]
-            held, fresh = streams[record.pk], []
-            for step in steps:
-                stored, its_tokens = _new_step(record, held, step, contents, next(keys), token_table)
-                fresh.append(stored)
-                tokens.append(its_tokens)
-            old = earlier[record.pk]
-            rows_before = [stored.row_index for stored in old]
-            built.append(build_rows(record, [*old, *fresh], held.values, None, held.links, contents))
-            moved += [stored for stored, row in zip(old, rows_before, strict=True) if stored.row_index != row]
-            set_totals(record, [*old, *fresh], built[-1].rows)
-            added += fresh
-        contents.save()
+            held = steps[record.pk]
+            held += [writer.add_step(record.pk, values[record.pk], step) for step in new]
+            writer.add_rows(record, held, values[record.pk], None)
         models.StoredRow.objects.filter(trajectory__in=before).delete()
-        models.StoredStep.objects.bulk_create(added)
-        models.StepTokens.objects.bulk_create(tokens)
-        models.StoredStep.objects.bulk_update(moved, ["row_index"], batch_size=100)
-        # Each trajectory's rows were built before any was inserted, so their keys are dealt out once more, for all.
-        row_keys = reserve_keys(models.StoredRow, sum(len(one.rows) for one in built))
-        for one in built:
-            for row in one.rows:
-                row.pk = next(row_keys)
-        insert_rows(built)
+        writer.save()
         fields = ["status", "finished_at", "n_trained", *_TOTALS]
         models.StoredTrajectory.objects.bulk_update(records.values(), fields, batch_size=100)
         grown = {
@@ -95,8 +57,7 @@ def _records(run: models.Run, names: Mapping[str, object]) -> tuple[dict[str, mo
     """The trajectories by external id, how many of them are new, and how many had been settled."""
     models.Run.objects.select_for_update().get(pk=run.pk)
     found = {record.external_id: record for record in run.trajectories.filter(external_id__in=list(names))}
-    last = run.trajectories.aggregate(last=Max("index"))["last"]
-    first = 0 if last is None else last + 1
+    first = next_index(run)
     missing = [name for name in names if name not in found]
     keys = reserve_keys(models.StoredTrajectory, len(missing))
     begun = [
@@ -109,23 +70,6 @@ def _records(run: models.Run, names: Mapping[str, object]) -> tuple[dict[str, mo
         reopened += record.status == Status.DONE
         record.status, record.finished_at = Status.RUNNING, None
     return {**found, **{record.external_id: record for record in begun}}, len(begun), reopened
-
-
-def _new_step(
-    record: models.StoredTrajectory, held: Streams, step: Step, contents: Contents, key: int, table: TokenTable | None
-) -> tuple[models.StoredStep, models.StepTokens]:
-    bare = replace(step, request=None, reply=None, text=None, extra={})
-    link = link_steps([*held.values, bare])[-1]
-    texts = message_texts(step)
-    shared = 0 if link.parent is None else leading_equal(held.message_texts(link.parent), texts)
-    parent = None if link.parent is None else held.keys[link.parent]
-    stored = make_step(record.pk, len(held), step, link, parent, texts, shared, contents, key)
-    held.append(key, bare, texts)
-    held.links.append(link)
-    tokens = make_step_tokens(stored, step, link)
-    if table is not None and link.parent is not None:
-        derive_origins([(tokens, step, shared)], table)
-    return stored, tokens
 
 
 def settle_trajectory(run: models.Run, end: TrajectoryEnd) -> None:

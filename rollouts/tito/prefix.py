@@ -52,7 +52,7 @@ def link_steps(steps: Sequence[Step]) -> list[Link]:
     links: list[Link] = []
     longest = 0
     for index, step in enumerate(steps):
-        links.append(_link(steps, index, longest))
+        links.append(_link(steps, index, step.prompt_ids, longest))
         longest = max(longest, stream_length(step))
     return links
 
@@ -65,10 +65,14 @@ def links_of(trajectory: Trajectory) -> list[Link]:
     return links
 
 
-def _link(steps: Sequence[Step], index: int, longest: int) -> Link:
+def link_step(earlier: Sequence[Step], step: Step) -> Link:
+    """The parent of a step among those before it."""
+    return _link(earlier, len(earlier), step.prompt_ids, max(map(stream_length, earlier), default=0))
+
+
+def _link(steps: Sequence[Step], index: int, prompt_ids: Ids, longest: int) -> Link:
     if index == 0:
         return NO_PARENT
-    prompt_ids = steps[index].prompt_ids
     best, parent = -1, index - 1
     for candidate in range(index - 1, -1, -1):
         step = steps[candidate]
@@ -89,11 +93,6 @@ def _may_share_more(prompt_ids: Ids, step: Step, than: int) -> bool:
     n = len(step.prompt_ids)
     other = step.prompt_ids[than] if than < n else step.completion_ids[than - n]
     return bool(prompt_ids[than] == other)
-
-
-def delta_of(step: Step, link: Link) -> Ids:
-    """``[P - shared_length]``: the prompt ids that a step adds to what it shares with its parent."""
-    return step.prompt_ids[link.shared_length :]
 
 
 def merge_steps(steps: Sequence[Step], links: Sequence[Link] | None = None) -> list[tuple[int, ...]]:

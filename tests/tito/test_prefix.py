@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.tito.prefix import common_prefix, delta_of, link_steps, links_of, merge_steps, merged_rows, row_of
+from rollouts.tito.prefix import common_prefix, link_step, link_steps, links_of, merge_steps, merged_rows, row_of
 from rollouts.tito.trajectory import Origin, Step, Trajectory, ids_array
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
@@ -64,7 +64,7 @@ def test_a_link_is_the_longest_prefix_and_the_latest_of_several() -> None:
     assert [link.parent for link in links] == [None, 0, 1, 2]
     assert (links[2].shared_length, links[2].parent_length, links[2].extends) == (3, 3, True)
     assert (links[3].shared_length, links[3].extends) == (1, False)
-    assert delta_of(steps[2], links[2]).tolist() == [4]
+    assert [link_step(steps[:n], one) for n, one in enumerate(steps)] == links
 
 
 def test_a_prompt_that_shares_nothing_is_a_break_of_the_step_before() -> None:

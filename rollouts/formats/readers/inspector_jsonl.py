@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import msgspec
@@ -14,7 +14,8 @@ from rollouts.formats.containers.json_text import canonical_json
 from rollouts.formats.containers.source import Source
 from rollouts.formats.registry import Format, Rejected, each_line, has_keys
 from rollouts.formats.shapes import BadLine
-from rollouts.tito.prefix import delta_of, link_steps
+from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, CodedStep, Holds, Kept, StepCodec, StepField
+from rollouts.tito.prefix import links_of
 from rollouts.tito.trajectory import Floats, Origin, Origins, Request, Row, Step, Trajectory
 
 NAME = "rollout-inspector"
@@ -49,16 +50,16 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     external_id = shapes.text(value.get("external_id"), "external_id", 200)
     if not external_id:
         raise BadLine("external_id is missing.")
-    steps: list[Step] = []
+    codec = StepCodec(canonical_json)
     for n, item in enumerate(shapes.sequence(value.get("steps", []), "steps")):
-        steps.append(_step(shapes.mapping(item, f"steps[{n}]"), steps, f"steps[{n}]"))
+        _take_step(codec, shapes.mapping(item, f"steps[{n}]"), f"steps[{n}]")
     rows = [
-        _row(shapes.mapping(item, f"rows[{n}]"), len(steps), f"rows[{n}]")
+        _row(shapes.mapping(item, f"rows[{n}]"), len(codec), f"rows[{n}]")
         for n, item in enumerate(shapes.sequence(value.get("rows", []), "rows"))
     ]
     return Trajectory(
         external_id,
-        tuple(steps),
+        tuple(codec.steps),
         tuple(rows),
         reward=shapes.number(value.get("reward"), "reward"),
         reward_parts=shapes.numbers_by_name(value.get("reward_parts"), "reward_parts"),
@@ -69,56 +70,44 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     )
 
 
-def _step(value: Mapping[str, Any], earlier: Sequence[Step], where: str) -> Step:
+def _take_step(codec: StepCodec, value: Mapping[str, Any], where: str) -> None:
     delta = shapes.ids(value.get("delta_ids"), f"{where}.delta_ids")
     parent = shapes.whole(value.get("parent"), f"{where}.parent", least=0)
     shared = shapes.whole(value.get("shared_length", 0), f"{where}.shared_length", least=0) or 0
-    prompt = delta
-    said: tuple[Any, ...] = ()
-    if parent is not None:
-        if parent >= len(earlier):
-            raise BadLine(f"{where}.parent is {parent}, but a parent comes before its step.")
-        stream = earlier[parent].stream
-        if shared > len(stream):
-            raise BadLine(f"{where}.shared_length is {shared}, but the parent's stream has {len(stream)} ids.")
-        prompt = np.concatenate([stream[:shared], delta])
-        request = earlier[parent].request
-        said = request.messages if request else ()
-    elif shared:
+    if parent is not None and parent >= len(codec):
+        raise BadLine(f"{where}.parent is {parent}, but a parent comes before its step.")
+    if parent is None and shared:
         raise BadLine(f"{where} has a shared_length and no parent.")
-    return Step(
-        prompt_ids=prompt,
-        completion_ids=shapes.ids(value.get("completion_ids"), f"{where}.completion_ids"),
-        logprobs=_floats(value.get("logprobs"), f"{where}.logprobs"),
-        logprobs_mode=shapes.text(value.get("logprobs_mode"), f"{where}.logprobs_mode", 20),
-        finish_reason=shapes.text(value.get("finish_reason"), f"{where}.finish_reason", 30),
-        stop_reason=shapes.text(value.get("stop_reason"), f"{where}.stop_reason", 100),
-        request=_request(value.get("request"), said, f"{where}.request"),
-        reply=None if value.get("reply") is None else shapes.mapping(value["reply"], f"{where}.reply"),
-        text=shapes.optional_string(value.get("text"), f"{where}.text"),
-        chat_template_sha256=shapes.text(value.get("chat_template_sha256"), f"{where}.chat_template_sha256", 64),
-        temperature=shapes.number(value.get("temperature"), f"{where}.temperature"),
-        top_p=shapes.number(value.get("top_p"), f"{where}.top_p"),
-        top_k=shapes.whole(value.get("top_k"), f"{where}.top_k"),
-        engine=shapes.text(value.get("engine"), f"{where}.engine", 60),
-        policy_version=shapes.text(value.get("policy_version"), f"{where}.policy_version", 100),
-        delta_origin=_origins(value.get("delta_origin"), len(delta), f"{where}.delta_origin"),
-        extra=shapes.optional_mapping(value.get("extra"), f"{where}.extra"),
-    )
+    try:
+        prompt = codec.prompt_ids(parent, shared, delta)
+    except ValueError as error:
+        raise BadLine(f"{where}.{error}") from None
+    fields = _fields(STEP_FIELDS, value, where)
+    request = _request(codec, parent, value.get("request"), f"{where}.request")
+    origin = _origins(value.get("delta_origin"), len(delta), f"{where}.delta_origin")
+    codec.steps.append(Step(prompt_ids=prompt, delta_origin=origin, request=request, **fields))
 
 
-def _request(value: Any, said: tuple[Any, ...], where: str) -> Request | None:
+def _request(codec: StepCodec, parent: int | None, value: Any, where: str) -> Request | None:
     if value is None:
         return None
     value = shapes.mapping(value, where)
     shared = shapes.whole(value.get("messages_shared", 0), f"{where}.messages_shared", least=0) or 0
-    if shared > len(said):
-        raise BadLine(f"{where}.messages_shared is {shared}, but the parent's request has {len(said)} messages.")
-    return Request(
-        (*said[:shared], *shapes.messages(value.get("messages_new", []), f"{where}.messages_new")),
-        shapes.optional_tools(value.get("tools"), f"{where}.tools"),
-        shapes.optional_mapping(value.get("chat_template_kwargs"), f"{where}.chat_template_kwargs"),
-    )
+    new = shapes.messages(value.get("messages_new", []), f"{where}.messages_new")
+    try:
+        messages = codec.messages(parent, shared, new)
+    except ValueError as error:
+        raise BadLine(f"{where}.{error}") from None
+    return Request(messages, **_fields(REQUEST_FIELDS, value, where))
+
+
+def _fields(fields: Iterable[StepField], value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields that the codec leaves alone, each checked as what it holds."""
+    return {
+        field.name: _READ[field.holds](value.get(field.name), f"{where}.{field.name}", field.limit)
+        for field in fields
+        if field.kept is not Kept.CODED
+    }
 
 
 def _row(value: Mapping[str, Any], n_steps: int, where: str) -> Row:
@@ -157,6 +146,19 @@ def _required_floats(value: Any, where: str) -> Floats:
     return shapes.floats(value, where)
 
 
+_READ: Mapping[Holds, Callable[[Any, str, int], Any]] = {
+    Holds.TEXT: shapes.text,
+    Holds.NUMBER: lambda value, where, _: shapes.number(value, where),
+    Holds.WHOLE: lambda value, where, _: shapes.whole(value, where),
+    Holds.IDS: lambda value, where, _: shapes.ids(value, where),
+    Holds.FLOATS: lambda value, where, _: _floats(value, where),
+    Holds.ANY_TEXT: lambda value, where, _: shapes.optional_string(value, where),
+    Holds.OBJECT: lambda value, where, _: None if value is None else shapes.mapping(value, where),
+    Holds.MAPPING: lambda value, where, _: shapes.optional_mapping(value, where),
+    Holds.TOOLS: lambda value, where, _: shapes.optional_tools(value, where),
+}
+
+
 def _origins(value: Any, length: int | None, where: str) -> Origins | None:
     if value is None:
         return None
@@ -176,7 +178,7 @@ def detect(values: Sequence[Any]) -> bool:
 
 
 def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
-    """One line each; gives how many."""
+    """Writes one line each. Returns how many."""
     n = 0
     for trajectory in trajectories:
         file.write(encode(trajectory) + b"\n")
@@ -194,38 +196,7 @@ def encode(trajectory: Trajectory) -> bytes:
 
 
 def _trajectory_value(trajectory: Trajectory) -> dict[str, Any]:
-    links = link_steps(trajectory.steps)
-    steps = []
-    for step, link in zip(trajectory.steps, links, strict=True):
-        before = trajectory.steps[link.parent].request if link.parent is not None else None
-        delta = delta_of(step, link)
-        origin = step.delta_origin
-        steps.append(
-            _without_empty(
-                {
-                    "parent": link.parent,
-                    "shared_length": link.shared_length,
-                    "delta_ids": delta.tolist(),
-                    "delta_origin": origin.tolist() if origin is not None and len(origin) == len(delta) else None,
-                    "completion_ids": step.completion_ids.tolist(),
-                    "logprobs": _plain_floats(step.logprobs),
-                    "logprobs_mode": step.logprobs_mode,
-                    "finish_reason": step.finish_reason,
-                    "stop_reason": step.stop_reason,
-                    "request": _request_value(step.request, before),
-                    "reply": step.reply,
-                    "text": step.text,
-                    "chat_template_sha256": step.chat_template_sha256,
-                    "temperature": step.temperature,
-                    "top_p": step.top_p,
-                    "top_k": step.top_k,
-                    "engine": step.engine,
-                    "policy_version": step.policy_version,
-                    "extra": dict(step.extra),
-                },
-                keep=("reply", "text"),
-            )
-        )
+    codec = StepCodec(canonical_json)
     value = {
         "format": NAME,
         "version": VERSION,
@@ -235,39 +206,39 @@ def _trajectory_value(trajectory: Trajectory) -> dict[str, Any]:
         "reward": trajectory.reward,
         "reward_parts": dict(trajectory.reward_parts),
         "stop_reason": trajectory.stop_reason,
-        "steps": steps,
+        "steps": [
+            _step_value(step, codec.encode(step, link))
+            for step, link in zip(trajectory.steps, links_of(trajectory), strict=True)
+        ],
         "rows": [_row_value(row) for row in trajectory.rows],
         "extra": dict(trajectory.extra),
     }
-    return _without_empty(value, keep=())
+    return _without_empty(value)
 
 
-def _without_empty(value: dict[str, Any], keep: Sequence[str]) -> dict[str, Any]:
-    """Leave out what says nothing: None, and an empty text or object unless kept. An empty array is a fact."""
+def _step_value(step: Step, coded: CodedStep) -> dict[str, Any]:
+    request = None
+    if step.request is not None:
+        request = {"messages_shared": coded.messages_shared, "messages_new": coded.messages_new}
+        request |= _said(REQUEST_FIELDS, vars(step.request))
+    values = vars(step) | {"prompt_ids": None, "delta_origin": coded.delta_origin, "request": request}
+    value: dict[str, Any] = {} if coded.link.parent is None else {"parent": coded.link.parent}
+    value |= {"shared_length": coded.link.shared_length, "delta_ids": coded.delta_ids.tolist()}
+    return value | _said(STEP_FIELDS, values)
+
+
+def _said(fields: Iterable[StepField], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say something, as JSON has them."""
     return {
-        key: item
-        for key, item in value.items()
-        if item is not None and (key in keep or not (isinstance(item, str | dict) and not item))
+        field.name: _WRITE[field.holds](value) if field.holds in _WRITE else value
+        for field in fields
+        if field.says(value := values[field.name])
     }
 
 
-def _request_value(request: Request | None, before: Request | None) -> dict[str, Any] | None:
-    if request is None:
-        return None
-    shared = 0
-    if before is not None:
-        pairs = zip(before.messages, request.messages, strict=False)
-        for old, new in pairs:
-            # As text, because 1 == 1.0 == True in Python and not in JSON.
-            if old is not new and canonical_json(old) != canonical_json(new):
-                break
-            shared += 1
-    value: dict[str, Any] = {"messages_shared": shared, "messages_new": list(request.messages[shared:])}
-    if request.tools is not None:
-        value["tools"] = list(request.tools)
-    if request.chat_template_kwargs:
-        value["chat_template_kwargs"] = dict(request.chat_template_kwargs)
-    return value
+def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what says nothing: None, and an empty text or object. An empty array is a fact."""
+    return {key: item for key, item in value.items() if item is not None and (item or not isinstance(item, str | dict))}
 
 
 def _row_value(row: Row) -> dict[str, Any]:
@@ -280,7 +251,7 @@ def _row_value(row: Row) -> dict[str, Any]:
         "step_indices": list(row.step_indices),
         "extra": dict(row.extra),
     }
-    return _without_empty(value, keep=())
+    return _without_empty(value)
 
 
 def _plain_floats(values: Floats | None) -> list[Any] | None:
@@ -294,5 +265,12 @@ def _plain_floats(values: Floats | None) -> list[Any] | None:
         plain[n] = "NaN" if math.isnan(values[n]) else "Infinity" if values[n] > 0 else "-Infinity"
     return plain
 
+
+_WRITE: Mapping[Holds, Callable[[Any], Any]] = {
+    Holds.IDS: np.ndarray.tolist,
+    Holds.ORIGINS: np.ndarray.tolist,
+    Holds.FLOATS: _plain_floats,
+    Holds.MAPPING: dict,
+}
 
 FORMAT = Format("own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write)

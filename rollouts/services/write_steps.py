@@ -1,0 +1,223 @@
+"""The one bulk writer of steps and rows. Imports, pushes, launches and the recorder store by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollouts import models
+from rollouts.selectors.streams import StoredSteps
+from rollouts.services.bulk import bare, change_whole, insert_whole, reserve_keys
+from rollouts.services.contents import Contents
+from rollouts.tito import segments
+from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, Kept
+from rollouts.tito.prefix import merge_steps
+from rollouts.tito.trajectory import Ids, Link, Row, Step
+
+_INLINE = [(field.attribute, field.name) for field in STEP_FIELDS if field.kept is Kept.INLINE]
+_ARRAYS = [(field.attribute, field.name) for field in STEP_FIELDS if field.kept is Kept.ARRAY]
+_CONTENT = [field for field in STEP_FIELDS if field.kept is Kept.CONTENT]
+
+
+class TokenTable(Protocol):
+    """Tells the text of a token: ``rollouts.tokenizers.ByteTable``."""
+
+    vocab_size: int
+    special: Any
+
+    def joined(self, ids: Ids) -> tuple[bytes, Any]: ...
+
+
+class StepWriter:
+    """Gathers steps and rows of any number of trajectories and inserts them together.
+
+    It is made, filled and saved within one transaction. With a ``token_table`` the origin of the tokens between
+    completions is found where no strategy wrote it.
+    """
+
+    def __init__(self, n_steps: int, token_table: TokenTable | None = None) -> None:
+        """``n_steps``: how many steps are added at most."""
+        self.contents = Contents()
+        self._keys = reserve_keys(models.StoredStep, n_steps)
+        self._token_table = token_table
+        self._steps: list[models.StoredStep] = []
+        self._tokens: list[models.StepTokens] = []
+        self._later: list[tuple[models.StepTokens, Step, int]] = []
+        self._moved: list[models.StoredStep] = []
+        self._rows: list[models.StoredRow] = []
+        self._own: list[tuple[models.StoredRow, Row]] = []
+
+    def add_step(
+        self, trajectory_key: int, earlier: StoredSteps, step: Step, link: Link | None = None
+    ) -> models.StoredStep:
+        """Add the step behind ``earlier``, which grows by it. ``link`` spares the search for its parent."""
+        index, key, request, contents = len(earlier), next(self._keys), step.request, self.contents
+        coded = earlier.encode(step, link)
+        parent_key = None if coded.link.parent is None else earlier.keys[coded.link.parent]
+        earlier.keys.append(key)
+        earlier.links.append(coded.link)
+        fields = vars(step)
+        values = {attribute: fields[name] for attribute, name in _INLINE}
+        said = [(field, fields[field.name]) for field in _CONTENT]
+        if request is not None:
+            values["messages_new_id"] = contents.add_text(f"[{','.join(map(earlier.text, coded.messages_new))}]")
+            said += [(field, getattr(request, field.name)) for field in REQUEST_FIELDS]
+        values |= {field.attribute: contents.add(value) for field, value in said if field.says(value)}
+        stored = bare(
+            models.StoredStep,
+            id=key,
+            trajectory_id=trajectory_key,
+            index=index,
+            parent_id=parent_key,
+            shared_length=coded.link.shared_length,
+            parent_length=coded.link.parent_length,
+            prompt_length=len(step.prompt_ids),
+            completion_length=len(step.completion_ids),
+            messages_shared=coded.messages_shared,
+            **values,
+        )
+        tokens = bare(
+            models.StepTokens,
+            step_id=key,
+            delta_ids=coded.delta_ids,
+            delta_origin=coded.delta_origin,
+            **{attribute: fields[name] for attribute, name in _ARRAYS},
+        )
+        self._steps.append(stored)
+        self._tokens.append(tokens)
+        if parent_key is not None:
+            self._later.append((tokens, step, coded.messages_shared))
+        return stored
+
+    def add_rows(
+        self,
+        record: models.StoredTrajectory,
+        steps: Sequence[models.StoredStep],
+        values: StoredSteps,
+        rows: Sequence[Row] | None,
+    ) -> None:
+        """Add all rows of a trajectory and count its steps, rows and tokens.
+
+        ``steps`` are all its steps, stored before or added now, and ``values`` the same; ``rows`` None = they follow
+        from the steps.
+        """
+        if rows is None:
+            chains = merge_steps(values.steps, values.links)
+            found = [_merged_row(record, index, [steps[n] for n in chain]) for index, chain in enumerate(chains)]
+        else:
+            chains = [row.step_indices for row in rows]
+            found = [self._own_row(record, index, row) for index, row in enumerate(rows)]
+        row_of_step = {step: index for index, chain in enumerate(chains) for step in chain}
+        for step in steps:
+            row_index = row_of_step.get(step.index, 0)
+            if step.row_index != row_index and not step._state.adding:
+                self._moved.append(step)
+            step.row_index = row_index
+        self._rows += found
+        _count(record, steps, found)
+
+    def save(self, trajectories: Sequence[models.StoredTrajectory] = ()) -> None:
+        """Insert new ``trajectories``, then everything that was added."""
+        if self._token_table is not None:
+            derive_origins(self._later, self._token_table)
+        for row, key in zip(self._rows, reserve_keys(models.StoredRow, len(self._rows)), strict=True):
+            row.id = key
+        self.contents.save()
+        insert_whole(trajectories)
+        insert_whole(self._steps)
+        insert_whole(self._tokens)
+        change_whole(models.StoredStep, ("row_index",), [(step.row_index, step.pk) for step in self._moved])
+        insert_whole(self._rows)
+        insert_whole(
+            [
+                bare(
+                    models.RowTokens,
+                    row_id=stored.pk,
+                    ids=row.ids,
+                    loss_mask=row.loss_mask,
+                    logprobs=row.logprobs,
+                    origin=row.origin,
+                )
+                for stored, row in self._own
+            ]
+        )
+        models.RowColumn.objects.bulk_create(
+            models.RowColumn(row_id=stored.pk, name=name, values=values)
+            for stored, row in self._own
+            for name, values in row.columns.items()
+        )
+
+    def _own_row(self, record: models.StoredTrajectory, index: int, row: Row) -> models.StoredRow:
+        """A row that keeps its own arrays."""
+        stored = bare(
+            models.StoredRow,
+            trajectory_id=record.pk,
+            index=index,
+            n_tokens=len(row.ids),
+            n_trained=int(np.count_nonzero(row.loss_mask)),
+            step_indices=list(row.step_indices),
+            extra_id=self.contents.add_unless_empty(row.extra),
+        )
+        self._own.append((stored, row))
+        return stored
+
+
+def _merged_row(record: models.StoredTrajectory, index: int, chain: Sequence[models.StoredStep]) -> models.StoredRow:
+    """A row that is the stream of the last step of a chain."""
+    last = chain[-1]
+    return bare(
+        models.StoredRow,
+        trajectory_id=record.pk,
+        index=index,
+        last_step_id=last.pk,
+        n_tokens=last.prompt_length + last.completion_length,
+        n_trained=sum(step.completion_length for step in chain),
+        step_indices=[step.index for step in chain],
+    )
+
+
+def _count(
+    record: models.StoredTrajectory, steps: Sequence[models.StoredStep], rows: Sequence[models.StoredRow]
+) -> None:
+    """Counts of a trajectory, from the columns of its steps and rows. Rows alone count their own tokens."""
+    record.n_steps, record.n_rows = len(steps), len(rows)
+    record.n_trained = sum(row.n_trained for row in rows)
+    if steps:
+        record.n_sampled, record.n_tokens = count_tokens(steps)
+    else:
+        record.n_sampled = record.n_trained
+        record.n_tokens = sum(row.n_tokens for row in rows)
+
+
+def count_tokens(steps: Sequence[models.StoredStep]) -> tuple[int, int]:
+    """Tokens that steps sampled, and all tokens that they add."""
+    n_sampled = sum(step.completion_length for step in steps)
+    return n_sampled, n_sampled + sum(step.prompt_length - step.shared_length for step in steps)
+
+
+def derive_origins(
+    steps: Iterable[tuple[models.StepTokens, Step, int]], token_table: TokenTable
+) -> list[models.StepTokens]:
+    """Find who wrote each token between completions where no strategy told: template scaffold or observation.
+
+    ``steps`` have a parent, each with how many of its messages the parent had. The bytes of all deltas are gathered
+    at once. Returns the arrays that gained their origins.
+    """
+    asked = [
+        (tokens, step.request.messages[shared:] if step.request else ())
+        for tokens, step, shared in steps
+        if step.delta_origin is None and len(tokens.delta_ids)
+    ]
+    if not asked:
+        return []
+    ids = np.concatenate([tokens.delta_ids for tokens, _ in asked])
+    whole, ends = token_table.joined(ids)
+    offsets = np.concatenate([[0], ends])
+    special = np.asarray(token_table.special).take(ids, mode="clip") & (ids >= 0) & (ids < token_table.vocab_size)
+    stops = np.cumsum([len(tokens.delta_ids) for tokens, _ in asked]).tolist()
+    origins = segments.origins_of_texts(whole, offsets, special, stops, [messages for _, messages in asked])
+    for (tokens, _), start, stop in zip(asked, [0, *stops[:-1]], stops, strict=True):
+        tokens.delta_origin = origins[start:stop]
+    return [tokens for tokens, _ in asked]
