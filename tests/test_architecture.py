@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {
-    "rollouts.tito": 0, "rollouts.chat_templates": 1, "rollouts.tokenizers": 1, "rollouts.formats": 1,
+    "rollouts.tito": 0, "rollouts.processes": 0,
+    "rollouts.chat_templates": 1, "rollouts.tokenizers": 1, "rollouts.formats": 1,
     "rollouts.replies.parsing": 1, "rollouts.replies.tool_calls": 1,
     "rollouts.models": 2, "rollouts.fields": 2, "rollouts.selectors": 2, "rollouts.services": 2,
     "rollouts.migrations": 2,

@@ -15,7 +15,6 @@ import logging.handlers
 import os
 import pickle
 import select
-import subprocess
 import sys
 import threading
 import time
@@ -23,24 +22,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from itertools import count
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from rollouts.engines import ENGINES, Engine, EngineError, Generation, GenerationRequest, reason
 from rollouts.engines.worker import EngineClosed, EngineDriver, EngineInfo, EngineLost, Result, settle
+from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
 
 log = logging.getLogger(__name__)
 
-# The worker decides when it ends, by closing the pipe (dying does): a signal to the whole group must not.
-START = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "from rollouts.engines import process; process.main()"
-)
-"""The program of the process. Not ``-m``: what is pickled names this module by its own name."""
-ROOT = Path(__file__).resolve().parents[2]
 CLOSE_SECONDS = 5.0
 """How long an engine whose worker is gone may take to end."""
 _NOBODY = -1
@@ -125,14 +116,8 @@ class _Life:
         self.due: dict[int, Future[Any]] = {}
         self._numbers = count()
         self._outbox: SimpleQueue[bytes] = SimpleQueue()
-        self._pipe, theirs = Pipe()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         # A command's standard output is its result; what an engine says goes where the logs go.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", START, str(theirs.fileno())],
-            env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.__stderr__,
-        )  # fmt: skip
-        theirs.close()
+        self._child = PipedProcess("The engine's process", __name__, stdout=sys.__stderr__)
         self.send((dict(ENGINES), build, name))
         self._thread = threading.Thread(target=self._listen, name=f"{name}-listener", daemon=True)
         self._thread.start()
@@ -148,37 +133,32 @@ class _Life:
         self._outbox.put(pickle.dumps(message))
 
     def end(self, timeout: float | None) -> None:
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        self._child.end(timeout)
         self._thread.join(timeout)
 
     def _write(self) -> None:
         """What has gathered goes as one message: the engine reads it in one go."""
-        with contextlib.suppress(OSError):  # it is gone; the thread that listens has heard, or will
+        with contextlib.suppress(ProcessEnded):  # the thread that listens has heard, or will
             while first := self._outbox.get():
                 messages = [first]
                 while not self._outbox.empty():
                     messages.append(self._outbox.get())
-                self._pipe.send(messages)
+                self._child.send(messages)
 
     def _listen(self) -> None:
         error: EngineError | None = None
         try:
             while error is None:
-                for answer in self._pipe.recv():
+                for answer in self._child.receive():
                     error = error or self._heard(*answer)
-        except (EOFError, OSError):
-            pass
+        except ProcessEnded as ended:
+            error = EngineLost(str(ended))
         except Exception as fault:  # an exception that cannot be built again from its pickle
             error = EngineLost(f"What the engine's process answered cannot be read: {reason(fault)}")
-        if error is not None:
-            self._process.kill()  # there is nothing in it that would be missed, and its memory is wanted
-        status = self._process.wait()
+        self._child.end()  # there is nothing in it that would be missed, and its memory is wanted
         self._outbox.put(b"")
-        self._pipe.close()
-        self._on_end(self, error or EngineLost(f"The engine's process ended: {_how(status)}."))
+        self._child.pipe.close()
+        self._on_end(self, error)
 
     def _heard(self, number: int, kind: str, value: Any) -> EngineError | None:
         """Take an answer; gives the error that ended the engine."""
@@ -190,12 +170,6 @@ class _Life:
         elif (future := self.due.pop(number, None)) is not None:
             self._on_tokens(settle(future, kind, value))
         return None
-
-
-def _how(status: int) -> str:
-    if status == -9:
-        return "it was killed (signal 9), perhaps because the machine was out of memory"
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------
@@ -274,6 +248,6 @@ class _Forward(logging.handlers.QueueHandler):
 
 
 def main() -> None:
-    """Serve the pipe whose descriptor is the only argument."""
-    serve(Connection(int(sys.argv[1])))
+    """Serve the worker that started this process."""
+    serve(pipe_to_parent())
     os._exit(0)  # an engine that would not end in time does not keep its process

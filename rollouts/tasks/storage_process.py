@@ -1,91 +1,55 @@
-"""The process beside a worker that stores and judges what the worker samples.
+"""The process beside a worker that stores and diagnoses what the worker samples.
 
 The loop must answer an engine at once, and the diagnosis of a trajectory costs as much as a good part of sampling it.
-So steps and ends go through a pipe to a process of their own, pile by pile: the larger the backlog, the fewer the
-transactions. The process ends with its worker (the pipe closes); what it had received is stored then.
+So steps and ends go through a pipe to a process of their own, batch by batch: the larger the backlog, the fewer the
+transactions. The process ends with its worker, because the pipe closes; what it had received is stored then.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import threading
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
 
+from django.conf import settings
+from django.db import connection
+
+from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.tasks.batch import Handshake, StorageBatch
 from rollouts.tasks.store_batch import RunStorage
 
 log = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 10.0
 NICE = 5
-"""The engine and the loop go first where cores are scarce: what is stored a little later holds up nobody."""
-# The worker decides when it ends, by closing the pipe (dying does): a signal to the whole group must not.
-START = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    f"import os; os.nice({NICE}); "
-    "import django; django.setup(); from rollouts.tasks import storage_process; storage_process.main()"
-)
-"""The program of the process. Not ``-m``: the package's models want the applications loaded first."""
-
-
-class StorageProcessLost(Exception):
-    """The process is gone; a new one can be given the same pile again."""
+"""Where cores are scarce the engine and the loop go first: nobody waits for what is stored a little later."""
+PREPARE = f"import os; os.nice({NICE}); import django; django.setup(); "
+"""Statements at the start of the process. Models can be imported after ``setup`` alone."""
 
 
 class StorageProcess:
     """One such process. Not thread-safe: it belongs to one run at a time."""
 
     def __init__(self) -> None:
-        from django.conf import settings
-        from django.db import connection
-
-        ours, theirs = Pipe()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(
-            path for path in (str(settings.BASE_DIR), os.environ.get("PYTHONPATH", "")) if path
+        self._child = PipedProcess(
+            "The process that stores results", __name__, PREPARE, {"OMP_NUM_THREADS": "1"}, cwd=settings.BASE_DIR
         )
-        command = [sys.executable, "-c", START, str(theirs.fileno())]
-        self._process = subprocess.Popen(
-            command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, cwd=settings.BASE_DIR
-        )
-        theirs.close()
-        self._pipe = ours
         names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
-        self._send(Handshake({name: connection.settings_dict[name] for name in names}))
+        self._child.send(Handshake({name: connection.settings_dict[name] for name in names}))
 
     def write(self, batch: StorageBatch) -> None:
-        """Store a pile; returns when it is stored. Raises :class:`StorageProcessLost`, or what the storing raised."""
-        self._send(batch)
-        try:
-            answer = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise StorageProcessLost(
-                f"The process that stores results ended (exit status {self._process.poll()})."
-            ) from error
+        """Store a batch; returns when it is stored. Raises ``ProcessEnded``, or what the storing raised."""
+        self._child.send(batch)
+        answer = self._child.receive()
         if answer is not None:
             raise answer
 
     def forget(self) -> None:
         """The run is over: nothing of it is kept in memory, and no connection to the database stays open."""
-        self._send(None)
+        self._child.send(None)
 
     def close(self) -> None:
-        self._pipe.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(10)
-
-    def _send(self, message: Any) -> None:
-        try:
-            self._pipe.send(message)
-        except OSError as error:
-            raise StorageProcessLost("The process that stores results does not listen any more.") from error
+        self._child.close(CLOSE_SECONDS)
 
 
 _idle: list[StorageProcess] = []
@@ -93,7 +57,7 @@ _lock = threading.Lock()
 
 
 def take() -> StorageProcess:
-    """A process that has no run: a warm one if there is one."""
+    """Returns a process that has no run: a warm one if there is one."""
     with _lock:
         if _idle:
             return _idle.pop()
@@ -104,7 +68,7 @@ def give_back(storage: StorageProcess) -> None:
     """Keep a process warm for the next run."""
     try:
         storage.forget()
-    except StorageProcessLost:
+    except ProcessEnded:
         storage.close()
         return
     with _lock:
@@ -120,7 +84,7 @@ def close_idle() -> None:
 
 
 class StorageClient:
-    """The scribe of one run, taken when something is to be written; a lost one is replaced once a pile."""
+    """The storage process of one run, taken with the first batch. A lost one is replaced once a batch."""
 
     def __init__(self) -> None:
         self._storage: StorageProcess | None = None
@@ -128,8 +92,8 @@ class StorageClient:
     def write(self, batch: StorageBatch) -> None:
         try:
             self._at_hand().write(batch)
-        except StorageProcessLost:
-            log.warning("scribe lost; starting another", exc_info=True)
+        except ProcessEnded:
+            log.warning("storage process lost; starting another", exc_info=True)
             self._drop()
             self._at_hand().write(batch)
 
@@ -154,8 +118,6 @@ class StorageClient:
 
 def serve(pipe: Connection) -> None:
     """Store what comes until the pipe closes."""
-    from django.db import connection
-
     held: RunStorage | None = None
     while True:
         try:
@@ -176,7 +138,7 @@ def serve(pipe: Connection) -> None:
             held.write(message)
             answer = None
         except Exception as error:
-            log.exception("pile not stored run=%s", message.run)
+            log.exception("batch not stored run=%s", message.run)
             connection.close()
             answer = RuntimeError(f"{type(error).__name__}: {error}")
         try:
@@ -186,5 +148,5 @@ def serve(pipe: Connection) -> None:
 
 
 def main() -> None:
-    """Serve the pipe whose descriptor is the only argument."""
-    serve(Connection(int(sys.argv[1])))
+    """Serve the worker that started this process."""
+    serve(pipe_to_parent())

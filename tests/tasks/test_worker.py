@@ -211,7 +211,7 @@ def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: P
     os.kill(lost, signal.SIGKILL)
     wait_until(lambda: _ended(run), 240, "the run has ended")
     assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
-    assert "scribe lost; starting another" in (tmp_path / "worker-0.log").read_text()
+    assert "storage process lost; starting another" in (tmp_path / "worker-0.log").read_text()
     assert set(run.trajectories.values_list("attempt", flat=True)) == {1}
     assert run.n_steps == StoredStep.objects.filter(trajectory__run=run).count()
     assert run.n_sampled == sum(

@@ -14,7 +14,6 @@ import selectors
 import signal
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rollouts.processes import ChildProcess, ProcessEnded
 from rollouts.tito.interfaces import RenderFailed
 
 CPU_SECONDS = 2
@@ -103,20 +103,19 @@ class Rendered(NamedTuple):
         return self
 
 
-class _Died(Exception):
-    """The worker ended; ``args[0]`` is its exit status."""
-
-
 class _Late(Exception):
     """The worker did not answer in time."""
 
 
-class Worker:
-    """One subprocess. The constructor raises :class:`RenderFailed` where it does not start."""
+class Worker(ChildProcess):
+    """One subprocess. The constructor raises :class:`RenderFailed` where it does not start.
+
+    JSON alone crosses its standard streams, because it runs what strangers wrote.
+    """
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-X", "utf8", str(_PROGRAM), str(MEMORY_BYTES)],
+        super().__init__(
+            ["-I", "-X", "utf8", str(_PROGRAM), str(MEMORY_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -130,7 +129,7 @@ class Worker:
         self._pending = bytearray()
         try:
             self.receive(time.monotonic() + START_SECONDS)
-        except (_Died, _Late) as error:
+        except (ProcessEnded, _Late) as error:
             self.close()
             raise RenderFailed(
                 "The sandbox for chat templates could not be started; the machine may be overloaded. Try again."
@@ -146,10 +145,10 @@ class Worker:
             self._stdin.write(struct.pack("<I", len(data)) + data)
             self._stdin.flush()
         except OSError as error:
-            raise _Died(self.process.poll()) from error
+            raise self._ended(self.process.poll()) from error
 
     def receive(self, deadline: float) -> Any:
-        """The next message. Raises ``_Late`` or ``_Died``."""
+        """The next message. Raises ``_Late`` or ``ProcessEnded``."""
         while True:
             if len(self._pending) >= 4:
                 (n,) = struct.unpack_from("<I", self._pending)
@@ -162,7 +161,7 @@ class Worker:
                 raise _Late
             data = os.read(self._stdout.fileno(), 1 << 20)
             if not data:
-                raise _Died(self._exit_status())
+                raise self._ended(self.wait(1))
             self._pending += data
 
     def answer(self, until: float) -> Any:
@@ -188,16 +187,11 @@ class Worker:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
-    def _exit_status(self) -> int | None:
-        try:
-            return self.process.wait(1)
-        except subprocess.TimeoutExpired:
-            return None
+    def _ended(self, status: int | None) -> ProcessEnded:
+        return ProcessEnded("The sandbox for chat templates", status)
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
+        self.end()
         self._selector.close()
         for stream in (self._stdin, self._stdout):
             with contextlib.suppress(OSError):
@@ -269,8 +263,8 @@ class Pool:
         except _Late:
             sentence = f"The template ran longer than the {WALL_SECONDS:g} s that a render may take."
             outcomes.append(Rendered(error=sentence, kind="time"))
-        except _Died as error:
-            outcomes.append(_death(error.args[0]))
+        except ProcessEnded as error:
+            outcomes.append(_death(error.status))
         return outcomes
 
     def close(self) -> None:

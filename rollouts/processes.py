@@ -1,0 +1,116 @@
+"""Child processes: how one is started, how it is talked to, how it ends. Standard library alone.
+
+The engine's process and the storage process run code of ours and exchange pickled values with it
+(:class:`PipedProcess`). The template sandbox runs templates of strangers: it shares the life of a child process and
+nothing else, because a pickle runs code where it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+END_SECONDS = 30.0
+"""How long a process that has closed its pipe may take to end before it is killed."""
+
+
+class ProcessEnded(Exception):
+    """A child process is gone. The message is a sentence that says how it ended."""
+
+    def __init__(self, title: str, status: int | None) -> None:
+        super().__init__(f"{title} ended: {_how(status)}.")
+        self.status = status
+        """The exit status; None = the process had not ended in time."""
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "it closed its pipe"
+    if status == -9:
+        return "it was killed (signal 9), perhaps because the machine was out of memory"
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+class ChildProcess:
+    """A Python process that this process started."""
+
+    def __init__(self, arguments: Sequence[str], **options: Any) -> None:
+        self.process = subprocess.Popen([sys.executable, *arguments], **options)
+
+    def wait(self, seconds: float | None) -> int | None:
+        """Returns the exit status, or None when the process has not ended after so many seconds."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self, seconds: float | None = 0) -> int:
+        """Waits so many seconds for the end of the process, then kills it. Returns the exit status."""
+        status = self.wait(seconds)
+        if status is None:
+            self.process.kill()
+            status = self.process.wait()
+        return status
+
+
+class PipedProcess(ChildProcess):
+    """A process that runs ``main()`` of one of our modules and exchanges pickled values through ``pipe``.
+
+    It ends when the pipe closes, and the death of this process closes it. A signal to the whole group does not end it.
+    """
+
+    def __init__(
+        self, title: str, module: str, prepare: str = "", environment: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        """``title``: the subject of sentences about it. ``prepare``: statements before ``module`` is imported."""
+        package, _, name = module.rpartition(".")
+        # Not ``-m``: what is pickled names the module by its own name.
+        program = (
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, "
+            f"signal.SIG_IGN); {prepare}from {package} import {name}; {name}.main()"
+        )
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self._title = title
+        self.pipe, theirs = Pipe()
+        super().__init__(
+            ["-c", program, str(theirs.fileno())],
+            env={**os.environ, **(environment or {}), "PYTHONPATH": path},
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            **options,
+        )
+        theirs.close()
+
+    def send(self, value: Any) -> None:
+        """Raises :class:`ProcessEnded`."""
+        try:
+            self.pipe.send(value)
+        except OSError as error:
+            raise self._ended() from error
+
+    def receive(self) -> Any:
+        """Returns the next value. Raises :class:`ProcessEnded`, and whatever reading a pickle raises."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+
+    def close(self, seconds: float) -> None:
+        """Closes the pipe, which tells the process to end, and waits so long before it is killed."""
+        self.pipe.close()
+        self.end(seconds)
+
+    def _ended(self) -> ProcessEnded:
+        return ProcessEnded(self._title, self.end(END_SECONDS))
+
+
+def pipe_to_parent() -> Connection:
+    """Returns, in a :class:`PipedProcess`, its end of the pipe."""
+    return Connection(int(sys.argv[1]))
