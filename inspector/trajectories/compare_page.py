@@ -28,6 +28,8 @@ from inspector.trajectories.side_by_side import (
 from inspector.trajectories.tokens_page import base_url
 from inspector.web.twins import whole_number
 from rollouts import models, selectors
+from rollouts.selectors import parts
+from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.tito.align import AlignedGroup, align_ids
 from rollouts.tito.canonical import Drift, canonical_check
 from rollouts.tito.trajectory import Ids
@@ -43,7 +45,7 @@ MAX_CHOICES = 300
 class Question:
     """What is compared with what."""
 
-    step: data.StepSummary | None
+    step: StepSummary | None
     row: int | None
     against: str
     """``retokenized``, ``prompt`` or ``group``."""
@@ -55,15 +57,12 @@ def compare_page(
     params: Mapping[str, str], trajectory: models.StoredTrajectory, is_alone: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The comparison as JSON, and what the template needs beside it. Alone: no other trajectory may be shown."""
-    rows, steps = data.read_rows_and_steps(trajectory)
+    rows, steps = parts.rows_and_steps(trajectory)
     # Of the same kind is a break at a step whose parent's samples were encoded again; that one lies in the prompt.
     prompts = {step.index: step.prompt_length for step in steps}
-    found = trajectory.findings.filter(kind="noncanonical_sampling", step_index__isnull=False)
-    drifting: set[int | None] = {
-        index for index, start in found.values_list("step_index", "start") if start >= prompts.get(index or 0, 0)
-    }
+    drifting = {index for index, start in parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
     notices: list[str] = []
-    others = [] if is_alone else group_compare.others_of(trajectory)
+    others = [] if is_alone else parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
     question = _with_other(params, others, len(rows), notices) or _question(params, steps, len(rows), drifting, notices)
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     report: dict[str, Any] = {
@@ -122,7 +121,7 @@ def _with_other(
 
 
 def _question(
-    params: Mapping[str, str], steps: list[data.StepSummary], n_rows: int, drifting: set[int | None], notices: list[str]
+    params: Mapping[str, str], steps: list[StepSummary], n_rows: int, drifting: set[int], notices: list[str]
 ) -> Question:
     by_index = {step.index: step for step in steps}
     against = "prompt" if params.get("side") == "prompt" else "retokenized"
@@ -151,9 +150,7 @@ def _question(
     return Question(step, None, against)
 
 
-def _choices(
-    steps: list[data.StepSummary], n_rows: int, drifting: set[int | None], question: Question
-) -> list[dict[str, Any]]:
+def _choices(steps: list[StepSummary], n_rows: int, drifting: set[int], question: Question) -> list[dict[str, Any]]:
     current = question.step.index if question.step else None
     prompts = [
         {"against": "What the engine should have read next, against what it read:", "tone": "breaks",
@@ -181,11 +178,9 @@ def _choices(
 Answer = tuple[TokenComparison, dict[str, str]]
 
 
-def _against_prompt(trajectory: models.StoredTrajectory, step: data.StepSummary, painter: TokenPainter) -> Answer:
+def _against_prompt(trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter) -> Answer:
     """The parent's stream, as it should have been read, against the prompt that was."""
-    stored: dict[int, Any] = {
-        s.index: s for s in trajectory.steps.filter(index__in=[step.index, step.parent]).select_related("tokens")
-    }
+    stored: dict[int, Any] = parts.steps_with_tokens(trajectory, [step.index, step.parent])
     parent = stored[step.parent if step.parent is not None else step.index]
     expected = _joined(selectors.load_step_prompt(parent), parent.tokens.completion_ids)
     got = selectors.load_step_prompt(stored[step.index])
@@ -213,12 +208,13 @@ def _against_prompt(trajectory: models.StoredTrajectory, step: data.StepSummary,
 
 
 def _against_retokenized(
-    trajectory: models.StoredTrajectory, question: Question, rows: list[data.RowSummary], painter: TokenPainter,
+    trajectory: models.StoredTrajectory, question: Question, rows: list[RowSummary], painter: TokenPainter,
     notices: list[str],
 ) -> Answer | None:  # fmt: skip
     tokenizer = _encoder(trajectory.run.tokenizer, notices)
     if question.step is not None:
-        step: Any = trajectory.steps.select_related("tokens").get(index=question.step.index)
+        index = question.step.index
+        step: Any = parts.steps_with_tokens(trajectory, [index])[index]
         sampled, base = step.tokens.completion_ids, question.step.prompt_length
         what = f"Step {question.step.index}"
     else:
@@ -306,7 +302,7 @@ def _joined(prompt: Ids, completion: Ids) -> Ids:
 
 
 def _linked(
-    comparison: TokenComparison, question: Question, steps: list[data.StepSummary], base: str
+    comparison: TokenComparison, question: Question, steps: list[StepSummary], base: str
 ) -> list[dict[str, Any]]:
     """Each line with the tokens page at its left side."""
     row = question.row

@@ -26,6 +26,7 @@ from inspector.web.twins import whole_number
 from rollouts import models
 from rollouts.chat_templates import renderer
 from rollouts.chat_templates.probes.compare import common_length
+from rollouts.selectors import parts
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.strategies.appending import dummy_conversation
 from rollouts.tito.trajectory import Ids, Origin, Origins
@@ -134,11 +135,7 @@ def deltas_page(
     step = whole_number(asked)
     first = step or 0
     notices = [f"“{asked[:20]}” is no step."] if asked and step is None else []
-    stored = list(
-        trajectory.steps.filter(parent__isnull=False, index__gte=first)
-        .select_related("tokens", "parent", "messages_new", "tools", "template_kwargs")
-        .order_by("index")[: PAGE + 1]
-    )
+    stored = parts.continuing_steps(trajectory, first, PAGE + 1)
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     rest = stored[PAGE].index if len(stored) > PAGE else None
     stored = stored[:PAGE]
@@ -178,11 +175,7 @@ def _templates(trajectory: models.StoredTrajectory, steps: Sequence[models.Store
     run = trajectory.run
     default = run.chat_template_id or (run.tokenizer.chat_template_id if run.tokenizer else None)
     wanted = {step.pk: step.chat_template_sha256 or default for step in steps}
-    texts = dict(
-        models.ChatTemplate.objects.filter(sha256__in={sha for sha in wanted.values() if sha}).values_list(
-            "sha256", "text"
-        )
-    )
+    texts = parts.chat_template_texts({sha for sha in wanted.values() if sha})
     return {key: texts[sha] for key, sha in wanted.items() if sha in texts}
 
 

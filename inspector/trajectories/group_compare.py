@@ -9,21 +9,14 @@ from inspector.html.tokens import TokenPainter
 from inspector.trajectories import reads as data
 from inspector.trajectories.side_by_side import TokenComparison, compare, plain_tokens
 from rollouts import models
+from rollouts.selectors import parts
+from rollouts.selectors.parts import RowSummary
 from rollouts.tito.align import align_ids
 
 MAX_OTHERS = 40
 """Trajectories of the group that are offered."""
 MAX_ROW_TOKENS = 200_000
 """Tokens of a row that are aligned in a request."""
-
-
-def others_of(trajectory: models.StoredTrajectory) -> list[models.StoredTrajectory]:
-    """The ended trajectories of the same prompt, in the order of the run. One query."""
-    if not trajectory.group:
-        return []
-    group = models.StoredTrajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
-    ended = group.filter(status=models.StoredTrajectory.Status.DONE).exclude(pk=trajectory.pk)
-    return list(ended.order_by("index").only("code", "external_id", "reward", "run_id", "status")[:MAX_OTHERS])
 
 
 def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[dict[str, Any]]:
@@ -35,11 +28,11 @@ def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTraj
 
 
 def against(
-    trajectory: models.StoredTrajectory, rows: Sequence[data.RowSummary], row: int, other: models.StoredTrajectory,
+    trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory,
     painter: TokenPainter, notices: list[str],
 ) -> tuple[TokenComparison, dict[str, str]] | None:  # fmt: skip
     """Row ``row`` against the last row of the other, which has read everything; None, and a sentence, if too long."""
-    there, _ = data.read_rows_and_steps(other)
+    there, _ = parts.rows_and_steps(other)
     left, right = rows[row], there[-1]
     longest = max(left.n_tokens, right.n_tokens)
     if longest > MAX_ROW_TOKENS:
@@ -68,7 +61,7 @@ def against(
     }
 
 
-def _name(trajectory: models.StoredTrajectory, row: data.RowSummary, n_rows: int) -> str:
+def _name(trajectory: models.StoredTrajectory, row: RowSummary, n_rows: int) -> str:
     of = f", row {row.index} of {n_rows}" if n_rows > 1 else ""
     return f"{trajectory.external_id[:80]}{_reward(trajectory)}{of}"
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from django.db.models import Q
 
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.templatetags.inspector_tags import finding_title
@@ -16,7 +15,8 @@ from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.tokens_page import base_url
 from inspector.trajectories.turns import Turn, mask_table
 from rollouts import models
-from rollouts.tito.diagnose.finding import Axis, Severity
+from rollouts.selectors import parts
+from rollouts.selectors.parts import RowSummary
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.trajectory import Origin
 
@@ -41,7 +41,7 @@ class MaskLine:
 
 def mask_page(params: Mapping[str, str], trajectory: models.StoredTrajectory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The audit as JSON, and what the template needs beside it."""
-    rows, steps = data.read_rows_and_steps(trajectory)
+    rows, steps = parts.rows_and_steps(trajectory)
     place = read_place(params, [row.n_tokens for row in rows])
     painter, _ = data.painter_of(trajectory.run.tokenizer)
     lines: list[MaskLine] = []
@@ -84,16 +84,14 @@ def mask_page(params: Mapping[str, str], trajectory: models.StoredTrajectory) ->
     return report, drawn
 
 
-def _found(trajectory: models.StoredTrajectory, row: data.RowSummary) -> list[str]:
+def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
     """What the diagnosis says of this row, of its own accord or of one of its steps. One query."""
-    of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
-    found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO)
     by_turn = [slug for slug, kind in KINDS.items() if kind.said_by_turn]
-    said = found.exclude(kind__in=by_turn).order_by("start", "id").values_list("kind", "evidence", "remedy")
-    return [f"{finding_title(kind)}: {evidence} {remedy}" for kind, evidence, remedy in said[:30]]
+    said = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
+    return [f"{finding_title(kind)}: {evidence} {remedy}" for kind, evidence, remedy in said]
 
 
-def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: data.RowSummary, own: str) -> MaskLine:
+def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummary, own: str) -> MaskLine:
     """Why the tokens of a turn are trained, or are not."""
     part = tokens.slice(turn.start, turn.stop)
     trained = int(part.loss_mask.sum())

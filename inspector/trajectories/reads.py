@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +21,8 @@ from inspector.trajectories.turns import (
     roles_of,
 )
 from rollouts import models, selectors
+from rollouts.selectors import parts
+from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.tokenizers import byte_tables_folder
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
@@ -49,99 +49,9 @@ def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
         return TokenPainter(None), f"the folder of tokenizer “{tokenizer.name}” cannot be read ({error})."
 
 
-@dataclass(frozen=True)
-class RowSummary:
-    """A row as the tabs list it."""
-
-    index: int
-    n_tokens: int
-    n_trained: int
-    follows_steps: bool
-    """It is the stream of its last step, so that a step's offsets are the row's."""
-    steps: frozenset[int]
-    draft: models.StoredRow | None = None
-    """Of a trajectory that has not ended well: the row that its steps make so far, not stored."""
-
-    @property
-    def handle(self) -> int | models.StoredRow:
-        """What the selectors take."""
-        return self.index if self.draft is None else self.draft
-
-
-@dataclass(frozen=True)
-class StepSummary:
-    """A step as the pages name it; no tokens."""
-
-    pk: int
-    index: int
-    row: int
-    parent: int | None
-    shared_length: int
-    parent_length: int
-    prompt_length: int
-    completion_length: int
-    finish_reason: str
-
-    @property
-    def breaks(self) -> bool:
-        """Its prompt does not start with the whole stream of its parent."""
-        return self.parent is not None and self.shared_length < self.parent_length
-
-
-def read_rows_and_steps(trajectory: models.StoredTrajectory) -> tuple[list[RowSummary], list[StepSummary]]:
-    """All rows and steps of a trajectory from their columns: two queries.
-
-    A trajectory that still runs, or failed, has steps and no rows yet: it gets the rows that its steps make.
-    """
-    stored = trajectory.rows.order_by("index").values_list(
-        "index", "n_tokens", "n_trained", "last_step_id", "step_indices"
-    )
-    rows = [RowSummary(i, n, trained, last is not None, frozenset(held or ())) for i, n, trained, last, held in stored]
-    steps = [
-        StepSummary(*values)
-        for values in trajectory.steps.order_by("index").values_list(
-            "pk", "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length",
-            "completion_length", "finish_reason",
-        )
-    ]  # fmt: skip
-    return (rows, steps) if rows else draft_rows(trajectory, steps)
-
-
-def draft_rows(
-    trajectory: models.StoredTrajectory, steps: Sequence[StepSummary]
-) -> tuple[list[RowSummary], list[StepSummary]]:
-    """The rows that steps make so far: a step joins the row whose last step it extends, else it opens one.
-
-    ``rollouts.tito.prefix.merge_steps`` makes the stored rows. That rule also finds an open row that a step extends
-    without being linked to it, but has to compare token arrays for this; a page of a growing trajectory reads none.
-    """
-    chains: list[list[StepSummary]] = []
-    placed = []
-    for step in steps:
-        chain = next((c for c in chains if c[-1].index == step.parent and not step.breaks), None)
-        if chain is None:
-            chain = []
-            chains.append(chain)
-        chain.append(step)
-        placed.append(replace(step, row=chains.index(chain)))
-    rows = []
-    for index, chain in enumerate(chains):
-        last = chain[-1]
-        trained = sum(step.completion_length for step in chain)
-        n_tokens = last.prompt_length + last.completion_length
-        draft = models.StoredRow(
-            trajectory=trajectory, index=index, last_step_id=last.pk, n_tokens=n_tokens, n_trained=trained,
-            step_indices=[step.index for step in chain],
-        )  # fmt: skip
-        rows.append(RowSummary(index, n_tokens, trained, True, frozenset(step.index for step in chain), draft))
-    return rows, placed
-
-
 def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> dict[int, list[str]]:
     """Roles of the messages that each of some steps brought, ``history`` for what it shares: one query."""
-    bodies = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).values_list(
-        "index", "messages_shared", "messages_new__body"
-    )
+    bodies = parts.new_messages(trajectory, steps)
     return {index: ["history"] * bool(shared) + roles_of(body) for index, shared, body in bodies}
 
 
@@ -153,9 +63,8 @@ def read_findings(
     starts = {step.index: step.shared_length for step in steps}
     broken = {step.index for step in steps if step.breaks}
     follows = {row.index for row in rows if row.follows_steps}
-    found = trajectory.findings.defer("expected_ids", "actual_ids").order_by("step_index", "row_index", "start", "id")
     items = []
-    for number, finding in enumerate(found, start=1):
+    for number, finding in enumerate(parts.findings_in_order(trajectory), start=1):
         row = finding.row_index
         if finding.step_index is not None:
             row = row_of_step.get(finding.step_index)
@@ -202,11 +111,8 @@ MISMATCH = "mismatch"
 
 
 def read_columns(trajectory: models.StoredTrajectory) -> dict[int, list[str]]:
-    """Row -> names of the columns that a trainer wrote for it, one query, no array."""
-    found: dict[int, list[str]] = {}
-    rows = models.RowColumn.objects.filter(row__trajectory=trajectory).order_by("row__index", "name")
-    for row, name in rows.values_list("row__index", "name"):
-        found.setdefault(row, []).append(name)
+    """Row -> names of its lenses from a trainer's columns. One query, no array."""
+    found = parts.column_names(trajectory)
     for names in found.values():
         if any(name in names for name in TRAINER_LOGPROBS):
             names.insert(0, MISMATCH)
@@ -217,18 +123,11 @@ def read_values(trajectory: models.StoredTrajectory, row: RowSummary, name: str)
     """One whole column of a row; the scale of its colours is that of the row, not of a window."""
     if name == MISMATCH:
         return _mismatch(trajectory, row)
-    values: Any = models.RowColumn.objects.values_list("values", flat=True).get(
-        row__trajectory=trajectory, row__index=row.index, name=name
-    )
-    return np.asarray(values)
+    return np.asarray(parts.column_values(trajectory, row.index, [name])[name])
 
 
 def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[np.float32]:
-    held: dict[str, Any] = dict(
-        models.RowColumn.objects.filter(
-            row__trajectory=trajectory, row__index=row.index, name__in=TRAINER_LOGPROBS
-        ).values_list("name", "values")
-    )
+    held = parts.column_values(trajectory, row.index, TRAINER_LOGPROBS)
     trainer = next(held[name] for name in TRAINER_LOGPROBS if name in held)
     tokens = read_tokens(trajectory, row, 0, len(trainer))
     difference = np.full(len(tokens), np.nan, dtype=np.float32)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models.functions import Length, Substr
 from django.urls import reverse
 from django.utils.safestring import mark_safe
 
@@ -18,6 +17,7 @@ from inspector.html.text import text_html
 from inspector.web.twins import whole_number
 from rollouts import models
 from rollouts.formats import lacks_of
+from rollouts.selectors import parts
 
 STEPS = 20
 ROWS = 60
@@ -55,10 +55,9 @@ def recorded_page(
     if first and first >= trajectory.n_steps:
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
         notices, first = [f"There is no step {first:,} here: {there}."], 0
-    steps = list(trajectory.steps.order_by("index").values("index", *_BODIES, *STEP_FIELDS)[first : first + STEPS])
-    held = trajectory.rows.exclude(extra=None).order_by("index").values("index", "extra_id")
-    rows = [] if first else list(held[:ROWS])
-    keys = [trajectory.extra_id, *(row["extra_id"] for row in rows), *(step[key] for step in steps for key in _BODIES)]
+    steps = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), first, STEPS)
+    rows = [] if first else parts.row_extras(trajectory, ROWS)
+    keys = [trajectory.extra_id, *(key for _, key in rows), *(step[key] for step in steps for key in _BODIES)]
     bodies = _read(keys)
     report: dict[str, Any] = {
         "lacks": lacks_of(trajectory.run.format),
@@ -66,7 +65,7 @@ def recorded_page(
         "n_steps": trajectory.n_steps,
         "notices": notices,
         "fields": bodies.get(trajectory.extra_id, {}),
-        "rows": [{"index": row["index"], "fields": bodies[row["extra_id"]]} for row in rows],
+        "rows": [{"index": index, "fields": bodies[key]} for index, key in rows],
         "steps": [_step(step, bodies) for step in steps],
     }
     drawn = {
@@ -91,8 +90,7 @@ def _read(keys: Iterable[str | None]) -> dict[str | None, Any]:
     """Stored values by key: one query, which brings of each text what the page shows."""
     wanted = sorted({key for key in keys if key})
     most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(wanted), 1))
-    held = models.Content.objects.filter(pk__in=wanted).annotate(n=Length("body"), start=Substr("body", 1, most))
-    found = held.values_list("pk", "n", "start")
+    found = parts.content_starts(wanted, most)
     return {key: json.loads(start) if n <= most else _Clipped(start, n) for key, n, start in found}
 
 

@@ -8,21 +8,18 @@ from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.access import reads_trajectory
 from rollouts import models, selectors
 from rollouts.models import StoredTrajectory as Stored
+from rollouts.selectors import parts
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work.reproduce import CannotReproduce, script
-
-READING_ORDER = ("step_index", "row_index", "start", "id")
-"""As the trajectory page numbers its findings."""
 
 
 @reads_trajectory
 def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> HttpResponse:
     """The script as text, so that the browser shows it and a copy button may fetch it."""
-    found = trajectory.findings.order_by(*READING_ORDER)
-    stored = found[number - 1 : number].first() if number else None
+    stored = parts.numbered_finding(trajectory, number)
     if stored is None:
-        raise Http404(f"This trajectory has {found.count()} findings; there is no number {number}.")
+        raise Http404(f"This trajectory has {trajectory.n_findings} findings; there is no number {number}.")
     run = trajectory.run
     tokenizer = run.tokenizer
     from_hub = tokenizer is not None and bool(tokenizer.revision)
@@ -52,8 +49,7 @@ def _template(run: models.Run, value: Trajectory, stored: models.StoredFinding) 
     on_step = stored.step_index is not None and stored.step_index < len(value.steps)
     sha256 = value.steps[stored.step_index or 0].chat_template_sha256 if on_step else run.rows_chat_template_id
     if sha256 and sha256 != run.chat_template_id:
-        other = models.ChatTemplate.objects.filter(pk=sha256).first()
-        return other.text if other is not None else None
+        return parts.chat_template_texts([sha256]).get(sha256)
     return run.chat_template.text if run.chat_template is not None else None
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from django.db.models import Count, Exists, F, Max, Min, OuterRef, Sum
 from django.http import HttpRequest
 from django.utils import timezone
 
@@ -26,6 +25,8 @@ from inspector.trajectories.tokens_page import base_url, is_live
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollouts import models
+from rollouts.selectors import parts
+from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.tasks.replays import order
 from rollouts.tito.align import align_ids
 from rollouts.tito.strategies import STRATEGIES, about_strategy
@@ -35,15 +36,13 @@ from rollouts.work import replays
 RECORDED = "recorded"
 """The rows as they are stored; stands beside the strategies in the comparison."""
 
-MAX_GROUP_STEPS = 50_000
-
 
 def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The figures and the comparison as JSON, and what the template needs beside it."""
     state, made, words = _replay_of(request, trajectory)
-    rows, steps = data.read_rows_and_steps(trajectory)
+    rows, steps = parts.rows_and_steps(trajectory)
     figures = made.report["strategies"] if made is not None and made.report else []
-    scopes = step_wise_scopes(trajectory)
+    scopes = parts.step_wise_scopes(trajectory)
     report: dict[str, Any] = {
         "state": state,
         "why": words or None,
@@ -113,7 +112,7 @@ def _replay_of(request: HttpRequest, trajectory: models.StoredTrajectory) -> tup
         if is_new:
             order(made)
     else:
-        found = models.Replay.objects.filter(trajectory=trajectory, key=replays.key_of(trajectory)).first()
+        found = parts.find_replay(trajectory, replays.key_of(trajectory))
         if found is None:
             return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
         made = found
@@ -134,7 +133,7 @@ def _waiting(made: models.Replay) -> str:
 def _line(
     one: Mapping[str, Any],
     trajectory: models.StoredTrajectory,
-    steps: Sequence[data.StepSummary],
+    steps: Sequence[StepSummary],
     params: Mapping[str, str],
 ) -> dict[str, Any]:
     """A line of the table of strategies."""
@@ -171,7 +170,7 @@ class StrategySide:
 
 def _pair(
     params: Mapping[str, str], trajectory: models.StoredTrajectory, figures: Sequence[Mapping[str, Any]],
-    rows: Sequence[data.RowSummary], notices: list[str],
+    rows: Sequence[RowSummary], notices: list[str],
 ) -> tuple[StrategySide, StrategySide] | None:  # fmt: skip
     """The two that a URL names; without it, what was recorded against the first strategy that differs from it."""
     counts = {RECORDED: len(rows), **{one["strategy"]: one["rows_count"] for one in figures if not one["refused"]}}
@@ -202,7 +201,7 @@ def _both_rows(
     made: models.Replay,
     trajectory: models.StoredTrajectory,
     asked: tuple[StrategySide, StrategySide],
-    rows: Sequence[data.RowSummary],
+    rows: Sequence[RowSummary],
     notices: list[str],
 ) -> tuple[Tokens, Tokens] | None:
     """Both rows with their origins and masks; None, and a sentence, where one cannot be shown."""
@@ -261,39 +260,3 @@ def _note(side: StrategySide, tokens: Tokens) -> str:
         return f"{words}; encoded again, so nobody knows which were sampled"
     named = [f"{n:,} {slug}" for slug, n in counts["origins"].items() if n and slug != "prompt"]
     return f"{words}: {', '.join(named)}"
-
-
-def step_wise_scopes(trajectory: models.StoredTrajectory) -> list[dict[str, Any]]:
-    """What step-wise training makes of this trajectory and of its group: T x M samples, and merged ones."""
-    scopes = [_scope("this trajectory", models.StoredTrajectory.objects.filter(pk=trajectory.pk))]
-    if trajectory.group:
-        group = models.StoredTrajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group)
-        scopes.append(_scope(f"its group, {trajectory.group}", group))
-    return [scope for scope in scopes if scope is not None]
-
-
-def _scope(name: str, trajectories: Any) -> dict[str, Any] | None:
-    size = trajectories.filter(n_steps__gt=0).aggregate(
-        m=Count("pk"), low=Min("n_steps"), high=Max("n_steps"), steps=Sum("n_steps")
-    )
-    if not size["m"] or size["steps"] > MAX_GROUP_STEPS:
-        return None
-    steps = models.StoredStep.objects.filter(trajectory__in=trajectories.values("pk"))
-    length = Sum(F("prompt_length") + F("completion_length"))
-    whole = steps.aggregate(samples=Count("pk"), forwarded=length)
-    # A step that another extends whole is a part of that one's row.
-    extended = models.StoredStep.objects.filter(parent=OuterRef("pk"), shared_length__gte=F("parent_length"))
-    merged = steps.filter(~Exists(extended)).aggregate(samples=Count("pk"), forwarded=length)
-    if not merged["forwarded"]:
-        return None
-    return {
-        "scope": name,
-        "trajectories": size["m"],
-        "turns_least": size["low"],
-        "turns_most": size["high"],
-        "samples": whole["samples"],
-        "forwarded": whole["forwarded"],
-        "samples_merged": merged["samples"],
-        "forwarded_merged": merged["forwarded"],
-        "times": round(whole["forwarded"] / merged["forwarded"], 2),
-    }

@@ -14,13 +14,14 @@ from inspector.trajectories.tokens_page import names
 from inspector.trajectories.turns import FindingItem, Turn
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
+from rollouts.selectors.parts import RowSummary
 from rollouts.tito.trajectory import Origin
 
 
 def tokens_json(trajectory: StoredTrajectory, page: dict[str, Any]) -> dict[str, Any]:
     """The dict of the twin; tokens are those of the window that the place names, whatever the view."""
     place: PagePlace = page["place"]
-    rows: list[data.RowSummary] = page["rows"]
+    rows: list[RowSummary] = page["rows"]
     turns: list[Turn] = page["turns"]
     findings: list[FindingItem] = page["findings"]
     painter, missing = data.painter_of(trajectory.run.tokenizer)

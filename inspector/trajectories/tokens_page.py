@@ -21,6 +21,8 @@ from inspector.trajectories.turns import FindingItem, Turn
 from rollouts import selectors
 from rollouts.formats import lacks_of
 from rollouts.models import Run, StoredTrajectory
+from rollouts.selectors import parts
+from rollouts.selectors.parts import RowSummary
 from rollouts.services.findings import worst_severity
 
 MAX_OUTLINE = 400
@@ -122,7 +124,7 @@ def _group_note(trajectory: StoredTrajectory) -> dict[str, str]:
 
 def read_page(request: HttpRequest, trajectory: StoredTrajectory) -> dict[str, Any]:
     """Everything of the tokens page except its HTML: the same for the page and its twin."""
-    rows, steps = data.read_rows_and_steps(trajectory)
+    rows, steps = parts.rows_and_steps(trajectory)
     columns = data.read_columns(trajectory)
     place = read_place(request.GET, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns)
     findings = data.read_findings(trajectory, steps, rows)
@@ -136,7 +138,7 @@ def read_page(request: HttpRequest, trajectory: StoredTrajectory) -> dict[str, A
 def html_context(request: HttpRequest, trajectory: StoredTrajectory, page: dict[str, Any]) -> dict[str, Any]:
     """The context of the template."""
     place: PagePlace = page["place"]
-    rows: list[data.RowSummary] = page["rows"]
+    rows: list[RowSummary] = page["rows"]
     turns: list[Turn] = page["turns"]
     findings: list[FindingItem] = page["findings"]
     painter, missing = data.painter_of(trajectory.run.tokenizer)

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.staticfiles.storage import staticfiles_storage
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
 
@@ -24,6 +24,7 @@ from inspector.trajectories.tokens_json import tokens_json
 from inspector.web.access import may_write, reads_trajectory
 from inspector.web.twins import page, wants_json
 from rollouts.models import StoredTrajectory
+from rollouts.selectors import parts
 from rollouts.tasks.replays import order
 from rollouts.work import replays
 
@@ -132,9 +133,9 @@ def strategies(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
 @require_POST
 def strategies_again(request: HttpRequest, code: str) -> HttpResponse:
     """Send a worker once more for a replay that failed."""
-    found = get_object_or_404(
-        StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template"), code=code
-    )
+    found = parts.find_trajectory(code)
+    if found is None:
+        raise Http404(f"There is no trajectory with the code {code}.")
     if not tokens_page.is_live(found) and not replays.missing(found):
         made, is_new = replays.ask(found, again=True)
         if is_new:

@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from rollouts import models, services
+from rollouts.selectors.parts import step_wise_scopes
 from rollouts.tasks import replays as task
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.trajectory import Step, Trajectory
@@ -245,21 +246,15 @@ def test_a_task_delivered_twice_changes_nothing(make, web, sent) -> None:
 def test_step_wise_training_is_counted_with_and_without_merging(make) -> None:
     whole, (broken, _) = make.conversation("a", turns=3), make.broken("b")
     trajectory = stored(make, whole, broken)
-    own, group = replays_scopes(trajectory)
+    own, group = step_wise_scopes(trajectory)
     streams = [len(step.stream) for step in whole.steps]
-    assert (own["trajectories"], own["samples"], own["forwarded"]) == (1, 3, sum(streams))
-    assert (own["samples_merged"], own["forwarded_merged"]) == (1, streams[-1])
+    assert (own.trajectories, own.samples, own.forwarded) == (1, 3, sum(streams))
+    assert (own.samples_merged, own.forwarded_merged) == (1, streams[-1])
     # The step that breaks opens a row of its own.
     apart = [len(step.stream) for step in broken.steps]
-    assert (group["trajectories"], group["samples"], group["samples_merged"]) == (2, 5, 3)
-    assert group["forwarded_merged"] == streams[-1] + sum(apart)
-    assert (group["turns_least"], group["turns_most"]) == (2, 3)
-
-
-def replays_scopes(trajectory: models.StoredTrajectory) -> list[dict[str, Any]]:
-    from inspector.trajectories.strategies_page import step_wise_scopes
-
-    return step_wise_scopes(trajectory)
+    assert (group.trajectories, group.samples, group.samples_merged) == (2, 5, 3)
+    assert group.forwarded_merged == streams[-1] + sum(apart)
+    assert (group.turns_least, group.turns_most) == (2, 3)
 
 
 def test_the_number_of_queries_does_not_grow_with_the_steps(make, web, sent, django_assert_max_num_queries) -> None:

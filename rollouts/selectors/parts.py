@@ -1,0 +1,274 @@
+"""The parts of one trajectory as its pages list them: rows, steps, findings, a trainer's columns, stored texts.
+
+Token arrays are read only where the docstring says so. Each function makes the number of queries that it states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
+from django.db.models.functions import Length, Substr
+
+from rollouts.models import ChatTemplate, Content, Replay, RowColumn, StoredFinding, StoredRow, StoredStep
+from rollouts.models import StoredTrajectory as Stored
+from rollouts.tito.diagnose.finding import Axis, Severity
+from rollouts.tito.trajectory import Floats
+
+READING_ORDER = ("step_index", "row_index", "start", "id")
+"""The order in which the findings of a trajectory are numbered, from 1."""
+
+MAX_STEP_WISE_STEPS = 50_000
+"""Steps of a group of trajectories that are counted for one page."""
+
+
+@dataclass(frozen=True)
+class RowSummary:
+    """A row without its arrays."""
+
+    index: int
+    n_tokens: int
+    n_trained: int
+    follows_steps: bool
+    """The row is the stream of its last step, so a step's offsets are the row's."""
+    steps: frozenset[int]
+    """Indices of the steps that the row trains."""
+    draft: StoredRow | None = None
+    """Of a trajectory that has not ended well: the row that its steps make so far, not stored."""
+
+    @property
+    def handle(self) -> int | StoredRow:
+        """What the selectors of rows take."""
+        return self.index if self.draft is None else self.draft
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """A step without its arrays."""
+
+    pk: int
+    index: int
+    row: int
+    parent: int | None
+    """Index of the step that it continues."""
+    shared_length: int
+    """Leading tokens of its prompt that are the parent's stream."""
+    parent_length: int
+    prompt_length: int
+    completion_length: int
+    finish_reason: str
+
+    @property
+    def breaks(self) -> bool:
+        """Its prompt does not start with the whole stream of its parent."""
+        return self.parent is not None and self.shared_length < self.parent_length
+
+
+@dataclass(frozen=True)
+class StepWise:
+    """What one row per step costs, against rows that join the steps that extend each other."""
+
+    scope: str
+    """Of which trajectories, in words."""
+    trajectories: int
+    turns_least: int
+    turns_most: int
+    samples: int
+    """Rows, one per step."""
+    forwarded: int
+    """Tokens of those rows."""
+    samples_merged: int
+    forwarded_merged: int
+    times: float
+    """``forwarded / forwarded_merged``, two decimals."""
+
+
+def find_trajectory(code: str) -> Stored | None:
+    """A trajectory with its run, tokenizer and chat templates. One query."""
+    related = ("run__tokenizer__chat_template", "run__chat_template")
+    return Stored.objects.select_related(*related).filter(code=code).first()
+
+
+def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSummary]]:
+    """All rows and steps of a trajectory. Two queries.
+
+    A trajectory that still runs, or failed, has steps and no rows yet: it gets the rows that its steps make.
+    """
+    stored = trajectory.rows.order_by("index").values_list(
+        "index", "n_tokens", "n_trained", "last_step_id", "step_indices"
+    )
+    rows = [RowSummary(i, n, trained, last is not None, frozenset(held or ())) for i, n, trained, last, held in stored]
+    steps = [
+        StepSummary(*values)
+        for values in trajectory.steps.order_by("index").values_list(
+            "pk", "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length",
+            "completion_length", "finish_reason",
+        )
+    ]  # fmt: skip
+    return (rows, steps) if rows else _draft_rows(trajectory, steps)
+
+
+def _draft_rows(trajectory: Stored, steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[StepSummary]]:
+    """The rows that steps make so far: a step joins the row whose last step it extends, else it opens one.
+
+    ``rollouts.tito.prefix.merge_steps`` makes the stored rows. That rule also finds an open row that a step extends
+    without being linked to it, but has to compare token arrays for this; a page of a growing trajectory reads none.
+    """
+    chains: list[list[StepSummary]] = []
+    placed = []
+    for step in steps:
+        chain = next((c for c in chains if c[-1].index == step.parent and not step.breaks), None)
+        if chain is None:
+            chain = []
+            chains.append(chain)
+        chain.append(step)
+        placed.append(replace(step, row=chains.index(chain)))
+    rows = []
+    for index, chain in enumerate(chains):
+        last = chain[-1]
+        trained = sum(step.completion_length for step in chain)
+        n_tokens = last.prompt_length + last.completion_length
+        draft = StoredRow(
+            trajectory=trajectory, index=index, last_step_id=last.pk, n_tokens=n_tokens, n_trained=trained,
+            step_indices=[step.index for step in chain],
+        )  # fmt: skip
+        rows.append(RowSummary(index, n_tokens, trained, True, frozenset(step.index for step in chain), draft))
+    return rows, placed
+
+
+def new_messages(trajectory: Stored, steps: Collection[int]) -> list[tuple[int, int, str | None]]:
+    """Of some steps: index, number of messages shared with the parent, and the new messages as JSON. One query."""
+    held = trajectory.steps.filter(index__in=steps, messages_new__isnull=False)
+    return list(held.values_list("index", "messages_shared", "messages_new__body"))
+
+
+def steps_with_tokens(trajectory: Stored, indices: Collection[int | None]) -> dict[int, StoredStep]:
+    """Some steps by index, with their arrays. One query."""
+    found = trajectory.steps.filter(index__in=[index for index in indices if index is not None])
+    return {step.index: step for step in found.select_related("tokens")}
+
+
+def continuing_steps(trajectory: Stored, first: int, limit: int) -> list[StoredStep]:
+    """Steps from index ``first`` on that continue another, with their arrays, messages and tools. One query."""
+    found = trajectory.steps.filter(parent__isnull=False, index__gte=first)
+    related = ("tokens", "parent", "messages_new", "tools", "template_kwargs")
+    return list(found.select_related(*related).order_by("index")[:limit])
+
+
+def step_values(trajectory: Stored, names: Iterable[str], first: int, limit: int) -> list[dict[str, Any]]:
+    """The columns ``names`` of ``limit`` steps, from the step in place ``first`` on. One query."""
+    return list(trajectory.steps.order_by("index").values(*names)[first : first + limit])
+
+
+def row_extras(trajectory: Stored, limit: int) -> list[tuple[int, str]]:
+    """Index of each row that has fields of its source, and the key of their text. One query."""
+    held = trajectory.rows.exclude(extra=None).order_by("index")
+    return list(held.values_list("index", "extra_id")[:limit])
+
+
+def content_starts(keys: Iterable[str], n_characters: int) -> list[tuple[str, int, str]]:
+    """Key, whole length and first ``n_characters`` of stored texts. One query."""
+    held = Content.objects.filter(pk__in=list(keys))
+    cut = held.annotate(n=Length("body"), start=Substr("body", 1, n_characters))
+    return list(cut.values_list("pk", "n", "start"))
+
+
+def chat_template_texts(keys: Iterable[str]) -> dict[str, str]:
+    """Texts of chat templates by their sha256. One query."""
+    return dict(ChatTemplate.objects.filter(sha256__in=list(keys)).values_list("sha256", "text"))
+
+
+def findings_in_order(trajectory: Stored) -> QuerySet[StoredFinding]:
+    """All findings in reading order, without their ids. One query."""
+    return trajectory.findings.defer("expected_ids", "actual_ids").order_by(*READING_ORDER)
+
+
+def numbered_finding(trajectory: Stored, number: int) -> StoredFinding | None:
+    """The finding with this number, counted from 1 in reading order. One query."""
+    return trajectory.findings.order_by(*READING_ORDER)[number - 1 : number].first() if number else None
+
+
+def drift_places(trajectory: Stored) -> list[tuple[int, int]]:
+    """Step index and start of each finding of a step whose completion is not canonical. One query."""
+    found = trajectory.findings.filter(kind="noncanonical_sampling", step_index__isnull=False)
+    return [(step or 0, start) for step, start in found.values_list("step_index", "start")]
+
+
+def row_finding_sentences(
+    trajectory: Stored, row: RowSummary, without: Collection[str], limit: int
+) -> list[tuple[str, str, str]]:
+    """Kind, evidence and remedy of what the diagnosis says of a row or of one of its steps. One query.
+
+    Left out are the kinds in ``without``, and what is merely noted.
+    """
+    of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
+    found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO).exclude(kind__in=without)
+    return list(found.order_by("start", "id").values_list("kind", "evidence", "remedy")[:limit])
+
+
+def column_names(trajectory: Stored) -> dict[int, list[str]]:
+    """Row index -> names of the columns that a trainer wrote for it. One query."""
+    found: dict[int, list[str]] = {}
+    rows = RowColumn.objects.filter(row__trajectory=trajectory).order_by("row__index", "name")
+    for row, name in rows.values_list("row__index", "name"):
+        found.setdefault(row, []).append(name)
+    return found
+
+
+def column_values(trajectory: Stored, row: int, names: Collection[str]) -> dict[str, Floats]:
+    """Whole columns of a row by name, each float32 ``[n]``; a name that the row lacks is left out. One query."""
+    found = RowColumn.objects.filter(row__trajectory=trajectory, row__index=row, name__in=names)
+    held: Iterable[tuple[str, Any]] = found.values_list("name", "values")
+    return dict(held)
+
+
+def others_of_group(trajectory: Stored, limit: int) -> list[Stored]:
+    """The ended trajectories of the same prompt that have rows, in the order of the run. One query, or none."""
+    if not trajectory.group:
+        return []
+    group = Stored.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
+    ended = group.filter(status=Stored.Status.DONE).exclude(pk=trajectory.pk)
+    return list(ended.order_by("index").only("code", "external_id", "reward", "run_id", "status")[:limit])
+
+
+def find_replay(trajectory: Stored, key: str) -> Replay | None:
+    """The replay of this key. One query."""
+    return Replay.objects.filter(trajectory=trajectory, key=key).first()
+
+
+def step_wise_scopes(trajectory: Stored) -> list[StepWise]:
+    """What step-wise training makes of this trajectory and of its group. At most three queries each."""
+    scopes = [_step_wise("this trajectory", Stored.objects.filter(pk=trajectory.pk))]
+    if trajectory.group:
+        group = Stored.objects.filter(run_id=trajectory.run_id, group=trajectory.group)
+        scopes.append(_step_wise(f"its group, {trajectory.group}", group))
+    return [scope for scope in scopes if scope is not None]
+
+
+def _step_wise(scope: str, trajectories: QuerySet[Stored]) -> StepWise | None:
+    size = trajectories.filter(n_steps__gt=0).aggregate(
+        m=Count("pk"), low=Min("n_steps"), high=Max("n_steps"), steps=Sum("n_steps")
+    )
+    if not size["m"] or size["steps"] > MAX_STEP_WISE_STEPS:
+        return None
+    steps = StoredStep.objects.filter(trajectory__in=trajectories.values("pk"))
+    length = Sum(F("prompt_length") + F("completion_length"))
+    whole = steps.aggregate(samples=Count("pk"), forwarded=length)
+    # A step that another extends whole is a part of that one's row.
+    extended = StoredStep.objects.filter(parent=OuterRef("pk"), shared_length__gte=F("parent_length"))
+    merged = steps.filter(~Exists(extended)).aggregate(samples=Count("pk"), forwarded=length)
+    if not merged["forwarded"]:
+        return None
+    return StepWise(
+        scope,
+        trajectories=size["m"],
+        turns_least=size["low"],
+        turns_most=size["high"],
+        samples=whole["samples"],
+        forwarded=whole["forwarded"],
+        samples_merged=merged["samples"],
+        forwarded_merged=merged["forwarded"],
+        times=round(whole["forwarded"] / merged["forwarded"], 2),
+    )
