@@ -11,21 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from django.http import HttpRequest
 
 from inspector.html.tokens import TokenPainter
 from inspector.trajectories import group_compare
 from inspector.trajectories import reads as data
-from inspector.trajectories.place import PagePlace, View
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, shows_one
 from inspector.trajectories.side_by_side import (
-    AlignedLine,
+    ComparisonJson,
+    LinkedLine,
+    PairChoice,
+    PairWords,
     TokenComparison,
     as_json,
     compare,
     first_places,
+    linked_lines,
     plain_tokens,
-    with_texts,
 )
-from inspector.trajectories.tokens_page import base_url
 from inspector.web.twins import whole_number
 from rollouts import models, selectors
 from rollouts.selectors import parts
@@ -41,6 +44,9 @@ MAX_ENCODED_TOKENS = 300_000
 MAX_CHOICES = 300
 
 
+Answer = tuple[TokenComparison, PairWords]
+
+
 @dataclass(frozen=True)
 class Question:
     """What is compared with what."""
@@ -53,56 +59,95 @@ class Question:
     """The trajectory of the same prompt that stands on the right."""
 
 
-def compare_page(
-    params: Mapping[str, str], trajectory: models.StoredTrajectory, is_alone: bool = False
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The comparison as JSON, and what the template needs beside it. Alone: no other trajectory may be shown."""
+@dataclass(frozen=True)
+class ComparePage(TrajectoryHead):
+    """Two streams of one trajectory, or of two, side by side."""
+
+    step: int | None
+    """The step that is compared; None = a whole row is."""
+    row: int | None
+    """The row that is compared; None = a step is."""
+    against: str
+    """``retokenized``, ``prompt`` or ``group``: what stands on the right."""
+    with_: str | None
+    """The code of the trajectory on the right, where that is another one of the group."""
+    comparison: ComparisonJson | None
+    """Where the two differ; None where nothing could be compared."""
+    notices: list[str]
+    """What could not be done as asked, a sentence each."""
+
+
+@dataclass(frozen=True)
+class AnsweredComparePage(ComparePage):
+    """The page where something could be compared."""
+
+    verdict: str
+    """The outcome in a sentence."""
+
+
+@dataclass(frozen=True)
+class CompareHtml:
+    """What only the template needs."""
+
+    choices: list[PairChoice]
+    tokenizer_missing: str
+    comparison: TokenComparison | None = None
+    words: PairWords | None = None
+    lines: Sequence[LinkedLine] = ()
+    sites_rest: int = 0
+    """Differences that are not shown."""
+
+
+def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, CompareHtml]:
+    """The comparison that the address asks for."""
+    params = request.GET
     rows, steps = parts.rows_and_steps(trajectory)
     # Of the same kind is a break at a step whose parent's samples were encoded again; that one lies in the prompt.
     prompts = {step.index: step.prompt_length for step in steps}
     drifting = {index for index, start in parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
     notices: list[str] = []
-    others = [] if is_alone else parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
+    others = [] if shows_one(request) else parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
     question = _with_other(params, others, len(rows), notices) or _question(params, steps, len(rows), drifting, notices)
     painter, missing = data.painter_of(trajectory.run.tokenizer)
-    report: dict[str, Any] = {
+    answer = _answer(trajectory, question, rows, painter, notices)
+    asked = {
+        **head_of(trajectory),
         "step": question.step.index if question.step else None,
         "row": question.row,
         "against": question.against,
-        "with": question.other.code if question.other else None,
-        "comparison": None,
+        "with_": question.other.code if question.other else None,
         "notices": notices,
     }
-    drawn: dict[str, Any] = {
-        "choices": _choices(steps, len(rows), drifting, question) + group_compare.choices(others, question.other),
-        "question": question,
-        "notices": notices,
-        "here": "side by side",
-        "tokenizer_missing": missing,
-        "comparison": None,
-    }
+    choices = _choices(steps, len(rows), drifting, question) + group_compare.choices(others, question.other)
+    if answer is None:
+        return ComparePage(**asked, comparison=None), CompareHtml(choices, missing)
+    comparison, words = answer
+    page = AnsweredComparePage(**asked, comparison=as_json(comparison, painter), verdict=words.verdict)
+    return page, CompareHtml(
+        choices,
+        missing,
+        comparison,
+        words,
+        lines=_linked(comparison, question, steps, base_url(trajectory)),
+        sites_rest=comparison.n_sites - comparison.n_shown,
+    )
+
+
+def _answer(
+    trajectory: models.StoredTrajectory,
+    question: Question,
+    rows: list[RowSummary],
+    painter: TokenPainter,
+    notices: list[str],
+) -> Answer | None:
     if question.step is None and question.row is None:
         notices.append("This trajectory has no tokens: there is nothing to compare.")
-        return report, drawn
-    answer = (
-        group_compare.against(trajectory, rows, question.row, question.other, painter, notices)
-        if question.other is not None and question.row is not None
-        else _against_prompt(trajectory, question.step, painter)
-        if question.against == "prompt" and question.step is not None
-        else _against_retokenized(trajectory, question, rows, painter, notices)
-    )
-    if answer is None:
-        return report, drawn
-    comparison, words = answer
-    report["comparison"] = with_texts(as_json(comparison), painter)
-    report["verdict"] = words["verdict"]
-    drawn.update(
-        comparison=comparison,
-        words=words,
-        sites_rest=comparison.n_sites - comparison.n_shown,
-        lines=_linked(comparison, question, steps, base_url(trajectory)),
-    )
-    return report, drawn
+        return None
+    if question.other is not None and question.row is not None:
+        return group_compare.against(trajectory, rows, question.row, question.other, painter, notices)
+    if question.against == "prompt" and question.step is not None:
+        return _against_prompt(trajectory, question.step, painter)
+    return _against_retokenized(trajectory, question, rows, painter, notices)
 
 
 def _with_other(
@@ -150,32 +195,31 @@ def _question(
     return Question(step, None, against)
 
 
-def _choices(steps: list[StepSummary], n_rows: int, drifting: set[int], question: Question) -> list[dict[str, Any]]:
+def _choices(steps: list[StepSummary], n_rows: int, drifting: set[int], question: Question) -> list[PairChoice]:
     current = question.step.index if question.step else None
+    expected = "What the engine should have read next, against what it read:"
     prompts = [
-        {"against": "What the engine should have read next, against what it read:", "tone": "breaks",
-         "url": f"?step={step.index}&side=prompt", "name": f"prompt of step {step.index}",
-         "title": "the prompt does not start with what was sampled",
-         "current": step.index == current and question.against == "prompt"}
+        PairChoice(
+            expected, "breaks", f"?step={step.index}&side=prompt", f"prompt of step {step.index}",
+            "the prompt does not start with what was sampled",
+            step.index == current and question.against == "prompt",
+        )
         for step in steps[:MAX_CHOICES] if step.breaks
     ]  # fmt: skip
     again = "What was sampled, against the same text encoded again:"
     completions = [
-        {"against": again, "tone": "drifts" * (step.index in drifting),
-         "url": f"?step={step.index}", "name": f"step {step.index}",
-         "title": "drifts when re-tokenized" if step.index in drifting else "canonical",
-         "current": step.index == current and question.against == "retokenized"}
+        PairChoice(
+            again, "drifts" * (step.index in drifting), f"?step={step.index}", f"step {step.index}",
+            "drifts when re-tokenized" if step.index in drifting else "canonical",
+            step.index == current and question.against == "retokenized",
+        )
         for step in steps[:MAX_CHOICES]
     ]  # fmt: skip
     whole = [
-        {"against": again, "tone": "", "url": f"?row={row}", "name": f"whole row {row}", "title": "",
-         "current": question.row == row and question.other is None}
+        PairChoice(again, "", f"?row={row}", f"whole row {row}", "", question.row == row and question.other is None)
         for row in range(min(n_rows, 40))
-    ]  # fmt: skip
+    ]
     return prompts + completions + whole
-
-
-Answer = tuple[TokenComparison, dict[str, str]]
 
 
 def _against_prompt(trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter) -> Answer:
@@ -195,16 +239,16 @@ def _against_prompt(trajectory: models.StoredTrajectory, step: StepSummary, pain
             f"The prompt of step {step.index} leaves the stream of step {step.parent} at token {step.shared_length:,}: "
             f"{lost:,} of its {step.parent_length:,} tokens are not read again as they were."
         )
-    return comparison, {
-        "title": f"Step {step.index}: expected against read",
-        "left": f"Expected: the stream of step {step.parent}",
-        "left_note": "its prompt and what was sampled, verbatim",
-        "right": f"Read: the prompt of step {step.index}",
-        "right_note": "the ids the engine was given",
-        "verdict": verdict,
-        "tone": "no" if step.breaks else "yes",
-        "note": first_places(comparison.site_places) if comparison.n_sites and step.breaks else "",
-    }
+    return comparison, PairWords(
+        title=f"Step {step.index}: expected against read",
+        left=f"Expected: the stream of step {step.parent}",
+        left_note="its prompt and what was sampled, verbatim",
+        right=f"Read: the prompt of step {step.index}",
+        right_note="the ids the engine was given",
+        verdict=verdict,
+        tone="no" if step.breaks else "yes",
+        note=first_places(comparison.site_places) if comparison.n_sites and step.breaks else "",
+    )
 
 
 def _against_retokenized(
@@ -252,16 +296,16 @@ def _against_retokenized(
     else:
         verdict = f"Decoding and encoding again gives the same {len(sampled):,} tokens: this is canonical."
         note = ""
-    return comparison, {
-        "title": f"{what}: sampled against re-tokenized",
-        "left": "Sampled" if question.step else "As recorded",
-        "left_note": f"{len(sampled):,} tokens{', as the engine drew them' if question.step else ''}",
-        "right": "Re-tokenized",
-        "right_note": f"{len(again):,} tokens, encode(decode(sampled)) by {tokenizer.encoder}",
-        "verdict": verdict,
-        "tone": "no" if comparison.n_sites else "yes",
-        "note": note,
-    }
+    return comparison, PairWords(
+        title=f"{what}: sampled against re-tokenized",
+        left="Sampled" if question.step else "As recorded",
+        left_note=f"{len(sampled):,} tokens{', as the engine drew them' if question.step else ''}",
+        right="Re-tokenized",
+        right_note=f"{len(again):,} tokens, encode(decode(sampled)) by {tokenizer.encoder}",
+        verdict=verdict,
+        tone="no" if comparison.n_sites else "yes",
+        note=note,
+    )
 
 
 def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[AlignedGroup]]:
@@ -301,38 +345,9 @@ def _joined(prompt: Ids, completion: Ids) -> Ids:
     return np.concatenate([prompt, completion])
 
 
-def _linked(
-    comparison: TokenComparison, question: Question, steps: list[StepSummary], base: str
-) -> list[dict[str, Any]]:
-    """Each line with the tokens page at its left side."""
+def _linked(comparison: TokenComparison, question: Question, steps: list[StepSummary], base: str) -> list[LinkedLine]:
     row = question.row
     if question.step is not None:
         holder = question.step.index if question.against == "retokenized" else question.step.parent
         row = next((step.row for step in steps if step.index == holder), 0)
     return linked_lines(comparison, row or 0, base)
-
-
-def linked_lines(comparison: TokenComparison, row: int | None, base: str) -> list[dict[str, Any]]:
-    """Each line with the tokens page at its left side, which is a stored row; None = it is none."""
-    place = PagePlace(row=row or 0, view=View.TOKENS)
-
-    def url(line: AlignedLine) -> str:
-        mark = (line.left_start, max(line.left_stop, line.left_start + 1))
-        return base + place.query(mark=mark) if row is not None else ""
-
-    return [
-        {
-            "line": line,
-            "kind": line.kind,
-            "n_hidden": f"{line.n_hidden:,}",
-            "url": url(line),
-            "left_ids": _ids(line.left_ids),
-            "right_ids": _ids(line.right_ids),
-        }
-        for line in comparison.lines
-    ]
-
-
-def _ids(ids: tuple[int, ...]) -> str:
-    more = f", … {len(ids) - 64:,} more" if len(ids) > 64 else ""
-    return "[" + ", ".join(map(str, ids[:64])) + more + "]" if ids else ""

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from django.core.cache import cache
+from django.http import HttpRequest
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories import reads as data
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.side_by_side import text_of
-from inspector.trajectories.tokens_page import base_url
 from inspector.trajectories.turns import stored_json
 from inspector.web.twins import whole_number
 from rollouts import models
@@ -77,23 +78,37 @@ class TemplateDelta:
     """What one step adds between the completion before it and its own."""
 
     step: int
-    after: int
+    after_step: int
     start: int
     stop: int
-    html: SafeString
+    """Tokens ``[start, stop)`` of the step's prompt."""
     ids: tuple[int, ...]
     text: str
-    roles: str
-    broken: bool
-    url: str
+    messages: str
+    """Roles of the messages that the ids stand for."""
+    extends: bool
+    """False = the step breaks the stream, so the ids are more than a delta."""
     origins: str
-    renders: Renders
-    verdict: str
     agrees: bool | None
+    """Whether the ids decode to what the template adds; None where that is not known."""
+    verdict: str
+    prefix_render: str
+    full_render: str
+    render_problem: str
+
+
+@dataclass(frozen=True)
+class DrawnDelta:
+    """A delta for the template."""
+
+    value: TemplateDelta
+    html: SafeString
+    url: str
+    renders: Renders
 
     @property
     def n_tokens(self) -> int:
-        return self.stop - self.start
+        return self.value.stop - self.value.start
 
     @property
     def prefix_html(self) -> SafeString:
@@ -109,8 +124,30 @@ class TemplateDelta:
 
     @property
     def ids_text(self) -> str:
-        more = f" … and {len(self.ids) - 256:,} more" if len(self.ids) > 256 else ""
-        return "[" + ", ".join(map(str, self.ids[:256])) + more + "]"
+        ids = self.value.ids
+        more = f" … and {len(ids) - 256:,} more" if len(ids) > 256 else ""
+        return "[" + ", ".join(map(str, ids[:256])) + more + "]"
+
+
+@dataclass(frozen=True)
+class DeltasPage(TrajectoryHead):
+    """What stands between the completions of a trajectory, and the renders that it comes from."""
+
+    deltas: list[TemplateDelta]
+    """At most 12, in the order of the steps."""
+    next_step: int | None
+    """Where the next page begins; None = this is the last."""
+    notices: list[str]
+    """What could not be done as asked, a sentence each."""
+
+
+@dataclass(frozen=True)
+class DeltasHtml:
+    """What only the template needs."""
+
+    deltas: list[DrawnDelta]
+    rest_url: str
+    tokenizer_missing: str
 
 
 def _marked(same: str, other: str, name: str) -> SafeString:
@@ -127,10 +164,9 @@ def _marked(same: str, other: str, name: str) -> SafeString:
     return mark_safe(f"{fold}<span>{text_html(same[hidden:])}</span>{tail}")
 
 
-def deltas_page(
-    params: Mapping[str, str], trajectory: models.StoredTrajectory
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The deltas as JSON, and what the template needs beside them."""
+def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[DeltasPage, DeltasHtml]:
+    """A few steps from the one that the address names."""
+    params = request.GET
     asked = params.get("step", "")
     step = whole_number(asked)
     first = step or 0
@@ -143,31 +179,8 @@ def deltas_page(
     deltas = [_delta(trajectory, step, painter, templates.get(step.pk)) for step in stored]
     if first and not deltas:
         notices.append(f"No step from {first} on continues an earlier one.")
-    report = {
-        "deltas": [
-            {
-                "step": delta.step, "after_step": delta.after, "start": delta.start, "stop": delta.stop,
-                "ids": list(delta.ids), "text": delta.text, "messages": delta.roles, "extends": not delta.broken,
-                "origins": delta.origins, "agrees": delta.agrees, "verdict": delta.verdict,
-                "prefix_render": delta.renders.prefix, "full_render": delta.renders.full,
-                "render_problem": delta.renders.problem,
-            }
-            for delta in deltas
-        ],
-        "next_step": rest,
-        "notices": notices,
-    }  # fmt: skip
-    drawn = {
-        "deltas": deltas,
-        "rest_url": f"?step={rest}" if rest is not None else "",
-        "rest": rest,
-        "first": first,
-        "here": "template deltas",
-        "notices": notices,
-        "tokenizer_missing": missing,
-        "painter": painter,
-    }
-    return report, drawn
+    page = DeltasPage(**head_of(trajectory), deltas=[delta.value for delta in deltas], next_step=rest, notices=notices)
+    return page, DeltasHtml(deltas, f"?step={rest}" if rest is not None else "", missing)
 
 
 def _templates(trajectory: models.StoredTrajectory, steps: Sequence[models.StoredStep]) -> dict[int, str]:
@@ -194,7 +207,7 @@ def new_messages(body: Any) -> list[dict[str, Any]]:
 
 def _delta(
     trajectory: models.StoredTrajectory, step: models.StoredStep, painter: TokenPainter, template: str | None
-) -> TemplateDelta:
+) -> DrawnDelta:
     stored: Any = step.tokens
     ids: Ids = stored.delta_ids
     messages = new_messages(_body(step.messages_new))
@@ -210,23 +223,24 @@ def _delta(
     agrees, verdict = _verdict(text, renders, broken, painter.table is not None)
     counts = [f"{int((origin == o).sum()):,} {o.slug}" for o in Origin if (origin == o).any()]
     place = PagePlace(row=step.row_index, view=View.TOKENS)
-    return TemplateDelta(
+    value = TemplateDelta(
         step=step.index,
-        after=step.parent.index if step.parent else 0,
+        after_step=step.parent.index if step.parent else 0,
         start=step.shared_length,
         stop=step.shared_length + len(ids),
-        html=painter.window(tokens),
         ids=tuple(ids.tolist()),
         text=text,
-        roles=", ".join(str(message.get("role", "message")) for message in messages) or "not recorded",
-        broken=broken,
-        url=base_url(trajectory)
-        + place.query(mark=(step.shared_length, max(step.shared_length + len(ids), step.shared_length + 1))),
+        messages=", ".join(str(message.get("role", "message")) for message in messages) or "not recorded",
+        extends=not broken,
         origins=(", ".join(counts) or "nothing") if known else "not known which of it is template",
-        renders=renders,
-        verdict=verdict,
         agrees=agrees,
+        verdict=verdict,
+        prefix_render=renders.prefix,
+        full_render=renders.full,
+        render_problem=renders.problem,
     )
+    url = base_url(trajectory) + place.query(mark=(value.start, max(value.stop, value.start + 1)))
+    return DrawnDelta(value, painter.window(tokens), url, renders)
 
 
 def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple[bool | None, str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from inspector.html.tokens import TokenPainter
 from inspector.trajectories import reads as data
-from inspector.trajectories.side_by_side import TokenComparison, compare, plain_tokens
+from inspector.trajectories.side_by_side import PairChoice, PairWords, TokenComparison, compare, plain_tokens
 from rollouts import models
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary
@@ -19,18 +18,18 @@ MAX_ROW_TOKENS = 200_000
 """Tokens of a row that are aligned in a request."""
 
 
-def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[dict[str, Any]]:
+def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PairChoice]:
+    heading = "This trajectory, against another of the same prompt:"
     return [
-        {"against": "This trajectory, against another of the same prompt:", "tone": "", "url": f"?with={one.code}",
-         "name": f"{one.external_id[:40]}{_reward(one)}", "title": "", "current": chosen is not None and one == chosen}
+        PairChoice(heading, "", f"?with={one.code}", f"{one.external_id[:40]}{_reward(one)}", "", one == chosen)
         for one in others
-    ]  # fmt: skip
+    ]
 
 
 def against(
     trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory,
     painter: TokenPainter, notices: list[str],
-) -> tuple[TokenComparison, dict[str, str]] | None:  # fmt: skip
+) -> tuple[TokenComparison, PairWords] | None:  # fmt: skip
     """Row ``row`` against the last row of the other, which has read everything; None, and a sentence, if too long."""
     there, _ = parts.rows_and_steps(other)
     left, right = rows[row], there[-1]
@@ -49,16 +48,14 @@ def against(
         )
     else:
         verdict = f"Both hold the same {len(ids):,} tokens."
-    return comparison, {
-        "title": f"{trajectory.external_id[:80]} against {other.external_id[:80]}",
-        "left": _name(trajectory, left, len(rows)),
-        "left_note": f"{left.n_tokens:,} tokens, {left.n_trained:,} trained",
-        "right": _name(other, right, len(there)),
-        "right_note": f"{right.n_tokens:,} tokens, {right.n_trained:,} trained",
-        "verdict": verdict,
-        "tone": "",
-        "note": "",
-    }
+    return comparison, PairWords(
+        title=f"{trajectory.external_id[:80]} against {other.external_id[:80]}",
+        left=_name(trajectory, left, len(rows)),
+        left_note=f"{left.n_tokens:,} tokens, {left.n_trained:,} trained",
+        right=_name(other, right, len(there)),
+        right_note=f"{right.n_tokens:,} tokens, {right.n_trained:,} trained",
+        verdict=verdict,
+    )
 
 
 def _name(trajectory: models.StoredTrajectory, row: RowSummary, n_rows: int) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.charts import MapTurn, extent, minimap, surprise_bars
+from inspector.html.charts import MapTurn, TokenBar, extent, minimap, surprise_bars
 from inspector.html.tokens import LOGPROB_EDGES, Tokens
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, PagePlace, View
 from inspector.trajectories.token_pane import Reader
@@ -16,7 +16,52 @@ from inspector.trajectories.turns import FindingItem, Turn
 from rollouts.tito.trajectory import Origin
 
 
-def logprob_scale() -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ScaleStep:
+    """One class of a scale: 0 to 8."""
+
+    index: int
+    title: str
+    label: str
+
+
+@dataclass(frozen=True)
+class ValueScale:
+    """The legend of a trainer's column."""
+
+    name: str
+    steps: list[ScaleStep]
+    signed: bool
+
+
+@dataclass(frozen=True)
+class MapPiece:
+    """A piece of the minimap, and where pressing it leads."""
+
+    piece: TokenBar
+    url: str
+
+
+@dataclass(frozen=True)
+class Strips:
+    """The minimap of the row, and the surprise of what is shown."""
+
+    map: list[MapPiece]
+    map_by_roles: bool
+    """Its turns are told by role headers, not by who wrote them."""
+    map_text: str
+    map_findings: list[dict[str, str]]
+    """Severity and place of each finding of the row."""
+    map_window: dict[str, str] | None
+    """What is shown of the row; None where that is all of it."""
+    map_mark: dict[str, str] | None
+    bars: list[TokenBar]
+    bars_start: int
+    bars_stop: int
+    bars_text: str
+
+
+def logprob_scale() -> list[ScaleStep]:
     edges = [0.0, *LOGPROB_EDGES]
     steps = []
     for index, edge in enumerate(edges):
@@ -24,7 +69,7 @@ def logprob_scale() -> list[dict[str, Any]]:
         words = f"logprob {edge:g} to {low:g}" if low is not None else f"logprob below {edge:g}"
         percent = np.exp(low if low is not None else edge) * 100
         label = f"{'≥' if low is not None else '<'}{percent:.2g}%"
-        steps.append({"index": index, "title": words, "label": label})
+        steps.append(ScaleStep(index, words, label))
     return steps
 
 
@@ -43,7 +88,7 @@ def value_note(place: PagePlace, values: NDArray[np.float32] | None, reader: Rea
     return f"The lens “{place.lens.replace('_', ' ')}” colours nothing: {why}."
 
 
-def value_scale(name: str, values: NDArray[np.float32] | None, signed: bool) -> dict[str, Any] | None:
+def value_scale(name: str, values: NDArray[np.float32] | None, signed: bool) -> ValueScale | None:
     """The legend of a trainer's column."""
     if values is None:
         return None
@@ -51,10 +96,9 @@ def value_scale(name: str, values: NDArray[np.float32] | None, signed: bool) -> 
     largest = float(np.abs(known).max()) if known.size else 0.0
     step = largest / (4 if signed else 8)
     steps = [
-        {"index": index, "label": f"{(index - 4 if signed else index) * step:.3g}", "title": "up to this value"}
-        for index in range(9)
+        ScaleStep(index, "up to this value", f"{(index - 4 if signed else index) * step:.3g}") for index in range(9)
     ]
-    return {"name": name.replace("_", " "), "steps": steps, "signed": signed}
+    return ValueScale(name.replace("_", " "), steps, signed)
 
 
 def strips(
@@ -65,7 +109,7 @@ def strips(
     shown: Tokens,
     n: int,
     own: str,
-) -> dict[str, Any]:
+) -> Strips:
     """The minimap of the row, and the surprise of what is shown."""
     pieces = minimap([MapTurn(one.start, one.stop, one.number, one.role, one.part) for one in turns], n)
     view = View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view
@@ -73,23 +117,25 @@ def strips(
     sampled = None if shown.logprobs is None else np.where(shown.origin == Origin.SAMPLED, shown.logprobs, np.nan)
     bars = surprise_bars(sampled, reader.start)
 
-    return {
-        "map": [
-            {"piece": piece, "url": own + place.query(view=view, mark=(piece.start, max(piece.stop, piece.start + 1)),
-                                                      window=0)}
+    return Strips(
+        map=[
+            MapPiece(
+                piece, own + place.query(view=view, mark=(piece.start, max(piece.stop, piece.start + 1)), window=0)
+            )
             for piece in pieces
         ],
-        "map_by_roles": any(turn.part == "reply" for turn in turns),
-        "map_text": f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
-        "map_findings": [
+        map_by_roles=any(turn.part == "reply" for turn in turns),
+        map_text=f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
+        map_findings=[
             {"severity": item.severity, **extent(item.start, item.start, n)}
-            for item in findings[:MAX_FINDINGS] if item.row == place.row
+            for item in findings[:MAX_FINDINGS]
+            if item.row == place.row
         ],
-        "map_window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
-        "map_mark": extent(*place.mark, n) if place.mark else None,
-        "bars": bars,
-        "bars_start": reader.start,
-        "bars_stop": reader.stop,
-        "bars_text": ("in this window" if place.view == View.TOKENS else "in this row")
+        map_window=extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
+        map_mark=extent(*place.mark, n) if place.mark else None,
+        bars=bars,
+        bars_start=reader.start,
+        bars_stop=reader.stop,
+        bars_text=("in this window" if place.view == View.TOKENS else "in this row")
         + (f", highest {max(bar.mean for bar in bars):.2f} nats" if bars else ""),
-    }  # fmt: skip
+    )

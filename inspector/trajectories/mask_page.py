@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from django.http import HttpRequest
 
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.trajectories import reads as data
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
-from inspector.trajectories.tokens_page import base_url
-from inspector.trajectories.turns import Turn, mask_table
+from inspector.trajectories.turns import RoleShare, Turn, mask_table
 from rollouts import models
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary
@@ -24,29 +23,78 @@ MAX_LINES = 500
 
 
 @dataclass(frozen=True)
-class MaskLine:
-    """One turn of the audit."""
+class MaskTurn:
+    """One turn: tokens ``[start, stop)`` of the row, how many of them are trained, and why."""
 
-    turn: Turn
+    number: int
+    role: str
+    part: str
+    start: int
+    stop: int
     trained: int
     why: str
     stop_token: str
+    """``trained``, ``masked``, ``none ...``, or empty where the turn is no completion."""
+
+    @property
+    def n_tokens(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class MaskLine:
+    """A turn for the template."""
+
+    turn: MaskTurn
     odd: bool
     url: str
 
-    @property
-    def share(self) -> str:
-        return f"{self.trained / self.turn.n_tokens:.4f}" if self.turn.n_tokens else "0"
+
+@dataclass(frozen=True)
+class MaskPage(TrajectoryHead):
+    """The loss mask of one row, explained."""
+
+    row: int
+    """The index of the row."""
+    roles: list[RoleShare]
+    """How much of each role's turns is trained."""
+    turns: list[MaskTurn]
+    """Every turn of the row."""
+    verdicts: dict[str, str]
+    """Question -> answer in words."""
+    oddities: list[str]
+    """What looks wrong about the mask, a sentence each."""
+    notices: list[str]
+    """What could not be done as asked, a sentence each."""
 
 
-def mask_page(params: Mapping[str, str], trajectory: models.StoredTrajectory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The audit as JSON, and what the template needs beside it."""
+@dataclass(frozen=True)
+class RowLink:
+    """A row that can be chosen."""
+
+    index: int
+    url: str
+    current: bool
+
+
+@dataclass(frozen=True)
+class MaskHtml:
+    """What only the template needs."""
+
+    lines: list[MaskLine]
+    """The first 500 turns."""
+    lines_rest: int
+    rows: list[RowLink]
+
+
+def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[MaskPage, MaskHtml]:
+    """The audit of the row that the address names."""
     rows, steps = parts.rows_and_steps(trajectory)
-    place = read_place(params, [row.n_tokens for row in rows])
+    place = read_place(request.GET, [row.n_tokens for row in rows])
     painter, _ = data.painter_of(trajectory.run.tokenizer)
     lines: list[MaskLine] = []
     odd: list[str] = []
-    roles: list[dict[str, Any]] = []
+    roles: list[RoleShare] = []
     verdicts: list[tuple[str, str]] = []
     if rows:
         row = rows[place.row]
@@ -57,31 +105,20 @@ def mask_page(params: Mapping[str, str], trajectory: models.StoredTrajectory) ->
         odd = [*oddities(tokens, turns, painter), *_found(trajectory, row)]
         roles = mask_table(turns, tokens.loss_mask)
         verdicts = _verdicts(tokens, turns, painter)
-    report = {
-        "row": place.row,
-        "roles": roles,
-        "turns": [
-            {"number": line.turn.number, "role": line.turn.role, "part": line.turn.part, "start": line.turn.start,
-             "stop": line.turn.stop, "trained": line.trained, "why": line.why, "stop_token": line.stop_token}
-            for line in lines
-        ],
-        "verdicts": dict(verdicts),
-        "oddities": odd,
-        "notices": list(place.notices),
-    }  # fmt: skip
-    drawn = {
-        "lines": lines[:MAX_LINES],
-        "lines_rest": max(len(lines) - MAX_LINES, 0),
-        "roles": roles,
-        "verdicts": verdicts,
-        "odd": odd,
-        "rows": [
-            {"index": row.index, "url": f"?row={row.index}", "current": row.index == place.row} for row in rows[:60]
-        ],
-        "notices": place.notices,
-        "here": "mask, explained",
-    }
-    return report, drawn
+    page = MaskPage(
+        **head_of(trajectory),
+        row=place.row,
+        roles=roles,
+        turns=[line.turn for line in lines],
+        verdicts=dict(verdicts),
+        oddities=odd,
+        notices=list(place.notices),
+    )
+    return page, MaskHtml(
+        lines[:MAX_LINES],
+        lines_rest=max(len(lines) - MAX_LINES, 0),
+        rows=[RowLink(row.index, f"?row={row.index}", row.index == place.row) for row in rows[:60]],
+    )
 
 
 def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
@@ -126,7 +163,10 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])
     url = own + PagePlace(row=row.index, view=View.TOKENS).query(mark=(turn.start, max(turn.stop, turn.start + 1)))
-    return MaskLine(turn, trained, why, _stop_token(turn, part, painter), odd, url)
+    said = MaskTurn(
+        turn.number, turn.role, turn.part, turn.start, turn.stop, trained, why, _stop_token(turn, part, painter)
+    )
+    return MaskLine(said, odd, url)
 
 
 def _why_reply(turn: Turn, part: Tokens, painter: TokenPainter) -> tuple[str, bool]:

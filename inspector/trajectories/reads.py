@@ -1,4 +1,4 @@
-"""What the trajectory pages read: rows, steps, findings, turns, tokens. The number of queries is fixed."""
+"""What the pages of a trajectory read as they show it: findings, turns, tokens. The number of queries is fixed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.html.tokens import TokenPainter, Tokens
-from inspector.templatetags.inspector_tags import finding_meaning, finding_title
+from inspector.templatetags.inspector_tags import finding_title
 from inspector.trajectories.turns import (
     FindingItem,
     Turn,
@@ -60,8 +60,6 @@ def read_findings(
 ) -> list[FindingItem]:
     """Findings in reading order, errors first within a step, each with the row that its place lies in."""
     row_of_step = {step.index: step.row for step in steps}
-    starts = {step.index: step.shared_length for step in steps}
-    broken = {step.index for step in steps if step.breaks}
     follows = {row.index for row in rows if row.follows_steps}
     items = []
     for number, finding in enumerate(parts.findings_in_order(trajectory), start=1):
@@ -74,7 +72,7 @@ def read_findings(
             remedy = "Choose a tokenizer for the run, under “Judge it again” on its page."
         items.append(
             FindingItem(
-                number, finding.kind, finding_title(finding.kind), finding_meaning(finding.kind),
+                number, finding.kind, finding_title(finding.kind),
                 finding.severity, finding.axis, finding.step_index, row,
                 finding.start, finding.stop, finding.evidence, remedy,
                 # What is merely noted costs nothing.
@@ -82,7 +80,6 @@ def read_findings(
                     finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,
                     finding.prompt_tokens_repaid),
                 finding.expected_text, finding.actual_text, finding.missing,
-                finding.step_index in broken and finding.start == starts.get(finding.step_index, -1),
             )
         )  # fmt: skip
     return items

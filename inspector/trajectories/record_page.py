@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.safestring import mark_safe
+from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
+from inspector.trajectories.frame import TrajectoryHead, head_of
 from inspector.web.twins import whole_number
 from rollouts import models
 from rollouts.formats import lacks_of
@@ -46,10 +48,80 @@ class _Clipped:
     n: int
 
 
-def recorded_page(
-    params: Mapping[str, str], trajectory: models.StoredTrajectory
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record as JSON, and what the template needs beside it."""
+@dataclass(frozen=True)
+class RecordPart:
+    """A field of the source as text."""
+
+    name: str
+    html: SafeString
+    note: str
+    """How much of it is shown, where that is not all."""
+
+
+@dataclass(frozen=True)
+class RecordMessage:
+    """A message as it was said."""
+
+    role: str
+    parts: list[RecordPart]
+
+
+@dataclass(frozen=True)
+class RecordStep:
+    """A step for the template: its messages in the order in which they were said, then its other fields."""
+
+    index: int
+    said: list[RecordMessage]
+    others: list[RecordPart]
+    facts: list[tuple[str, Any]]
+    """Name and value of each field that is no text."""
+
+
+@dataclass(frozen=True)
+class RecordRow:
+    """A row that has fields of its source."""
+
+    index: int
+    fields: Any
+    """In the JSON what the source holds; for the template a list of :class:`RecordPart`."""
+
+
+@dataclass(frozen=True)
+class RecordPage(TrajectoryHead):
+    """What the source says beside the tokens. A text that is too long is ``{"clipped": START, "characters": N}``."""
+
+    lacks: list[str]
+    """What the files of the run cannot tell, a sentence for each format."""
+    first_step: int
+    """The place of the first step on this page."""
+    n_steps: int
+    """Steps of the trajectory."""
+    notices: list[str]
+    """What could not be shown as asked, a sentence each."""
+    fields: Any
+    """The other fields of the trajectory."""
+    rows: list[RecordRow]
+    """The rows that have other fields; on the first page alone."""
+    steps: list[dict[str, Any]]
+    """At most 20 steps; each has its index, and those of its fields that the source filled."""
+
+
+@dataclass(frozen=True)
+class RecordHtml:
+    """The same for the template, as HTML."""
+
+    fields: list[RecordPart]
+    rows: list[RecordRow]
+    steps: list[RecordStep]
+    previous_url: str
+    rest_url: str
+    rest: int
+    """The step with which the next page begins."""
+
+
+def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[RecordPage, RecordHtml]:
+    """A few steps from the one that the address names."""
+    params = request.GET
     first = whole_number(params.get("step")) or 0
     notices = []
     if first and first >= trajectory.n_steps:
@@ -59,27 +131,27 @@ def recorded_page(
     rows = [] if first else parts.row_extras(trajectory, ROWS)
     keys = [trajectory.extra_id, *(key for _, key in rows), *(step[key] for step in steps for key in _BODIES)]
     bodies = _read(keys)
-    report: dict[str, Any] = {
-        "lacks": lacks_of(trajectory.run.format),
-        "first_step": first,
-        "n_steps": trajectory.n_steps,
-        "notices": notices,
-        "fields": bodies.get(trajectory.extra_id, {}),
-        "rows": [{"index": index, "fields": bodies[key]} for index, key in rows],
-        "steps": [_step(step, bodies) for step in steps],
-    }
-    drawn = {
-        "here": "as recorded",
-        "notices": notices,
-        "lacks": report["lacks"],
-        "fields": _fields(report["fields"]),
-        "rows": [{"index": row["index"], "fields": _fields(row["fields"])} for row in report["rows"]],
-        "steps": [_drawn(step) for step in report["steps"]],
-        "rest_url": _url(trajectory, first + STEPS) if first + len(steps) < trajectory.n_steps else "",
-        "rest": first + STEPS,
-        "previous_url": _url(trajectory, max(first - STEPS, 0)) if first else "",
-    }
-    return _plain(report), drawn
+    fields = bodies.get(trajectory.extra_id, {})
+    held = [(index, bodies[key]) for index, key in rows]
+    said = [_step(step, bodies) for step in steps]
+    page = RecordPage(
+        **head_of(trajectory),
+        lacks=lacks_of(trajectory.run.format),
+        first_step=first,
+        n_steps=trajectory.n_steps,
+        notices=notices,
+        fields=_plain(fields),
+        rows=[RecordRow(index, _plain(value)) for index, value in held],
+        steps=_plain(said),
+    )
+    return page, RecordHtml(
+        fields=_fields(fields),
+        rows=[RecordRow(index, _fields(value)) for index, value in held],
+        steps=[_drawn(step) for step in said],
+        previous_url=_url(trajectory, max(first - STEPS, 0)) if first else "",
+        rest_url=_url(trajectory, first + STEPS) if first + len(steps) < trajectory.n_steps else "",
+        rest=first + STEPS,
+    )
 
 
 def _url(trajectory: models.StoredTrajectory, step: int) -> str:
@@ -103,8 +175,7 @@ def _step(step: Mapping[str, Any], bodies: Mapping[str | None, Any]) -> dict[str
     return found
 
 
-def _drawn(step: Mapping[str, Any]) -> dict[str, Any]:
-    """A step as messages in the order in which they were said, then its other fields."""
+def _drawn(step: Mapping[str, Any]) -> RecordStep:
     fields = step.get("fields", {})
     said = _messages(step.get("messages"))
     for name in _SAID:
@@ -114,37 +185,37 @@ def _drawn(step: Mapping[str, Any]) -> dict[str, Any]:
     if "reply" in step:
         said += _messages([step["reply"]], "assistant")
     elif "text" in step:
-        said.append({"role": "completion", "parts": [_part("", step["text"])]})
+        said.append(RecordMessage("completion", [_part("", step["text"])]))
     others = [*_fields({name: step[name] for name in ("tools", "kwargs") if name in step}), *_fields(fields)]
     if "reply" in step and "text" in step:
-        others.insert(0, {"name": "text", **_part("", step["text"])})
-    facts = [{"name": name.replace("_", " "), "value": step[name]} for name in STEP_FIELDS if name in step]
-    return {"index": step["index"], "said": said, "others": others, "facts": facts}
+        others.insert(0, _part("text", step["text"]))
+    facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
+    return RecordStep(step["index"], said, others, facts)
 
 
-def _messages(value: Any, role: str = "prompt") -> list[dict[str, Any]]:
+def _messages(value: Any, role: str = "prompt") -> list[RecordMessage]:
     if value is None:
         return []
     if not isinstance(value, list):
-        return [{"role": role, "parts": [_part("", value)]}]
+        return [RecordMessage(role, [_part("", value)])]
     return [_message(item, role) for item in value]
 
 
-def _message(value: Any, role: str) -> dict[str, Any]:
+def _message(value: Any, role: str) -> RecordMessage:
     if not isinstance(value, dict):
-        return {"role": role, "parts": [_part("", value)]}
+        return RecordMessage(role, [_part("", value)])
     parts = [_part("" if key == "content" else key, item) for key, item in value.items()
              if key != "role" and item not in (None, "", [], {})]  # fmt: skip
-    return {"role": str(value.get("role") or value.get("type") or role), "parts": parts}
+    return RecordMessage(str(value.get("role") or value.get("type") or role), parts)
 
 
-def _fields(value: Any) -> list[dict[str, Any]]:
+def _fields(value: Any) -> list[RecordPart]:
     if isinstance(value, dict):
-        return [{"name": name, **_part(name, item)} for name, item in value.items()]
-    return [{"name": "", **_part("", value)}]
+        return [_part(name, item) for name, item in value.items()]
+    return [_part("", value)]
 
 
-def _part(label: str, value: Any) -> dict[str, Any]:
+def _part(name: str, value: Any) -> RecordPart:
     """A value as text: a string as it is, content parts by their texts, anything else as JSON."""
     note = ""
     if isinstance(value, _Clipped):
@@ -156,7 +227,7 @@ def _part(label: str, value: Any) -> dict[str, Any]:
         value = json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)
     # A lone surrogate is no text that a page can hold.
     text = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return {"label": label, "html": mark_safe(text_html(text)), "note": note}
+    return RecordPart(name, mark_safe(text_html(text)), note)
 
 
 def _is_text_part(value: Any) -> bool:

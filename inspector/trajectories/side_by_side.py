@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from django.utils.safestring import SafeString
 
 from inspector.html.tokens import TokenPainter, Tokens
+from inspector.trajectories.place import PagePlace, View
 from rollouts.tito.align import AlignedGroup, Fold, fold
 from rollouts.tito.trajectory import Ids
 
@@ -79,6 +80,76 @@ class TokenComparison:
         return min(self.n_sites, MAX_SITES)
 
 
+@dataclass(frozen=True)
+class PairWords:
+    """What is said of a comparison: the names of both sides, a note under each, and the verdict."""
+
+    title: str
+    left: str
+    left_note: str
+    right: str
+    right_note: str
+    verdict: str
+    tone: str = ""
+    """``yes`` where the sides should be equal and are, ``no`` where they are not, else empty."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PairChoice:
+    """Something that can be compared."""
+
+    against: str
+    """The heading that it stands under."""
+    tone: str
+    """``breaks``, ``drifts`` or neither."""
+    url: str
+    name: str
+    title: str
+    current: bool
+
+
+@dataclass(frozen=True)
+class LinkedLine:
+    """A line of the table, with the tokens page at its left side."""
+
+    line: AlignedLine
+    url: str
+    """Empty where the left side is no stored row."""
+
+    @property
+    def kind(self) -> str:
+        return self.line.kind
+
+    @property
+    def n_hidden(self) -> str:
+        return f"{self.line.n_hidden:,}"
+
+    @property
+    def left_ids(self) -> str:
+        return _ids(self.line.left_ids)
+
+    @property
+    def right_ids(self) -> str:
+        return _ids(self.line.right_ids)
+
+
+def _ids(ids: tuple[int, ...]) -> str:
+    more = f", … {len(ids) - 64:,} more" if len(ids) > 64 else ""
+    return "[" + ", ".join(map(str, ids[:64])) + more + "]" if ids else ""
+
+
+def linked_lines(comparison: TokenComparison, row: int | None, base: str) -> list[LinkedLine]:
+    """Each line with its place on the tokens page, whose address is ``base``; ``row`` None = it is no stored row."""
+    place = PagePlace(row=row or 0, view=View.TOKENS)
+
+    def url(line: AlignedLine) -> str:
+        mark = (line.left_start, max(line.left_stop, line.left_start + 1))
+        return base + place.query(mark=mark) if row is not None else ""
+
+    return [LinkedLine(line, url(line)) for line in comparison.lines]
+
+
 def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
     """Groups with neighbours of one kind joined."""
     merged: list[AlignedGroup] = []
@@ -137,33 +208,56 @@ def plain_tokens(ids: Ids, start: int = 0) -> Tokens:
     return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_))
 
 
-def as_json(comparison: TokenComparison) -> dict[str, Any]:
-    """The sites, without the HTML."""
-    sites = [
-        {
-            "left_start": line.left_start, "left_stop": line.left_stop,
-            "right_start": line.right_start, "right_stop": line.right_stop,
-            "left_ids": list(line.left_ids), "right_ids": list(line.right_ids),
-        }
-        for line in comparison.lines if line.kind == "site"
-    ]  # fmt: skip
-    return {
-        "n_left": comparison.n_left,
-        "n_right": comparison.n_right,
-        "n_sites": comparison.n_sites,
-        "left_changed": comparison.left_changed,
-        "right_changed": comparison.right_changed,
-        "sites": sites,
-    }
+class Site(TypedDict):
+    """A place where two streams differ: tokens ``[start, stop)`` of each side."""
+
+    left_start: int
+    left_stop: int
+    right_start: int
+    right_stop: int
+    left_ids: list[int]
+    right_ids: list[int]
+    left_text: NotRequired[str]
+    """Only where the tokenizer is known, as ``right_text``."""
+    right_text: NotRequired[str]
 
 
-def with_texts(report: dict[str, Any], painter: TokenPainter) -> dict[str, Any]:
-    """Adds ``left_text`` and ``right_text`` to each site where the tokenizer is known."""
-    if painter.table is not None:
-        for site in report["sites"]:
-            for side in ("left", "right"):
-                site[f"{side}_text"] = text_of(painter, np.asarray(site[f"{side}_ids"], dtype=np.int32))
-    return report
+@dataclass(frozen=True)
+class ComparisonJson:
+    """A comparison without its HTML."""
+
+    n_left: int
+    n_right: int
+    n_sites: int
+    left_changed: int
+    right_changed: int
+    sites: list[Site]
+    """The first 200."""
+
+
+def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJson:
+    """The sites as values, with their texts where the tokenizer is known."""
+    sites = []
+    for line in comparison.lines:
+        if line.kind != "site":
+            continue
+        site = Site(
+            left_start=line.left_start, left_stop=line.left_stop,
+            right_start=line.right_start, right_stop=line.right_stop,
+            left_ids=list(line.left_ids), right_ids=list(line.right_ids),
+        )  # fmt: skip
+        if painter.table is not None:
+            site["left_text"] = text_of(painter, np.asarray(line.left_ids, dtype=np.int32))
+            site["right_text"] = text_of(painter, np.asarray(line.right_ids, dtype=np.int32))
+        sites.append(site)
+    return ComparisonJson(
+        n_left=comparison.n_left,
+        n_right=comparison.n_right,
+        n_sites=comparison.n_sites,
+        left_changed=comparison.left_changed,
+        right_changed=comparison.right_changed,
+        sites=sites,
+    )
 
 
 def text_of(painter: TokenPainter, ids: Ids) -> str:

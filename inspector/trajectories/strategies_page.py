@@ -6,7 +6,7 @@ The replays come from a worker (``rollouts.work.replays``); this page reads figu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,23 @@ from django.utils import timezone
 from inspector.html.tokens import Tokens
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.trajectories import reads as data
-from inspector.trajectories.compare_page import linked_lines
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, is_live
 from inspector.trajectories.group_compare import MAX_ROW_TOKENS
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
-from inspector.trajectories.side_by_side import TokenComparison, as_json, compare, with_texts
-from inspector.trajectories.tokens_page import base_url, is_live
+from inspector.trajectories.side_by_side import (
+    ComparisonJson,
+    LinkedLine,
+    TokenComparison,
+    as_json,
+    compare,
+    linked_lines,
+)
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollouts import models
 from rollouts.selectors import parts
-from rollouts.selectors.parts import RowSummary, StepSummary
+from rollouts.selectors.parts import RowSummary, StepSummary, StepWise
 from rollouts.tasks.replays import order
 from rollouts.tito.align import align_ids
 from rollouts.tito.strategies import STRATEGIES, about_strategy
@@ -37,67 +43,140 @@ RECORDED = "recorded"
 """The rows as they are stored; stands beside the strategies in the comparison."""
 
 
-def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The figures and the comparison as JSON, and what the template needs beside it."""
+@dataclass(frozen=True)
+class SideCounts:
+    """One side of a comparison."""
+
+    strategy: str
+    """A strategy, or ``recorded``."""
+    row: int
+    tokens: int
+    trained: int
+    origins: dict[str, int] | None
+    """Tokens by origin; None where nobody knows it."""
+
+
+@dataclass(frozen=True)
+class _ComparedSides:
+    """How the JSON of a comparison of strategies begins."""
+
+    left: SideCounts
+    right: SideCounts
+    verdict: str
+
+
+@dataclass(frozen=True)
+class StrategyComparison(ComparisonJson, _ComparedSides):
+    """Two rows side by side, and the verdict in a sentence."""
+
+
+@dataclass(frozen=True)
+class StrategiesPage(TrajectoryHead):
+    """What each strategy would have made of a trajectory."""
+
+    state: str
+    """How far the replay is: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed`` or ``done``."""
+    why: str | None
+    """A sentence about the state; None when there is nothing to say."""
+    run_strategy: str | None
+    """The strategy that the run used; None where nobody recorded it."""
+    strategies: list[dict[str, Any]]
+    """The figures of each strategy, as the worker stored them, and ``about``: what the strategy does."""
+    step_wise: list[StepWise]
+    """What one row per step costs, for the trajectory and for its group."""
+    comparison: StrategyComparison | None
+    """The two rows that the address names; None where they cannot be compared."""
+
+
+@dataclass(frozen=True)
+class StrategyLine:
+    """A strategy in the table."""
+
+    figures: Mapping[str, Any]
+    name: str
+    is_own: bool
+    """The run used it."""
+    share: str
+    place: str
+    """Of the first difference; empty where there is none."""
+    place_url: str
+    is_right: bool
+    """It stands on the right of the comparison."""
+
+
+@dataclass(frozen=True)
+class StrategiesHtml:
+    """What only the template needs. From ``asked`` on: of the comparison."""
+
+    words: str
+    notices: list[str]
+    tokenizer_missing: str
+    is_pending: bool
+    can_retry: bool
+    lines: list[StrategyLine]
+    keep: list[tuple[str, str]]
+    """The filter of the list that led here, as fields of the form."""
+    asked: tuple[StrategySide, StrategySide] | None = None
+    choices: Sequence[tuple[str, str]] = ()
+    comparison: TokenComparison | None = None
+    verdict: str = ""
+    tone: str = ""
+    left_note: str = ""
+    right_note: str = ""
+    site_lines: Sequence[LinkedLine] = ()
+    sites_rest: int = 0
+    """Differences that are not shown."""
+
+
+def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, StrategiesHtml]:
+    """The figures, and the comparison that the address asks for."""
     state, made, words = _replay_of(request, trajectory)
     rows, steps = parts.rows_and_steps(trajectory)
     figures = made.report["strategies"] if made is not None and made.report else []
-    scopes = parts.step_wise_scopes(trajectory)
-    report: dict[str, Any] = {
-        "state": state,
-        "why": words or None,
-        "run_strategy": trajectory.run.strategy or None,
-        "strategies": [{**one, "about": about_strategy(one["strategy"])} for one in figures],
-        "step_wise": scopes,
-        "comparison": None,
-    }
+    page = StrategiesPage(
+        **head_of(trajectory),
+        state=state,
+        why=words or None,
+        run_strategy=trajectory.run.strategy or None,
+        strategies=[{**one, "about": about_strategy(one["strategy"])} for one in figures],
+        step_wise=parts.step_wise_scopes(trajectory),
+        comparison=None,
+    )
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     notices: list[str] = []
-    drawn: dict[str, Any] = {
-        "here": "strategies",
-        "state": state,
-        "words": words,
-        "notices": notices,
-        "tokenizer_missing": missing,
-        "is_pending": state in ("queued", "running"),
-        "can_retry": state == "failed" and may_write(request),
-        "lines": [_line(one, trajectory, steps, request.GET) for one in report["strategies"]],
-        "scopes": scopes,
-        "about": [(slug.replace("_", " "), one.about) for slug, one in STRATEGIES.items()],
-        "keep": [(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
-    }
-    if not figures or made is None:
-        return report, drawn
-    asked = _pair(request.GET, trajectory, figures, rows, notices)
-    if asked is None:
-        return report, drawn
-    drawn["asked"] = asked
-    drawn["choices"] = [(RECORDED, "as recorded"), *(
-        (one["strategy"], one["strategy"].replace("_", " ")) for one in figures if not one["refused"]
-    )]  # fmt: skip
-    sides = _both_rows(made, trajectory, asked, rows, notices)
-    if sides is None:
-        return report, drawn
-    left, right = sides
+    html = StrategiesHtml(
+        words=words,
+        notices=notices,
+        tokenizer_missing=missing,
+        is_pending=state in ("queued", "running"),
+        can_retry=state == "failed" and may_write(request),
+        lines=[_line(one, trajectory, steps, request.GET) for one in page.strategies],
+        keep=[(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
+    )
+    asked = _pair(request.GET, trajectory, figures, rows, notices) if figures else None
+    if asked is None or made is None:
+        return page, html
+    replayed = [(one["strategy"], one["strategy"].replace("_", " ")) for one in figures if not one["refused"]]
+    html = replace(html, asked=asked, choices=[(RECORDED, "as recorded"), *replayed])
+    tokens = _both_rows(made, trajectory, asked, rows, notices)
+    if tokens is None:
+        return page, html
+    left, right = tokens
     comparison = compare(left, right, align_ids(left.ids, right.ids), painter)
     verdict, same = _verdict(comparison, left, right)
-    report["comparison"] = {
-        "left": {"strategy": asked[0].slug, "row": asked[0].row, **_counts(asked[0], left)},
-        "right": {"strategy": asked[1].slug, "row": asked[1].row, **_counts(asked[1], right)},
-        "verdict": verdict,
-        **with_texts(as_json(comparison), painter),
-    }
+    counts = _counts(asked[0], left), _counts(asked[1], right)
+    compared = StrategyComparison(*counts, verdict, **vars(as_json(comparison, painter)))
     recorded = asked[0].row if asked[0].slug == RECORDED else None
-    drawn.update(
+    return replace(page, comparison=compared), replace(
+        html,
         comparison=comparison,
         verdict=verdict,
         tone="yes" if same else "no",
-        left_note=_note(asked[0], left),
-        right_note=_note(asked[1], right),
+        left_note=_note(counts[0]),
+        right_note=_note(counts[1]),
         site_lines=linked_lines(comparison, recorded, base_url(trajectory)),
         sites_rest=comparison.n_sites - comparison.n_shown,
     )
-    return report, drawn
 
 
 def _replay_of(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
@@ -135,23 +214,22 @@ def _line(
     trajectory: models.StoredTrajectory,
     steps: Sequence[StepSummary],
     params: Mapping[str, str],
-) -> dict[str, Any]:
-    """A line of the table of strategies."""
+) -> StrategyLine:
     place = one["differs_at"]
     url = ""
     if place is not None:
         row = next((step.row for step in steps if step.index == place["step"]), 0)
         mark = (place["offset"], place["offset"] + 1)
         url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).query(mark=mark)
-    return {
-        **one,
-        "name": one["strategy"].replace("_", " "),
-        "is_own": one["strategy"] == trajectory.run.strategy,
-        "share": f"{100 * one['trained_share']:.1f} %",
-        "place": "" if place is None else f"step {place['step']}, token {place['offset']:,}",
-        "place_url": url,
-        "is_right": one["strategy"] == params.get("right"),
-    }
+    return StrategyLine(
+        figures=one,
+        name=one["strategy"].replace("_", " "),
+        is_own=one["strategy"] == trajectory.run.strategy,
+        share=f"{100 * one['trained_share']:.1f} %",
+        place="" if place is None else f"step {place['step']}, token {place['offset']:,}",
+        place_url=url,
+        is_right=one["strategy"] == params.get("right"),
+    )
 
 
 @dataclass(frozen=True)
@@ -243,20 +321,20 @@ def _verdict(comparison: TokenComparison, left: Tokens, right: Tokens) -> tuple[
     return f"The same {len(left):,} tokens with the same loss mask.", True
 
 
-def _counts(side: StrategySide, tokens: Tokens) -> dict[str, Any]:
-    known = bool(np.any(tokens.origin))
+def _counts(side: StrategySide, tokens: Tokens) -> SideCounts:
     by_origin = {origin.slug: int(np.count_nonzero(tokens.origin == origin)) for origin in Origin}
-    return {
-        "tokens": len(tokens),
-        "trained": int(np.count_nonzero(tokens.loss_mask)),
-        "origins": by_origin if known else None,
-    }
+    return SideCounts(
+        strategy=side.slug,
+        row=side.row,
+        tokens=len(tokens),
+        trained=int(np.count_nonzero(tokens.loss_mask)),
+        origins=by_origin if bool(np.any(tokens.origin)) else None,
+    )
 
 
-def _note(side: StrategySide, tokens: Tokens) -> str:
-    counts = _counts(side, tokens)
-    words = f"{counts['tokens']:,} tokens, {counts['trained']:,} trained"
-    if counts["origins"] is None:
+def _note(counts: SideCounts) -> str:
+    words = f"{counts.tokens:,} tokens, {counts.trained:,} trained"
+    if counts.origins is None:
         return f"{words}; encoded again, so nobody knows which were sampled"
-    named = [f"{n:,} {slug}" for slug, n in counts["origins"].items() if n and slug != "prompt"]
+    named = [f"{n:,} {slug}" for slug, n in counts.origins.items() if n and slug != "prompt"]
     return f"{words}: {', '.join(named)}"

@@ -1,28 +1,27 @@
-"""The trajectory page as one dict: read, arrange, and leave drawing to the template (or to JSON)."""
+"""The tokens page: one row of a trajectory as text or as tokens, with its turns and findings. The same as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 import numpy as np
-from django.http import HttpRequest
 from django.urls import reverse
 
 from inspector.html.tokens import Tokens, value_classes
 from inspector.trajectories import legends
 from inspector.trajectories import reads as data
-from inspector.trajectories.neighbours import FILTER_FIELDS, find_siblings, no_siblings
+from inspector.trajectories.frame import TrajectoryHead, base_url, fingerprint, head_of, is_live
+from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, Lens, PagePlace, View, read_place
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
+from inspector.trajectories.token_window import TokenWindow, read_window
 from inspector.trajectories.turns import FindingItem, Turn
-from rollouts import selectors
 from rollouts.formats import lacks_of
-from rollouts.models import Run, StoredTrajectory
+from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
-from rollouts.selectors.parts import RowSummary
+from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.findings import worst_severity
 
 MAX_OUTLINE = 400
@@ -31,116 +30,203 @@ LENS_NAMES = {Lens.MASK: "loss mask", Lens.ORIGIN: "origin", Lens.LOGPROB: "logp
 VIEW_NAMES = {View.RUNS: "run view", View.TOKENS: "token view"}
 
 
-def base_url(trajectory: StoredTrajectory) -> str:
-    return reverse("trajectory", args=[trajectory.code])
+@dataclass(frozen=True)
+class TokensRead:
+    """What the page and its JSON have in common: everything but tokens."""
+
+    rows: list[RowSummary]
+    steps: list[StepSummary]
+    place: PagePlace
+    findings: list[FindingItem]
+    turns: list[Turn]
+    """Of the row that the place names."""
+    columns: dict[int, list[str]]
+    """Row index -> names of the lenses from a trainer's columns."""
 
 
-def is_live(trajectory: StoredTrajectory) -> bool:
-    """Still growing: its page asks again."""
-    return trajectory.status in (StoredTrajectory.Status.QUEUED, StoredTrajectory.Status.RUNNING)
+@dataclass(frozen=True)
+class RowSize:
+    """A row in the JSON."""
+
+    index: int
+    n_tokens: int
+    n_trained: int
 
 
-def names(trajectory: StoredTrajectory) -> dict[str, Any]:
-    """How each JSON twin begins."""
-    return {
-        "trajectory": trajectory.code,
-        "external_id": trajectory.external_id,
-        "run": trajectory.run.code,
-        "status": trajectory.status,
-        "reward": trajectory.reward,
-        "reward_parts": trajectory.reward_parts,
-        "stop_reason": trajectory.stop_reason,
-        "tokenizer": trajectory.run.tokenizer.name if trajectory.run.tokenizer else None,
-    }
+@dataclass(frozen=True)
+class TurnSummary:
+    """A turn in the JSON: tokens ``[start, stop)`` of its row."""
+
+    number: int
+    role: str
+    part: str
+    step: int | None
+    start: int
+    stop: int
+    n_trained: int | None
+    """None = not known without reading the mask."""
+    findings: list[int]
+    """Numbers of the findings that begin in it."""
 
 
-def shows_one(request: HttpRequest) -> bool:
-    """The visitor of a link to one trajectory alone: no other is theirs to see."""
-    share = getattr(request, "share", None)
-    return share is not None and share.run_id is None
+@dataclass(frozen=True)
+class TrajectoryPage(TrajectoryHead):
+    """The tokens page as JSON; tokens are those of the window that the address names, whatever the view."""
+
+    group: str
+    """The name of its prompt; trajectories of one group answer the same prompt."""
+    n_steps: int
+    """Requests to the engine."""
+    n_rows: int
+    """Training sequences that are stored."""
+    notices: list[str]
+    """What could not be shown as asked, a sentence each."""
+    rows: list[RowSize]
+    """All rows; those that the steps make so far, when none is stored yet."""
+    row: RowSize | None
+    """The row that the address names; None when there is no row."""
+    lenses: list[str]
+    """Values of ``lens`` in an address of this row."""
+    mark: tuple[int, int] | None
+    """Tokens ``[start, stop)`` that the address marks."""
+    turns: list[TurnSummary]
+    """The turns of the row."""
+    findings: list[FindingItem]
+    """All findings of the trajectory, in reading order."""
+    window: TokenWindow
+    """At most 4096 tokens of the row, with every field."""
 
 
-def frame(request: HttpRequest, trajectory: StoredTrajectory, here: str) -> dict[str, Any]:
-    """What the header of each of a trajectory's pages needs: facts, siblings, tabs. Three queries."""
-    run = trajectory.run
-    is_alone = shows_one(request)
-    siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, here)
-    own, keep = base_url(trajectory), siblings.keep_query
-    pages = [
-        ("tokens", "Tokens", own),
-        ("compare", "Side by side", reverse("trajectory-compare", args=[trajectory.code])),
-        ("deltas", "Template deltas", reverse("trajectory-deltas", args=[trajectory.code])),
-        ("mask", "Mask, explained", reverse("trajectory-mask", args=[trajectory.code])),
-        ("strategies", "Strategies", reverse("trajectory-strategies", args=[trajectory.code])),
-        ("record", "As recorded", reverse("trajectory-record", args=[trajectory.code])),
-    ]
-    return {
-        "trajectory": trajectory,
-        "run": run,
-        "run_url": siblings.list_url,
-        "trajectory_url": own + keep,
-        "siblings": siblings,
-        "facts": _header_fields(trajectory, run, is_alone),
-        "has_siblings": not is_alone,
-        "tabs": [{"name": name, "url": url + keep, "current": slug == here} for slug, name, url in pages],
-        "tokenizer": run.tokenizer,
-    }
+@dataclass(frozen=True)
+class RowTab:
+    """A row above the pane."""
+
+    index: int
+    current: bool
+    text: str
+    worst: str
+    """The gravest severity of its findings, or empty."""
+    url: str
 
 
-def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> list[dict[str, Any]]:
-    reward = trajectory.reward
-    parts = ", ".join(f"{name} {value:g}" for name, value in list((trajectory.reward_parts or {}).items())[:6]
-                      if isinstance(value, int | float))  # fmt: skip
-    facts = [
-        {"label": "reward", "value": "none" if reward is None else f"{reward:.4g}", "note": parts,
-         "tone": "" if reward is None else "good" if reward > 0 else "bad"},
-        {"label": "status" if trajectory.status != "done" else "stopped by",
-         "value": trajectory.status if trajectory.status != "done" else trajectory.stop_reason or "not recorded"},
-    ]  # fmt: skip
-    if trajectory.group:
-        url = "" if is_alone else f"{reverse('run', args=[run.code])}?{urlencode({'group': trajectory.group})}"
-        facts.append({"label": "group", "value": trajectory.group, "url": url, **_group_note(trajectory)})
-    facts.append({"label": "steps", "value": f"{trajectory.n_steps:,}"})
-    facts.append({"label": "rows", "value": f"{trajectory.n_rows:,}", "tone": "bad" if trajectory.n_rows > 1 else ""})
-    # Rows that came without steps rarely tell which of their tokens were sampled; a mask does not.
-    sampled = {"note": f"{trajectory.n_sampled:,} sampled"} if trajectory.n_steps else {}
-    facts.append({"label": "tokens", "value": f"{trajectory.n_tokens:,}", **sampled})
-    facts.append({"label": "trained", "value": f"{trajectory.n_trained:,}"})
-    if run.model:
-        facts.append({"label": "model", "value": run.model, "note": run.engine})
-    facts.append({"label": "tokenizer", "value": run.tokenizer.name if run.tokenizer else "none"})
-    return facts
+@dataclass(frozen=True)
+class Choice:
+    """A view or a lens in its switch."""
+
+    name: str
+    current: bool
+    url: str
+    slug: str = ""
+    column: bool = False
+    """A lens from a trainer's column: the server draws it."""
 
 
-def _group_note(trajectory: StoredTrajectory) -> dict[str, str]:
-    """The rewards of the trajectories of the same prompt."""
-    stats = selectors.group_stats(trajectory.run, [trajectory.group]).get(trajectory.group)
-    if stats is None or stats.n < 2 or stats.mean is None:
-        return {}
-    if stats.has_no_signal:
-        return {"note": f"{stats.n} trajectories, all rewards {stats.mean:.3g}: no learning signal", "tone": "bad"}
-    return {"note": f"{stats.n} trajectories, rewards {stats.low:.3g} to {stats.high:.3g}, mean {stats.mean:.3g}"}
+@dataclass(frozen=True)
+class FindingEntry:
+    """A finding in the list beside the pane."""
+
+    item: FindingItem
+    place: str
+    url: str
+    current: bool
+    compare_url: str
+    script_url: str
+    delta_url: str
 
 
-def read_page(request: HttpRequest, trajectory: StoredTrajectory) -> dict[str, Any]:
-    """Everything of the tokens page except its HTML: the same for the page and its twin."""
+@dataclass(frozen=True)
+class OutlineTurn:
+    """A turn in the list beside the pane."""
+
+    number: int
+    role: str
+    part: str
+    size: str
+    url: str
+    worst: str
+    n_findings: int
+
+
+@dataclass(frozen=True)
+class TrajectoryHtml:
+    """What the template of the tokens page needs."""
+
+    place: PagePlace
+    reader: Reader
+    strips: legends.Strips
+    window_json_url: str
+    """The JSON with the fields of the tokens shown."""
+    tokenizer_missing: str
+    """Why ids are not drawn as text; empty when they are."""
+    lacks: list[str]
+    """Why there are no tokens, a sentence for each format of the source."""
+    findings: list[FindingEntry]
+    no_findings: str
+    row_tabs: list[RowTab]
+    rows_rest: str
+    turns: list[Turn]
+    outline: list[OutlineTurn]
+    outline_rest: str
+    view_choices: list[Choice]
+    lens_choices: list[Choice]
+    lens_paint: str
+    """The lens as the style sheet knows it: a trainer's column is ``value`` or ``signed``."""
+    logprob_scale: list[legends.ScaleStep]
+    value_scale: legends.ValueScale | None
+    value_note: str
+    go_fields: list[tuple[str, str]]
+    """Hidden fields of the form that goes to a token."""
+    mark_text: str
+    window_text: str
+    more_from: str
+    nothing_here: str
+    record_url: str
+    live_url: str
+    """What a page that still grows asks; empty for a page that does not."""
+
+
+def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory) -> TokensRead:
+    """Everything of the tokens page except its tokens."""
     rows, steps = parts.rows_and_steps(trajectory)
     columns = data.read_columns(trajectory)
-    place = read_place(request.GET, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns)
+    place = read_place(params, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns)
     findings = data.read_findings(trajectory, steps, rows)
-    turns: list[Turn] = []
-    if rows:
-        row = rows[place.row]
-        turns = data.read_turns(trajectory, row, steps, findings)
-    return {"rows": rows, "steps": steps, "place": place, "findings": findings, "turns": turns, "columns": columns}
+    turns = data.read_turns(trajectory, rows[place.row], steps, findings) if rows else []
+    return TokensRead(rows, steps, place, findings, turns, columns)
 
 
-def html_context(request: HttpRequest, trajectory: StoredTrajectory, page: dict[str, Any]) -> dict[str, Any]:
-    """The context of the template."""
-    place: PagePlace = page["place"]
-    rows: list[RowSummary] = page["rows"]
-    turns: list[Turn] = page["turns"]
-    findings: list[FindingItem] = page["findings"]
+def trajectory_page(trajectory: StoredTrajectory, found: TokensRead) -> TrajectoryPage:
+    """The page as JSON."""
+    place = found.place
+    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    rows = [RowSize(row.index, row.n_tokens, row.n_trained) for row in found.rows]
+    row = found.rows[place.row] if found.rows else None
+    columns = found.columns.get(place.row, [])
+    return TrajectoryPage(
+        **head_of(trajectory),
+        group=trajectory.group,
+        n_steps=trajectory.n_steps,
+        n_rows=trajectory.n_rows,
+        notices=[*place.notices, *([f"No text: {missing}"] if missing else [])],
+        rows=rows,
+        row=rows[place.row] if rows else None,
+        lenses=[*(lens.value for lens in Lens), *columns],
+        mark=place.mark,
+        turns=[
+            TurnSummary(
+                turn.number, turn.role, turn.part, turn.step_index, turn.start, turn.stop, turn.n_trained,
+                [item.number for item in turn.findings],
+            )
+            for turn in found.turns
+        ],
+        findings=found.findings,
+        window=read_window(trajectory, row, place.window, found.turns, painter, bool(columns)),
+    )  # fmt: skip
+
+
+def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> TrajectoryHtml:
+    """The page for its template."""
+    place, rows, turns = found.place, found.rows, found.turns
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     own = base_url(trajectory)
     n_tokens = rows[place.row].n_tokens if rows else 0
@@ -154,65 +240,59 @@ def html_context(request: HttpRequest, trajectory: StoredTrajectory, page: dict[
         tokens = replace(tokens, classes=classes[tokens.start : tokens.start + len(tokens)])
     reader = build_reader(place, turns, tokens, n_tokens, painter)
     shown = tokens.slice(reader.start, reader.stop)
-    context = frame(request, trajectory, "tokens")
     window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, keep=())
-    return {
-        **context,
-        "place": place,
-        "reader": reader,
-        "window_json_url": f"{own}.json{window_query}",
-        "tokenizer_missing": missing,
-        "findings": _finding_entries(findings, place, trajectory, own),
-        "no_findings": _no_findings(trajectory),
-        "row_tabs": [
-            {"index": row.index, "current": row.index == place.row, "text": f"{row.n_tokens:,}",
-             "worst": worst_severity(item.severity for item in findings if item.row == row.index),
-             "url": own + place.query(row=row.index, mark=None, window=0)}
+    columns = found.columns.get(place.row, [])
+    return TrajectoryHtml(
+        place=place,
+        reader=reader,
+        strips=legends.strips(turns, found.findings, place, reader, shown, n_tokens, own),
+        window_json_url=f"{own}.json{window_query}",
+        tokenizer_missing=missing,
+        lacks=lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
+        findings=_finding_entries(found, trajectory, own),
+        no_findings=_no_findings(trajectory),
+        row_tabs=[
+            RowTab(
+                row.index, row.index == place.row, f"{row.n_tokens:,}",
+                worst_severity(item.severity for item in found.findings if item.row == row.index),
+                own + place.query(row=row.index, mark=None, window=0),
+            )
             for row in rows[:MAX_ROWS]
         ],
-        "rows_rest": f"and {len(rows) - MAX_ROWS:,} more: ?row=N opens them" if len(rows) > MAX_ROWS else "",
-        "turns": turns,
-        "outline": _outline(turns, place, reader),
-        "outline_rest": f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
-        "view_choices": [
-            {"name": name, "current": view == place.view,
-             "url": own + place.query(view=view, window=_window_for(view, place, n_tokens))}
+        rows_rest=f"and {len(rows) - MAX_ROWS:,} more: ?row=N opens them" if len(rows) > MAX_ROWS else "",
+        turns=turns,
+        outline=_outline(turns, place, reader),
+        outline_rest=f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
+        view_choices=[
+            Choice(name, view == place.view, own + place.query(view=view, window=_window_for(view, place, n_tokens)))
             for view, name in VIEW_NAMES.items()
         ],
-        "lens_choices": [
-            {"slug": lens.value, "name": name, "current": lens == place.lens, "url": own + place.query(lens=lens)}
-            for lens, name in LENS_NAMES.items()
-        ]
-        + [
-            {"slug": name, "name": name.replace("_", " "), "current": name == place.lens, "column": True,
-             "url": own + place.query(lens=name)}
-            for name in page["columns"].get(place.row, ())[:12]
+        lens_choices=[
+            *(
+                Choice(name, lens == place.lens, own + place.query(lens=lens), lens.value)
+                for lens, name in LENS_NAMES.items()
+            ),
+            *(
+                Choice(name.replace("_", " "), name == place.lens, own + place.query(lens=name), name, column=True)
+                for name in columns[:12]
+            ),
         ],
-        "lens_paint": place.lens if values is None else "signed" if signed else "value",
-        "logprob_scale": legends.logprob_scale(),
-        "value_scale": legends.value_scale(place.lens, values, signed),
-        "value_note": legends.value_note(place, values, reader),
-        "go_fields": _go_fields(place),
-        "mark_text": f"{place.mark[0]}-{place.mark[1]}" if place.mark else "",
-        "window_text": f"tokens {reader.start:,}-{reader.stop:,} of {n_tokens:,}",
-        "more_from": f"{reader.stop:,}",
-        "nothing_here": _nothing(trajectory),
-        "record_url": reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
-        "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
-        "live_url": f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_live(trajectory) else "",
-        **legends.strips(turns, findings, place, reader, shown, n_tokens, own),
-    }  # fmt: skip
+        lens_paint=place.lens if values is None else "signed" if signed else "value",
+        logprob_scale=legends.logprob_scale(),
+        value_scale=legends.value_scale(place.lens, values, signed),
+        value_note=legends.value_note(place, values, reader),
+        go_fields=_go_fields(place),
+        mark_text=f"{place.mark[0]}-{place.mark[1]}" if place.mark else "",
+        window_text=f"tokens {reader.start:,}-{reader.stop:,} of {n_tokens:,}",
+        more_from=f"{reader.stop:,}",
+        nothing_here=_nothing(trajectory),
+        record_url=reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
+        live_url=f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_live(trajectory) else "",
+    )  # fmt: skip
 
 
 def _no_tokens() -> Tokens:
     return Tokens(0, np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.bool_))
-
-
-def fingerprint(trajectory: StoredTrajectory) -> str:
-    """Changes whenever the trajectory does."""
-    moment = trajectory.finished_at.timestamp() if trajectory.finished_at else 0
-    counts = f"{trajectory.n_steps}.{trajectory.n_tokens}.{trajectory.n_findings}"
-    return f"{trajectory.status}.{trajectory.attempt}.{counts}.{moment}"
 
 
 def _window_for(view: View, place: PagePlace, n_tokens: int) -> int:
@@ -223,34 +303,34 @@ def _window_for(view: View, place: PagePlace, n_tokens: int) -> int:
     return 0 if n_tokens <= MAX_RUN_VIEW_TOKENS else place.window
 
 
-def _finding_entries(
-    findings: Sequence[FindingItem], place: PagePlace, trajectory: StoredTrajectory, own: str
-) -> list[dict[str, Any]]:
+def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) -> list[FindingEntry]:
+    place = found.place
     compare = reverse("trajectory-compare", args=[trajectory.code])
     deltas = reverse("trajectory-deltas", args=[trajectory.code])
+    breaks = {(step.index, step.shared_length) for step in found.steps if step.breaks}
     entries = []
-    for item in findings[:MAX_FINDINGS]:
+    for item in found.findings[:MAX_FINDINGS]:
         mark = (item.start, max(item.stop, item.start + 1))
         where = f"step {item.step}" if item.step is not None else f"row {item.row}"
         is_probe = item.step is None and item.row is None  # refused before anything was sampled
         if is_probe:
             where = "the template’s probe"
         stop = f"-{item.stop:,}" if item.stop > item.start + 1 else ""
-        sides = {"step": item.step, "side": "prompt"} if item.is_comparable and item.breaks else {"step": item.step}
+        sides = {"step": item.step, **({"side": "prompt"} if (item.step, item.start) in breaks else {})}
         compare_url = f"{compare}?{urlencode(sides)}" if item.is_comparable else ""
         delta_url = f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else ""
         url = own + place.query(row=item.row or 0, mark=mark if item.row is not None else None, window=0)
         entries.append(
-            {
-                "item": item,
-                "place": f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
+            FindingEntry(
+                item=item,
+                place=f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
                 # A step whose stream is in no row, because a strategy made the rows anew, is shown on another page.
-                "url": url if item.row is not None else compare_url or delta_url or url,
-                "current": item.row == place.row and place.mark == mark,
-                "compare_url": compare_url,
-                "script_url": "" if is_probe else reverse("finding-script", args=[trajectory.code, item.number]),
-                "delta_url": delta_url,
-            }
+                url=url if item.row is not None else compare_url or delta_url or url,
+                current=item.row == place.row and place.mark == mark,
+                compare_url=compare_url,
+                script_url="" if is_probe else reverse("finding-script", args=[trajectory.code, item.number]),
+                delta_url=delta_url,
+            )
         )
     return entries
 
@@ -270,15 +350,13 @@ def _nothing(trajectory: StoredTrajectory) -> str:
     return "This trajectory has no tokens" + (": the source recorded none." if not trajectory.error else ".")
 
 
-def _outline(turns: Sequence[Turn], place: PagePlace, reader: Reader) -> list[dict[str, Any]]:
+def _outline(turns: Sequence[Turn], place: PagePlace, reader: Reader) -> list[OutlineTurn]:
     outline = []
     for turn in turns[:MAX_OUTLINE]:
         on_page = reader.start <= turn.start and turn.start < reader.stop
         url = f"#turn-{turn.number}" if on_page else place.query(mark=(turn.start, turn.start + 1), window=0)
-        outline.append(
-            {"number": turn.number, "role": turn.role, "part": turn.part, "size": f"{turn.n_tokens:,}", "url": url,
-             "worst": turn.worst, "n_findings": len(turn.findings)}
-        )  # fmt: skip
+        size = f"{turn.n_tokens:,}"
+        outline.append(OutlineTurn(turn.number, turn.role, turn.part, size, url, turn.worst, len(turn.findings)))
     return outline
 
 

@@ -21,12 +21,11 @@ from rollouts.tito.trajectory import Origin
 
 @dataclass(frozen=True)
 class FindingItem:
-    """A finding in the list: where it lies in a row, and its sentences."""
+    """A finding in the list and in the JSON: where it lies in a row, and its sentences."""
 
     number: int
     kind: str
     title: str
-    meaning: str
     severity: str
     axis: str
     step: int | None
@@ -40,8 +39,6 @@ class FindingItem:
     expected_text: str
     actual_text: str
     missing: str = ""
-    breaks: bool = False
-    """Its step's prompt does not start with the parent's stream."""
 
     @property
     def is_comparable(self) -> bool:
@@ -191,12 +188,21 @@ def cost_sentence(lost: int, wrong: int, rows: int, repaid: int) -> str:
     return ", ".join(parts)
 
 
-def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class RoleShare:
+    """How much of what one role wrote is trained."""
+
+    role: str
+    turns: int
+    tokens: int
+    trained: int
+
+
+def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[RoleShare]:
     """Per role: tokens and how many of them are trained."""
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, RoleShare] = {}
     for turn in turns:
-        line = table.setdefault(turn.role, {"role": turn.role, "turns": 0, "tokens": 0, "trained": 0})
-        line["turns"] += 1
-        line["tokens"] += turn.n_tokens
-        line["trained"] += int(mask[turn.start : turn.stop].sum())
+        line = table.get(turn.role, RoleShare(turn.role, 0, 0, 0))
+        trained = int(mask[turn.start : turn.stop].sum())
+        table[turn.role] = RoleShare(turn.role, line.turns + 1, line.tokens + turn.n_tokens, line.trained + trained)
     return list(table.values())

@@ -1,17 +1,30 @@
 """Addresses of one trajectory: its pages, and its findings as scripts."""
 
-from django.urls import path
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.urls import URLPattern, path
 
 from inspector.trajectories import reproduce_views, views
+from inspector.trajectories.frame import Tab
+from inspector.trajectories.tabs import TABS
 from inspector.web.twins import twins
+
+
+def tab_urls(tabs: Sequence[Tab]) -> list[URLPattern]:
+    """The addresses of the tabs beside the tokens page."""
+    return [
+        url
+        for tab in tabs
+        if tab.build is not None
+        for url in twins(f"trajectories/<code:code>/{tab.slug}", views.tab_view(tab), name=tab.url_name)
+    ]
+
 
 urlpatterns = [
     *twins("trajectories/<code:code>", views.trajectory, name="trajectory"),
     path("trajectories/<code:code>/findings/<int:number>.py", reproduce_views.finding_script, name="finding-script"),
-    *twins("trajectories/<code:code>/compare", views.compare, name="trajectory-compare"),
-    *twins("trajectories/<code:code>/deltas", views.deltas, name="trajectory-deltas"),
-    *twins("trajectories/<code:code>/mask", views.mask, name="trajectory-mask"),
-    *twins("trajectories/<code:code>/strategies", views.strategies, name="trajectory-strategies"),
-    *twins("trajectories/<code:code>/record", views.record, name="trajectory-record"),
+    *tab_urls(TABS),
     path("trajectories/<code:code>/strategies/again", views.strategies_again, name="trajectory-replay"),
 ]

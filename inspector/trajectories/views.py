@@ -1,4 +1,4 @@
-"""The trajectory pages: tokens, side by side, template deltas, the mask explained. Each has a `.json` twin."""
+"""The views of a trajectory: its tokens, one view for each tab of ``tabs.TABS``, and the retry of a replay."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ from django.shortcuts import redirect
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
 
-from inspector.trajectories import tokens_page
-from inspector.trajectories.compare_page import compare_page
-from inspector.trajectories.deltas_page import deltas_page
-from inspector.trajectories.mask_page import mask_page
-from inspector.trajectories.record_page import recorded_page
-from inspector.trajectories.strategies_page import strategies_page
-from inspector.trajectories.tokens_json import tokens_json
+from inspector.trajectories import tabs, tokens_page
+from inspector.trajectories.frame import Tab, fingerprint, frame_of, is_live
 from inspector.web.access import may_write, reads_trajectory
-from inspector.web.twins import page, wants_json
+from inspector.web.twins import fields_of, json_page, page, wants_json
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
 from rollouts.tasks.replays import order
@@ -39,7 +34,7 @@ def conditional(view: View) -> View:
 
     @wraps(view)
     def wrapped(request: HttpRequest, trajectory: StoredTrajectory, *args: Any, **kwargs: Any) -> HttpResponse:
-        if tokens_page.is_live(trajectory):
+        if is_live(trajectory):
             response = view(request, trajectory, *args, **kwargs)
             response["Cache-Control"] = "no-store"
             return response
@@ -60,7 +55,7 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
     parts = (
         # A page names its style sheets and scripts by their hashes.
         PAGE_VERSION, getattr(staticfiles_storage, "manifest_hash", ""),
-        trajectory.pk, tokens_page.fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
+        trajectory.pk, fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
         run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
         request.get_full_path(), request.COOKIES.get("theme", ""),
         user.pk if user is not None and may_write(request) else "",
@@ -74,60 +69,41 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
 @reads_trajectory
 @conditional
 def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    if "have" in request.GET and request.GET["have"] == tokens_page.fingerprint(trajectory):
+    if "have" in request.GET and request.GET["have"] == fingerprint(trajectory):
         # The live page asks every two seconds: nothing new is nothing to swap.
         return HttpResponse(status=204)
-    found = tokens_page.read_page(request, trajectory)
+    found = tokens_page.read_tokens_page(request.GET, trajectory)
     if wants_json(request):
-        return page(request, "", tokens_json(trajectory, found))
-    return page(request, "trajectories/detail.html", tokens_page.html_context(request, trajectory, found))
+        return json_page(tokens_page.trajectory_page(trajectory, found))
+    frame = frame_of(request, trajectory, tabs.TOKENS, tabs.TABS)
+    html = tokens_page.trajectory_html(trajectory, found)
+    return page(request, "trajectories/detail.html", {**fields_of(frame), **fields_of(html)})
 
 
-def _answer(
-    request: HttpRequest,
-    trajectory: StoredTrajectory,
-    here: str,
-    template: str,
-    built: tuple[dict[str, Any], dict[str, Any]],
-) -> HttpResponse:
-    report, drawn = built
-    if wants_json(request):
-        return page(request, "", {**tokens_page.names(trajectory), **report})
-    frame = tokens_page.frame(request, trajectory, here)
-    return page(request, template, {**frame, "report": report, **drawn})
+def tab_view(tab: Tab) -> View:
+    """The view of a tab that has a builder."""
+
+    def view(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+        assert tab.build is not None
+        value, html = tab.build(request, trajectory)
+        if wants_json(request):
+            return json_page(value)
+        frame = frame_of(request, trajectory, tab, tabs.TABS)
+        return page(request, f"trajectories/{tab.slug}.html", value, **fields_of(frame), **fields_of(html))
+
+    return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))
 
 
-@reads_trajectory
-@conditional
-def compare(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    built = compare_page(request.GET, trajectory, tokens_page.shows_one(request))
-    return _answer(request, trajectory, "compare", "trajectories/compare.html", built)
+def _not_kept(view: View) -> View:
+    """The page shows work that goes on: no browser keeps it."""
 
+    @wraps(view)
+    def wrapped(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+        response = view(request, trajectory)
+        response["Cache-Control"] = "private, no-store"
+        return response
 
-@reads_trajectory
-@conditional
-def deltas(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    return _answer(request, trajectory, "deltas", "trajectories/deltas.html", deltas_page(request.GET, trajectory))
-
-
-@reads_trajectory
-@conditional
-def mask(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    return _answer(request, trajectory, "mask", "trajectories/mask.html", mask_page(request.GET, trajectory))
-
-
-@reads_trajectory
-@conditional
-def record(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    return _answer(request, trajectory, "record", "trajectories/record.html", recorded_page(request.GET, trajectory))
-
-
-@reads_trajectory
-def strategies(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    built = strategies_page(request, trajectory)
-    response = _answer(request, trajectory, "strategies", "trajectories/strategies.html", built)
-    response["Cache-Control"] = "private, no-store"
-    return response
+    return wrapped
 
 
 @require_POST
@@ -136,7 +112,7 @@ def strategies_again(request: HttpRequest, code: str) -> HttpResponse:
     found = parts.find_trajectory(code)
     if found is None:
         raise Http404(f"There is no trajectory with the code {code}.")
-    if not tokens_page.is_live(found) and not replays.missing(found):
+    if not is_live(found) and not replays.missing(found):
         made, is_new = replays.ask(found, again=True)
         if is_new:
             order(made)

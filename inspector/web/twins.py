@@ -65,8 +65,11 @@ def jsonable(value: Any) -> Any:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, one level deep: a template reads them as variables."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    """The fields of a dataclass by name, one level deep: a template reads them as variables.
+
+    A name that Python keeps for itself is written with an underscore behind it, which is left out here: ``with_``.
+    """
+    return {field.name.rstrip("_"): getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def from_columns(cls: type[T], record: Any, **more: Any) -> T:
@@ -85,7 +88,10 @@ def json_page(data: Page | Mapping[str, Any], status: int = 200) -> JsonResponse
 def page(
     request: HttpRequest, template: str, data: Page | Mapping[str, Any], status: int = 200, **only_html: Any
 ) -> HttpResponse:
-    """The page: `data` as JSON at the twin's address, else the template with `data` and what only HTML needs."""
+    """The page: `data` as JSON at the twin's address, else the template with `data` and what only HTML needs.
+
+    In the template a name of `only_html` takes the place of the field of that name.
+    """
     if wants_json(request):
         return json_page(data, status)
     fields = fields_of(data) if isinstance(data, Page) else data

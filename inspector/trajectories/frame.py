@@ -1,0 +1,195 @@
+"""What the pages of one trajectory share: how each JSON twin begins, the header, and the tab that a page is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+from inspector.trajectories.neighbours import Siblings, find_siblings, no_siblings
+from inspector.web.twins import Page
+from rollouts import selectors
+from rollouts.models import Run, StoredTrajectory, Tokenizer
+
+
+@dataclass(frozen=True)
+class TrajectoryHead(Page):
+    """How the JSON of each page of a trajectory begins."""
+
+    trajectory: str
+    """Its code, as in the address."""
+    external_id: str
+    """Its name in the source."""
+    run: str
+    """The code of its run."""
+    status: str
+    """``queued``, ``running``, ``done``, ``failed`` ..."""
+    reward: float | None
+    """The reward of the whole trajectory; None when there is none."""
+    reward_parts: dict[str, Any] | None
+    """Name -> value of what the reward was made of."""
+    stop_reason: str
+    """Why it ended, in the source's word."""
+    tokenizer: str | None
+    """The name of the run's tokenizer; None when the run has none."""
+
+
+def head_of(trajectory: StoredTrajectory) -> dict[str, Any]:
+    """The values of :class:`TrajectoryHead` by name."""
+    run = trajectory.run
+    other = {"trajectory": trajectory.code, "run": run.code, "tokenizer": run.tokenizer.name if run.tokenizer else None}
+    names = [field.name for field in fields(TrajectoryHead)]
+    return {name: other[name] if name in other else getattr(trajectory, name) for name in names}
+
+
+Build = Callable[[HttpRequest, StoredTrajectory], tuple[TrajectoryHead, Any]]
+"""Makes a page: the value that is its JSON, and a dataclass of what only its template needs.
+
+A field of the second takes the place of a field of the first that has the same name.
+"""
+
+
+@dataclass(frozen=True)
+class Tab:
+    """A page of a trajectory. ``inspector.trajectories.tabs.TABS`` lists them all."""
+
+    slug: str
+    """Ends the address, and names the template: ``trajectories/SLUG.html``."""
+    label: str
+    """The words of the tab."""
+    here: str = ""
+    """The words in the path above the header; empty for the page that is the trajectory itself."""
+    build: Build | None = None
+    """None = the tokens page, which has a view of its own."""
+    is_kept: bool = True
+    """A browser may keep the page of an ended trajectory, because it follows from what is stored."""
+    is_offered: Callable[[StoredTrajectory], bool] = lambda trajectory: True
+    """Whether the header of this trajectory shows the tab."""
+
+    @property
+    def url_name(self) -> str:
+        return f"trajectory-{self.slug}" if self.build else "trajectory"
+
+
+@dataclass(frozen=True)
+class TabLink:
+    """A tab in the header."""
+
+    name: str
+    url: str
+    current: bool
+
+
+@dataclass(frozen=True)
+class HeaderField:
+    """A fact in the header: a label, a value, and words that may follow it."""
+
+    label: str
+    value: str
+    note: str = ""
+    tone: str = ""
+    """``good``, ``bad`` or neither."""
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The header of a page of a trajectory, and the addresses of the pages around it."""
+
+    trajectory: StoredTrajectory
+    run: Run
+    tokenizer: Tokenizer | None
+    here: str
+    facts: list[HeaderField]
+    tabs: list[TabLink]
+    siblings: Siblings
+    has_siblings: bool
+    """False for the visitor of a link to this trajectory alone."""
+    run_url: str
+    """The list of the run, with the filter that led here."""
+    trajectory_url: str
+
+
+def base_url(trajectory: StoredTrajectory) -> str:
+    return reverse("trajectory", args=[trajectory.code])
+
+
+def is_live(trajectory: StoredTrajectory) -> bool:
+    """Still growing: its page asks again."""
+    return trajectory.status in (StoredTrajectory.Status.QUEUED, StoredTrajectory.Status.RUNNING)
+
+
+def fingerprint(trajectory: StoredTrajectory) -> str:
+    """Changes whenever the trajectory does."""
+    moment = trajectory.finished_at.timestamp() if trajectory.finished_at else 0
+    counts = f"{trajectory.n_steps}.{trajectory.n_tokens}.{trajectory.n_findings}"
+    return f"{trajectory.status}.{trajectory.attempt}.{counts}.{moment}"
+
+
+def shows_one(request: HttpRequest) -> bool:
+    """The visitor of a link to one trajectory alone: no other is theirs to see."""
+    share = getattr(request, "share", None)
+    return share is not None and share.run_id is None
+
+
+def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs: Sequence[Tab]) -> Frame:
+    """The header around the page ``tab``. At most three queries."""
+    run = trajectory.run
+    is_alone = shows_one(request)
+    siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug)
+    keep = siblings.keep_query
+    return Frame(
+        trajectory=trajectory,
+        run=run,
+        tokenizer=run.tokenizer,
+        here=tab.here,
+        facts=_header_fields(trajectory, run, is_alone),
+        tabs=[
+            TabLink(one.label, reverse(one.url_name, args=[trajectory.code]) + keep, one.slug == tab.slug)
+            for one in tabs
+            if one.is_offered(trajectory)
+        ],
+        siblings=siblings,
+        has_siblings=not is_alone,
+        run_url=siblings.list_url,
+        trajectory_url=base_url(trajectory) + keep,
+    )
+
+
+def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> list[HeaderField]:
+    reward = trajectory.reward
+    parts = ", ".join(f"{name} {value:g}" for name, value in list((trajectory.reward_parts or {}).items())[:6]
+                      if isinstance(value, int | float))  # fmt: skip
+    tone = "" if reward is None else "good" if reward > 0 else "bad"
+    facts = [HeaderField("reward", "none" if reward is None else f"{reward:.4g}", parts, tone)]
+    if trajectory.status == "done":
+        facts.append(HeaderField("stopped by", trajectory.stop_reason or "not recorded"))
+    else:
+        facts.append(HeaderField("status", trajectory.status))
+    if trajectory.group:
+        url = "" if is_alone else f"{reverse('run', args=[run.code])}?{urlencode({'group': trajectory.group})}"
+        facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=url))
+    facts.append(HeaderField("steps", f"{trajectory.n_steps:,}"))
+    facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if trajectory.n_rows > 1 else ""))
+    # Rows that came without steps rarely tell which of their tokens were sampled; a mask does not.
+    sampled = f"{trajectory.n_sampled:,} sampled" if trajectory.n_steps else ""
+    facts.append(HeaderField("tokens", f"{trajectory.n_tokens:,}", sampled))
+    facts.append(HeaderField("trained", f"{trajectory.n_trained:,}"))
+    if run.model:
+        facts.append(HeaderField("model", run.model, run.engine))
+    facts.append(HeaderField("tokenizer", run.tokenizer.name if run.tokenizer else "none"))
+    return facts
+
+
+def _group_note(trajectory: StoredTrajectory) -> tuple[str, str]:
+    """The rewards of the trajectories of the same prompt in words, and the tone of that."""
+    stats = selectors.group_stats(trajectory.run, [trajectory.group]).get(trajectory.group)
+    if stats is None or stats.n < 2 or stats.mean is None:
+        return "", ""
+    if stats.has_no_signal:
+        return f"{stats.n} trajectories, all rewards {stats.mean:.3g}: no learning signal", "bad"
+    return f"{stats.n} trajectories, rewards {stats.low:.3g} to {stats.high:.3g}, mean {stats.mean:.3g}", ""

@@ -1,0 +1,139 @@
+"""One window of tokens in the JSON of the tokens page, each token with every field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
+
+import numpy as np
+
+from inspector.html.text import characters
+from inspector.html.tokens import TokenPainter, Tokens
+from inspector.trajectories import reads as data
+from inspector.trajectories.place import WINDOW
+from inspector.trajectories.turns import Turn
+from rollouts import selectors
+from rollouts.models import StoredTrajectory
+from rollouts.selectors.parts import RowSummary
+from rollouts.tito.trajectory import Origin
+
+
+class TokenFields(TypedDict):
+    """Every field of a token."""
+
+    index: int
+    """Its offset in the row."""
+    id: int
+    text: str | None
+    """None where its bytes are no text alone."""
+    bytes: str | None
+    """Hexadecimal; None where they are not known."""
+    special: bool
+    """A control token of the tokenizer."""
+    origin: str
+    loss_mask: bool
+    logprob: float | None
+    """None where it was not sampled, or none was recorded."""
+    step: int | None
+    step_place: str | None
+    """Where in its step it stands, in words."""
+    turn: str | None
+    findings: list[str]
+    columns: NotRequired[dict[str, float | None]]
+    """Its values in the columns that a trainer wrote; None where a column is too short. Only of a row with columns."""
+
+
+@dataclass(frozen=True)
+class TokenWindow:
+    """Tokens ``[start, stop)`` of a row."""
+
+    start: int
+    stop: int
+    tokens: list[TokenFields]
+
+
+def read_window(
+    trajectory: StoredTrajectory,
+    row: RowSummary | None,
+    start: int,
+    turns: Sequence[Turn],
+    painter: TokenPainter,
+    has_columns: bool,
+) -> TokenWindow:
+    """At most ``WINDOW`` tokens of a row from ``start`` on; none where there is no row."""
+    if row is None:
+        return TokenWindow(0, 0, [])
+    start = min(start, row.n_tokens)
+    stop = min(start + WINDOW, row.n_tokens)
+    tokens = window_tokens(data.read_tokens(trajectory, row, start, stop), turns, painter)
+    if has_columns:
+        _add_columns(tokens, trajectory, row.index, start)
+    return TokenWindow(start, stop, tokens)
+
+
+def window_tokens(tokens: Tokens, turns: Sequence[Turn], painter: TokenPainter) -> list[TokenFields]:
+    """Every field of each token."""
+    table = painter.table
+    pieces: list[bytes | None] = [None] * len(tokens)
+    if table is not None:
+        pieces = [piece or None for piece in table.token_bytes(tokens.ids)]
+    logprobs = tokens.logprobs if tokens.logprobs is not None else np.full(len(tokens), np.nan, np.float32)
+    found: list[TokenFields] = []
+    at = 0
+    origins = [origin.slug for origin in Origin]
+    columns = zip(
+        tokens.ids.tolist(), tokens.origin.tolist(), tokens.loss_mask.tolist(), logprobs.tolist(), pieces, strict=True
+    )
+    for offset, (token_id, origin, trained, logprob, piece) in enumerate(columns, start=tokens.start):
+        while at < len(turns) - 1 and offset >= turns[at].stop:
+            at += 1
+        turn = turns[at] if turns else None
+        found.append(
+            {
+                "index": offset,
+                "id": token_id,
+                "text": _text(piece),
+                "bytes": None if piece is None else piece.hex(),
+                "special": painter.is_special(token_id),
+                "origin": origins[origin] if origin < len(origins) else str(origin),
+                "loss_mask": trained,
+                "logprob": logprob if np.isfinite(logprob) else None,
+                "step": turn.step_index if turn else None,
+                "step_place": _step_place(turn, offset),
+                "turn": f"turn {turn.number} · {turn.role}" if turn else None,
+                "findings": _findings(turn, offset),
+            }
+        )
+    return found
+
+
+def _add_columns(tokens: list[TokenFields], trajectory: StoredTrajectory, row: int, start: int) -> None:
+    record = selectors.get_row(trajectory, row)
+    for name, values in selectors.row_columns(record, start, start + len(tokens)).items():
+        for n, token in enumerate(tokens):
+            value = float(values[n]) if n < len(values) else float("nan")
+            token.setdefault("columns", {})[name] = value if np.isfinite(value) else None
+
+
+def _text(piece: bytes | None) -> str | None:
+    if piece is None:
+        return None
+    parts = characters(piece)
+    return None if any(char is None for _, _, char in parts) else "".join(char or "" for _, _, char in parts)
+
+
+def _step_place(turn: Turn | None, offset: int) -> str | None:
+    if turn is None or turn.step_index is None:
+        return None
+    part = {"completion": "completion", "delta": "ids put in", "prompt": "prompt"}.get(turn.part, turn.part)
+    return f"step {turn.step_index}, {part} {offset - turn.start:,} of {turn.n_tokens:,}"
+
+
+def _findings(turn: Turn | None, offset: int) -> list[str]:
+    items = turn.findings if turn else ()
+    return [
+        f"{item.number}: {item.title} ({item.severity})"
+        for item in items
+        if item.start <= offset < max(item.stop, item.start + 1)
+    ]
