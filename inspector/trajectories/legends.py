@@ -9,29 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.html.charts import MapTurn, TokenBar, extent, minimap, surprise_bars
-from inspector.html.tokens import LOGPROB_EDGES, Tokens
+from inspector.html.tokens import Tokens
+from inspector.trajectories.lenses import Legend, Swatch
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, PagePlace, View
 from inspector.trajectories.token_pane import Reader
 from inspector.trajectories.turns import FindingItem, Turn
 from rollouts.tito.trajectory import Origin
-
-
-@dataclass(frozen=True)
-class ScaleStep:
-    """One class of a scale: 0 to 8."""
-
-    index: int
-    title: str
-    label: str
-
-
-@dataclass(frozen=True)
-class ValueScale:
-    """The legend of a trainer's column."""
-
-    name: str
-    steps: list[ScaleStep]
-    signed: bool
 
 
 @dataclass(frozen=True)
@@ -61,18 +44,6 @@ class Strips:
     bars_text: str
 
 
-def logprob_scale() -> list[ScaleStep]:
-    edges = [0.0, *LOGPROB_EDGES]
-    steps = []
-    for index, edge in enumerate(edges):
-        low = LOGPROB_EDGES[index] if index < len(LOGPROB_EDGES) else None
-        words = f"logprob {edge:g} to {low:g}" if low is not None else f"logprob below {edge:g}"
-        percent = np.exp(low if low is not None else edge) * 100
-        label = f"{'≥' if low is not None else '<'}{percent:.2g}%"
-        steps.append(ScaleStep(index, words, label))
-    return steps
-
-
 def value_note(place: PagePlace, values: NDArray[np.float32] | None, reader: Reader) -> str:
     """Why a trainer's column colours nothing in what is shown; empty when it colours something."""
     if values is None:
@@ -88,17 +59,16 @@ def value_note(place: PagePlace, values: NDArray[np.float32] | None, reader: Rea
     return f"The lens “{place.lens.replace('_', ' ')}” colours nothing: {why}."
 
 
-def value_scale(name: str, values: NDArray[np.float32] | None, signed: bool) -> ValueScale | None:
+def value_legend(name: str, values: NDArray[np.float32], signed: bool) -> Legend:
     """The legend of a trainer's column."""
-    if values is None:
-        return None
     known = values[np.isfinite(values)]
     largest = float(np.abs(known).max()) if known.size else 0.0
     step = largest / (4 if signed else 8)
-    steps = [
-        ScaleStep(index, "up to this value", f"{(index - 4 if signed else index) * step:.3g}") for index in range(9)
+    swatches = [
+        Swatch(f"key-{'s' if signed else 'q'}{n}", f"{(n - 4 if signed else n) * step:.3g}", "up to this value")
+        for n in range(9)
     ]
-    return ValueScale(name.replace("_", " "), steps, signed)
+    return Legend(tuple(swatches), ends=(name.replace("_", " "), ""))
 
 
 def strips(

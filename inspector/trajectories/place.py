@@ -1,7 +1,4 @@
-"""What the trajectory pages show, as values: the place a URL names, turns, findings in reading order, the minimap.
-
-No HTML and no queries here: views fetch, these arrange, templates draw. A place is always (row, offset).
-"""
+"""The place that an address of the tokens page names: a row, a view, a lens, a window and a mark."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import urlencode
 
+from inspector.trajectories import lenses
 from inspector.web.twins import whole_number
 
 WINDOW = 4096
@@ -33,25 +31,14 @@ class View(StrEnum):
     """An element per token: one window."""
 
 
-class Lens(StrEnum):
-    """What the fill of a token says."""
-
-    MASK = "mask"
-    """Under the gradient or not."""
-    ORIGIN = "origin"
-    """Who wrote it."""
-    LOGPROB = "logprob"
-    """How surprising it was to the policy."""
-
-
 @dataclass(frozen=True)
 class PagePlace:
     """What a URL of the trajectory page asks for, made to fit the row that is there."""
 
     row: int = 0
     view: View = View.RUNS
-    lens: str = Lens.MASK
-    """One of :class:`Lens`, or the name of a trainer's column."""
+    lens: str = lenses.DEFAULT
+    """The slug of a built-in lens, or the name of a trainer's column."""
     window: int = 0
     """Row offset of the first token shown."""
     mark: tuple[int, int] | None = None
@@ -68,8 +55,8 @@ class PagePlace:
             named.append(("row", place.row))
         if place.view != View.RUNS:
             named.append(("view", place.view.value))
-        if place.lens != Lens.MASK:
-            named.append(("lens", str(place.lens)))
+        if place.lens != lenses.DEFAULT:
+            named.append(("lens", place.lens))
         if place.mark:
             named.append(("t", f"{place.mark[0]}-{place.mark[1]}"))
         if place.window:
@@ -98,10 +85,10 @@ def read_place(
         notices.append(f"There is no row {params['row'][:20]} here: rows run from 0 to {last}. This is row 0.")
         row = 0
     view = _choice(View, params.get("view"), View.RUNS)
-    lens: str = params.get("lens") or Lens.MASK
-    if lens not in list(Lens) and lens not in (columns or {}).get(row, ()):
+    lens = params.get("lens") or lenses.DEFAULT
+    if lenses.find(lens) is None and lens not in (columns or {}).get(row, ()):
         notices.append(f"This row has no lens “{lens[:40]}”; the loss mask is shown.")
-        lens = Lens.MASK
+        lens = lenses.DEFAULT
     n_tokens = row_lengths[row] if row_lengths else 0
     mark = None
     asked = params.get("t", "")

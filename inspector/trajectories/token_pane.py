@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from django.utils.safestring import SafeString
 
 from inspector.html.tokens import Block, TokenPainter, Tokens
-from inspector.trajectories.place import MAX_RUN_VIEW_TOKENS, WINDOW, Lens, PagePlace, View
+from inspector.trajectories import lenses
+from inspector.trajectories.place import MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View
 from inspector.trajectories.turns import Turn
 
 RUNS_BYTES = 2_000_000
@@ -81,6 +81,8 @@ def build_reader(
     ranges = [(item.start, item.stop) for turn in turns for item in turn.findings]
     size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     start, stop = place.window, min(place.window + size, n_tokens)
+    lens = lenses.find(place.lens)
+    splits = lens is not None and lens.splits_runs
     sections = []
     written = 0
     for turn in turns:
@@ -97,7 +99,7 @@ def build_reader(
         if written > RUNS_BYTES:
             stop = a
             break
-        blocks = painter.blocks(tokens.slice(a, b), ranges, place.mark, logprob=place.lens == Lens.LOGPROB)
+        blocks = painter.blocks(tokens.slice(a, b), ranges, place.mark, logprob=splits)
         kept = 0
         for block in blocks:
             written += len(block.html.encode())
@@ -109,6 +111,7 @@ def build_reader(
         if kept < len(blocks):
             stop = b
             break
+    here = "in this window" if place.view == View.TOKENS else "in this row"
     links: dict[str, str] = {}
     if start > 0:
         before = max(start - WINDOW, 0) if place.view == View.TOKENS else 0
@@ -116,28 +119,4 @@ def build_reader(
     if stop < n_tokens:
         key = "next_url" if place.view == View.TOKENS else "more_url"
         links[key] = place.query(window=stop, mark=None)
-    return Reader(tuple(sections), start, stop, n_tokens, lens_notes=_lens_notes(tokens, place), **links)
-
-
-def _lens_notes(tokens: Tokens, place: PagePlace) -> dict[str, str]:
-    """Why a lens colours nothing in what is shown."""
-    notes = {}
-    here = "in this window" if place.view == View.TOKENS else "in this row"
-    if not len(tokens):
-        return {lens.value: "There are no tokens to colour yet." for lens in Lens}
-    if not tokens.loss_mask.any():
-        notes["mask"] = f"The loss-mask lens colours nothing: no token {here} is under the gradient."
-    if not tokens.origin.any():
-        notes["origin"] = f"The origin lens colours nothing: every token {here} belongs to the first prompt."
-    elif not tokens.origin_known:
-        notes["origin"] = "Nobody recorded who wrote these tokens; the origin lens takes what is trained for sampled."
-    if tokens.logprobs is None or bool(np.isnan(tokens.logprobs).all()):
-        sampled = bool((tokens.origin == 1).any())
-        notes["logprob"] = "The log-probability lens colours nothing: " + (
-            "the source recorded no log-probabilities."
-            if sampled
-            else f"no token {here} is recorded as sampled, and only sampled tokens have one."
-        )
-    elif bool((np.nan_to_num(tokens.logprobs, nan=0.0) == 0.0).all()):
-        notes["logprob"] = "The log-probability lens colours nothing: every recorded log-probability is exactly 0."
-    return notes
+    return Reader(tuple(sections), start, stop, n_tokens, lens_notes=lenses.notes(tokens, here), **links)

@@ -10,11 +10,11 @@ import numpy as np
 from django.urls import reverse
 
 from inspector.html.tokens import Tokens, value_classes
-from inspector.trajectories import legends
+from inspector.trajectories import legends, lenses
 from inspector.trajectories import reads as data
 from inspector.trajectories.frame import TrajectoryHead, base_url, fingerprint, head_of, is_live
 from inspector.trajectories.neighbours import FILTER_FIELDS
-from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, Lens, PagePlace, View, read_place
+from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View, read_place
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
 from inspector.trajectories.token_window import TokenWindow, read_window
 from inspector.trajectories.turns import FindingItem, Turn
@@ -26,7 +26,6 @@ from rollouts.services.findings import worst_severity
 
 MAX_OUTLINE = 400
 MAX_ROWS = 60
-LENS_NAMES = {Lens.MASK: "loss mask", Lens.ORIGIN: "origin", Lens.LOGPROB: "logprob"}
 VIEW_NAMES = {View.RUNS: "run view", View.TOKENS: "token view"}
 
 
@@ -117,8 +116,8 @@ class Choice:
     current: bool
     url: str
     slug: str = ""
-    column: bool = False
-    """A lens from a trainer's column: the server draws it."""
+    request: str = ""
+    """Of a built-in lens: when a browser asks the server to switch it."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,8 @@ class TrajectoryHtml:
     lens_choices: list[Choice]
     lens_paint: str
     """The lens as the style sheet knows it: a trainer's column is ``value`` or ``signed``."""
-    logprob_scale: list[legends.ScaleStep]
-    value_scale: legends.ValueScale | None
+    legends: list[tuple[str, lenses.Legend]]
+    """Lens -> its legend."""
     value_note: str
     go_fields: list[tuple[str, str]]
     """Hidden fields of the form that goes to a token."""
@@ -210,7 +209,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
         notices=[*place.notices, *([f"No text: {missing}"] if missing else [])],
         rows=rows,
         row=rows[place.row] if rows else None,
-        lenses=[*(lens.value for lens in Lens), *columns],
+        lenses=[*(lens.slug for lens in lenses.LENSES), *columns],
         mark=place.mark,
         turns=[
             TurnSummary(
@@ -232,11 +231,18 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
     n_tokens = rows[place.row].n_tokens if rows else 0
     start, stop = wanted_range(place, n_tokens)
     tokens = data.read_tokens(trajectory, rows[place.row], start, stop) if rows else _no_tokens()
-    values, signed = None, False
-    if rows and place.lens not in list(Lens):
+    keys = [(lens.slug, lens.legend) for lens in lenses.LENSES]
+    lens = lenses.find(place.lens)
+    values = None
+    if lens is not None:
+        paint = lens.paint
+        tokens = replace(tokens, classes=lens.classes(tokens)) if lens.classes else tokens
+    else:  # read_place lets a column pass only where its row has it
         values = data.read_values(trajectory, rows[place.row], place.lens)
         classes = value_classes(values, n_tokens)
         signed = bool((values[np.isfinite(values)] < 0).any())
+        paint = "signed" if signed else "value"
+        keys.append((place.lens, legends.value_legend(place.lens, values, signed)))
         tokens = replace(tokens, classes=classes[tokens.start : tokens.start + len(tokens)])
     reader = build_reader(place, turns, tokens, n_tokens, painter)
     shown = tokens.slice(reader.start, reader.stop)
@@ -269,17 +275,16 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
         ],
         lens_choices=[
             *(
-                Choice(name, lens == place.lens, own + place.query(lens=lens), lens.value)
-                for lens, name in LENS_NAMES.items()
+                Choice(one.label, one.slug == place.lens, own + place.query(lens=one.slug), one.slug, one.request)
+                for one in lenses.LENSES
             ),
             *(
-                Choice(name.replace("_", " "), name == place.lens, own + place.query(lens=name), name, column=True)
+                Choice(name.replace("_", " "), name == place.lens, own + place.query(lens=name))
                 for name in columns[:12]
             ),
         ],
-        lens_paint=place.lens if values is None else "signed" if signed else "value",
-        logprob_scale=legends.logprob_scale(),
-        value_scale=legends.value_scale(place.lens, values, signed),
+        lens_paint=paint,
+        legends=keys,
         value_note=legends.value_note(place, values, reader),
         go_fields=_go_fields(place),
         mark_text=f"{place.mark[0]}-{place.mark[1]}" if place.mark else "",
@@ -362,5 +367,5 @@ def _outline(turns: Sequence[Turn], place: PagePlace, reader: Reader) -> list[Ou
 
 def _go_fields(place: PagePlace) -> list[tuple[str, str]]:
     fields = [("row", str(place.row) if place.row else ""), ("view", "tokens" if place.view == View.TOKENS else "")]
-    fields.append(("lens", str(place.lens) if place.lens != Lens.MASK else ""))
+    fields.append(("lens", place.lens if place.lens != lenses.DEFAULT else ""))
     return [(name, value) for name, value in [*fields, *place.keep] if value]

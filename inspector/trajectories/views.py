@@ -23,8 +23,18 @@ from rollouts.selectors import parts
 from rollouts.tasks.replays import order
 from rollouts.work import replays
 
-PAGE_VERSION = 12
-"""Part of the ETag: raise it when a page's HTML changes, so that no browser keeps the old one."""
+
+def _version_of_pages() -> str:
+    """Changes with the code and the templates that write a page."""
+    digest = hashlib.sha256()
+    for pattern in ("inspector/**/*.py", "templates/**/*.html"):
+        for file in sorted(settings.BASE_DIR.glob(pattern)):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+PAGE_VERSION = _version_of_pages()
+"""Part of the ETag, so that no browser keeps the page of an older version."""
 
 View = Callable[..., HttpResponse]
 

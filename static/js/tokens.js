@@ -11,7 +11,6 @@ const say = (text) => {
   if (status) status.textContent = text;
 };
 
-const LENSES = ["mask", "origin", "logprob"];
 let anchor = null;
 let firstG = 0;
 
@@ -147,19 +146,28 @@ function verticalNeighbour(element, here, direction) {
 }
 
 // --- the lens -----------------------------------------------------------------------------------------------------------
-/** The run view splits its runs by the lens when that has values, and a trainer's column takes the logprob's place. */
+const lensLinks = () => [...document.querySelectorAll("a[data-lens-choice]")];
+const lensLink = (lens) => lensLinks().find((link) => link.dataset.lensChoice === lens);
+
+/** A trainer's column has no link of its own here: the server draws it. */
 function needsRequest(lens) {
-  const now = pane()?.dataset.lens;
-  return now === "value" || now === "signed" || (!isTokenView() && (lens === "logprob" || now === "logprob"));
+  const when = [pane()?.dataset.lens, lens].map((name) => lensLink(name)?.dataset.lensRequest ?? "always");
+  return when.includes("always") || (!isTokenView() && when.includes("runs"));
+}
+
+function nextLens() {
+  const all = lensLinks().map((link) => link.dataset.lensChoice);
+  setLens(all[(all.indexOf(pane().dataset.lens) + 1) % all.length]);
 }
 
 function setLens(lens) {
-  const link = document.querySelector(`a[data-lens-choice="${lens}"]`);
+  const link = lensLink(lens);
   if (!link) return;
   if (needsRequest(lens)) return link.click();
   document.getElementById("reader").dataset.lens = lens;
   pane().dataset.lens = lens;
-  for (const other of document.querySelectorAll("a[data-lens-choice]")) {
+  for (const other of document.querySelectorAll("[data-for]")) other.hidden = other.dataset.for !== lens;
+  for (const other of lensLinks()) {
     if (other === link) other.setAttribute("aria-current", "true"); else other.removeAttribute("aria-current");
   }
   const url = new URL(location.href);
@@ -188,7 +196,7 @@ const KEYS = {
   "[": () => click("[data-go=previous]"),
   "]": () => click("[data-go=next]"),
   v: () => click("a[data-view-choice]:not([aria-current])"),
-  m: () => setLens(LENSES[(LENSES.indexOf(pane().dataset.lens) + 1) % LENSES.length]),
+  m: nextLens,
   f: () => { pane().toggleAttribute("data-solo"); solo(); },
   "/": () => document.querySelector("#find input")?.focus(),
   t: () => document.querySelector("#go-to input[name=t]")?.focus(),
