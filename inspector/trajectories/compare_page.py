@@ -19,14 +19,13 @@ from inspector.trajectories import reads as data
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, shows_one
 from inspector.trajectories.side_by_side import (
     ComparisonJson,
-    LinkedLine,
     PairChoice,
     PairWords,
     TokenComparison,
     as_json,
     compare,
     first_places,
-    linked_lines,
+    linked,
     plain_tokens,
 )
 from inspector.web.twins import whole_number
@@ -93,9 +92,6 @@ class CompareHtml:
     tokenizer_missing: str
     comparison: TokenComparison | None = None
     words: PairWords | None = None
-    lines: Sequence[LinkedLine] = ()
-    sites_rest: int = 0
-    """Differences that are not shown."""
 
 
 def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, CompareHtml]:
@@ -123,14 +119,11 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         return ComparePage(**asked, comparison=None), CompareHtml(choices, missing)
     comparison, words = answer
     page = AnsweredComparePage(**asked, comparison=as_json(comparison, painter), verdict=words.verdict)
-    return page, CompareHtml(
-        choices,
-        missing,
-        comparison,
-        words,
-        lines=_linked(comparison, question, steps, base_url(trajectory)),
-        sites_rest=comparison.n_sites - comparison.n_shown,
-    )
+    row = question.row
+    if question.step is not None:
+        holder = question.step.index if question.against == "retokenized" else question.step.parent
+        row = next((step.row for step in steps if step.index == holder), 0)
+    return page, CompareHtml(choices, missing, linked(comparison, row or 0, base_url(trajectory)), words)
 
 
 def _answer(
@@ -343,11 +336,3 @@ def _encoder(tokenizer: models.Tokenizer | None, notices: list[str]) -> LoadedTo
 
 def _joined(prompt: Ids, completion: Ids) -> Ids:
     return np.concatenate([prompt, completion])
-
-
-def _linked(comparison: TokenComparison, question: Question, steps: list[StepSummary], base: str) -> list[LinkedLine]:
-    row = question.row
-    if question.step is not None:
-        holder = question.step.index if question.against == "retokenized" else question.step.parent
-        row = next((step.row for step in steps if step.index == holder), 0)
-    return linked_lines(comparison, row or 0, base)

@@ -76,8 +76,8 @@ class Tab:
 
 
 @dataclass(frozen=True)
-class TabLink:
-    """A tab in the header."""
+class Link:
+    """A choice among several, such as a tab of the header."""
 
     name: str
     url: str
@@ -105,7 +105,7 @@ class Frame:
     tokenizer: Tokenizer | None
     here: str
     facts: list[HeaderField]
-    tabs: list[TabLink]
+    tabs: list[Link]
     siblings: Siblings
     has_siblings: bool
     """False for the visitor of a link to this trajectory alone."""
@@ -149,7 +149,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         here=tab.here,
         facts=_header_fields(trajectory, run, is_alone),
         tabs=[
-            TabLink(one.label, reverse(one.url_name, args=[trajectory.code]) + keep, one.slug == tab.slug)
+            Link(one.label, reverse(one.url_name, args=[trajectory.code]) + keep, one.slug == tab.slug)
             for one in tabs
             if one.is_offered(trajectory)
         ],

@@ -44,10 +44,20 @@ class AlignedLine:
     right: SafeString | None = None
     left_ids: tuple[int, ...] = ()
     right_ids: tuple[int, ...] = ()
+    url: str = ""
+    """The left side on the tokens page; empty where it is in no stored row."""
 
     @property
-    def n_hidden(self) -> int:
-        return self.left_stop - self.left_start
+    def n_hidden(self) -> str:
+        return f"{self.left_stop - self.left_start:,}"
+
+    @property
+    def left_ids_text(self) -> str:
+        return _ids(self.left_ids)
+
+    @property
+    def right_ids_text(self) -> str:
+        return _ids(self.right_ids)
 
     @property
     def place(self) -> str:
@@ -55,6 +65,11 @@ class AlignedLine:
         left = _span(self.left_start, self.left_stop)
         right = _span(self.right_start, self.right_stop)
         return left if left == right else f"{left} | {right}"
+
+
+def _ids(ids: tuple[int, ...]) -> str:
+    more = f", … {len(ids) - 64:,} more" if len(ids) > 64 else ""
+    return "[" + ", ".join(map(str, ids[:64])) + more + "]" if ids else ""
 
 
 def _span(a: int, b: int) -> str:
@@ -78,6 +93,10 @@ class TokenComparison:
     @property
     def n_shown(self) -> int:
         return min(self.n_sites, MAX_SITES)
+
+    @property
+    def n_rest(self) -> int:
+        return self.n_sites - self.n_shown
 
 
 @dataclass(frozen=True)
@@ -109,45 +128,14 @@ class PairChoice:
     current: bool
 
 
-@dataclass(frozen=True)
-class LinkedLine:
-    """A line of the table, with the tokens page at its left side."""
-
-    line: AlignedLine
-    url: str
-    """Empty where the left side is no stored row."""
-
-    @property
-    def kind(self) -> str:
-        return self.line.kind
-
-    @property
-    def n_hidden(self) -> str:
-        return f"{self.line.n_hidden:,}"
-
-    @property
-    def left_ids(self) -> str:
-        return _ids(self.line.left_ids)
-
-    @property
-    def right_ids(self) -> str:
-        return _ids(self.line.right_ids)
-
-
-def _ids(ids: tuple[int, ...]) -> str:
-    more = f", … {len(ids) - 64:,} more" if len(ids) > 64 else ""
-    return "[" + ", ".join(map(str, ids[:64])) + more + "]" if ids else ""
-
-
-def linked_lines(comparison: TokenComparison, row: int | None, base: str) -> list[LinkedLine]:
-    """Each line with its place on the tokens page, whose address is ``base``; ``row`` None = it is no stored row."""
-    place = PagePlace(row=row or 0, view=View.TOKENS)
-
-    def url(line: AlignedLine) -> str:
-        mark = (line.left_start, max(line.left_stop, line.left_start + 1))
-        return base + place.query(mark=mark) if row is not None else ""
-
-    return [LinkedLine(line, url(line)) for line in comparison.lines]
+def linked(comparison: TokenComparison, row: int, base: str) -> TokenComparison:
+    """The same with the address of each line's left side, in a row of the tokens page at ``base``."""
+    place = PagePlace(row=row, view=View.TOKENS)
+    marks = [(line.left_start, max(line.left_stop, line.left_start + 1)) for line in comparison.lines]
+    lines = [
+        replace(line, url=base + place.query(mark=mark)) for line, mark in zip(comparison.lines, marks, strict=True)
+    ]
+    return replace(comparison, lines=tuple(lines))
 
 
 def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:

@@ -22,11 +22,10 @@ from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.side_by_side import (
     ComparisonJson,
-    LinkedLine,
     TokenComparison,
     as_json,
     compare,
-    linked_lines,
+    linked,
 )
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
@@ -123,9 +122,6 @@ class StrategiesHtml:
     tone: str = ""
     left_note: str = ""
     right_note: str = ""
-    site_lines: Sequence[LinkedLine] = ()
-    sites_rest: int = 0
-    """Differences that are not shown."""
 
 
 def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, StrategiesHtml]:
@@ -166,7 +162,8 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     verdict, same = _verdict(comparison, left, right)
     counts = _counts(asked[0], left), _counts(asked[1], right)
     compared = StrategyComparison(*counts, verdict, **vars(as_json(comparison, painter)))
-    recorded = asked[0].row if asked[0].slug == RECORDED else None
+    if asked[0].slug == RECORDED:
+        comparison = linked(comparison, asked[0].row, base_url(trajectory))
     return replace(page, comparison=compared), replace(
         html,
         comparison=comparison,
@@ -174,8 +171,6 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         tone="yes" if same else "no",
         left_note=_note(counts[0]),
         right_note=_note(counts[1]),
-        site_lines=linked_lines(comparison, recorded, base_url(trajectory)),
-        sites_rest=comparison.n_sites - comparison.n_shown,
     )
 
 

@@ -12,7 +12,7 @@ from django.urls import reverse
 from inspector.html.tokens import Tokens, value_classes
 from inspector.trajectories import legends, lenses
 from inspector.trajectories import reads as data
-from inspector.trajectories.frame import TrajectoryHead, base_url, fingerprint, head_of, is_live
+from inspector.trajectories.frame import Link, TrajectoryHead, base_url, fingerprint, head_of, is_live
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View, read_place
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
@@ -97,27 +97,21 @@ class TrajectoryPage(TrajectoryHead):
 
 
 @dataclass(frozen=True)
-class RowTab:
+class RowTab(Link):
     """A row above the pane."""
 
-    index: int
-    current: bool
-    text: str
+    size: str
     worst: str
     """The gravest severity of its findings, or empty."""
-    url: str
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A view or a lens in its switch."""
+class LensLink(Link):
+    """A lens in its switch."""
 
-    name: str
-    current: bool
-    url: str
     slug: str = ""
+    """Of a built-in lens, as ``request``: when a browser asks the server to switch it."""
     request: str = ""
-    """Of a built-in lens: when a browser asks the server to switch it."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +160,8 @@ class TrajectoryHtml:
     turns: list[Turn]
     outline: list[OutlineTurn]
     outline_rest: str
-    view_choices: list[Choice]
-    lens_choices: list[Choice]
+    view_choices: list[Link]
+    lens_choices: list[LensLink]
     lens_paint: str
     """The lens as the style sheet knows it: a trainer's column is ``value`` or ``signed``."""
     legends: list[tuple[str, lenses.Legend]]
@@ -259,9 +253,9 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
         no_findings=_no_findings(trajectory),
         row_tabs=[
             RowTab(
-                row.index, row.index == place.row, f"{row.n_tokens:,}",
+                f"row {row.index}", own + place.query(row=row.index, mark=None, window=0), row.index == place.row,
+                f"{row.n_tokens:,}",
                 worst_severity(item.severity for item in found.findings if item.row == row.index),
-                own + place.query(row=row.index, mark=None, window=0),
             )
             for row in rows[:MAX_ROWS]
         ],
@@ -270,16 +264,16 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
         outline=_outline(turns, place, reader),
         outline_rest=f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
         view_choices=[
-            Choice(name, view == place.view, own + place.query(view=view, window=_window_for(view, place, n_tokens)))
+            Link(name, own + place.query(view=view, window=_window_for(view, place, n_tokens)), view == place.view)
             for view, name in VIEW_NAMES.items()
         ],
         lens_choices=[
             *(
-                Choice(one.label, one.slug == place.lens, own + place.query(lens=one.slug), one.slug, one.request)
+                LensLink(one.label, own + place.query(lens=one.slug), one.slug == place.lens, one.slug, one.request)
                 for one in lenses.LENSES
             ),
             *(
-                Choice(name.replace("_", " "), name == place.lens, own + place.query(lens=name))
+                LensLink(name.replace("_", " "), own + place.query(lens=name), name == place.lens)
                 for name in columns[:12]
             ),
         ],

@@ -18,6 +18,7 @@ from inspector.trajectories import lenses, tabs
 from inspector.trajectories.frame import Tab, TrajectoryHead, head_of
 from inspector.trajectories.lenses import Legend, LensSpec, Swatch
 from inspector.trajectories.urls import tab_urls
+from inspector.web.twins import fields_of
 from rollouts.models import StoredTrajectory
 from tests.web.samples import one_line, stored_run
 
@@ -55,6 +56,18 @@ def _tokens(pane: str) -> list[tuple[str, str]]:
     """Classes and text of each token; without a tokenizer the text is the id."""
     parts = [part.partition(">") for part in pane.split("<i")[1:] if part.startswith(" class")]
     return [(names, rest.partition("<")[0]) for names, _, rest in parts]
+
+
+def test_the_json_of_each_page_has_the_fields_of_its_dataclass(
+    web: Client, trajectory: StoredTrajectory, rf, admin_user
+) -> None:
+    for tab in tabs.TABS[1:]:
+        request = rf.get("/")
+        request.user = admin_user
+        value, _ = tab.build(request, trajectory)
+        keys = web.get(f"/trajectories/{trajectory.code}/{tab.slug}.json").json().keys()
+        assert list(keys) == list(fields_of(value)), tab.slug
+        assert isinstance(value, TrajectoryHead)
 
 
 @dataclass(frozen=True)
