@@ -324,7 +324,7 @@ def _encoder(tokenizer: models.Tokenizer | None, notices: list[str]) -> LoadedTo
     if tokenizer is None:
         notices.append(
             "Without a tokenizer nothing can be decoded and encoded again. Register one, then choose it under "
-            "“Judge it again” on the page of the run."
+            "“Diagnose again” on the page of the run."
         )
         return None
     try:

@@ -69,7 +69,7 @@ def read_findings(
             row = row if row in follows else None
         remedy = finding.remedy
         if finding.kind == "not_decidable" and finding.missing == "tokenizer":
-            remedy = "Choose a tokenizer for the run, under “Judge it again” on its page."
+            remedy = "Choose a tokenizer for the run, under “Diagnose again” on its page."
         items.append(
             FindingItem(
                 number, finding.kind, finding_title(finding.kind),

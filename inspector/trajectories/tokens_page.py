@@ -323,7 +323,7 @@ def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) 
             FindingEntry(
                 item=item,
                 place=f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
-                # A step whose stream is in no row, because a strategy made the rows anew, is shown on another page.
+                # A step whose stream is in no row, because a strategy made other rows, is shown on another page.
                 url=url if item.row is not None else compare_url or delta_url or url,
                 current=item.row == place.row and place.mark == mark,
                 compare_url=compare_url,
