@@ -283,7 +283,6 @@ def test_the_tables_beside_the_kinds_name_kinds_alone() -> None:
 KNOWN_NAMES = {
     ("inspector/settings.py", "transformers"),  # the default of INSPECTOR_ENGINE
     ("rollouts/work/launch.py", "tool_delta"),  # the default of a launch
-    ("inspector/trajectories/strategies_page.py", "step_wise"),  # a key of the page's JSON
 }
 REGISTRIES = ("rollouts/engines/", "rollouts/tito/strategies/")
 OTHER_NAMES = ("rollouts/gpu_proof/", "rollouts/management/", "rollouts/chat_templates/")
