@@ -1,7 +1,7 @@
 """The only place that loads a tokenizer.
 
-``byte_table`` serves the web process: numpy and the standard library alone. ``load`` gives a codec; the native encoders
-and ``transformers`` are imported when they are first needed, never when this package is.
+``byte_table`` serves the web process; it needs numpy and the standard library alone. ``load`` returns a codec. The
+native encoders and ``transformers`` are imported at first use, never when this package is imported.
 """
 
 from rollouts.tokenizers.byte_table import ByteTable, byte_table

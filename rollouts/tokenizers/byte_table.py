@@ -1,6 +1,6 @@
-"""Id -> bytes for every token, built once from tokenizer.json and memory-mapped: what the web process draws pages with.
+"""The bytes of every token id, built once from tokenizer.json and memory-mapped. The web process draws pages with them.
 
-Byte-true: the bytes of a stream, joined, are the bytes that the encoder read. A token that holds half a character keeps
+The bytes of a stream, joined, are exactly the bytes that the encoder read. A token that holds half a character keeps
 its half. Opening a table needs numpy and the standard library alone.
 """
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rollouts.tokenizers.files import Definition, TokenizerUnusable, read_definition, tokenizer_folder
 
 FORMAT = 2
-"""Part of a table's folder name: raise it when the content of a table changes."""
+"""Part of the name of a table's folder. Raise it when the content of a table changes."""
 MAX_VOCAB = 4_000_000
 NO_BYTES = b""
 METASPACE = "▁"
@@ -42,7 +42,7 @@ class ByteTable:
         self._bytes = np.frombuffer(data, dtype=np.uint8)
 
     def token_bytes(self, ids: NDArray[np.int32] | Sequence[int]) -> list[bytes]:
-        """The bytes of each id; an id outside the vocabulary gives ``b""``."""
+        """The bytes of each id; ``b""`` for an id outside the vocabulary."""
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
         known = (array >= 0) & (array < self.vocab_size)
         safe = np.where(known, array, 0)
@@ -52,12 +52,13 @@ class ByteTable:
         return [data[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def joined(self, ids: NDArray[np.int32] | Sequence[int]) -> tuple[bytes, NDArray[np.int64]]:
-        """The bytes of a stream, and for each of its ids ``[n]`` where they end: one gather, no object per token."""
+        """The bytes of a stream, and for each of its ids ``[n]`` where its bytes end. No Python object is made per
+        token."""
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
         if not len(array):
             return b"", array
         known = None
-        if array.view(np.uint64).max() >= self.vocab_size:  # a negative id is a huge one here
+        if array.view(np.uint64).max() >= self.vocab_size:  # as unsigned, a negative id is a huge one
             known = (array >= 0) & (array < self.vocab_size)
             array = np.where(known, array, 0)
         starts = self._offsets.take(array).astype(np.int64)
@@ -74,13 +75,13 @@ class ByteTable:
         return self.joined(ids)[0]
 
     def text(self, ids: NDArray[np.int32] | Sequence[int]) -> str:
-        """The stream as text; bytes that are no UTF-8 become U+FFFD."""
+        """The stream as text; bytes that are not UTF-8 become U+FFFD."""
         return self.join(ids).decode("utf-8", "replace")
 
 
 @lru_cache(maxsize=1)
 def _byte_of_char() -> dict[str, int]:
-    """The GPT-2 alphabet of byte-level BPE: each of 256 bytes as one printable character."""
+    """The alphabet of byte-level BPE (GPT-2): each of the 256 bytes as one printable character."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     for n, byte in enumerate(b for b in range(256) if b not in set(printable)):
@@ -89,7 +90,7 @@ def _byte_of_char() -> dict[str, int]:
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """The bytes of a byte-level piece; a piece outside the alphabet stands for its own text, as in the decoder."""
+    """The bytes of a byte-level piece. A piece outside the alphabet stands for its own text, as in the decoder."""
     alphabet = _byte_of_char()
     try:
         return bytes([alphabet[char] for char in piece])
@@ -98,7 +99,7 @@ def byte_level_bytes(piece: str) -> bytes:
 
 
 def metaspace_bytes(piece: str) -> bytes:
-    """The bytes of a SentencePiece piece: ``<0xE2>`` is one byte, the low line is a space."""
+    """The bytes of a SentencePiece piece: ``<0xE2>`` is one byte, ``▁`` (U+2581) is a space."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         try:
             return bytes([int(piece[3:5], 16)])
@@ -108,7 +109,7 @@ def metaspace_bytes(piece: str) -> bytes:
 
 
 def parts(node: Any) -> Iterator[Mapping[str, Any]]:
-    """A normalizer, pre-tokenizer or decoder of tokenizer.json and everything nested in it."""
+    """A normalizer, pre-tokenizer or decoder of tokenizer.json, and every part nested in it."""
     if isinstance(node, Mapping):
         yield node
         for key in ("normalizers", "pretokenizers", "decoders", "processors"):
@@ -117,7 +118,7 @@ def parts(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def kind_of(tokenizer: Mapping[str, Any]) -> str:
-    """How this tokenizer's pieces spell bytes."""
+    """How the pieces of this tokenizer stand for bytes: ``byte_level``, ``metaspace`` or ``decoded``."""
     decoder = [part.get("type") for part in parts(tokenizer.get("decoder"))]
     before = [part.get("type") for part in parts(tokenizer.get("pre_tokenizer"))]
     if "ByteLevel" in decoder or (not decoder and "ByteLevel" in before):
@@ -132,7 +133,7 @@ def kind_of(tokenizer: Mapping[str, Any]) -> str:
 
 
 def _decoded_pieces(definition: Definition) -> Callable[[int], bytes]:
-    """For any other decoder: what a token adds to the decoded text of a token before it."""
+    """For all other decoders: what a token adds to the decoded text when it follows another token."""
     from tokenizers import Tokenizer
 
     try:
@@ -151,12 +152,12 @@ def _decoded_pieces(definition: Definition) -> Callable[[int], bytes]:
 
 
 def is_control(content: str, special: bool) -> bool:
-    """Is this added token a control token? Added runs of spaces or newlines, and added plain words, are text."""
+    """Whether an added token is a control token. Added runs of spaces or newlines, and added plain words, are text."""
     return special or bool(content.strip() and not content.strip().isalnum())
 
 
 def build(definition: Definition) -> tuple[NDArray[np.uint32], bytes, NDArray[np.bool_], str]:
-    """Offsets ``[V+1]``, all bytes, control mask ``[V]`` and kind of a tokenizer's table."""
+    """Offsets ``[V+1]``, all bytes, control mask ``[V]`` and the kind of table. Raises :class:`TokenizerUnusable`."""
     try:
         kind = kind_of(definition.tokenizer)
         base = dict(definition.base())
@@ -165,7 +166,7 @@ def build(definition: Definition) -> tuple[NDArray[np.uint32], bytes, NDArray[np
         raise TokenizerUnusable(f"The vocabulary of tokenizer.json is malformed: {error!r}") from error
     size = max([*base, *added]) + 1
     if min([*base, *added]) < 0 or size > MAX_VOCAB:
-        raise TokenizerUnusable(f"The vocabulary has ids outside 0 to {MAX_VOCAB:,}; no tokenizer has.")
+        raise TokenizerUnusable(f"The vocabulary has ids outside 0 to {MAX_VOCAB:,}; no tokenizer has such ids.")
     of_piece = {"byte_level": byte_level_bytes, "metaspace": metaspace_bytes}.get(kind)
     decoded = None if of_piece else _decoded_pieces(definition)
     pieces: list[bytes] = [NO_BYTES] * size
@@ -192,7 +193,7 @@ def from_definition(definition: Definition) -> ByteTable:
 def byte_table(tokenizer_dir: str | Path, cache_dir: str | Path) -> ByteTable:
     """The table of a tokenizer's folder, built at first use under ``cache_dir`` and memory-mapped from there.
 
-    Raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` when the folder holds no tokenizer.
+    Raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` when the folder holds no usable tokenizer.
     """
     folder = tokenizer_folder(tokenizer_dir)
     marks = []
@@ -206,7 +207,7 @@ def byte_table(tokenizer_dir: str | Path, cache_dir: str | Path) -> ByteTable:
 @lru_cache(maxsize=32)
 def _opened(folder: str, cache_dir: str, _marks: tuple[object, ...]) -> ByteTable:
     definition = None
-    # The name of the cache folder is of the contents, so that the same tokenizer in two folders has one table.
+    # The cache folder is named after the contents, so that the same tokenizer in two folders has one table.
     pointer = Path(cache_dir) / "by-folder" / f"{_key(folder, _marks)}.txt"
     if pointer.is_file():
         place = Path(cache_dir) / pointer.read_text().strip()
@@ -229,14 +230,14 @@ def _key(*values: object) -> str:
 
 
 def _write(place: Path, definition: Definition) -> None:
-    """Write a table so that it is either whole or absent, also when two processes write it at once."""
+    """Write a table so that it is either whole or absent, even when two processes write it at the same time."""
     offsets, data, special, kind = build(definition)
     place.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".table-", dir=place.parent))
     try:
         np.save(scratch / "offsets.npy", offsets)
         np.save(scratch / "special.npy", special)
-        # A mapping of nothing is an error, so an empty table still has one byte.
+        # An empty file cannot be mapped, so an empty table still has one byte.
         (scratch / "bytes.bin").write_bytes(data or b"\0")
         (scratch / "meta.json").write_text(json.dumps({"format": FORMAT, "kind": kind, "sha256": definition.sha256}))
         scratch.chmod(0o755)
@@ -250,8 +251,8 @@ def _write(place: Path, definition: Definition) -> None:
 
 
 def open_table(place: Path) -> ByteTable:
-    """A table that was written before; only numpy and the standard library."""
-    # A plain view of the mapping: memmap's own class is slow to index.
+    """A table that was written before. Needs numpy and the standard library alone."""
+    # A plain view of the mapping, because indexing the ``memmap`` class is slow.
     offsets = np.load(place / "offsets.npy", mmap_mode="r").view(np.ndarray)
     special = np.load(place / "special.npy")
     kind = json.loads((place / "meta.json").read_text())["kind"]

@@ -24,11 +24,11 @@ SAMPLE = (
     "https://example.org/a/b?c=d&e=f#g", "  leading and trailing  ", "CamelCaseWords snake_case_words kebab-case",
     "<0x0A> <|not_a_token|> ▁low ▁line", "   \n\n   three\n   ", "…—–‘’“”", "½ ² ㎏ ①",
 )  # fmt: skip
-"""Awkward texts that tell encoders apart."""
+"""Awkward texts on which encoders differ."""
 
 
 class Encoder(Protocol):
-    """Text to ids, control tokens recognised, nothing added."""
+    """Text to ids. Control tokens are recognised; nothing is added."""
 
     name: str
 
@@ -42,7 +42,7 @@ def _ids(values: Sequence[int]) -> Ids:
 
 
 class Reference:
-    """The ``tokenizers`` library: the judge."""
+    """The ``tokenizers`` library: other encoders must return the same ids."""
 
     name = "tokenizers"
 
@@ -58,7 +58,7 @@ class Reference:
         return [_ids(e.ids) for e in self.raw.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
-        """Ids and, for each, the characters ``[start, stop)`` of the text it came from."""
+        """Ids and, for each id, the characters ``[start, stop)`` of the text that it covers."""
         encoding = self.raw.encode(text, add_special_tokens=False)
         return _ids(encoding.ids), list(encoding.offsets)
 
@@ -77,14 +77,14 @@ class Fast:
         return _ids(self.raw.encode(text).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """All ids come in one buffer, no Python object each."""
+        """All ids arrive in one buffer, without a Python object for each."""
         data, offsets = self.raw.encode_batch_flat(list(texts))
         ids = np.frombuffer(data, dtype="<u4").astype(np.int32)
         return [ids[start:stop] for start, stop in pairwise(np.frombuffer(offsets, dtype="<u8").tolist())]
 
 
 def sample_texts(definition: Mapping[str, Any]) -> list[str]:
-    """The sample, with this tokenizer's control tokens inside text, side by side and damaged."""
+    """The sample, and texts with this tokenizer's control tokens inside words, side by side and damaged."""
     added = [token["content"] for token in definition.get("added_tokens") or ()]
     chosen = added if len(added) <= 40 else [*added[:20], *added[-20:]]
     texts = [*SAMPLE, "".join(chosen), " ".join(chosen), "\n".join(chosen)]
@@ -93,17 +93,17 @@ def sample_texts(definition: Mapping[str, Any]) -> list[str]:
 
 
 def fast_encoder(definition: Mapping[str, Any], text: str, reference: Reference) -> Fast | None:
-    """``fastokens`` for this tokenizer if it loads and gives the reference's ids on the whole sample, else None."""
+    """``fastokens`` for this tokenizer if it loads and returns the reference's ids for the whole sample, else None."""
     try:
         fast = Fast(text)
         sample = sample_texts(definition)
-        for given, expected, actual in zip(
+        for one, expected, actual in zip(
             sample, reference.encode_batch(sample), fast.encode_batch(sample), strict=True
         ):
             if not np.array_equal(expected, actual):
-                logger.info("fastokens differs from tokenizers on %r; the reference encoder is used", given[:80])
+                logger.info("fastokens differs from tokenizers on %r; the reference encoder is used", one[:80])
                 return None
-    except BaseException as error:  # a panic of the native library is no Exception
+    except BaseException as error:  # a panic of the native library is not an Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         logger.info("fastokens does not load this tokenizer (%s); the reference encoder is used", error)

@@ -1,6 +1,6 @@
-"""A tokenizer's folder as JSON: the definition that the encoders read, its named tokens, its chat template.
+"""A tokenizer's folder as JSON: the definition for the encoders, the named tokens and the chat template.
 
-Only JSON and the chat template's text are read; nothing in the folder is ever executed.
+Only JSON and the text of the chat template are read. Nothing in the folder is ever executed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The attributes that ``transformers`` hands to a chat template when the tokenizer has them."""
+"""The attributes that ``transformers`` passes to a chat template when the tokenizer has them."""
 
 MAX_JSON_BYTES = 200_000_000
 MAX_TEMPLATE_BYTES = 2_000_000
 
 
 class TokenizerUnusable(ValueError):
-    """The folder holds no tokenizer that can be read; the message says what is wrong and with which file."""
+    """The folder holds no tokenizer that can be read. The message names the file and what is wrong with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,16 +29,16 @@ class Definition:
 
     folder: Path
     sha256: str
-    """Of the bytes of tokenizer.json."""
+    """The SHA-256 of the bytes of tokenizer.json."""
     tokenizer: Mapping[str, Any]
-    """tokenizer.json, with the tokens that only tokenizer_config.json adds, without truncation and padding."""
+    """tokenizer.json without truncation and padding, plus the tokens that only tokenizer_config.json adds."""
     text: str
-    """``tokenizer`` as JSON text: what the encoders are made from."""
+    """``tokenizer`` as JSON text. The encoders are built from it."""
     named_tokens: Mapping[str, str]
-    """``bos_token``, ``eos_token``, ... as the chat template sees them; absent where the tokenizer has none."""
+    """``bos_token``, ``eos_token``, ... as the chat template sees them. A token that the tokenizer lacks is absent."""
     chat_template: str | None
     stop_token_ids: tuple[int, ...]
-    """The end-of-sequence ids of generation_config.json; empty where there is none."""
+    """The end-of-sequence ids of generation_config.json; empty when there are none."""
     model_max_length: int | None
 
     def added(self) -> Iterator[tuple[int, str, bool]]:
@@ -56,7 +56,10 @@ class Definition:
 
 
 def tokenizer_folder(path: str | Path) -> Path:
-    """The folder that holds tokenizer.json, given it or the file itself."""
+    """The folder that holds tokenizer.json, from the path of the folder or of the file.
+
+    Raises :class:`TokenizerUnusable` when there is none.
+    """
     path = Path(path)
     folder = path.parent if path.name == "tokenizer.json" else path
     if not folder.is_dir():
@@ -69,9 +72,9 @@ def tokenizer_folder(path: str | Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's value, or a sentence about why it is none."""
+    """The value of a JSON file. Raises :class:`TokenizerUnusable` when the file is too large or not JSON."""
     if path.stat().st_size > MAX_JSON_BYTES:
-        raise TokenizerUnusable(f"{path.name} is larger than {MAX_JSON_BYTES // 1_000_000} MB; no tokenizer is.")
+        raise TokenizerUnusable(f"{path.name} is larger than {MAX_JSON_BYTES // 1_000_000} MB, the limit.")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -92,14 +95,14 @@ def read_definition(path: str | Path) -> Definition:
     tokenizer = {**tokenizer, "truncation": None, "padding": None}
     try:
         tokenizer["added_tokens"] = _added_tokens(tokenizer, config)
-        # Writing 10 MB of JSON again takes longer than reading it, and hardly any tokenizer needs it.
+        # Writing 10 MB of JSON takes longer than reading it, and hardly any tokenizer needs it.
         changed = any(tokenizer[key] != as_written.get(key) for key in ("truncation", "padding", "added_tokens"))
         text = json.dumps(tokenizer) if changed else raw.decode("utf-8")
         generation = _optional_object(folder / "generation_config.json")
         eos = generation.get("eos_token_id")
         stops = tuple(int(i) for i in (eos if isinstance(eos, list) else [eos]) if i is not None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TokenizerUnusable(f"The folder's JSON is not that of a tokenizer: {error!r}") from error
+        raise TokenizerUnusable(f"The folder's JSON does not describe a tokenizer: {error!r}") from error
     limit = config.get("model_max_length")
     return Definition(
         folder=folder,
@@ -121,7 +124,7 @@ def _optional_object(path: Path) -> dict[str, Any]:
 
 
 def _added_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The added tokens of tokenizer.json and those that tokenizer_config.json alone knows."""
+    """The added tokens of tokenizer.json, and those that only tokenizer_config.json has."""
     added = [dict(token) for token in tokenizer.get("added_tokens") or ()]
     known = {token["content"] for token in added}
     vocab = tokenizer["model"]["vocab"]
@@ -143,7 +146,7 @@ def _text(token: Any) -> str | None:
 
 
 def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by attribute name, as ``transformers`` gives them to a template."""
+    """Special tokens by attribute name, as ``transformers`` passes them to a template."""
     source = {**_optional_object(folder / "special_tokens_map.json"), **{k: v for k, v in config.items() if v}}
     named = {name: text for name in NAMED_TOKENS if (text := _text(source.get(name))) is not None}
     for extra in (config.get("extra_special_tokens"), config.get("model_specific_special_tokens")):
@@ -153,11 +156,12 @@ def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The template in chat_template.jinja, else in tokenizer_config.json (the one named ``default`` of several)."""
+    """The text of chat_template.jinja, else of tokenizer_config.json (of several templates the one named
+    ``default``)."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise TokenizerUnusable("chat_template.jinja is larger than 2 MB; no chat template is.")
+            raise TokenizerUnusable("chat_template.jinja is larger than 2 MB; no chat template is that large.")
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):

@@ -1,4 +1,4 @@
-"""A tokenizer from the Hugging Face hub, where the installation allows it: JSON and template files only."""
+"""Fetches a tokenizer from the Hugging Face hub, where the installation allows it: JSON and template files only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ _REVISION = re.compile(r"[\w./-]{1,100}")
 
 
 def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = False) -> Path:
-    """Download a model's tokenizer files at one revision; gives their folder.
+    """Download a model's tokenizer files at one revision and return their folder.
 
-    Never runs code of the model. Raises :class:`TokenizerUnusable`: not allowed, no such model, offline.
+    No code of the model is ever run. Raises :class:`TokenizerUnusable` when fetching is not allowed, when there is no
+    such model or tokenizer, or when the hub cannot be reached.
     """
     if not allowed:
         raise TokenizerUnusable(
             "This installation does not fetch tokenizers from the hub. Name a local folder, or upload tokenizer.json."
         )
     if not _ID.fullmatch(hub_id):
-        raise TokenizerUnusable(f"{hub_id!r} is no hub id; one looks like Qwen/Qwen3-4B.")
+        raise TokenizerUnusable(f"{hub_id!r} is not a hub id. A hub id looks like Qwen/Qwen3-4B.")
     if not _REVISION.fullmatch(revision):
         raise TokenizerUnusable("Name a revision: a commit, a tag or a branch such as main.")
     from huggingface_hub import snapshot_download
@@ -40,7 +41,7 @@ def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = 
     path = Path(folder)
     if not (path / "tokenizer.json").is_file():
         raise TokenizerUnusable(f"{hub_id} at {revision} has no tokenizer.json.")
-    # The hub's cache consists of links into its own blobs; what is checked is what they point to.
+    # The hub's cache consists of links into its own blobs. The files behind the links are checked.
     plain = _plain_copy(path)
     problems = check_folder(plain)
     if problems:
@@ -49,7 +50,7 @@ def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = 
 
 
 def _plain_copy(path: Path) -> Path:
-    """The folder with plain files in place of links."""
+    """A copy of the folder with plain files in place of links."""
     target = path.parent.parent / "plain" / path.name
     target.mkdir(parents=True, exist_ok=True)
     for name in WANTED:

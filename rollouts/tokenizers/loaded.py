@@ -1,4 +1,5 @@
-"""The one way to a tokenizer: ``load`` gives a codec that encodes exactly, decodes byte-true and knows its stop ids."""
+"""The one way to a tokenizer: ``load`` returns a codec that encodes exactly, decodes to bytes and knows its stop
+ids."""
 
 from __future__ import annotations
 
@@ -19,29 +20,29 @@ from rollouts.tokenizers.files import Definition, TokenizerUnusable, read_defini
 
 
 class LoadedTokenizer:
-    """A tokenizer in memory. Implements :class:`rollouts.tito.interfaces.Codec`; safe to use from several threads."""
+    """A tokenizer in memory. Implements :class:`rollouts.tito.interfaces.Codec`. Several threads may use it at once."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.path = definition.folder
         self.name = definition.folder.name
         self.sha256 = definition.sha256
-        """Of the bytes of tokenizer.json."""
+        """The SHA-256 of the bytes of tokenizer.json."""
         self.chat_template = definition.chat_template
         self.named_tokens: Mapping[str, str] = definition.named_tokens
-        """``bos_token``, ``eos_token``, ...: what a chat template can name."""
+        """``bos_token``, ``eos_token``, ...: the tokens that a chat template can name."""
         self.table: ByteTable = from_definition(definition)
         self.vocab_size = self.table.vocab_size
         self.special_ids = frozenset(np.flatnonzero(self.table.special).tolist())
-        """Control tokens: added tokens that the encoder matches before anything else."""
+        """Control tokens: the added tokens that the encoder matches before anything else."""
         self.skipped_ids = frozenset(token_id for token_id, _, special in definition.added() if special)
-        """What ``decode(skip_special_tokens=True)`` drops; a part of ``special_ids``."""
+        """The ids that ``decode(skip_special_tokens=True)`` drops; a subset of ``special_ids``."""
         self._ids = {content: token_id for token_id, content, _ in definition.added()}
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
         eos = () if self.eos_id is None else (self.eos_id,)
         self.stop_ids = frozenset((*eos, *definition.stop_token_ids))
-        """The end-of-sequence token and those of generation_config.json."""
+        """The end-of-sequence token and the end-of-sequence ids of generation_config.json."""
         text = definition.text
         try:
             self._reference = Reference(text)
@@ -49,14 +50,14 @@ class LoadedTokenizer:
             raise TokenizerUnusable(f"tokenizer.json cannot be loaded: {error}") from error
         self._fast: Encoder = fast_encoder(definition.tokenizer, text, self._reference) or self._reference
         self.encoder = self._fast.name
-        """``fastokens`` or ``tokenizers``: which encoder was found exact."""
+        """The encoder that was found exact: ``fastokens`` or ``tokenizers``."""
 
     def _named_id(self, name: str) -> int | None:
         text = self.named_tokens.get(name)
         return None if text is None else self.token_id(text)
 
     def token_id(self, text: str) -> int | None:
-        """The id of a token by its text, added tokens first; None when there is no such token."""
+        """The id of the token with this text, added tokens first; None when there is none."""
         if text in self._ids:
             return self._ids[text]
         vocab = self.definition.tokenizer["model"]["vocab"]
@@ -67,38 +68,39 @@ class LoadedTokenizer:
     # -- Codec
 
     def token_bytes(self, ids: Ids | Sequence[int]) -> list[bytes]:
-        """The bytes of each id; an id outside the vocabulary gives ``b""``."""
+        """The bytes of each id; ``b""`` for an id outside the vocabulary."""
         return self.table.token_bytes(ids)
 
     def joined_bytes(self, ids: Ids | Sequence[int]) -> tuple[bytes, NDArray[np.int64]]:
-        """The bytes of a stream, and for each of its ids ``[n]`` where they end."""
+        """The bytes of a stream, and for each of its ids ``[n]`` where its bytes end."""
         return self.table.joined(ids)
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
-        """Text with special tokens kept; bytes that are no UTF-8 become U+FFFD."""
+        """The text of ids, special tokens kept. Bytes that are not UTF-8 become U+FFFD."""
         if self.table.kind == "byte_level":
             return self.table.text(ids)
-        # Other decoders have rules across tokens (a leading space is dropped), so the library itself decides.
+        # Other decoders have rules across tokens (a leading space is dropped), so the library itself decodes.
         known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
         return str(self._reference.raw.decode(known, skip_special_tokens=False))
 
     def encode(self, text: str) -> Ids:
-        """Ids ``[n]`` with control tokens recognised and nothing added (no BOS)."""
+        """The ids ``[n]`` of a text. Control tokens are recognised; nothing is added (no BOS)."""
         return self._fast.encode(_whole(text))
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """``encode`` of each text, in parallel where the encoder can."""
         return self._fast.encode_batch([_whole(text) for text in texts])
 
-    # -- more than the protocol
+    # -- beyond the protocol
 
     def encode_offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
-        """Ids and the characters ``[start, stop)`` each came from, by the reference encoder."""
+        """Ids and the characters ``[start, stop)`` that each id covers, by the reference encoder."""
         return self._reference.offsets(_whole(text))
 
     @cached_property
     def vocab_hash(self) -> str:
-        """The same for two tokenizers exactly when every id has the same bytes and the same role."""
+        """Equal for two tokenizers exactly when every id has the same bytes and is a control token in both or in
+        neither."""
         digest = hashlib.sha256(self.table.special.tobytes())
         for piece in self.table.token_bytes(np.arange(self.vocab_size, dtype=np.int32)):
             digest.update(len(piece).to_bytes(4, "little") + piece)
@@ -106,13 +108,13 @@ class LoadedTokenizer:
 
     @cached_property
     def hf(self) -> Any:
-        """The ``transformers`` tokenizer, loaded at first use: from this folder alone, never running its code."""
+        """The ``transformers`` tokenizer, loaded at first use from this folder alone. No code in the folder is run."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=False, local_files_only=True)
 
     def describe(self) -> dict[str, Any]:
-        """What a page says about the tokenizer, as JSON."""
+        """What a page shows about the tokenizer, as JSON."""
         model = self.definition.tokenizer["model"]
         return {
             "name": self.name,
@@ -132,7 +134,7 @@ class LoadedTokenizer:
 
 
 def _whole(text: str) -> str:
-    """Lone surrogates cannot be encoded; they become U+FFFD, as they would on the way to any file."""
+    """The text with lone surrogates, which cannot be encoded, replaced by U+FFFD, as writing to a file would do."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8", "replace")
 
 
@@ -143,7 +145,7 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "gen
 
 
 def load(path: str | Path) -> LoadedTokenizer:
-    """The tokenizer of a folder (or of a tokenizer.json), cached until one of its files changes.
+    """The tokenizer of a folder or of a tokenizer.json, cached until one of its files changes.
 
     Raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` (a ``ValueError``) with a sentence for the user.
     """

@@ -1,7 +1,7 @@
-"""Encoding in pieces: what stands between two control tokens is encoded once, however often a text repeats it.
+"""Encodes a text in pieces: each stretch between two control tokens is encoded once, however often it is repeated.
 
-Encoders cut a text at its control tokens first and encode each stretch between them by itself, so the ids of a text are
-those of its stretches. Where a tokenizer has rules that reach across a control token, nothing is cut.
+Encoders first cut a text at its control tokens and encode each stretch by itself. So the ids of a text are the ids of
+its stretches, joined. Where a tokenizer has rules that reach across a control token, nothing is cut.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rollouts.tokenizers.files import Definition
 
 MAX_KEPT = 20_000
 MAX_KEPT_CHARACTERS = 20_000
-"""Pieces that are kept, and the characters of the longest one."""
+"""How many pieces are kept, and the characters of the longest one."""
 SHORT = 400
-"""Characters of a text that is not worth looking up as another one grown."""
+"""A text with fewer characters is not compared with the text before it."""
 
 
 class Encodes(Protocol):
-    """A tokenizer that encodes and says what it is made of."""
+    """A tokenizer that can encode and that holds its own definition."""
 
     definition: Definition
 
@@ -33,7 +33,7 @@ class Encodes(Protocol):
 
 
 class PieceEncoder:
-    """``encode`` of a tokenizer, remembering pieces. Not for several threads at once."""
+    """``encode`` of a tokenizer with a memory of pieces. Not thread-safe."""
 
     def __init__(self, tokenizer: Encodes) -> None:
         self._encode = tokenizer.encode
@@ -46,15 +46,15 @@ class PieceEncoder:
             self._pattern = None
 
     def encode(self, text: str) -> Ids:
-        """``[n]``: the ids that the tokenizer gives for the whole text. The array belongs to the memory: do not write
-        to it."""
+        """The ids ``[n]`` that the tokenizer returns for the whole text. The memory keeps the array: do not write to
+        it."""
         if self._pattern is None:
             return self._piece(text)
-        if not text.isascii():  # what the tokenizer does to a lone surrogate has to come before the cut
+        if not text.isascii():  # a lone surrogate must be replaced before the text is cut
             text = text.encode("utf-8", "replace").decode("utf-8")
         if len(text) < SHORT:
             return self._joined(self._pattern.split(text))
-        # A long text mostly is the long text before it, grown: what lies before its last control token is known.
+        # A long text mostly repeats the one before it and adds to its end: all before the last control token is known.
         head = self._head if text.startswith(self._seen) else NO_IDS
         pieces = self._pattern.split(text[self._cut if len(head) else 0 :])
         ids = self._joined(pieces, head)
@@ -69,13 +69,15 @@ class PieceEncoder:
         return np.concatenate([head, *known])
 
     def _remember(self, text: str, ids: Ids, pieces: Sequence[str]) -> None:
-        """The last place at which any text that begins like this one is cut, whatever follows: a longer control token
-        that begins before it would have to end within what has been seen."""
+        """Keep the last place at which every text with this beginning is cut, no matter what follows.
+
+        A longer control token that begins before this place would have to end within the text that was seen.
+        """
         end, n_ids = len(text), len(ids)
         for index in range(len(pieces) - 1, 0, -1):
             end -= len(pieces[index])
             n_ids -= len(self._piece(pieces[index])) if pieces[index] else 0
-            # Every second piece is a control token; the cut lies behind it.
+            # Every second piece is a control token; the cut lies after it.
             if index % 2 == 0 and end + self._longest <= len(text):
                 self._cut, self._head, self._seen = end, ids[:n_ids], text[: end + self._longest]
                 return
@@ -91,12 +93,12 @@ class PieceEncoder:
         return ids
 
     def _is_exact(self, definition: Mapping[str, Any]) -> bool:
-        """Whether pieces give the ids of the whole on a sample of awkward texts."""
+        """Whether the pieces of each text of a sample have the ids of the whole text."""
         return all(np.array_equal(self.encode(text), self._encode(text)) for text in sample_texts(definition))
 
 
 def cut_at(definition: Mapping[str, Any]) -> list[str]:
-    """The control tokens at which a text may be cut, the longest first; none where rules reach across them.
+    """The control tokens at which a text may be cut, the longest first. Empty where rules reach across them.
 
     Encoders look for the tokens with ``normalized: false`` before they do anything else.
     """

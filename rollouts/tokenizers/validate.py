@@ -1,4 +1,4 @@
-"""Is an uploaded tokenizer fit to be registered? Every reason why not, in sentences; nothing of it is ever executed."""
+"""Checks whether an uploaded tokenizer can be registered. All reasons against it are returned; nothing is executed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WANTED = (
     "generation_config.json",
     "chat_template.jinja",
 )
-"""The files that are kept of a folder; everything else is ignored."""
+"""The files of a folder that are kept. All others are ignored."""
 REFUSED_SUFFIXES = (".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".joblib", ".npy", ".npz", ".py", ".so")
 MAX_FOLDER_BYTES = 300_000_000
 MAX_FILES = 200
@@ -29,7 +29,8 @@ def _size_limit(name: str) -> int:
 
 
 def check_folder(path: str | Path) -> list[str]:
-    """What is wrong with a folder, a tokenizer.json or a zip of either; empty = it can be registered."""
+    """What is wrong with a folder, a tokenizer.json or a zip of either, in sentences. Empty when it can be
+    registered."""
     path = Path(path)
     if not path.exists():
         return [f"There is no {path.name}."]
@@ -48,7 +49,7 @@ def check_folder(path: str | Path) -> list[str]:
         if file.is_symlink():
             problems.append(f"{name} is a link; only files of the folder itself are read.")
         elif not file.is_file():
-            problems.append(f"{name} is no plain file.")
+            problems.append(f"{name} is not a plain file.")
         elif file.suffix.lower() in REFUSED_SUFFIXES:
             problems.append(f"{name} can carry code and is never read; leave it out.")
     if problems:
@@ -75,7 +76,7 @@ def _check_single(path: Path) -> list[str]:
 
 
 def _check_content(folder: Path) -> list[str]:
-    """Read it as it will be read, and encode a word with it."""
+    """Load the tokenizer as usual and encode a word with it."""
     from rollouts.tokenizers.loaded import LoadedTokenizer
 
     try:
@@ -89,12 +90,12 @@ def _check_content(folder: Path) -> list[str]:
 
 
 def check_zip(path: Path) -> list[str]:
-    """What is wrong with a zip's table of contents; nothing is unpacked."""
+    """What is wrong with a zip, by its table of contents alone. Nothing is unpacked."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        return [f"{path.name} is no readable zip file: {error}"]
+        return [f"{path.name} is not a readable zip file: {error}"]
     problems = []
     if len(entries) > MAX_FILES:
         return [f"The zip holds {len(entries)} files; a tokenizer has a handful (at most {MAX_FILES})."]
@@ -122,14 +123,15 @@ def check_zip(path: Path) -> list[str]:
 
 
 def unpack_zip(path: str | Path, target: str | Path) -> Path:
-    """Unpack the files that are wanted into ``target``, flat. Raises :class:`TokenizerUnusable` with all problems."""
+    """Unpack the wanted files into ``target``, without sub-folders. Raises :class:`TokenizerUnusable` with all
+    problems."""
     problems = check_zip(Path(path))
     if problems:
         raise TokenizerUnusable(" ".join(problems))
     target = Path(target)
     target.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path) as archive:
-        # The folder that holds tokenizer.json; the shallowest one, should there be several.
+        # The folder that holds tokenizer.json; the shallowest one when there are several.
         holders = [PurePosixPath(n).parent for n in archive.namelist() if PurePosixPath(n).name == "tokenizer.json"]
         holder = min(holders, key=lambda parent: len(parent.parts))
         for entry in archive.infolist():
