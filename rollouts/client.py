@@ -4,7 +4,7 @@
     push("http://inspector:8000", token, run_code, records)
 
 A record is one line of any format that the server imports: a dict, or a line of JSON as text or bytes. Pushing the same
-trajectory again changes nothing, so a retry is safe; a recorded session has to be pushed whole, in one call.
+trajectory again changes nothing, so a retry is safe. A recorded session must be pushed whole, in one call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ IN_MEMORY_BYTES = 8 << 20
 
 
 class PushError(Exception):
-    """The server did not take it; the message says why. ``status`` is its HTTP status, None when it did not answer."""
+    """The server did not accept the request; the message says why. ``status`` is the HTTP status, None without an
+    answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -38,7 +39,7 @@ class PushError(Exception):
 
 
 class Client:
-    """One server, one token; ``run`` is the code of a run, made by :meth:`create_run` when it is None."""
+    """A client for one server and one token. ``run`` is the code of a run; None lets the first push create one."""
 
     def __init__(
         self, url: str, token: str, run: str | None = None, *, tries: int = 5, wait: float = 0.5, timeout: float = 300.0
@@ -51,21 +52,22 @@ class Client:
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def create_run(self, name: str, tokenizer: str | None = None, chat_template: str | None = None) -> str:
-        """Make a run and push to it from now on; gives its code. ``tokenizer`` is a name registered on the server."""
+        """Create a run, push to it from now on and return its code. ``tokenizer`` is a name registered on the
+        server."""
         asked = {"name": name, "tokenizer": tokenizer, "chat_template": chat_template}
         body = json.dumps({key: value for key, value in asked.items() if value is not None}).encode()
         self.run = str(self._post("/api/runs", body, {"Content-Type": "application/json"})["run"])
         return self.run
 
     def push(self, records: Iterable[Any] | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        """Send records; gives ``{"run", "trajectories", "known", "rejected": [{"line", "reason"}], ...}``.
+        """Send records and return ``{"run", "trajectories", "known", "rejected": [{"line", "reason"}], ...}``.
 
-        ``prefix`` comes before each id and group: ids that begin anew with each step of training need one.
+        ``prefix`` is put before each id and group. Use one when the ids start again at each training step.
         """
         if self.run is None:
             self.create_run("pushed " + time.strftime("%Y-%m-%d %H:%M"))
         one = isinstance(records, (Mapping, str, bytes))
-        # Written out once, compressed, so that a retry sends the same bytes and memory stays small.
+        # Written once, compressed, so that a retry sends the same bytes and memory use stays small.
         with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as body:
             n = _write_lines([records] if one else records, body)
             if n == 0:
@@ -116,7 +118,7 @@ class Client:
 def push(
     url: str, token: str, run: str | None, records: Iterable[Any] | Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """Send records to a run (None makes one); gives what the server counted. Raises :class:`PushError`."""
+    """Send records to a run (None creates one) and return what the server counted. Raises :class:`PushError`."""
     return Client(url, token, run).push(records, prefix)
 
 
@@ -150,7 +152,7 @@ def _dump(record: Any) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity, which JSON lacks, as null."""
+    """The value with null in place of NaN and infinity, which JSON lacks."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
@@ -163,7 +165,7 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays of any library as lists, mappings as objects; numpy's numbers as numbers."""
+    """Arrays of any library as lists, mappings as dicts, numbers of numpy as Python numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -174,7 +176,7 @@ def _plain(value: Any) -> Any:
 
 
 def _sentence(error: urllib.error.HTTPError) -> str:
-    """What the server says, or its status."""
+    """The server's own sentence, or its HTTP status."""
     with contextlib.suppress(Exception):
         return str(json.loads(error.read(1 << 20))["error"])
     return f"The server answered HTTP {error.code}."

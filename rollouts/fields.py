@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 
 class ArrayField(models.BinaryField):  # type: ignore[type-arg]
-    """A flat numpy array of one fixed dtype; None stays None. What is read is an immutable view of bytes."""
+    """A flat numpy array of one fixed dtype; None stays None. A value that is read is an immutable view of bytes."""
 
     dtype: np.dtype[Any]
-    # What the type checker sees an attribute of a model hold.
+    # The type of a model's attribute, for the type checker.
     _pyi_private_set_type: Any
     _pyi_private_get_type: Any
 
@@ -22,7 +22,7 @@ class ArrayField(models.BinaryField):  # type: ignore[type-arg]
         return None if value is None else np.frombuffer(bytes(value), dtype=self.dtype)
 
     def to_bytes(self, value: Any) -> bytes:
-        """What the column holds for an array."""
+        """The bytes that the column holds for an array."""
         return np.asarray(value, dtype=self.dtype).tobytes()
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
@@ -38,7 +38,8 @@ class IdsField(ArrayField):
 
 
 class FloatsField(ArrayField):
-    """Log-probabilities and the like: 4 bytes each. Not float16: its rounding alone would move an importance ratio."""
+    """Log-probabilities and the like: 4 bytes each. Float16 would round enough to change an importance ratio by
+    itself."""
 
     dtype = np.dtype("<f4")
 
@@ -50,7 +51,7 @@ class OriginsField(ArrayField):
 
 
 class MaskField(models.BinaryField):  # type: ignore[type-arg]
-    """Booleans, 8 to the byte, after a 4-byte count."""
+    """A 4-byte count, then the booleans, 8 in each byte."""
 
     _pyi_private_set_type: Any
     _pyi_private_get_type: Any
@@ -63,7 +64,7 @@ class MaskField(models.BinaryField):  # type: ignore[type-arg]
         return np.unpackbits(np.frombuffer(raw, dtype=np.uint8, offset=4), count=count).astype(np.bool_)
 
     def to_bytes(self, value: Any) -> bytes:
-        """What the column holds for an array."""
+        """The bytes that the column holds for an array."""
         mask = np.asarray(value, dtype=np.bool_)
         return struct.pack("<I", mask.size) + np.packbits(mask).tobytes()
 
