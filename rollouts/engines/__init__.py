@@ -1,4 +1,4 @@
-"""Engines: what samples. One entry of ``ENGINES`` adds one; each knows ids and nothing of the database."""
+"""Engines sample completions. One entry of ``ENGINES`` adds one. An engine knows ids and nothing of the database."""
 
 from __future__ import annotations
 

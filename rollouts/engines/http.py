@@ -17,21 +17,21 @@ from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
 T = TypeVar("T")
 
 TRIES = 4
-"""At least; a server that is gone or busy is asked again as long as patience lasts."""
+"""The least number of tries. A server that is lost or busy is asked again until the patience is used up."""
 PATIENCE_SECONDS = 120.0
-"""How long a server may be away: about what one takes to start anew with its model."""
+"""How long a server may be away: about the time that one needs to restart with its model."""
 FIRST_WAIT_SECONDS = 0.25
-"""Doubled after each try."""
+"""The wait before the second try; doubled after each further one."""
 MAX_WAIT_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
-"""Of one completion, queueing at the server included."""
+"""The longest wait for one completion, queueing at the server included."""
 PROBE_SECONDS = 15.0
 STEP_SECONDS = 0.05
-"""How long one ``step`` waits for an answer, so that aborts and new requests are not kept waiting."""
+"""How long one ``step`` waits for an answer. It is short, so that aborts and new requests do not wait."""
 MAX_ANSWER_BYTES = 64 << 20
 BUSY = frozenset({429, 502, 503, 504})
-"""What a server says, or a proxy before it, that will be there again."""
+"""The HTTP statuses of a server, or a proxy, that will answer again later."""
 
 log = logging.getLogger(__name__)
 
@@ -45,20 +45,20 @@ class ServerAnswer(Exception):
 
 
 def check_host(url: str, allowed_hosts: Collection[str]) -> str:
-    """The URL without a trailing slash. Raises :class:`EngineError` for anything but http(s) to an allowed host."""
+    """The URL without a trailing slash. Raises :class:`EngineError` unless it is http(s) to an allowed host."""
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
-        raise EngineError(f"{url!r} is no server address; write it as http://HOST:PORT.")
+        raise EngineError(f"{url!r} is not a server address. Write it as http://HOST:PORT.")
     if host not in {name.lower() for name in allowed_hosts}:
-        raise EngineError(f"The host {host} is not allowed; add it to INSPECTOR_ENGINE_HOSTS to have it asked.")
+        raise EngineError(f"The host {host} is not allowed. Add it to INSPECTOR_ENGINE_HOSTS to use it.")
     return url.rstrip("/")
 
 
 class HttpEngine(ABC):
-    """Base of the engines that ask a server: each request is one asyncio task, ``step`` runs the loop for a moment.
+    """Base of the engines that ask a server. Each request is one asyncio task; ``step`` runs the loop for a moment.
 
-    A subclass says how one request is asked (:meth:`_ask`) and how one is dropped (:meth:`_drop`).
+    A subclass asks for one completion in :meth:`_ask` and drops one in :meth:`_drop`.
     """
 
     name = "http"
@@ -92,7 +92,7 @@ class HttpEngine(ABC):
             return aiohttp.ClientSession(
                 headers=headers,
                 connector=aiohttp.TCPConnector(limit=max_live),
-                # A redirect could lead to a host that nobody allowed, so none is followed (see _call).
+                # A redirect could lead to a host that is not allowed, so none is followed (see _call).
                 timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
                 trust_env=False,
             )
@@ -106,7 +106,7 @@ class HttpEngine(ABC):
         self.max_model_len = max_model_len or self.max_model_len
         if not self.max_model_len:
             self.close()
-            raise EngineError(f"The server at {self.url} does not tell its context length; set max_model_len.")
+            raise EngineError(f"The server at {self.url} does not report its context length. Set max_model_len.")
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class HttpEngine(ABC):
         finished: list[Generation] = []
         for request_id, task in list(self._tasks.items()):
             if not task.done() or (finished and task.exception()):
-                continue  # what went wrong is raised by a step that has nothing to return
+                continue  # a step with nothing to return raises the error
             del self._tasks[request_id]
             try:
                 finished.append(task.result())
@@ -133,7 +133,7 @@ class HttpEngine(ABC):
     def abort(self, request_id: str) -> None:
         task = self._tasks.pop(request_id, None)
         if task is not None:
-            task.cancel()  # closes the connection, which is how vLLM learns of it
+            task.cancel()  # closes the connection, by which vLLM learns of it
             self._run(asyncio.wait([task, self._loop.create_task(self._drop(request_id))], timeout=1.0))
 
     def has_unfinished(self) -> bool:
@@ -150,23 +150,23 @@ class HttpEngine(ABC):
         self._run(self._session.close())
         self._loop.close()
 
-    # -- what a subclass says ------------------------------------------------------------------------------------------
+    # -- for a subclass to define --------------------------------------------------------------------------------------
 
     @abstractmethod
     async def _connect(self) -> None:
-        """Learn version, context length and which address answers with ids. Raises :class:`EngineError`."""
+        """Learn version, context length and the address that answers with ids. Raises :class:`EngineError`."""
 
     @abstractmethod
     async def _ask(self, request: GenerationRequest) -> Generation: ...
 
     @abstractmethod
     def _read(self, answer: Any, request: GenerationRequest) -> Generation:
-        """An answer as a generation. Raises :class:`EngineError` where ids or log-probabilities are missing."""
+        """An answer as a generation. Raises :class:`EngineError` when ids or log-probabilities are missing."""
 
     async def _drop(self, request_id: str) -> None:  # noqa: B027  closing the connection is enough for most
-        """Tell the server that nobody waits any more, where closing the connection does not."""
+        """Tell the server that the completion is no longer wanted, where closing the connection does not."""
 
-    # -- what a subclass uses ------------------------------------------------------------------------------------------
+    # -- for a subclass to use -----------------------------------------------------------------------------------------
 
     def _run(self, awaitable: Awaitable[T]) -> T:
         async def wait() -> T:
@@ -175,7 +175,8 @@ class HttpEngine(ABC):
         return self._loop.run_until_complete(wait())
 
     async def _call(self, path: str, body: Any = None, timeout: float = ANSWER_SECONDS) -> Any:
-        """POST ``body`` (GET without one), decode JSON. Raises :class:`ServerAnswer`, ``OSError``, ``ValueError``."""
+        """POST ``body`` (GET without one) and decode JSON. Raises :class:`ServerAnswer`, ``OSError``,
+        ``ValueError``."""
         import aiohttp
 
         method = "GET" if body is None else "POST"
@@ -184,7 +185,7 @@ class HttpEngine(ABC):
             method, self.url + path, json=body, allow_redirects=False, timeout=limit
         ) as answer:
             raw = bytearray()
-            async for part in answer.content.iter_any():  # a long answer comes in many parts
+            async for part in answer.content.iter_any():  # a long answer arrives in many parts
                 raw += part
                 if len(raw) > MAX_ANSWER_BYTES:
                     raise ServerAnswer(413, f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MB")
@@ -193,7 +194,7 @@ class HttpEngine(ABC):
         return json.loads(raw)
 
     async def _generate(self, path: str, body: Any, request: GenerationRequest) -> Generation:
-        """Ask for a completion, and again: on a lost connection, a server that is busy, or one that starts anew."""
+        """Ask for a completion; ask again after a lost connection, or while the server is busy or restarts."""
         import aiohttp
 
         wait, began = FIRST_WAIT_SECONDS, time.monotonic()
@@ -203,8 +204,8 @@ class HttpEngine(ABC):
                 generation = self._read(await self._call(path, body), request)
                 if generation.finish_reason in ("stop", "length"):
                     return generation
-                # A server that shuts down, or loads other weights, drops what it was at and says so.
-                raise ServerAnswer(503, f"the completion was dropped there ({generation.finish_reason or 'no reason'})")
+                # A server that shuts down or loads other weights drops its completions and says so.
+                raise ServerAnswer(503, f"the server dropped it ({generation.finish_reason or 'no reason'})")
             except ServerAnswer as error:
                 if error.status in (400, 404, 413, 422):
                     raise RequestRefused(f"The server refused the request ({error}).") from error
@@ -217,11 +218,11 @@ class HttpEngine(ABC):
                         "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached ({error})"
                     )
                     raise EngineError(
-                        f"The server at {self.url} {kind}; {attempt} tries were made in "
-                        f"{time.monotonic() - began:.0f} seconds. Look whether it runs."
+                        f"The server at {self.url} {kind}; {attempt} tries in "
+                        f"{time.monotonic() - began:.0f} seconds. Check that it runs."
                     ) from error
             except ValueError as error:
-                raise EngineError(f"The server at {self.url} answered with something that is not JSON.") from error
+                raise EngineError(f"The server at {self.url} sent an answer that is not JSON.") from error
             if attempt == TRIES:
                 log.warning("server does not answer; asking on url=%s for=%gs", self.url, self._patience)
             await asyncio.sleep(wait)
@@ -229,7 +230,8 @@ class HttpEngine(ABC):
         raise AssertionError("unreachable")
 
     async def _first(self, path: str, pick: Callable[[Any], Any], default: Any = None) -> Any:
-        """A fact from a GET, or ``default`` where the server does not tell it. Raises when nobody answers at all."""
+        """One value from a GET, or ``default`` when the server does not have it. Raises :class:`EngineError` without
+        an answer."""
         import aiohttp
 
         try:

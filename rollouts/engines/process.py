@@ -1,10 +1,10 @@
-"""An engine in a process of its own, beside the worker.
+"""An engine in a separate process beside the worker.
 
-An engine needs the interpreter a few thousand times a second. Whatever else runs in its process makes it wait: parsing
-completions, rendering tool messages, taking part in the database's work. So what computes here computes alone: requests
-and completions cross a pipe, and the engine's thread reads and writes it itself, between two steps. A process is also
-what an operating system kills when memory runs out: then the engine's trajectories fail with that reason, and the
-worker lives on and starts another.
+An engine needs the interpreter a few thousand times a second. Other work in the same process makes it wait: parsing
+completions, rendering tool messages, work for the database. So an engine that computes on this machine runs alone.
+Requests and completions cross a pipe; the engine's thread reads and writes the pipe itself, between two steps. When
+memory runs out, the operating system kills this process. Then the engine's trajectories fail with that reason, and the
+worker lives on and starts another engine.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
-"""How long an engine whose worker is gone may take to end."""
+"""How long the engine may take to end after its worker is gone."""
 _NOBODY = -1
-"""In the place of a question's number: what was not asked for."""
+"""The number of a message that answers no question."""
 
 
 class EngineProcess:
-    """An :class:`~rollouts.engines.worker.EngineOwner` with the engine in a process of its own.
+    """An :class:`~rollouts.engines.worker.EngineOwner` whose engine runs in a separate process.
 
-    ``build`` and what is given to ``call`` are pickled, and so is what a call gives. Each life of the engine is one
-    process: an engine that died takes its process along, and what it held is free before the next one is built.
+    ``build``, the argument of ``call`` and its result are pickled. Each life of the engine is one process. When an
+    engine dies its process ends too, so its memory is free before the next engine is built.
     """
 
     def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
@@ -87,7 +87,7 @@ class EngineProcess:
         self.tokens += n_tokens
 
     def _ended(self, life: _Life, error: EngineError) -> None:
-        """The process is gone: nothing more is asked of it, then everybody who waits hears why."""
+        """The process is gone: ask nothing more of it, then tell the reason to everybody who waits."""
         with self._lock:
             if self._life is life:
                 self._life = None
@@ -100,9 +100,9 @@ class EngineProcess:
 
 
 class _Life:
-    """One process, from its start to its end. A thread hears what comes back, another one writes what is asked.
+    """One process, from its start to its end. One thread reads what comes back, another writes what is asked.
 
-    The process reads between two steps, so that a writer may have to wait for it; who asks never does.
+    The process reads between two steps, so the writing thread may wait for it. The threads that ask never wait.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class _Life:
         self.due: dict[int, Future[Any]] = {}
         self._numbers = count()
         self._outbox: SimpleQueue[bytes] = SimpleQueue()
-        # A command's standard output is its result; what an engine says goes where the logs go.
+        # A command's standard output is its result, so the output of the engine goes to the standard error.
         self._child = PipedProcess("The engine's process", __name__, stdout=sys.__stderr__)
         self.send((dict(ENGINES), build, name))
         self._thread = threading.Thread(target=self._listen, name=f"{name}-listener", daemon=True)
@@ -137,8 +137,8 @@ class _Life:
         self._thread.join(timeout)
 
     def _write(self) -> None:
-        """What has gathered goes as one message: the engine reads it in one go."""
-        with contextlib.suppress(ProcessEnded):  # the thread that listens has heard, or will
+        """Write all that has gathered as one message, so that the engine reads it at once."""
+        with contextlib.suppress(ProcessEnded):  # the listening thread notices it
             while first := self._outbox.get():
                 messages = [first]
                 while not self._outbox.empty():
@@ -153,15 +153,15 @@ class _Life:
                     error = error or self._heard(*answer)
         except ProcessEnded as ended:
             error = EngineLost(str(ended))
-        except Exception as fault:  # an exception that cannot be built again from its pickle
-            error = EngineLost(f"What the engine's process answered cannot be read: {reason(fault)}")
-        self._child.end()  # there is nothing in it that would be missed, and its memory is wanted
+        except Exception as fault:  # an exception that cannot be rebuilt from its pickle
+            error = EngineLost(f"The answer of the engine's process cannot be read: {reason(fault)}")
+        self._child.end()  # it holds nothing worth keeping, and its memory is needed
         self._outbox.put(b"")
         self._child.pipe.close()
         self._on_end(self, error)
 
     def _heard(self, number: int, kind: str, value: Any) -> EngineError | None:
-        """Take an answer; gives the error that ended the engine."""
+        """Take an answer and return the error that ended the engine, if there is one."""
         if kind == "lost":
             error: EngineError = value
             return error
@@ -179,17 +179,17 @@ Answer = tuple[int, str, Any]
 
 
 def serve(pipe: Connection) -> None:
-    """Own the engine that the first message tells how to build, until the pipe closes or says so."""
+    """Own the engine that the first message tells how to build, until the pipe closes or a message ends it."""
     threading.Thread(target=_leave_with_worker, args=(pipe.fileno(),), daemon=True).start()
-    sending = threading.RLock()  # a log record may be about what is being sent
+    sending = threading.RLock()  # reentrant: a log record may arise while an answer is sent
 
     def send(answers: list[Answer]) -> None:
         try:
             with sending:
                 pipe.send(answers)
         except OSError:
-            pass  # the worker is gone, and so will this process be
-        except Exception as error:  # what somebody's call gave or raised cannot be pickled
+            pass  # the worker is gone, and this process ends soon
+        except Exception as error:  # the result or exception of a call cannot be pickled
             if len(answers) > 1:
                 for one in answers:
                     send([one])
@@ -200,7 +200,7 @@ def serve(pipe: Connection) -> None:
     messages = deque(pipe.recv())
     engines, build, name = pickle.loads(messages.popleft())
     ENGINES.update(engines)
-    # What is logged here is the worker's to write, in its own form.
+    # Log records go to the worker, which writes them in its own form.
     logging.root.addHandler(_Forward(send))
     logging.root.setLevel(logging.INFO)
     answers: list[Answer] = []
@@ -230,9 +230,9 @@ def serve(pipe: Connection) -> None:
 
 
 def _leave_with_worker(descriptor: int) -> None:
-    """End the process some time after the worker's, whatever the engine is at."""
+    """End the process some time after the worker's, even while the engine computes."""
     pipe = select.poll()
-    pipe.register(descriptor, 0)  # that the other side is gone is told without being asked for
+    pipe.register(descriptor, 0)  # poll reports a closed pipe without being asked for it
     pipe.poll()
     time.sleep(CLOSE_SECONDS)
     os._exit(1)
@@ -250,4 +250,4 @@ class _Forward(logging.handlers.QueueHandler):
 def main() -> None:
     """Serve the worker that started this process."""
     serve(pipe_to_parent())
-    os._exit(0)  # an engine that would not end in time does not keep its process
+    os._exit(0)  # an engine that does not end in time must not keep its process alive

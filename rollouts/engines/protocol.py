@@ -1,4 +1,4 @@
-"""What an engine is: ids in, ids and log-probabilities out, many requests at once; and the checks they share."""
+"""What an engine is: ids in, ids and log-probabilities out, many requests at once. Also the checks that all share."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from rollouts.tito.trajectory import Floats, Ids
 
 
 class EngineError(Exception):
-    """The engine cannot go on, or what it returned makes no sense. The message is a sentence for the run page."""
+    """The engine cannot go on, or its answer makes no sense. The message is a sentence for the run page."""
 
 
 class RequestRefused(EngineError):
-    """One request that no engine could serve; the engine itself is well."""
+    """One request that no engine could serve. The engine itself still works."""
 
     request_id = ""
-    """Which one, where a step raises it."""
+    """The refused request, where a step raises the error."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a completion is drawn. What ends it is said here alone: no engine adds stop tokens of its own."""
+    """How a completion is drawn. Only these fields say what ends it: no engine adds stop tokens of its own."""
 
     temperature: float = 1.0
-    """0 = the likeliest token each time."""
+    """0 = always the likeliest token."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 = all."""
+    """0 = all tokens."""
     min_p: float = 0.0
-    """Tokens less likely than this share of the likeliest are never drawn; 0 = off."""
+    """Tokens less likely than this share of the likeliest one are never drawn; 0 = off."""
     max_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end it too, with the token that completes one: no sampled id is cut off."""
+    """Texts that end a completion too, together with the token that completes the text. No sampled id is cut off."""
     seed: int | None = None
-    """Set = the same request gives the same completion again, alone or in a batch, where the engine can."""
+    """With a seed, the same request returns the same completion again, alone or in a batch, where the engine can do
+    so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,19 +55,19 @@ class Generation:
 
     request_id: str
     completion_ids: Ids
-    """``[C]``, as sampled, the stop token included."""
+    """``[C]``, as sampled, stop token included."""
     logprobs: Floats
-    """``[C]``, of the mode that the engine names."""
+    """``[C]``, of the kind that ``logprobs_mode`` of the engine names."""
     finish_reason: str
     """``stop`` or ``length``."""
     stop_reason: str = ""
-    """The id of the stop token, or the stop text, that ended it."""
+    """The stop text, or the id of the stop token, that ended the completion."""
     cached_tokens: int = 0
-    """Prompt tokens that were not computed again."""
+    """How many prompt tokens were not computed again."""
 
 
 class Engine(Protocol):
-    """One model, loaded. Not thread-safe: :class:`rollouts.engines.worker.EngineThread` owns it."""
+    """One loaded model. Not thread-safe: :class:`rollouts.engines.worker.EngineThread` owns it."""
 
     name: str
     version: str
@@ -74,22 +75,22 @@ class Engine(Protocol):
     vocab_size: int
     """Ids run from 0 to ``vocab_size - 1``."""
     logprobs_mode: str
-    """``processed``: of the distribution that was sampled from. ``raw``: before temperature and cuts."""
+    """``processed``: of the distribution that was sampled from. ``raw``: before temperature, top_k, top_p and min_p."""
 
     def add(self, request: GenerationRequest) -> None:
-        """Take a request; allowed at any time. Raises :class:`RequestRefused`."""
+        """Take a request, at any time. Raises :class:`RequestRefused`."""
         ...
 
     def step(self) -> list[Generation]:
-        """Let every live request grow and return those that finished.
+        """Let every live request grow, and return the generations that finished.
 
-        Raises :class:`RequestRefused` with its ``request_id`` for one that a server refused after all, and anything
-        else when the engine is lost.
+        Raises :class:`RequestRefused` with its ``request_id`` when a server refuses a request late. Every other
+        exception means that the engine is lost.
         """
         ...
 
     def abort(self, request_id: str) -> None:
-        """Drop a request; no generation is returned for it. An id that is unknown or finished is ignored."""
+        """Drop a request; no generation is returned for it. An unknown or finished id is ignored."""
         ...
 
     def has_unfinished(self) -> bool: ...
@@ -98,10 +99,10 @@ class Engine(Protocol):
 
 
 def check_request(request: GenerationRequest, vocab_size: int, max_model_len: int) -> None:
-    """Raise :class:`RequestRefused` for what engines answer in many ways, some of them fatal."""
+    """Raise :class:`RequestRefused` for a request to which engines react differently, some by dying."""
     ids, sampling = request.prompt_ids, request.sampling
     if not len(ids):
-        raise RequestRefused("The prompt is empty; an engine needs at least one token to go on from.")
+        raise RequestRefused("The prompt is empty. An engine needs at least one token.")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
@@ -123,7 +124,7 @@ def check_request(request: GenerationRequest, vocab_size: int, max_model_len: in
 
 
 def check_generation(generation: Generation, request: GenerationRequest, vocab_size: int) -> None:
-    """Raise :class:`EngineError` where an engine's answer is nonsense, before anything of it is kept."""
+    """Raise :class:`EngineError` when an engine's answer is nonsense, before anything of it is kept."""
     ids, logprobs = generation.completion_ids, generation.logprobs
     if not len(ids):
         raise EngineError("The engine returned a completion without a single token.")
@@ -135,9 +136,9 @@ def check_generation(generation: Generation, request: GenerationRequest, vocab_s
         raise EngineError(f"The engine returned the id {bad}, and the model's ids run from 0 to {vocab_size - 1}.")
     if len(ids) > request.sampling.max_tokens:
         raise EngineError(f"The engine returned {len(ids)} tokens where {request.sampling.max_tokens} were allowed.")
-    # Written so that NaN fails it: a third pass over each completion would cost as much again.
+    # Written so that NaN fails too: a third pass over each completion would cost as much again.
     if not (logprobs.min() > -np.inf and logprobs.max() <= 1e-3):
-        raise EngineError("The engine returned a log-probability that is no number or lies above 0.")
+        raise EngineError("The engine returned a log-probability that is not a number or is above 0.")
 
 
 def reason(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, each request by its own rules and from its own random numbers."""
+"""Draws tokens from logits, each request by its own rules and with its own random numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BLOCK = 64
 
 
 class Draws:
-    """A request's own stream of uniform numbers: the same for a seed, whoever else is in the batch."""
+    """The uniform random numbers of one request. With a seed they are the same in every batch."""
 
     def __init__(self, seed: int | None) -> None:
         self._generator = torch.Generator()
@@ -31,10 +31,10 @@ class Draws:
 
 
 def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> tuple[list[int], list[float]]:
-    """One token per row of ``logits [n, V]`` and its log-probability under the distribution it was drawn from.
+    """One token for each row of ``logits [n, V]``, and its log-probability under the distribution it was drawn from.
 
-    The order is vLLM's: temperature, min_p, top_k, top_p. A greedy row (temperature 0) takes the likeliest token, with
-    its log-probability in the model's own distribution.
+    The order is vLLM's: temperature, min_p, top_k, top_p. A greedy row (temperature 0) takes the likeliest token; its
+    log-probability is that of the model's unchanged distribution.
     """
     logits = logits.float()
     temperatures = [one.temperature or 1.0 for one in samplings]
@@ -44,7 +44,7 @@ def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> tuple
         if sampling.temperature and (sampling.min_p or sampling.top_k or sampling.top_p < 1):
             logits[row] = _cut(logits[row], sampling)
     log_probabilities = torch.log_softmax(logits, dim=-1)
-    # The inverse of the cumulative distribution in double precision: one uniform number decides a token.
+    # The inverse of the cumulative distribution, in double precision: one uniform number decides a token.
     cumulative = torch.cumsum(log_probabilities.double().exp(), dim=-1)
     uniform = torch.tensor([one.next() for one in draws], dtype=torch.float64)[:, None] * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, uniform, right=True)[:, 0]
@@ -55,7 +55,7 @@ def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> tuple
 
 
 def _cut(logits: Tensor, sampling: Sampling) -> Tensor:
-    """One row with everything that must not be drawn at minus infinity."""
+    """One row in which every token that must not be drawn is at minus infinity."""
     logits = logits.clone()
     if sampling.min_p:
         probabilities = torch.softmax(logits, dim=-1)

@@ -13,7 +13,7 @@ from rollouts.engines.stops import StopTexts
 from rollouts.tito.trajectory import Ids, ids_array
 
 Script = Callable[[Ids], Sequence[int]]
-"""What the model "would" go on with: the whole continuation; the engine cuts it at stop tokens and limits."""
+"""The whole continuation of a prompt. The engine cuts it at stop tokens and limits."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _Live:
 
 
 def echo(vocab_size: int) -> Script:
-    """A script that depends on every id of the prompt: each next id is a hash of the ones before."""
+    """A script that depends on every id of the prompt: each next id is a hash of all ids before it."""
 
     def continue_(prompt: Ids) -> list[int]:
         state = 17
@@ -40,7 +40,8 @@ def echo(vocab_size: int) -> Script:
 
 
 class ScriptedEngine:
-    """Each ``step`` gives every live request one more token of its script; its log-probability is ``-1 / (1 + id)``."""
+    """Each ``step`` adds the next token of its script to every live request. Its log-probability is ``-1 / (1 +
+    id)``."""
 
     name = "scripted"
     version = "1"
@@ -59,7 +60,7 @@ class ScriptedEngine:
         self._stops.check(request.sampling)
         planned = [int(value) for value in self._script(request.prompt_ids)]
         if not planned:
-            raise ValueError("a script must go on with at least one id")
+            raise ValueError("a script must return at least one id")
         self._live[request.request_id] = _Live(request, planned)
 
     def step(self) -> list[Generation]:

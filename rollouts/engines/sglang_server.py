@@ -1,4 +1,4 @@
-"""An SGLang server that somebody else runs: ``/generate`` with ``input_ids``."""
+"""An SGLang server that runs elsewhere: ``/generate`` with ``input_ids``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rollouts.tito.trajectory import ids_array
 
 
 class SglangServerEngine(HttpEngine):
-    """SGLang's native address; a request is dropped by ``/abort_request``."""
+    """An engine on SGLang's native address. ``/abort_request`` drops a request."""
 
     name = "sglang_server"
     logprobs_mode = "processed"
-    """SGLang's come after the temperature, before top_k, top_p and min_p, unless it was told otherwise."""
+    """SGLang returns them after the temperature and before top_k, top_p and min_p, unless it was told otherwise."""
 
     async def _connect(self) -> None:
         info = await self._first("/get_server_info", dict, {}) or await self._first("/server_info", dict, {})
@@ -40,7 +40,7 @@ class SglangServerEngine(HttpEngine):
                 "min_p": sampling.min_p,
                 "max_new_tokens": min(sampling.max_tokens, room),
                 "stop_token_ids": list(sampling.stop_token_ids),
-                "ignore_eos": True,  # what ends a completion is said by stop_token_ids alone
+                "ignore_eos": True,  # only stop_token_ids end a completion
                 "skip_special_tokens": False,
                 "no_stop_trim": True,
             }
@@ -53,7 +53,7 @@ class SglangServerEngine(HttpEngine):
         try:
             meta = answer["meta_info"]
             pairs = meta.get("output_token_logprobs")
-            # Older servers name the ids only beside their log-probabilities: [logprob, id, text].
+            # Older servers report the ids only beside their log-probabilities: [logprob, id, text].
             token_ids = answer.get("output_ids")
             if token_ids is None and pairs is not None:
                 token_ids = [pair[1] for pair in pairs]

@@ -1,4 +1,5 @@
-"""Keys and values of many sequences in one tensor: a slot each, live ones in front, finished ones kept for reuse."""
+"""Keys and values of many sequences in one tensor, one slot each. Live slots come first; finished ones are kept for
+reuse."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from rollouts.tito.trajectory import NO_IDS, Ids
 
 @dataclass
 class Slot:
-    """One row of the tensor: which ids its keys and values belong to."""
+    """One row of the tensor, and the ids that its keys and values belong to."""
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
-    """Buffer, of which the first ``length`` count."""
+    """A buffer; the first ``length`` ids count."""
     length: int = 0
     owner: Any = None
-    """The live request; None = kept for reuse, or empty."""
+    """The live request. None = kept for reuse, or empty."""
     used_at: int = 0
 
     def shared_with(self, prompt: Ids) -> int:
-        """How many leading ids of ``prompt`` are already computed here; at least one is always left to compute."""
+        """How many leading ids of ``prompt`` are already computed here. At least one id is left to compute."""
         return common_prefix(self.ids[: self.length], prompt[:-1])
 
     def extend(self, values: Ids) -> None:
@@ -39,7 +40,7 @@ class Slot:
 
 
 class SlotCache:
-    """What a transformers model sees as its cache: rows ``[low, high)`` take part, pads write into the last column."""
+    """The cache that a transformers model sees. Rows ``[low, high)`` take part; pads write into the last column."""
 
     def __init__(self, n_layers: int, n_slots: int, n_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.slots = [Slot() for _ in range(n_slots)]
@@ -57,7 +58,7 @@ class SlotCache:
         if length <= self.capacity:
             return
         capacity = max(length, 2 * self.capacity)
-        # One more column for what pads write.
+        # One more column, for the pads to write into.
         grown = torch.zeros((*self._shape, capacity + 1, self._head_dim), dtype=self._dtype)
         grown[:, :, :, :, : self.capacity] = self._kv[:, :, :, :, : self.capacity]
         self._kv, self.capacity = grown, capacity
@@ -76,21 +77,22 @@ class SlotCache:
         self.slots[a], self.slots[b] = second, first
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first ``length`` tokens of one slot into another, which holds nothing else afterwards."""
+        """Copy the first ``length`` tokens of one slot into another, which then holds nothing else."""
         self._kv[:, :, target, :, :length] = self._kv[:, :, source, :, :length]
         slot = self.slots[target]
         slot.length = 0
         slot.extend(self.slots[source].ids[:length])
 
     def begin(self, low: int, high: int, positions: Tensor, length: int) -> None:
-        """The next forward is about rows ``[low, high)``; ``positions [n, q]`` of the new tokens, -1 = a pad."""
+        """Prepare the next forward over rows ``[low, high)``. ``positions [n, q]`` are of the new tokens; -1 = a
+        pad."""
         self._rows = slice(low, high)
         self._row_index = torch.arange(low, high)[:, None]
         self._positions = torch.where(positions < 0, self.capacity, positions)
         self._length = length
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Called by each attention layer with ``[n, heads, q, dim]``; returns views of ``[n, heads, length, dim]``."""
+        """Called by each attention layer with ``[n, heads, q, dim]``; returns views ``[n, heads, length, dim]``."""
         kept_keys, kept_values = self._kv[layer, 0], self._kv[layer, 1]
         kept_keys[self._row_index, :, self._positions] = keys.transpose(1, 2)
         kept_values[self._row_index, :, self._positions] = values.transpose(1, 2)
@@ -109,7 +111,8 @@ def grouped_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention that never repeats the key heads: for one query token each, that copy would cost more than the rest."""
+    """Attention without a copy of the key heads: with one query token a row, that copy would take longer than the
+    rest."""
     n, n_heads, n_queries, head_dim = query.shape
     n_kv_heads, length = key.shape[1], key.shape[2]
     grouped = query.reshape(n, n_kv_heads, -1, head_dim)

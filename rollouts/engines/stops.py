@@ -1,4 +1,4 @@
-"""Stop texts: a completion ends with the token that completes one of them, and that token stays part of it."""
+"""Stop texts: a completion ends with the token that completes one of them. That token stays part of the completion."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rollouts.tito.trajectory import ids_array
 
 
 class StopTexts:
-    """Looks at the end of a completion. The tokenizer is loaded when the first request has a stop text."""
+    """Looks for stop texts at the end of a completion. Loads the tokenizer for the first request with a stop text."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
         self._codec: Codec | None = None
 
     def check(self, sampling: Sampling) -> None:
-        """Raise :class:`RequestRefused` where texts are to be found and no tokenizer says what the ids spell."""
+        """Raise :class:`RequestRefused` when there are stop texts but no tokenizer that tells the text of the ids."""
         if not sampling.stop or self._codec is not None:
             return
         from rollouts.tokenizers import TokenizerUnusable, load
@@ -29,14 +29,14 @@ class StopTexts:
             raise RequestRefused(f"A stop text needs the model's tokenizer, which cannot be loaded: {error}") from error
 
     def completed(self, ids: Sequence[int], stop: Sequence[str]) -> str:
-        """The stop text that the last id completes; empty where it completes none."""
+        """The stop text that the last id completes; empty when there is none."""
         if not stop or self._codec is None:
             return ""
         pieces = self._codec.token_bytes(ids_array(list(ids[-1 - max(len(text.encode()) for text in stop) :])))
         tail, last = b"".join(pieces), len(pieces[-1])
         for text in stop:
             wanted = text.encode()
-            # Only where its end lies in the last piece: an earlier one would have ended the completion already.
+            # It must end in the last piece: an earlier one would already have ended the completion.
             place = tail.find(wanted, max(0, len(tail) - last - len(wanted) + 1))
             if place >= 0:
                 return text

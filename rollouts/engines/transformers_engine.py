@@ -1,4 +1,4 @@
-"""The embedded default: a Hugging Face causal LM on the CPU with continuous batching and reuse of keys and values."""
+"""The default engine: a Hugging Face causal LM on the CPU with continuous batching and reuse of keys and values."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rollouts.tito.trajectory import Ids, ids_array
 
 ATTENTION = "rollouts_grouped"
 PREFILL_TOKENS = 2048
-"""Padded prompt tokens of one forward: bounds its memory and how long the live requests wait for it."""
+"""Padded prompt tokens in one forward. They bound its memory and the time that live requests wait for it."""
 CHUNK = 256
 """Prompt tokens of one sequence in one forward."""
 WORTH_WAITING = 32
-"""A prompt that shares this many tokens with one being computed waits a step and copies them."""
+"""A prompt that shares so many tokens with one being computed waits a step and copies them."""
 
 
 @dataclass(eq=False)
@@ -34,14 +34,14 @@ class _Live:
     request: GenerationRequest
     draws: Draws
     room: int
-    """Tokens it may still be given at most, by its own limit and the model's."""
+    """How many more tokens it may get, by its own limit and the model's."""
     cached: int = 0
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
 
 class TransformersEngine:
-    """Any full-attention causal LM that transformers loads; one ``step`` gives each live request one token."""
+    """Any causal LM with full attention that transformers loads. One ``step`` adds one token to each live request."""
 
     name = "transformers"
     version = transformers.__version__
@@ -59,7 +59,7 @@ class TransformersEngine:
             torch.set_num_threads(threads)
         if not (Path(path) / "config.json").is_file():
             raise EngineError(f"The folder {path} holds no config.json, so there is no model to load.")
-        disable_progress_bar()  # a worker's log is no terminal
+        disable_progress_bar()  # a worker's log is not a terminal
         AttentionInterface.register(ATTENTION, grouped_attention)
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         _refuse_other_attention(config)
@@ -73,7 +73,7 @@ class TransformersEngine:
         self._cache = SlotCache(config.num_hidden_layers, max_live + kept, heads, head_dim, torch.float32)
         self._stops = StopTexts(path)
         self._max_live = max_live
-        self._n_live = 0  # slots [0, n_live) are the live ones
+        self._n_live = 0  # slots [0, n_live) are live
         self._waiting: deque[GenerationRequest] = deque()
         self._clock = count(1)
 
@@ -85,7 +85,7 @@ class TransformersEngine:
     def has_unfinished(self) -> bool:
         return bool(self._waiting or self._n_live)
 
-    @torch.inference_mode()  # moves what a step wrote
+    @torch.inference_mode()  # it moves tensors that a step wrote
     def abort(self, request_id: str) -> None:
         for request in self._waiting:
             if request.request_id == request_id:
@@ -104,7 +104,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
-        """One token for every live request: one forward for those that go on, one or more for prompts that start."""
+        """Add one token to every live request: one forward for those that go on, one or more for prompts that start."""
         going_on = self._n_live
         self._admit()
         if going_on:
@@ -122,7 +122,7 @@ class TransformersEngine:
     # -- slots ---------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Give waiting requests slots until the batch or this step's prompt budget is full."""
+        """Assign slots to waiting requests until the batch or this step's prompt budget is full."""
         first_new, longest = self._n_live, 0
         postponed: list[GenerationRequest] = []
         while self._waiting and self._n_live < self._max_live:
@@ -143,7 +143,7 @@ class TransformersEngine:
         self._waiting.extendleft(reversed(postponed))
 
     def _promised(self, prompt: Ids, first_new: int) -> int:
-        """The longest prefix of ``prompt`` that a request admitted in this very step is about to compute."""
+        """The longest prefix of ``prompt`` that a request admitted in this step is about to compute."""
         longest = 0
         for slot in self._cache.slots[first_new : self._n_live]:
             other = slot.owner.request.prompt_ids
@@ -176,7 +176,7 @@ class TransformersEngine:
         self._n_live += 1
 
     def _release(self, index: int) -> None:
-        """Keep a finished slot's tokens for the next turn and close the gap that it leaves among the live ones."""
+        """Keep a finished slot's tokens for the next turn and close the gap that it leaves among the live slots."""
         slot = self._cache.slots[index]
         slot.owner = None
         slot.used_at = next(self._clock)
@@ -186,7 +186,7 @@ class TransformersEngine:
     # -- forwards ------------------------------------------------------------------------------------------------------
 
     def _forward_last(self, n: int) -> None:
-        """One forward over the last sampled token of the first ``n`` slots."""
+        """Run one forward over the last sampled token of the first ``n`` slots."""
         slots = self._cache.slots[:n]
         tokens = torch.tensor([[slot.owner.ids[-1]] for slot in slots])
         positions = torch.tensor([[slot.length] for slot in slots])
@@ -195,7 +195,7 @@ class TransformersEngine:
         self._sample(slots, self._forward(0, n, tokens, positions))
 
     def _forward_prompts(self, low: int, high: int) -> None:
-        """Compute what is missing of the prompts in slots ``[low, high)``, a chunk at a time, pads in front."""
+        """Compute the missing part of the prompts in slots ``[low, high)``, a chunk at a time, with pads in front."""
         while True:
             slots = self._cache.slots[low:high]
             missing = [slot.owner.request.prompt_ids[slot.length : slot.length + CHUNK] for slot in slots]
@@ -219,7 +219,7 @@ class TransformersEngine:
                 return
 
     def _forward(self, low: int, high: int, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Logits ``[n, V]`` after the last token of each row."""
+        """The logits ``[n, V]`` after the last token of each row."""
         length = max(slot.length for slot in self._cache.slots[low:high])
         self._cache.begin(low, high, positions, length)
         hidden = torch.arange(length) > positions[:, :, None]
@@ -262,8 +262,8 @@ def _refuse_other_attention(config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise EngineError(
-            "The transformers engine serves models with full attention alone; this one has "
+            "The transformers engine serves only models with full attention; this one has "
             f"{', '.join(sorted(kinds))}. Serve it with the vllm engine."
         )
     if getattr(config, "attn_logit_softcapping", None):
-        raise EngineError("The transformers engine knows no capped attention scores; serve this model with vllm.")
+        raise EngineError("The transformers engine does not support capped attention scores. Serve it with vllm.")

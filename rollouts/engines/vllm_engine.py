@@ -1,4 +1,4 @@
-"""vLLM inside this process: ids in, ids out. The only module that imports vllm, and only when something needs it."""
+"""vLLM inside this process: ids in, ids out. The only module that imports vllm, and only at first use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
 from rollouts.engines.stops import StopTexts
 from rollouts.tito.trajectory import Floats, Ids, ids_array
 
-# Read by vllm when it is imported: the engine stays in this process and reports to nobody. On a CPU more than one
-# thread for a small model is ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.
+# vllm reads these when it is imported. The engine stays in this process and sends no usage reports. On a CPU more than
+# one thread makes a small model ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -24,14 +24,14 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # a command's standard output is its result
     "OMP_NUM_THREADS": "1",
-    # On the CPU every number of tokens in a step has kernels of its own. Left alone 1,024 are kept, some 300 MB.
+    # On the CPU each number of tokens in a step has separate kernels. By default 1,024 of them are kept, some 300 MB.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
 
 
 @dataclass(eq=False)
 class _Watched:
-    """A completion that a text may end, as far as it is sampled."""
+    """A completion that a stop text may end, with the tokens sampled so far."""
 
     stop: tuple[str, ...]
     ids: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ def _tokens(out: Any) -> tuple[list[int], list[float]]:
 
 
 class VllmEngine:
-    """vLLM's ``LLMEngine`` with continuous batching and prefix caching; the same code on the CPU build and on a GPU."""
+    """vLLM's ``LLMEngine`` with continuous batching and prefix caching: the same code on the CPU build and on a GPU."""
 
     name = "vllm"
     logprobs_mode = "processed"
@@ -79,17 +79,17 @@ class VllmEngine:
             "logprobs_mode": "processed_logprobs",
             "max_num_seqs": max_live,
             "disable_log_stats": True,
-            # The model folder's generation_config would bring sampling rules that nobody asked for.
+            # The model folder's generation_config would add sampling rules that the run does not name.
             "generation_config": "vllm",
         }
         if current_platform.is_cpu():
             arguments |= {
                 "dtype": dtype or "float32",
                 "enforce_eager": True,
-                # A seeded request whose prompt is split kills the CPU build's engine.
+                # A seeded request with a split prompt kills the engine of the CPU build.
                 "enable_chunked_prefill": False,
                 "kv_cache_memory_bytes": kv_cache_bytes or 64 << 20,
-                "block_size": 32,  # larger blocks never cache a short prompt
+                "block_size": 32,  # with larger blocks a short prompt is never cached
             }
         else:
             arguments |= {"dtype": dtype or "auto", "gpu_memory_utilization": gpu_memory_utilization}
@@ -98,14 +98,14 @@ class VllmEngine:
         if max_model_len:
             arguments["max_model_len"] = max_model_len
         self.llm_engine: Any = LLMEngine.from_engine_args(EngineArgs(**(arguments | options)))
-        """vLLM's own engine, for what measures it bare."""
+        """vLLM's own engine, for measurements without this one."""
         model_config = self.llm_engine.model_config
         self.max_model_len = int(model_config.max_model_len)
         self.vocab_size = int(model_config.get_vocab_size())
         self._params, self._kinds = SamplingParams, RequestOutputKind
-        # Until some release before 0.32 what vllm says against a request was a ValueError.
+        # Until some release before 0.32, vllm refused a request with a ValueError.
         self._refusals = ValueError, getattr(vllm.exceptions, "VLLMClientError", ValueError)
-        self._internal: dict[str, str] = {}  # our request ids -> those vllm gave them
+        self._internal: dict[str, str] = {}  # our request ids -> vllm's ids
         self._stops = StopTexts(path)
         self._watched: dict[str, _Watched] = {}
 
@@ -123,24 +123,26 @@ class VllmEngine:
                 max_tokens=min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids)),
                 stop_token_ids=list(sampling.stop_token_ids),
                 seed=sampling.seed,
-                ignore_eos=True,  # what ends a completion is said by stop_token_ids alone
+                ignore_eos=True,  # only stop_token_ids end a completion
                 logprobs=0,  # of the sampled token only
                 output_kind=self._kinds.DELTA if sampling.stop else self._kinds.FINAL_ONLY,
             )
             self._internal[request.request_id] = self.llm_engine.add_request(request.request_id, prompt, params)
-        except self._refusals as error:  # vllm's own checks of one request; the engine is well
+        except self._refusals as error:  # vllm's own checks of one request; the engine still works
             raise RequestRefused(f"vLLM refused the request: {error}") from error
         if sampling.stop:
             self._watched[request.request_id] = _Watched(sampling.stop)
 
     def new_params(self, **values: Any) -> Any:
-        """vLLM's sampling parameters: ids alone, given at the end of a completion unless ``values`` say otherwise."""
+        """vLLM's sampling parameters: ids without text, returned at the end of a completion, unless ``values`` say
+        otherwise."""
         return self._params(detokenize=False, **{"output_kind": self._kinds.FINAL_ONLY, **values})
 
     def score(self, streams: Sequence[Ids]) -> list[Floats]:
-        """The log-probability of each token of each stream at temperature 1 ``[T]``; that of the first is 0.
+        """The log-probabilities ``[T]`` of each stream at temperature 1; that of the first token is 0.
 
-        Streams are shorter than ``max_model_len``. Only while no request is under way: what finishes meanwhile is lost.
+        Each stream must be shorter than ``max_model_len``. Call it only while no request is under way: a completion
+        that finishes meanwhile is lost.
         """
         params = self.new_params(temperature=1.0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
         for place, ids in enumerate(streams):
@@ -167,7 +169,7 @@ class VllmEngine:
         return done
 
     def _watch(self, out: Any, watched: _Watched) -> Generation | None:
-        """Take the new tokens of a completion that a text may end; the rest of it is dropped when one does."""
+        """Take the new tokens of a completion that a stop text may end. When one does, the later tokens are dropped."""
         for token, logprob in zip(*_tokens(out), strict=True):
             watched.ids.append(token)
             watched.logprobs.append(logprob)
@@ -207,7 +209,7 @@ class VllmEngine:
 
 
 def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[str, list[dict[str, Any]]]]:
-    """``(text, tools) -> (content, calls)`` by the parser that ``vllm serve --tool-call-parser NAME`` takes.
+    """``(text, tools) -> (content, calls)``, by the parser that ``vllm serve --tool-call-parser NAME`` takes.
 
     ``tokenizer`` is a transformers tokenizer. Raises :class:`EngineError` with a sentence. The import takes seconds.
     """
@@ -220,11 +222,11 @@ def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[st
     except ImportError as error:
         raise EngineError(
             f"{option}, a parser of vLLM, and the worker's machine lacks the package {error.name}. Install vLLM there, "
-            "or take the option away."
+            "or remove the option."
         ) from error
     if name not in (known := sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers})):
         raise EngineError(f"{option}, and this vLLM has no such parser; it has {', '.join(known)}.")
-    made: dict[str, Any] = {}  # by the tools: making a parser reads the whole vocabulary
+    made: dict[str, Any] = {}  # one for each set of tools: building a parser reads the whole vocabulary
 
     def read(text: str, tools: Any) -> tuple[str, list[dict[str, Any]]]:
         try:
@@ -236,7 +238,7 @@ def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[st
             found = made[key][0].extract_tool_calls(text, made[key][1])
             calls = [call.model_dump(include={"id", "type", "function"}) for call in found.tool_calls]
         except Exception:
-            return text, []  # a model may write anything
+            return text, []  # a model may write any text
         for call in calls:
             call["function"] = {
                 "name": call["function"]["name"],

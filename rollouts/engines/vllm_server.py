@@ -1,4 +1,4 @@
-"""A vLLM server that somebody else runs: ids in, ids out, over HTTP."""
+"""A vLLM server that runs elsewhere: ids in, ids out, over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPLETIONS = "/v1/completions"
 
 
 class VllmServerEngine(HttpEngine):
-    """``/inference/v1/generate`` where the server has it, else ``/v1/completions`` with ``return_token_ids``."""
+    """Uses ``/inference/v1/generate`` where the server has it, else ``/v1/completions`` with ``return_token_ids``."""
 
     name = "vllm_server"
 
@@ -33,7 +33,7 @@ class VllmServerEngine(HttpEngine):
         return next((card for card in body["data"] if card["id"] == self.model or not self.model), None)
 
     async def _takes_ids(self) -> bool:
-        """Does the generate address exist and serve? An empty prompt is refused by one that does (400 or 422)."""
+        """Whether the generate address exists and serves. A server that has it refuses an empty prompt (400 or 422)."""
         try:
             await self._call(GENERATE, {"token_ids": [], "sampling_params": {}}, PROBE_SECONDS)
         except ServerAnswer as error:
@@ -51,7 +51,7 @@ class VllmServerEngine(HttpEngine):
             "max_tokens": min(sampling.max_tokens, room),
             "stop_token_ids": list(sampling.stop_token_ids),
             "seed": sampling.seed,
-            "ignore_eos": True,  # what ends a completion is said by stop_token_ids alone
+            "ignore_eos": True,  # only stop_token_ids end a completion
             "logprobs": 0,  # of the sampled token only
         }
         if sampling.stop:
@@ -81,7 +81,7 @@ class VllmServerEngine(HttpEngine):
                 "vLLM has return_token_ids since 0.10.2: upgrade the server."
             )
         if values is None:
-            raise EngineError(f"The server at {self.url} returns no log-probabilities; are they switched off there?")
+            raise EngineError(f"The server at {self.url} returns no log-probabilities. Are they switched off?")
         stop = choice.get("stop_reason")
         return Generation(
             request.request_id,

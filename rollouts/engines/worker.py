@@ -1,4 +1,4 @@
-"""One thread owns one engine; every other thread hands it requests and gets futures, so that all share one batch."""
+"""One thread owns one engine. All other threads send it requests and get futures, so that all share one batch."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Result = TypeVar("Result")
 
 
 class EngineClosed(EngineError):
-    """The worker is shutting down; the work can be taken up again by another one."""
+    """The worker is shutting down. Another worker can take up the work again."""
 
 
 class EngineLost(EngineError):
-    """The engine died or could not be built: one and the same object ends everything that was under way."""
+    """The engine died or could not be built. The same exception ends everything that was under way."""
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What the loop needs to know about an engine, without touching it."""
+    """What the loop needs to know about an engine, without touching the engine."""
 
     name: str
     version: str
@@ -47,40 +47,40 @@ class EngineInfo:
 
 
 class EngineOwner(Protocol):
-    """Whoever owns an engine for the rest of the worker: :class:`EngineThread`, or ``engines.process.EngineProcess``.
+    """Owns an engine for the rest of the worker's life: :class:`EngineThread` or ``engines.process.EngineProcess``.
 
-    All may be called from any thread. The engine is built when it is first needed, kept warm, and built anew after it
-    died. A future ends with its result, with :class:`RequestRefused` (this request only), with :class:`EngineLost`
-    (the engine died, or cannot be built: all of them) or with :class:`EngineClosed`.
+    Every method may be called from any thread. The engine is built at first use, kept warm, and built again after it
+    died. A future ends with its result or with an error: :class:`RequestRefused` (this request only),
+    :class:`EngineLost` (all: the engine died or cannot be built) or :class:`EngineClosed` (all: the worker stops).
     """
 
     tokens: int
-    """Sampled so far, for the throughput that a page shows."""
+    """How many tokens were sampled so far; a page shows the throughput."""
 
     def submit(self, request: GenerationRequest) -> Future[Generation]: ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop requests; their futures are cancelled before the engine's next step."""
+        """Drop requests. Their futures are cancelled before the engine's next step."""
         ...
 
     def call(self, work: Callable[[Any], Result]) -> Future[Result]:
-        """``work(engine)`` between two steps; the future ends with what it gives or raises."""
+        """Run ``work(engine)`` between two steps. The future ends with its result or exception."""
         ...
 
     def ask_info(self) -> Future[EngineInfo]:
-        """What the engine is; it is built whoever still waits for the answer."""
+        """What the engine is. The engine is built even when the asking thread stops waiting."""
         ...
 
     def close(self, timeout: float | None = 30) -> None:
-        """Fail what is under way with :class:`EngineClosed` and free the engine."""
+        """End what is under way with :class:`EngineClosed` and free the engine."""
         ...
 
 
 class EngineDriver:
-    """What an owner does with its engine. All of it in one thread, which is the engine's.
+    """What an owner does with its engine, all of it in one thread.
 
-    What is asked has a key of the owner's. ``tell(key, kind, value)`` hears how it ended: ``done`` with a result,
-    ``failed`` with an exception, or ``cancelled``.
+    The owner chooses a key for each thing it asks. ``tell(key, kind, value)`` reports how it ended: ``done`` with a
+    result, ``failed`` with an exception, or ``cancelled``.
     """
 
     def __init__(self, build: Callable[[], Engine], name: str, tell: Callable[[Any, str, Any], None]) -> None:
@@ -92,7 +92,7 @@ class EngineDriver:
         self._calls: list[tuple[Any, Callable[[Engine], Any]]] = []
 
     def take(self, kind: str, key: Any, value: Any) -> None:
-        """Something to do in the next turn: ``submit`` a request, ``call`` a function, or ``abort`` requests."""
+        """Keep something to do in the next turn: ``submit`` a request, ``call`` a function, or ``abort`` requests."""
         if kind == "submit":
             self._live[value.request_id] = key, value
             self._arrived.append(value)
@@ -107,8 +107,8 @@ class EngineDriver:
     def turn(self) -> None:
         """Do what was taken and let every request grow by a step.
 
-        Raises :class:`EngineLost` when the engine died or cannot be built; it is closed then, and ``drop`` gives
-        those who have not been told.
+        Raises :class:`EngineLost` when the engine died or cannot be built. The engine is then closed, and ``drop``
+        returns the keys that have not been told.
         """
         try:
             if self._engine is None and (self._arrived or self._calls):
@@ -122,19 +122,19 @@ class EngineDriver:
         except Exception as error:
             log.exception("engine lost name=%s", self._name)
             lost = EngineLost(str(error) if isinstance(error, EngineError) else f"The engine died: {reason(error)}")
-        # Out here, because the error's own traceback would keep the dead engine in memory.
+        # Outside the handler, because the traceback of the error would keep the dead engine in memory.
         self.close()
         raise lost
 
     def drop(self) -> list[Any]:
-        """Give up everything that is under way; gives its keys."""
+        """Give up everything that is under way and return its keys."""
         keys = [key for key, _ in [*self._live.values(), *self._calls]]
         for held in (self._live, self._arrived, self._aborted, self._calls):
             held.clear()
         return keys
 
     def close(self) -> None:
-        """Free the engine; the next turn that needs one builds another."""
+        """Free the engine. The next turn that needs an engine builds another."""
         engine, self._engine = self._engine, None
         if engine is not None:
             try:
@@ -161,7 +161,7 @@ class EngineDriver:
         if not self._live:
             return
         if not engine.has_unfinished():
-            raise EngineError("The engine lost requests: it says it is idle while completions are due.")
+            raise EngineError("The engine lost requests: it reports that it is idle, but completions are missing.")
         try:
             generations = engine.step()
         except RequestRefused as error:
@@ -185,7 +185,7 @@ class EngineDriver:
 
 
 def settle(future: Future[Any], kind: str, value: Any) -> int:
-    """End a future as a driver told; gives the tokens that were sampled for it."""
+    """End a future as a driver told, and return how many tokens were sampled for it."""
     if kind == "cancelled":
         future.cancel()
     elif kind == "failed":
@@ -198,7 +198,7 @@ def settle(future: Future[Any], kind: str, value: Any) -> int:
 
 
 class EngineThread:
-    """An :class:`EngineOwner` with the engine in a thread of this process."""
+    """An :class:`EngineOwner` whose engine runs in a thread of this process."""
 
     def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
         self._driver = EngineDriver(build, name, self._told)
