@@ -1,4 +1,4 @@
-"""Environments: tools that answer and rewards that score. One line in ``ENVIRONMENTS`` adds one."""
+"""Environments: tools that answer, and rewards. One line in ``ENVIRONMENTS`` adds one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITHHELD = {
 
 
 def environment(name: str, prompts: Sequence[Prompt] = ()) -> Environment:
-    """The environment of that name; ``prompts`` are its tasks where it takes a file's.
+    """The environment of that name. ``prompts`` are its tasks if it takes them from a file.
 
     Raises :class:`EnvironmentUnavailable` with a sentence for the form.
     """

@@ -1,7 +1,7 @@
-"""Arithmetic problems in words: one generator for the environment's tasks and for the demo policy's training dialogues.
+"""Arithmetic problems in words, for the environment's tasks and for the demo policy's training dialogues.
 
-A problem belongs to the held-out part or to the training part by a hash of its calculation alone, so no phrasing of a
-held-out calculation is ever trained on.
+A hash of the calculation alone puts a problem into the held-out part or into the training part. So the demo policy is
+never trained on any wording of a held-out calculation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rollouts.environments.expressions import evaluate, format_value
 
 HELD_OUT_PARTS = 8
-"""One part in so many is held out."""
+"""One problem in so many is held out."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Problem:
 
     question: str
     expressions: tuple[str, ...]
-    """The calls in order, each as it is sent (results of earlier calls filled in)."""
+    """The calls in order, each as it is sent: results of earlier calls are filled in."""
     results: tuple[str, ...]
-    """What the calculator answers to each."""
+    """The calculator's answer to each call."""
 
     @property
     def answer(self) -> str:
@@ -32,13 +32,13 @@ class Problem:
 
 
 def is_held_out(problem: Problem) -> bool:
-    """Whether a problem is kept for the environment; the other ones are for training."""
+    """Whether a problem is kept for the environment. All others are for training."""
     digest = hashlib.sha256(" ; ".join(problem.expressions).encode()).digest()
     return int.from_bytes(digest[:4], "big") % HELD_OUT_PARTS == 0
 
 
 def random_problem(rng: random.Random) -> Problem:
-    """One problem: about a third need two calls."""
+    """One problem. About a third of the problems need two calls."""
     draw = rng.random()
     if draw < 0.34:
         return _two_calls(rng)
@@ -101,7 +101,7 @@ def _expression(rng: random.Random) -> list[str]:
 
 
 def _as_written(rng: random.Random, pieces: list[str]) -> str:
-    """The expression as a user types it: spaced, dense, or (without parentheses) in words."""
+    """The expression as a user types it: with spaces, without spaces, or (if it has no parentheses) in words."""
     draw = rng.random()
     if draw < 0.3:
         return "".join(pieces)
@@ -206,7 +206,7 @@ def _two_calls(rng: random.Random) -> Problem:
     first = first.format(**numbers)
     result = format_value(evaluate(first))
     if result.startswith("-") and not then.startswith("{r}"):
-        then_text, then = _THEN[0]  # "5--3" is a sum few users mean
+        then_text, then = _THEN[0]  # "5--3" is a sum that few users mean
     joined = rng.choice(_JOINED).format(first_text.format(**numbers), then_text.format(**numbers))
     question = joined[0].upper() + joined[1:]
     return _problem(question, first, then.format(r=result, **numbers))

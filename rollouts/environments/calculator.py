@@ -1,4 +1,4 @@
-"""The calculator: arithmetic questions, one tool that evaluates an expression, a reward for the right last number."""
+"""The calculator: arithmetic questions, one tool that evaluates an expression, a reward if the last number is right."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CALCULATOR_TOOL: dict[str, Any] = {
     },
 }
 
-# A minus belongs to the number unless something to subtract from stands before it.
+# A minus belongs to the number unless the text before it is something to subtract from.
 _NUMBER = re.compile(r"(?<![\d)])-?\d+(?:,\d{3})*(?:\.\d+)?|\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def calculator_reply(expression: str) -> str:
-    """What the tool answers: a number, or ``error: `` and a reason."""
+    """The tool's answer: a number, or ``error: `` and a reason."""
     try:
         return format_value(evaluate(expression))
     except ExpressionError as error:
@@ -40,13 +40,13 @@ def calculator_reply(expression: str) -> str:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number in a text, ``None`` where it holds none."""
+    """The last number in a text; None when there is none."""
     numbers = _NUMBER.findall(text)
     return Fraction(numbers[-1].replace(",", "")) if numbers else None
 
 
 class CalculatorEpisode:
-    """One trajectory with the calculator: tool calls are answered, the first turn without one is the answer."""
+    """One trajectory with the calculator. Tool calls are answered; the first turn without a call is the answer."""
 
     def __init__(self, task: Task) -> None:
         self._answer = None if task.answer is None else Fraction(task.answer)
@@ -81,7 +81,7 @@ class CalculatorEnvironment:
     description = "Arithmetic questions; the model calls a calculator and answers with the value."
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """``n`` held-out problems: none of them can occur in the demo policy's training dialogues."""
+        """Returns ``n`` held-out problems. None of them can occur in the demo policy's training dialogues."""
         rng = random.Random(f"calculator tasks {seed}")
         return [_task(_held_out_problem(rng), index) for index in range(n)]
 
@@ -102,7 +102,7 @@ def _task(problem: Problem, index: int) -> Task:
 
 
 def _tool_message(call: object) -> dict[str, Any]:
-    """The tool's message for one parsed call, which may have any shape: a model wrote it."""
+    """The tool's message for one parsed call. The model wrote the call, so it may have any shape."""
     function = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(function, Mapping):
         return _reply("calculator", 'error: a call is a JSON object with "name" and "arguments"')

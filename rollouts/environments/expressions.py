@@ -1,4 +1,4 @@
-"""Arithmetic on text that a model wrote: a walker over a syntax tree with limits on everything that can grow."""
+"""Evaluates arithmetic that a model wrote: walks over a syntax tree, with limits on everything that can grow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALLOWED = re.compile(r"[0-9+\-*/%(). ]*")
 
 
 class ExpressionError(ValueError):
-    """The expression has no value here; the message says why, in words a model may read."""
+    """The expression has no value here. The message says why, in words for the model to read."""
 
 
 def evaluate(expression: str) -> Fraction:
@@ -36,7 +36,7 @@ def evaluate(expression: str) -> Fraction:
 
 
 def format_value(value: Fraction) -> str:
-    """An integer without a point, anything else with at most ten significant digits."""
+    """The value as text: an integer without a point, other values with at most ten significant digits."""
     if value.denominator == 1:
         return str(value.numerator)
     return f"{float(value):.10g}"
@@ -46,7 +46,7 @@ def _value(node: ast.expr, depth: int, text: str) -> Fraction:
     if depth > MAX_DEPTH:
         raise ExpressionError("the expression is nested too deeply")
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        # The source text, not the float: 0.1 is one tenth.
+        # From the source text instead of the float, so that 0.1 is exactly one tenth.
         literal = ast.get_source_segment(text, node) or ""
         try:
             number = Fraction(literal)
@@ -90,7 +90,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         raise ExpressionError(f"the exponent is larger than {MAX_EXPONENT}")
     if base == 0 and exponent < 0:
         raise ExpressionError("division by zero")
-    # The operands are bounded, so the power has at most MAX_DIGITS * MAX_EXPONENT digits before it is refused.
+    # The operands are bounded, so the power has at most MAX_DIGITS * MAX_EXPONENT digits before the check refuses it.
     return Fraction(base**exponent.numerator)
 
 

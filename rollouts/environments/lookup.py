@@ -1,4 +1,4 @@
-"""Lookup: questions about a small corpus, one tool that searches it (BM25), a reward for naming the fact."""
+"""Lookup: questions about a small corpus, one tool that searches it (BM25), a reward if the answer names the fact."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ class Passage:
 
     text: str
     question: str = ""
-    """A question that this passage answers; empty = it is only background."""
+    """A question that this passage answers; empty = the passage is background only."""
     answer: str = ""
 
 
 def read_corpus(path: Path) -> list[Passage]:
-    """Passages from JSONL lines ``{"text", "question"?, "answer"?}``. Raises ``ValueError`` naming the line."""
+    """Passages from JSONL lines ``{"text", "question"?, "answer"?}``. Raises ``ValueError`` with the number of the
+    line."""
     passages = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -60,7 +61,7 @@ class Index:
     """BM25 over the passages."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
-        import bm25s  # numpy and scipy-free, but still too slow an import for processes that never search
+        import bm25s  # it needs only numpy, but its import is slow for processes that never search
 
         self._passages = passages
         self._tokenize = lambda text: bm25s.tokenize(text, show_progress=False)
@@ -75,12 +76,12 @@ class Index:
 
 
 def mentions(text: str, answer: str) -> bool:
-    """Does ``text`` hold ``answer`` as whole words, case aside?"""
+    """Whether ``text`` holds ``answer`` as whole words; upper and lower case are equal."""
     return re.search(rf"(?<!\w){re.escape(answer.casefold())}(?!\w)", text.casefold()) is not None
 
 
 class LookupEpisode:
-    """One trajectory: searches are answered, the first turn without one is the answer."""
+    """One trajectory. Searches are answered; the first turn without a search is the answer."""
 
     def __init__(self, task: Task, index: Index) -> None:
         self._answer = task.answer or ""
@@ -128,7 +129,8 @@ class LookupEnvironment:
         self._index = Index(self._passages)
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """``n`` questions of the corpus in an order of the seed; they repeat when the corpus has fewer."""
+        """Returns ``n`` questions of the corpus, in an order that the seed decides. They repeat when the corpus has
+        fewer."""
         asked = [passage for passage in self._passages if passage.question and passage.answer]
         rng = random.Random(f"lookup tasks {seed}")
         order: list[Passage] = []

@@ -1,4 +1,4 @@
-"""Prompts from a JSONL file: ``messages``, and ``answer`` and ``tools`` where a line has them."""
+"""Prompts from a JSONL file. A line has ``messages``, and may have ``answer`` and ``tools``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rollouts.formats.containers.json_text import json_problem
 from rollouts.tito.message_validation import tools_problem
 
 MAX_LINE = 4 << 20
-"""Bytes of one line; what is longer is no prompt."""
+"""Bytes of one line. A longer line is rejected."""
 MAX_PROMPTS = 100_000
 MAX_PROBLEMS = 20
-"""Bad lines that are told one by one."""
+"""How many bad lines are named."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -31,12 +31,12 @@ class Prompt:
 
     messages: list[dict[str, Any]]
     answer: str | None = None
-    """None = the line has none, and its trajectories get no reward."""
+    """None = the line has no answer, and its trajectories get no reward."""
     tools: list[dict[str, Any]] | None = None
 
 
 class PromptsRejected(ValueError):
-    """The file holds lines that are no prompts; ``problems`` has a sentence for each, up to ``MAX_PROBLEMS``."""
+    """The file holds lines that are not prompts. ``problems`` has a sentence for each, up to ``MAX_PROBLEMS``."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(" ".join(problems))
@@ -69,7 +69,8 @@ def read_prompts(source: Path | BinaryIO) -> list[Prompt]:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; one that is too long comes cut, and its rest is skipped without being kept."""
+    """The lines with their numbers. A line that is too long is cut; its rest is skipped without being kept in
+    memory."""
     number = 0
     while line := file.readline(MAX_LINE + 1):
         number += 1
@@ -120,10 +121,10 @@ def _check_message(message: object, place: int) -> None:
 
 
 def matching(text: str, answer: str) -> dict[str, float]:
-    """Which rules find ``answer`` in ``text``, as 0 or 1 each.
+    """Which rules find ``answer`` in ``text``: 0.0 or 1.0 for each.
 
-    ``exact``: nothing else but spaces. Beside it a number is looked for as the ``last_number``, any other text as whole
-    words (``contains``).
+    ``exact``: the text is the answer, apart from case and outer spaces. ``last_number`` (for a number): it is the last
+    number of the text. ``contains`` (for other answers): the text holds it as whole words.
     """
     found = {"exact": float(text.strip().casefold() == answer.strip().casefold())}
     number = _as_number(answer)
@@ -142,7 +143,7 @@ def _as_number(answer: str) -> Fraction | None:
 
 
 class PromptsEpisode:
-    """One turn: nobody is there to answer a tool call, so the first completion is the answer."""
+    """One turn. Nothing answers a tool call, so the first completion is the answer."""
 
     def __init__(self, task: Task) -> None:
         self._answer = task.answer
@@ -164,7 +165,7 @@ class PromptsEpisode:
 
 
 class PromptsEnvironment:
-    """The prompts of a file, in the file's order; from its start again when more are asked for."""
+    """The prompts of a file, in their order. They repeat from the start when more are asked for."""
 
     name = "prompts"
     description = "Prompts of an uploaded JSONL file; scored where a line has an answer."
@@ -173,7 +174,7 @@ class PromptsEnvironment:
         self._prompts = prompts
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """The first ``n`` prompts. Raises :class:`EnvironmentUnavailable` where no file was given."""
+        """The first ``n`` prompts. Raises :class:`EnvironmentUnavailable` without a file."""
         if not self._prompts:
             raise EnvironmentUnavailable("The environment prompts needs a JSONL file of prompts; choose one.")
         chosen = [self._prompts[index % len(self._prompts)] for index in range(n)]

@@ -1,4 +1,5 @@
-"""What an environment is to the loop: a giver of tasks, and one episode per trajectory that answers and scores."""
+"""What an environment is to the loop: a source of tasks, and one episode for each trajectory that answers and
+scores."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 
 
 class EnvironmentUnavailable(ValueError):
-    """There is no such environment here; the message is a sentence that says why and what would help."""
+    """The environment cannot be used here. The message says why and what would help."""
 
 
 @dataclass(frozen=True)
@@ -16,41 +17,42 @@ class Task:
     """One prompt."""
 
     messages: list[dict[str, Any]]
-    """The chat messages the episode starts with, the last one the user's."""
+    """The chat messages that the episode starts with. The user wrote the last one."""
     tools: list[dict[str, Any]] | None
     """Function schemas as the chat template takes them; ``None`` when there are none."""
     answer: str | None
     """The right answer; ``None`` when the task has no single one."""
     index: int
-    """0-based place among the tasks of one call of ``tasks``."""
+    """The place among the tasks of one call of ``tasks``, counted from 0."""
     data: dict[str, Any] = field(default_factory=dict)
-    """JSON that the environment itself needs to start the episode, in another process too; often empty."""
+    """JSON that the environment needs to start the episode, also in another process. Often empty."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the environment says after an assistant turn."""
+    """What the environment returns after an assistant turn."""
 
     messages: list[dict[str, Any]]
-    """New messages to append (tool or user); empty when done."""
+    """New messages to append (tool or user); empty when the episode is done."""
     done: bool
     reward: float | None = None
-    """Set when done."""
+    """Set when the episode is done."""
     reward_parts: dict[str, float] = field(default_factory=dict)
-    """The reward by name; empty while not done."""
+    """The parts of the reward by name; empty while the episode is not done."""
     stop_reason: str = ""
-    """Why the episode ended; empty while not done."""
+    """Why the episode ended; empty while it is not done."""
 
 
 class Episode(Protocol):
-    """One trajectory's side of the environment: it remembers what has happened so far."""
+    """The environment's half of one trajectory. It remembers what has happened so far."""
 
     def step(self, message: Mapping[str, Any]) -> Outcome:
-        """Answer a parsed assistant message (``role``, ``content``, maybe ``tool_calls``); a bad one raises nothing."""
+        """Answer a parsed assistant message (``role``, ``content``, maybe ``tool_calls``). A malformed one raises
+        nothing."""
         ...
 
     def truncated(self, reason: str) -> Outcome:
-        """Score an episode that the loop ends itself (out of tokens or turns); ``reason`` becomes the stop reason."""
+        """Score an episode that the loop ends (out of tokens or turns). ``reason`` becomes the stop reason."""
         ...
 
 
@@ -61,7 +63,7 @@ class Environment(Protocol):
     description: str
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """The ``n`` tasks of a seed; a longer list starts with the shorter one."""
+        """Returns the ``n`` tasks of a seed. A longer list starts with the shorter one."""
         ...
 
     def start(self, task: Task) -> Episode: ...

@@ -1,4 +1,4 @@
-"""reasoning-gym: procedural tasks, each data set with its own scorer. The package is imported when tasks are made."""
+"""reasoning-gym: generated tasks; each data set has a scorer. The package is imported when tasks are made."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ DATASETS: tuple[str, ...] = tuple(
     tsumego word_sequence_reversal word_sorting
     """.split()  # noqa: SIM905 - ninety quoted names would say no more
 )
-"""The data sets on offer: all that the package registers, less those in ``WITHHELD``."""
+"""The data sets on offer: all that the package registers, except those in ``WITHHELD``."""
 
 _EVALUATES = "its scorer evaluates the model's answer as Python code."
-_BY_PROCESS = "it makes other tasks in every process, so that a run could not be made again."
+_BY_PROCESS = "it makes other tasks in every process, so a run could not be repeated."
 WITHHELD: dict[str, str] = {
-    "acre": "its first tasks change with the number that is asked for.",
+    "acre": "its first tasks depend on how many tasks are asked for.",
     "binary_matrix": _EVALUATES,
     "codeio": "it executes programs to make its tasks.",
     "composite": "it has no tasks of its own; choose one of its parts.",
     "countdown": _EVALUATES,
-    "game_of_life_halting": "its scorer takes any answer for the right one.",
+    "game_of_life_halting": "its scorer accepts every answer as right.",
     "intermediate_integration": _EVALUATES,
     "isomorphic_strings": _BY_PROCESS,
     "knight_swap": _BY_PROCESS,
@@ -60,10 +60,10 @@ _importing = threading.Lock()
 
 
 def load_package() -> ModuleType:
-    """The package. Raises :class:`EnvironmentUnavailable` where it is not installed."""
+    """Import the package. Raises :class:`EnvironmentUnavailable` when it is not installed."""
     with _importing:
         if "reasoning_gym" not in sys.modules and importlib.util.find_spec("pycosat") is None:
-            # One withheld data set needs this compiled module, yet the package imports it for all.
+            # One withheld data set needs this compiled module, but the package imports it for all data sets.
             sys.modules["pycosat"] = ModuleType("pycosat")
             try:
                 return _import()
@@ -79,14 +79,14 @@ def _import() -> ModuleType:
     except ImportError as error:
         raise EnvironmentUnavailable(
             f"The reasoning_gym environments need the package {error.name}, which is not installed here; "
-            "pip install --no-deps -r rollouts/environments/requirements.txt brings it."
+            "pip install --no-deps -r rollouts/environments/requirements.txt installs it."
         ) from error
     package: ModuleType = reasoning_gym
     return package
 
 
 class ReasoningGymEpisode:
-    """One turn: the text between the last ``<answer>`` tags is scored by the data set."""
+    """One turn. The data set scores the text between the last ``<answer>`` tags."""
 
     def __init__(self, dataset: Any, entry: dict[str, Any]) -> None:
         self._dataset, self._entry = dataset, entry
@@ -99,7 +99,7 @@ class ReasoningGymEpisode:
         try:
             score = float(self._dataset.score_answer(answer, self._entry))
         except Exception:
-            # Some scorers stumble over what a model may write; it is then no right answer.
+            # Some scorers raise on what a model may write. The answer is then wrong.
             return self._end(0.0, True, "answer_unreadable")
         return self._end(score, True, "answered")
 
@@ -112,7 +112,8 @@ class ReasoningGymEpisode:
 
 
 class ReasoningGymEnvironment:
-    """Tasks of one data set. Equal seeds make equal tasks, so that a worker makes anew what the scorer needs."""
+    """Tasks of one data set. Equal seeds make equal tasks, so a worker can make the entry again that the scorer
+    needs."""
 
     def __init__(self, dataset: str) -> None:
         self.name = f"reasoning_gym:{dataset}"
@@ -123,20 +124,20 @@ class ReasoningGymEnvironment:
         self._made: dict[int, Any] = {}
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """Raises :class:`EnvironmentUnavailable` where the package is not installed."""
+        """Raises :class:`EnvironmentUnavailable` when the package is not installed."""
         system = load_package().utils.SYSTEM_PROMPTS["default"].strip()
-        own_seed = random.Random(f"reasoning gym tasks {seed}").randrange(2**31)
-        dataset = self._load(own_seed)
+        dataset_seed = random.Random(f"reasoning gym tasks {seed}").randrange(2**31)
+        dataset = self._load(dataset_seed)
         tasks = []
         for index in range(n):
             entry = dataset[index]
             messages = [{"role": "system", "content": system}, {"role": "user", "content": str(entry["question"])}]
             answer = None if entry["answer"] is None else str(entry["answer"])
-            tasks.append(Task(messages, None, answer, index, {"seed": own_seed}))
+            tasks.append(Task(messages, None, answer, index, {"seed": dataset_seed}))
         return tasks
 
     def start(self, task: Task) -> ReasoningGymEpisode:
-        """Raises :class:`EnvironmentUnavailable` where another version of the package makes another task."""
+        """Raises :class:`EnvironmentUnavailable` when another version of the package makes another task."""
         dataset = self._load(task.data["seed"])
         entry = dataset[task.index]
         if str(entry["question"]) != task.messages[-1]["content"]:

@@ -1,4 +1,4 @@
-"""SkyRL-Gym: its text environments, their observations as messages. The package is imported when an episode starts."""
+"""SkyRL-Gym: its text environments, with observations as messages. The package is imported when an episode starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
 class _Offered:
     description: str
     instruction: str
-    """Follows the question."""
+    """Text after the question."""
     extras: str
     """The key under which SkyRL-Gym looks for the right answer."""
 
@@ -46,27 +46,28 @@ WITHHELD: dict[str, str] = {
     "lcb": _EXECUTES,
     "search": "it sends what the model writes to a network address.",
     "searchcode": "it executes code that the model writes and sends queries to a network address.",
-    "text2sql": "it executes SQL that the model writes, on database files which the package does not bring.",
+    "text2sql": "it executes SQL that the model writes, on database files that the package lacks.",
     "rlm": _EXECUTES,
 }
 """Environments of the package that are not offered, and why."""
 
 
 def load_package() -> ModuleType:
-    """The package. Raises :class:`EnvironmentUnavailable` where it is not installed."""
+    """Import the package. Raises :class:`EnvironmentUnavailable` when it is not installed."""
     try:
         import skyrl_gym
     except ImportError as error:
         raise EnvironmentUnavailable(
             f"The skyrl_gym environments need the package {error.name}, which is not installed here; "
-            "pip install --no-deps -r rollouts/environments/requirements.txt brings it."
+            "pip install --no-deps -r rollouts/environments/requirements.txt installs it."
         ) from error
     package: ModuleType = skyrl_gym
     return package
 
 
 class SkyRLGymEpisode:
-    """One of the package's environments. A trajectory's reward is the sum of its turns', and each is kept."""
+    """One of the package's environments. The reward of a trajectory is the sum of its turns' rewards, which are kept
+    too."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -79,7 +80,7 @@ class SkyRLGymEpisode:
         if out["done"]:
             return self._end("done")
         if not observations:
-            # There is nothing to put between two turns of the model.
+            # Without an observation there is nothing to put between two turns of the model.
             return self._end("no_observation")
         return Outcome(messages=observations, done=False)
 
@@ -96,7 +97,7 @@ class SkyRLGymEpisode:
 
 
 def _action(message: Mapping[str, Any]) -> str:
-    """The text of a turn as these environments read it: the thoughts are part of it, as they are in SkyRL."""
+    """The text of a turn as these environments read it. The thoughts are part of it, as in SkyRL."""
     content = message.get("content")
     text = content if isinstance(content, str) else ""
     thoughts = message.get("reasoning_content")
@@ -104,7 +105,8 @@ def _action(message: Mapping[str, Any]) -> str:
 
 
 class SkyRLGymEnvironment:
-    """The package has no tasks of its own: they come from a file of prompts, else arithmetic with whole answers."""
+    """An environment of the package, which has no tasks. A file of prompts holds them; else arithmetic with whole
+    answers."""
 
     def __init__(self, env: str, prompts: Sequence[Prompt] = ()) -> None:
         self.name = f"skyrl_gym:{env}"
@@ -112,7 +114,7 @@ class SkyRLGymEnvironment:
         self._env, self._prompts = env, prompts
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """Raises :class:`EnvironmentUnavailable` without the package, or for prompts that lack an answer."""
+        """Raises :class:`EnvironmentUnavailable` without the package, or when a prompt has no answer."""
         load_package()
         if self._prompts:
             if any(prompt.answer is None for prompt in self._prompts):
@@ -131,7 +133,7 @@ class SkyRLGymEnvironment:
                 return Task([{"role": "user", "content": content}], None, problem.answer, index)
 
     def start(self, task: Task) -> SkyRLGymEpisode:
-        # "extra_info" is looked into for a number of turns; empty = the environment's own.
+        # The environment looks in "extra_info" for a number of turns. Empty = its default.
         extras = {OFFERED[self._env].extras: {"ground_truth": task.answer}, "extra_info": {}}
         env = load_package().make(self._env, extras=extras)
         env.init([dict(message) for message in task.messages])
