@@ -1,4 +1,4 @@
-"""Dialogues as training batches: ids, which of them carry loss, and now and then another cut of the same text."""
+"""Dialogues as training batches: ids and their loss mask. Some texts are cut into other tokens than the encoder's."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rollouts.demo_policy.tokenizer import CHAT_TEMPLATE, IM_START
 from rollouts.environments.calculator import CALCULATOR_TOOL
 
 RECUT_SHARE = 0.12
-"""Share of assistant turns whose words are cut otherwise than the encoder would."""
+"""Share of assistant turns in which words are cut otherwise than by the encoder."""
 RECUT_RATE = 0.15
-"""Chance of each token in such a turn to be cut in two."""
+"""How likely each token in such a turn is cut in two."""
 
 CHUNK_BATCHES = 16
-"""Dialogues of so many batches are sorted by length together, so that little is padding."""
+"""The dialogues of so many batches are sorted by length together, so that there is little padding."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``prefix`` ``[P]`` is common to all sequences; ``ids`` and ``loss_mask`` are ``[B, L]``, padded at the right."""
+    """``prefix`` ``[P]`` is common to all sequences. ``ids`` and ``loss_mask`` are ``[B, L]``, padded on the right."""
 
     prefix: NDArray[np.int64]
     ids: NDArray[np.int64]
@@ -37,7 +37,7 @@ class Batch:
 
 
 def batches(tokenizer: Tokenizer, n: int, size: int, seed: int) -> Iterator[Batch]:
-    """``n`` batches of ``size`` dialogues; the same for the same seed."""
+    """Yields ``n`` batches of ``size`` dialogues. Equal seeds make equal batches."""
     rng = random.Random(f"demo policy batches {seed}")
     cutter = Cutter(tokenizer)
     made = 0
@@ -54,13 +54,13 @@ def batches(tokenizer: Tokenizer, n: int, size: int, seed: int) -> Iterator[Batc
 
 
 def system_block(system: str | None) -> str:
-    """What stands before the first user message."""
+    """The text before the first user message."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     return render([messages])[0]
 
 
 def render(conversations: list[list[dict[str, Any]]]) -> list[str]:
-    """Conversations through the chat template, with the calculator among the tools."""
+    """Render conversations with the chat template; the calculator is among the tools."""
     texts, _ = render_jinja_template(conversations, tools=[CALCULATOR_TOOL], chat_template=CHAT_TEMPLATE.read_text())
     return list(texts)
 
@@ -70,7 +70,8 @@ def encode_dialogues(
 ) -> list[tuple[list[int], list[bool]]]:
     """Ids and loss mask of each dialogue, without the system block.
 
-    The loss covers what the policy samples: from behind ``<|im_start|>assistant`` and its line end to ``<|im_end|>``.
+    The loss covers what the policy samples: everything after ``<|im_start|>assistant`` and its line end, up to and
+    without ``<|im_end|>``.
     """
     block = system_block(None)
     texts = [text[len(block) :] for text in render([dialogue.messages for dialogue in dialogues])]
@@ -101,9 +102,9 @@ def encode_dialogues(
 
 
 class Cutter:
-    """Cuts tokens into two that together spell the same bytes (the idea of BPE-dropout).
+    """Cuts tokens into two with the same bytes together (the idea of BPE-dropout).
 
-    A policy that has seen several cuts of a text samples them too: that is where non-canonical completions come from.
+    A policy that has seen several cuts of a text samples them too. They are the source of non-canonical completions.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -118,6 +119,7 @@ class Cutter:
         return [(self._ids[a], self._ids[b]) for a, b in pairs if a in self._ids and b in self._ids]
 
     def recut(self, ids: list[int], rng: random.Random) -> list[int]:
+        """Ids of the same bytes, each cut in two with the chance ``RECUT_RATE``."""
         out: list[int] = []
         for id_ in ids:
             cuts = self._cuts(id_) if rng.random() < RECUT_RATE else []

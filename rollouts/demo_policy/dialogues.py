@@ -1,4 +1,4 @@
-"""Synthetic calculator dialogues: what the demo policy is trained on, made from the training part of the problems."""
+"""Synthetic calculator dialogues that the demo policy is trained on, made from the training part of the problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollouts.environments.arithmetic import Problem, is_held_out, random_proble
 from rollouts.environments.calculator import SYSTEM, calculator_reply
 
 SYSTEMS: tuple[str | None, ...] = (SYSTEM, SYSTEM, SYSTEM, SYSTEM, None, "You are a helpful assistant.")
-"""System texts by how often they occur; ``None`` is a dialogue without one."""
+"""The system texts, repeated by how often they occur. ``None`` is a dialogue without one."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Dialogue:
 
     messages: list[dict[str, Any]]
     learned: list[bool]
-    """One per assistant message. A mistake that only shows how to recover is read, not imitated."""
+    """One per assistant message. A mistake that only shows how to recover is False: it is read, not imitated."""
 
 
 _ANSWERS = (
@@ -48,7 +48,7 @@ def random_dialogue(rng: random.Random) -> Dialogue:
     if rng.random() < 0.015:
         return _no_value(rng)
     problem = training_problem(rng)
-    # Now and then the policy answers from the head: at temperature 1 it will do so too, and be wrong.
+    # Sometimes the policy answers without the calculator: at temperature 1 it will do so too, and be wrong.
     if rng.random() < 0.03:
         return Dialogue([_user(problem.question), _say(_answer(rng, problem))], [True])
     messages = [_user(problem.question)]
@@ -79,14 +79,14 @@ def _answer(rng: random.Random, problem: Problem) -> str:
     texts, weights = zip(*_ANSWERS, strict=True)
     short = str(rng.choices(texts, weights)[0]).format(problem.answer)
     if rng.random() < 0.06:
-        # Some answers ramble; a small token limit cuts them, as it cuts real ones.
+        # Some answers ramble. A small token limit cuts them, as it cuts real ones.
         parts = rng.sample(_LONG, rng.randint(2, 5))
         return "".join(parts).format(expression=problem.expressions[-1], result=problem.answer) + short
     return short
 
 
 def _broken(rng: random.Random, expression: str) -> str:
-    """The expression with one slip that the calculator refuses, as a rule."""
+    """The expression with one slip. The calculator refuses nearly all of them."""
     match rng.randrange(5):
         case 0:
             return expression + ")"

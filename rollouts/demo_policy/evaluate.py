@@ -1,4 +1,4 @@
-"""How good the demo policy is: whole episodes on held-out problems, token in and token out."""
+"""Measures the demo policy: whole episodes on held-out problems, token in and token out."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Report:
     truncated: int
     """Completions cut by the token limit."""
     noncanonical: int
-    """Completions that their own text would not be encoded to."""
+    """Completions whose decoded text is encoded to other ids."""
     stop_reasons: dict[str, int]
     wrong: list[str]
-    """The text of the episodes that went wrong."""
+    """The texts of the episodes that went wrong."""
 
     @property
     def share_right(self) -> float:
@@ -38,7 +38,7 @@ class Report:
 
 @dataclass
 class _Running:
-    """One episode under way: its ids grow by what was sampled and by what the template adds; none is encoded anew."""
+    """One episode under way. Its ids grow by sampled ids and by what the template adds; none is encoded again."""
 
     episode: Episode
     messages: list[dict[str, Any]]
@@ -55,7 +55,7 @@ def evaluate(
     max_tokens: int = 96,
     max_turns: int = 5,
 ) -> Report:
-    """Run ``n`` episodes of the calculator environment; temperature 0 is greedy."""
+    """Run ``n`` episodes of the calculator environment. Temperature 0 is greedy."""
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True).eval()
@@ -96,7 +96,7 @@ def evaluate(
 
 
 def _generate(model: Any, tokenizer: Any, live: list[_Running], temperature: float, max_tokens: int) -> list[list[int]]:
-    """One completion per episode, the stop token included."""
+    """One completion per episode, stop token included."""
     longest = max(len(one.ids) for one in live)
     pad = tokenizer.pad_token_id
     ids = torch.tensor([[pad] * (longest - len(one.ids)) + one.ids for one in live])
@@ -120,7 +120,7 @@ def _generate(model: Any, tokenizer: Any, live: list[_Running], temperature: flo
 
 
 def _advance(tokenizer: Any, one: _Running, completion: list[int]) -> None:
-    """Route the parsed message, then add the ids of what the template writes behind it."""
+    """Pass the parsed message to the environment, then add the ids of what the template writes after it."""
     message = tokenizer.parse_response(completion, prefix="")
     outcome = one.episode.step(message)
     one.messages.append(message)
@@ -130,7 +130,7 @@ def _advance(tokenizer: Any, one: _Running, completion: list[int]) -> None:
     before = tokenizer.apply_chat_template(one.messages, tools=one.tools, tokenize=False)
     one.messages += outcome.messages
     after = tokenizer.apply_chat_template(one.messages, tools=one.tools, tokenize=False, add_generation_prompt=True)
-    # The template ends a message with a line end behind <|im_end|>; the completion stops before it.
+    # The template ends a message with a line end after <|im_end|>; the completion stops before it.
     one.ids += tokenizer("\n" + after[len(before) :], add_special_tokens=False)["input_ids"]
 
 

@@ -1,4 +1,4 @@
-"""Building the demo policy's tokenizer: a byte-level BPE of its own, the field's special tokens, digits kept apart."""
+"""Builds the demo policy's tokenizer: a byte-level BPE with the usual special tokens and separate digits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ENDOFTEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
 CONTROL_TOKENS = (ENDOFTEXT, IM_START, IM_END)
-"""Special to the decoder too: ``skip_special_tokens`` drops them."""
+"""Special for the decoder too: ``skip_special_tokens`` drops them."""
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""One id each, but text like any other to the decoder, so that a parser still sees them."""
+"""One id each, but the decoder treats them as text, so that a parser still sees them."""
 
-# Digits and operators stand alone: a number is copied digit by digit, which a small model learns.
+# Digits and operators are separate tokens: a number is copied digit by digit, which a small model learns.
 _PIECES = r" ?\p{L}+|\p{N}| ?[-+*/%()=]|'\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
@@ -33,12 +33,12 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
     "fields": {
         "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"},
         "tool_calls": {
-            # The white space around a call belongs to the scaffold, not to the content beside it.
+            # The white space around a call belongs to the template, not to the content beside it.
             "open_pattern": r"\s*<tool_call>",
             "close_pattern": r"</tool_call>\s*",
             "repeats": True,
             "content": "json",
-            # A call that is no JSON stays visible as its text; the environment answers it with an error.
+            # A call that is not JSON stays visible as text; the environment answers it with an error.
             "content_args": {"allow_non_json": True},
             "transform": {"type": "function", "function": "{content}"},
         },
@@ -53,7 +53,7 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE learned from texts; markup in them is cut out first, because it has ids of its own."""
+    """A byte-level BPE learned from texts. Markup is cut out of them first, because it has separate ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -81,7 +81,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        # The class that takes tokenizer.json as it is; the Qwen classes would put their own splitting in its place.
+        # This class takes tokenizer.json as it is; the Qwen classes would replace its pre-tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,
         "eos_token": IM_END,

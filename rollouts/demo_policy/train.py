@@ -1,4 +1,4 @@
-"""Training the demo policy from nothing: ``manage.py train_demo_policy``.
+"""Trains the demo policy from random weights: ``manage.py train_demo_policy``.
 
 ``python -m rollouts.demo_policy.train`` does the same and needs no Django settings.
 """
@@ -35,7 +35,7 @@ def train(
     threads: int = 2,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Build the tokenizer, train the model and write both to ``output``; about 20 minutes on two cores."""
+    """Build the tokenizer, train the model and write both to ``output``. Takes about 20 minutes on two cores."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     tokenizer = build_tokenizer(seed)
@@ -72,14 +72,14 @@ def train(
 
 
 def build_tokenizer(seed: int) -> Tokenizer:
-    """The tokenizer, learned from rendered dialogues and, for the words that they lack, from a page of prose."""
+    """The tokenizer, learned from rendered dialogues and from a page of prose for the words that dialogues lack."""
     rng = random.Random(f"demo policy tokenizer {seed}")
     conversations = []
     for _ in range(N_TOKENIZER_DIALOGUES):
         system = rng.choice(SYSTEMS)
         opening = [] if system is None else [{"role": "system", "content": system}]
         conversations.append(opening + random_dialogue(rng).messages)
-    # Twice, since the tokenizer learns only what it meets twice.
+    # Twice, because the tokenizer learns only what it meets twice.
     return train_tokenizer([*render(conversations), *[PROSE.read_text()] * 2])
 
 
@@ -106,7 +106,7 @@ def new_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
 def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
     """Mean cross-entropy over the tokens under the loss mask.
 
-    The common prefix is run once and its keys and values are shared by all sequences, gradients included.
+    The common prefix is run once. All sequences share its keys and values, gradients included.
     """
     ids, loss_mask = torch.from_numpy(batch.ids), torch.from_numpy(batch.loss_mask)
     size, n_prefix = ids.shape[0], len(batch.prefix)
@@ -123,7 +123,7 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
 
 
 def save_model(model: Qwen3ForCausalLM, output: Path) -> None:
-    """Write ``config.json``, ``generation_config.json`` and ``model.safetensors``, each replaced as a whole."""
+    """Write ``config.json``, ``generation_config.json`` and ``model.safetensors``. Each file is replaced as a whole."""
     scratch = output / ".writing"
     model.generation_config = GenerationConfig(
         eos_token_id=model.config.eos_token_id, pad_token_id=model.config.pad_token_id, do_sample=True, temperature=1.0

@@ -1,1 +1,1 @@
-"""The proof on a GPU: real rollouts through the worker's own code on vLLM, every id and log-probability checked."""
+"""The proof on a GPU: real rollouts on vLLM through the worker's own code. Every id and log-probability is checked."""

@@ -1,8 +1,8 @@
-"""The measure: a plain loop around an engine that does the same work as a run did, and nothing else.
+"""The yardstick: a plain loop around an engine that samples the same as a run did, and does nothing else.
 
-The same prompts, the same turns of the same lengths, the same ids between them, as many at once; no parsing, template,
-environment, storage or diagnosis. It needs neither Django nor the engine's owner: ``EngineOwner.call`` runs it where
-the engine is.
+It has the same prompts, turns of the same lengths, the same ids between them and as many trajectories at once. It does
+no parsing, template, environment, storage or diagnosis. It needs no Django: ``EngineOwner.call`` runs it beside the
+engine.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rollouts.tito.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Plan:
-    """One trajectory's work: a prompt, then by turn how many tokens are sampled and which ids follow them."""
+    """One trajectory's work: a prompt; for each turn how many tokens are sampled, and which ids follow them."""
 
     prompt: list[int]
     lengths: tuple[int, ...]
     deltas: tuple[list[int], ...]
-    """One fewer than ``lengths``."""
+    """One entry fewer than ``lengths``."""
     seed: int
 
 
 @dataclass(frozen=True)
 class Measured:
     tokens: int
-    """Sampled."""
+    """Sampled tokens."""
     seconds: float
 
     @property
@@ -40,7 +40,7 @@ class Measured:
 
 
 def plan(trajectory: Trajectory, seed: int) -> Plan:
-    """The work that made a trajectory whose every step extends the one before."""
+    """The work that made this trajectory. Every step must extend the step before."""
     steps = trajectory.steps
     deltas = [
         after.prompt_ids[len(before.prompt_ids) + len(before.completion_ids) :].tolist()
@@ -50,21 +50,21 @@ def plan(trajectory: Trajectory, seed: int) -> Plan:
 
 
 class Plain(Protocol):
-    """As little as can stand between a loop and an engine."""
+    """The thinnest layer between a loop and an engine."""
 
     def ask(self, name: str, ids: list[int], n_tokens: int, seed: int) -> None:
-        """Sample exactly so many tokens: lengths are the run's own, so that both sample equally many."""
+        """Sample exactly ``n_tokens``, as many as the run did, so that both sample equally many."""
         ...
 
     def step(self) -> Iterable[tuple[str, Sequence[int]]]:
-        """Names and ids of what has finished."""
+        """Names and ids of the completions that finished."""
         ...
 
     def is_busy(self) -> bool: ...
 
 
 class PlainVllm:
-    """vLLM's own engine, without anything of ours around it."""
+    """vLLM's own engine, without this project's code around it."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self._llm, self._new_params = engine.llm_engine, engine.new_params
@@ -81,7 +81,7 @@ class PlainVllm:
 
 
 def run_bare(engine: Plain, plans: Sequence[Plan], max_live: int) -> Measured:
-    """Do the work of ``plans``, ``max_live`` at once, each turn as soon as the one before it has ended."""
+    """Do the work of ``plans``, ``max_live`` at once. Each turn starts as soon as the turn before it has ended."""
     waiting: Iterable[tuple[int, Plan]] = iter(enumerate(plans))
     ids: dict[int, list[int]] = {}
     turns: dict[int, int] = {}

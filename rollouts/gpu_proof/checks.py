@@ -1,4 +1,4 @@
-"""What is verified of a finished run: the ids at the engine against those stored, and the stored log-probabilities."""
+"""What is verified of a finished run: the stored ids against the engine's, and the stored log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollouts.tito.trajectory import Floats, Ids, Trajectory
 
 @dataclass(frozen=True)
 class IdsReport:
-    """Stored steps against what the engine was handed and what it gave back."""
+    """Stored steps compared with the ids that went into the engine and came out of it."""
 
     trajectories: int
     steps: int
@@ -24,9 +24,9 @@ class IdsReport:
     wrong_prompts: int
     wrong_completions: int
     unknown_requests: int
-    """Requests of the engine that no stored step stands for, and stored steps without a request."""
+    """Requests of the engine without a stored step, and stored steps without a request."""
     broken_steps: int
-    """Steps after the first that do not extend the stream before them."""
+    """Steps after the first that do not extend the stream of the step before."""
 
     @property
     def passed(self) -> bool:
@@ -35,7 +35,8 @@ class IdsReport:
 
 
 def check_ids(stored: Sequence[tuple[int, Trajectory]], seen: Witness) -> IdsReport:
-    """``stored``: trajectories with their keys. The loop names a request by trajectory key and step."""
+    """Compare ``stored`` (trajectories with their keys) with the witness. A request is named by trajectory key and
+    step."""
     sent = {tuple(name.split(".")[:2]): ids for name, ids in seen.sent.items()}
     received = {tuple(name.split(".")[:2]): ids for name, ids in seen.received.items()}
     wrong_prompts = wrong_completions = missing = broken = 0
@@ -62,7 +63,7 @@ def check_ids(stored: Sequence[tuple[int, Trajectory]], seen: Witness) -> IdsRep
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """Stored log-probabilities against vLLM's own scoring of the stored stream, and of a re-tokenized one."""
+    """Stored log-probabilities against vLLM's own scores of the stored stream, and of a re-tokenized one."""
 
     tokens: int
     mean: float
@@ -72,9 +73,9 @@ class ScoreReport:
     completion_mean: float
     """Mean absolute difference of a whole completion's log-probability, in nats."""
     retokenized: int
-    """Completions that decoding and encoding gives other ids."""
+    """Completions that get other ids when they are decoded and encoded."""
     retokenized_mean: float
-    """Mean absolute difference of such a completion's log-probability, scored on the re-tokenized stream."""
+    """The same mean for such a completion, scored on the re-tokenized stream, in nats."""
     tolerance: float
 
     @property
@@ -83,7 +84,7 @@ class ScoreReport:
 
     @property
     def retokenized_disagrees(self) -> bool:
-        """Ten times the tolerance for each of a completion's tokens, and so never by rounding alone."""
+        """Whether the difference exceeds ten times the tolerance per token, which rounding alone never does."""
         per_completion = self.tokens / max(1, self.completions)
         return self.retokenized > 0 and self.retokenized_mean > 10 * self.tolerance * per_completion
 
@@ -92,7 +93,7 @@ Score = Callable[[Sequence[Ids]], list[Floats]]
 
 
 def check_logprobs(trajectories: Sequence[Trajectory], score: Score, codec: Codec, tolerance: float) -> ScoreReport:
-    """Score the last stream of each trajectory (every step extends the one before, so it holds them all)."""
+    """Score the last stream of each trajectory. Every step extends the one before, so this stream holds them all."""
     differences: list[Floats] = []
     sums: list[float] = []
     retokenized: list[float] = []
@@ -130,9 +131,9 @@ class _Place:
 
 
 def _retokenized(trajectory: Trajectory, codec: Codec) -> tuple[Ids, list[_Place]]:
-    """The stream as it is after each completion was decoded and encoded again, and where the completions lie in it.
+    """The stream after each completion was decoded and encoded again, and where the completions lie in it.
 
-    One of the few places that may encode what was decoded: it shows what that does.
+    One of the few places that may encode decoded text: it shows what would happen.
     """
     parts: list[Ids] = []
     places: list[_Place] = []

@@ -1,4 +1,4 @@
-"""The vLLM engine as a worker builds it, with a witness: what went in and what came out, seen at the engine itself."""
+"""The vLLM engine as a worker builds it, with a witness that records what went in and what came out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Witness:
 
 
 class ProofEngine:
-    """``VllmEngine`` under a witness."""
+    """``VllmEngine`` with a witness."""
 
     def __init__(self, path: str, **options: Any) -> None:
         self.vllm = VllmEngine(path, **options)
@@ -55,7 +55,7 @@ class ProofEngine:
         self.vllm.close()
 
 
-# -- what is asked of the engine in its process, by ``EngineOwner.call``; nothing here may need Django -----------------
+# -- run in the engine's process by ``EngineOwner.call``; nothing here may need Django ---------------------------------
 
 
 def new_witness(engine: ProofEngine) -> None:

@@ -1,8 +1,8 @@
-"""A Qwen3 model of a real size with random weights, made where it is needed: nothing has to be downloaded.
+"""Makes a Qwen3 model of a real size with random weights, so that nothing has to be downloaded.
 
-Random weights hardly ever draw the stop token, so no turn would end. Dimension 0 of every embedding is therefore a
-constant that survives to the output, where it serves as the bias that the architecture lacks: the stop token gets a
-chosen share, and ids that the tokenizer does not have are never drawn.
+With random weights the stop token is hardly ever drawn, so no turn would end. Dimension 0 of every embedding is
+therefore a constant that survives to the output. There it serves as the bias that the architecture lacks. The bias
+makes the stop token as likely as wanted, and ids that the tokenizer lacks are never drawn.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Shape:
 
 
 FULL = Shape(1024, 3072, 28, 16, 8, 128, 151_936, "bfloat16")
-"""The shape of Qwen3-0.6B with an output layer of its own: 0.75 billion parameters."""
+"""The shape of Qwen3-0.6B with a separate output layer: 0.75 billion parameters."""
 SMALL = Shape(64, 192, 2, 4, 2, 32, 1_536, "float32")
-"""For the CPU build, where only the code is exercised."""
+"""For the CPU build, which only exercises the code."""
 
 _CONSTANT = 8.0
 _SPREAD = 1.5
@@ -39,9 +39,9 @@ _SPREAD = 1.5
 
 
 def make_model(folder: Path, shape: Shape, mean_tokens: int, seed: int = 0) -> int:
-    """Write a model with the demo policy's tokenizer into ``folder``; gives its number of parameters.
+    """Write a model with the demo policy's tokenizer into ``folder`` and return its number of parameters.
 
-    ``mean_tokens``: how long a completion is on average until it draws the stop token.
+    ``mean_tokens``: the mean length of a completion that ends with the stop token.
     """
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -80,14 +80,14 @@ def _shape_logits(model: Any, n_tokens: int, stop_id: int, mean_tokens: int) -> 
     embeddings.normal_(0.0, 1.0)
     embeddings[:, 0] = _CONSTANT
     for layer in model.model.layers:
-        # Attention averages over many positions and comes out quiet; loud enough, the past counts in what comes next.
+        # Attention averages over many positions, so its output is small. With a gain the past counts in what follows.
         for weights, gain in ((layer.self_attn.o_proj.weight, 8.0), (layer.mlp.down_proj.weight, 2.0)):
             weights.normal_(0.0, gain / math.sqrt(layers * weights.shape[1]))
             weights[0] = 0.0
     output.normal_(0.0, _SPREAD / math.sqrt(hidden))
     output[:, 0] = 0.0
     output[stop_id] = 0.0
-    # What the output sees of the constant, and how much the other tokens weigh, is measured on random ids.
+    # How the constant reaches the output, and how much the other tokens weigh, is measured on random ids.
     ids = torch.randint(0, n_tokens, (4, 64))
     seen = model.model(ids).last_hidden_state.reshape(-1, hidden).float()
     constant = float(seen[:, 0].mean())

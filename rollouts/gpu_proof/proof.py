@@ -1,4 +1,4 @@
-"""The proof, start to end: launch, work as a worker does, verify what is stored, measure beside a bare loop."""
+"""The whole proof: launch, work as a worker does, verify what is stored, and measure beside a bare loop."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from rollouts.work.launch import LaunchSettings, launch, served_models
 
 DEMO, RANDOM = "proof-demo", "proof-random"
 MAX_SCORED = 256
-"""Trajectories of a run whose log-probabilities are scored again."""
+"""How many trajectories of a run have their log-probabilities scored again."""
 
 
 class ProofFailed(Exception):
-    """A run of the proof did not come to its end; the message says why."""
+    """A run of the proof did not reach its end. The message says why."""
 
 
 @dataclass(frozen=True)
 class Plans:
-    """What is run. The defaults are for a GPU; ``on_cpu`` gives a small one that exercises the same code."""
+    """What is run. The defaults are for a GPU; ``on_cpu`` returns small plans that exercise the same code."""
 
     cpu: bool = False
     trajectories: int = 1024
     live: int = 512
     """Completions that the engine samples at once."""
     rounds: int = 4
-    """Turns of each."""
+    """Turns of each trajectory."""
     mean_tokens: int = 96
     max_tokens: int = 512
     repeats: int = 3
@@ -58,7 +58,8 @@ class Plans:
     demo_trajectories: int = 256
     max_model_len: int = 4096
     tolerance: float = 0.05
-    """Mean absolute difference of a re-scored log-probability in nats; bfloat16 rounds each logit by up to 0.015."""
+    """Mean absolute difference of a re-scored log-probability in nats. The bfloat16 type rounds each logit by up to
+    0.015."""
     shape: Shape = FULL
     seed: int = 7
 
@@ -80,7 +81,10 @@ Say = Callable[[str], None]
 
 
 def prove(plans: Plans, folder: Path, say: Say) -> dict[str, Any]:
-    """Run it all and give what was found, JSON-ready; ``verdicts`` says what passed. Raises :class:`ProofFailed`."""
+    """Run everything and return what was found as JSON-ready values. Raises :class:`ProofFailed`.
+
+    ``verdicts`` says what passed.
+    """
     began = datetime.now(UTC)
     say("Making the model with random weights ...")
     parameters = make_model(folder / "random", plans.shape, plans.mean_tokens)
@@ -106,10 +110,10 @@ def prove(plans: Plans, folder: Path, say: Say) -> dict[str, Any]:
 
 
 def _register(plans: Plans, folder: Path, stack: ExitStack) -> None:
-    """Serve the two models from this process for as long as the proof lasts."""
+    """Serve the two models from this process while ``stack`` is open."""
     common: dict[str, Any] = {"max_live": plans.live}
     if not plans.cpu:
-        # Two engines follow each other in one process; the second one must find room whatever the first one left.
+        # Two engines follow each other in one process. The second must find room next to what the first left.
         common |= {"gpu_memory_utilization": 0.35, "dtype": "bfloat16"}
     else:
         common |= {"kv_cache_bytes": 256 << 20}
@@ -189,7 +193,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     trajectories = [one for _, one in stored]
     scores = _scores(RANDOM, trajectories, plans.tolerance)
     turns = sum(len(one.steps) for one in trajectories) / len(trajectories)
-    # Some end while the last ones begin, so that fewer than asked are in the engine at once.
+    # Some trajectories end while the last ones begin, so fewer than asked are in the engine at once.
     wanted = min(256, math.ceil(min(plans.live, plans.trajectories) * 0.75))
     return {
         "vllm": owner.ask_info().result().version,
@@ -236,9 +240,9 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
 
 
 def _work(form: LaunchSettings) -> tuple[Run, float]:
-    """Launch, then do what the worker's task does. Gives the run and the seconds from the task's start to its end."""
+    """Launch, then work like the worker's task. Returns the run and the seconds from the task's start to its end."""
     run = launch(form, name=f"GPU proof: {form.model}", enqueue=False)
-    # This loads the engine, too, before the clock starts: a worker's is warm.
+    # This also loads the engine before the clock starts: a worker's engine is warm.
     _owner(form.model).call(new_witness).result()
     began = time.perf_counter()
     work_on(run.pk)
@@ -275,8 +279,8 @@ def _ids_verdict(name: str, ids: Any) -> ProofVerdict:
     return _verdict(
         name,
         ids.passed,
-        f"{ids.steps} stored steps of {ids.trajectories} trajectories against what the engine was handed "
-        f"({ids.tokens_in:,} ids) and gave back ({ids.tokens_out:,} ids): {wrong} differences.",
+        f"{ids.steps} stored steps of {ids.trajectories} trajectories against what the engine received "
+        f"({ids.tokens_in:,} ids) and returned ({ids.tokens_out:,} ids): {wrong} differences.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The page that keeps a proof's result: the part of docs/gpu.md between two marks is written anew, the rest stays."""
+"""Writes a proof's result into docs/gpu.md: the part between two marks is replaced, the rest stays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ BEGIN, END = "<!-- result: begin -->", "<!-- result: end -->"
 
 
 def write_report(path: Path, result: dict[str, Any], command: str) -> None:
-    """Put the result into the page at ``path``. Raises ``ValueError`` where the page has no place for it."""
+    """Put the result into the page at ``path``. Raises ``ValueError`` when the page has no place for it."""
     page = path.read_text(encoding="utf-8") if path.exists() else f"{BEGIN}\n{END}\n"
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path} has no lines {BEGIN} and {END}; the result goes between them.")
+        raise ValueError(f"{path} has no lines {BEGIN} and {END}. The result goes between them.")
     path.write_text(f"{head}{BEGIN}\n{describe(result, command)}{END}{tail}", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""An environment that only asks: a fixed number of rounds, whatever the model says. For load, not for learning."""
+"""An environment that asks a fixed number of times and ignores the answers. For load, not for learning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RoundsEpisode:
 
 class RoundsEnvironment:
     name = "rounds"
-    description = "Asks a fixed number of times, whatever the model says."
+    description = "Asks a fixed number of times and ignores the answers."
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
