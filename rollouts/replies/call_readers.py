@@ -1,4 +1,5 @@
-"""How tool calls are read: by the tokenizer's response template, or in the form that the chat template writes."""
+"""Chooses how tool calls are read: by the tokenizer's response template, or in the form that the chat template
+writes."""
 
 from __future__ import annotations
 
@@ -10,29 +11,29 @@ from rollouts.replies.tool_calls import Reader, learn, plain, writes_calls
 from rollouts.tito.interfaces import Renderer, RenderFailed
 
 NOT_UNDERSTOOD = (
-    "The chat template writes tool calls in a form that is not understood here, so a call that the model writes stays "
-    "a text unless it is a <tool_call> block with JSON. Where the worker has vLLM, name the parser that vllm serve "
-    'would take, in INSPECTOR_MODELS: "options": {"tool_call_parser": "NAME"}.'
+    "The chat template writes tool calls in a form that is not understood here, so a call by the model stays "
+    "text unless it is a <tool_call> block with JSON. If the worker has vLLM, name the parser that vllm serve "
+    'would use in INSPECTOR_MODELS: "options": {"tool_call_parser": "NAME"}.'
 )
 
 
 @dataclass(frozen=True)
 class Way:
-    """How calls are read."""
+    """One way to read calls."""
 
     read: Reader | None
-    """None = as transformers' ``parse_response`` does."""
+    """None = transformers' ``parse_response`` reads them."""
     words: str
-    """For the run's page."""
+    """A description for the run's page."""
     note: str = ""
-    """What is wrong with it, as a sentence."""
+    """What is wrong with this way, as a sentence."""
 
 
 _known: dict[tuple[str, str], Way] = {}
 
 
 def way_of(tokenizer: Any, renderer: Renderer) -> Way:
-    """How calls are read where no parser is named. ``tokenizer`` is a ``LoadedTokenizer``."""
+    """How calls are read when no parser is named. ``tokenizer`` is a ``LoadedTokenizer``."""
     key = tokenizer.sha256, renderer.chat_template_sha256
     if key not in _known:
         _known[key] = _found(tokenizer, renderer)
@@ -51,12 +52,14 @@ def _found(tokenizer: Any, renderer: Renderer) -> Way:
 
 
 def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
-    """Whether the response template finds where a turn begins in the prompts of this chat template: under another
-    one than the tokenizer's own it may take the prompt for a part of the answer."""
+    """Whether the response template finds where a turn begins in the prompts of this chat template.
+
+    If the chat template is not the tokenizer's own, it may take the prompt for a part of the answer.
+    """
     try:
         prompt = renderer.render_ids([{"role": "user", "content": "Hello?"}], add_generation_prompt=True)
     except RenderFailed:
-        return True  # one that wants more than this; nothing is known against it
+        return True  # it wants more than this; nothing speaks against it
     reply = parser(tokenizer.hf, tokenizer.stop_ids)(prompt, tokenizer.encode("Six."), None)
     said = [reply.get("content"), reply.get("reasoning_content")]
     return all(text is None or str(text).strip() in ("", "Six.") for text in said)

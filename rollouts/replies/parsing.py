@@ -1,4 +1,4 @@
-"""From a completion to a message. Under TITO the message routes the turn (is there a tool call?), nothing else."""
+"""From a completion to a message. Under TITO the message only routes the turn (is there a tool call?)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from rollouts.replies.tool_calls import Reader, Tools, plain
 from rollouts.tito.trajectory import Ids, Message
 
 Parse = Callable[[Ids, Ids, Tools], dict[str, Any]]
-"""``(prompt_ids, completion_ids, tools) -> assistant message``; never raises for what a model wrote."""
+"""``(prompt_ids, completion_ids, tools) -> assistant message``; never raises because of what a model wrote."""
 
 _TAIL = 64
-"""Prompt ids that the parser sees: enough for the generation prompt and what a template pre-writes of the turn."""
+"""Prompt ids that the parser sees. They hold the generation prompt and what a template already wrote of the turn."""
 
 _CALL_ID_LETTERS = string.ascii_letters + string.digits
 _CALL_ID_LENGTH = 9
-"""Mistral's templates take ids of exactly so many letters and digits; every other template takes these too."""
+"""Mistral's templates accept only ids of so many letters and digits. Every other template accepts them too."""
 _THINK = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
 def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None) -> Parse:
-    """Calls read by ``read``; without it by the tokenizer's own response parsing, and the plain way where it has none.
+    """Returns a parser that reads calls by ``read``. Without ``read`` the tokenizer's own response parsing is used.
 
-    ``tokenizer`` is a transformers tokenizer.
+    A tokenizer without one gets :func:`plain`. ``tokenizer`` is a transformers tokenizer.
     """
-    own = _compiled(getattr(tokenizer, "response_template", None)) if read is None else None
+    template = _compiled(getattr(tokenizer, "response_template", None)) if read is None else None
 
     def parse(prompt_ids: Ids, completion_ids: Ids, tools: Tools = None) -> dict[str, Any]:
         said = _unstopped(completion_ids, stop_ids)
-        if own is not None:
+        if template is not None:
             try:
                 prefix = tokenizer.decode(prompt_ids[-_TAIL:].tolist())
-                message = tokenizer.parse_response(completion_ids.tolist(), own, prefix=prefix)
+                message = tokenizer.parse_response(completion_ids.tolist(), template, prefix=prefix)
                 if isinstance(message, Mapping):
                     stop = tokenizer.decode(completion_ids[len(said) :].tolist())
                     return {"role": "assistant", "content": "", **_without_stop(message, stop)}
             except Exception:
-                # A model may write anything; a parser that stumbles over it must not end the rollout.
+                # A model may write anything. A parser that fails on it must not end the rollout.
                 return plain_message(tokenizer.decode(said.tolist()))
         text = tokenizer.decode(said.tolist())
         if "</think>" in text and tokenizer.decode(prompt_ids[-_TAIL:].tolist()).rstrip().endswith("<think>"):
@@ -51,19 +51,20 @@ def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None)
 
 
 def _compiled(response_template: Any) -> Any:
-    """A response template as transformers would make it of its JSON anew for each completion, at half of a parse."""
+    """A response template, compiled once: compiling it for each completion takes half of the parsing time."""
     if response_template is not None:
         try:
             from transformers.utils.chat_parsing.response_templates import load_response_template
 
             return load_response_template(response_template)
         except Exception:
-            pass  # one that is wrong, or another release: whatever it is, each parse meets it and goes on
+            pass  # a wrong template, or another release: each parse meets the same fault and goes on
     return response_template
 
 
 def _without_stop(message: Mapping[str, Any], stop: str) -> dict[str, Any]:
-    """A call that was never closed is parsed to the end of the completion; its stop token is no part of the call."""
+    """The message without the stop token in a call that was never closed: such a call reaches to the completion's
+    end."""
     calls = message.get("tool_calls")
     if not stop or not isinstance(calls, list):
         return dict(message)
@@ -77,7 +78,7 @@ def _without_stop(message: Mapping[str, Any], stop: str) -> dict[str, Any]:
 
 
 def plain_message(text: str, read: Reader = plain, tools: Tools = None) -> dict[str, Any]:
-    """A ``<think>`` block, what the turn says, and its calls as ``read`` finds them."""
+    """The message of a turn: a ``<think>`` block, the text, and the calls that ``read`` finds."""
     message: dict[str, Any] = {"role": "assistant"}
     thought = _THINK.match(text)
     if thought:
@@ -94,7 +95,7 @@ def _unstopped(ids: Ids, stop_ids: frozenset[int]) -> Ids:
 
 
 def call_id(trajectory: object, number: int) -> str:
-    """The id of a trajectory's ``number``-th call: the same each time, and in a form that every template takes."""
+    """The id of a trajectory's ``number``-th call: always the same, in a form that every template accepts."""
     value = int.from_bytes(hashlib.sha256(f"{trajectory} {number}".encode()).digest()[:8], "big")
     letters = []
     for _ in range(_CALL_ID_LENGTH):
@@ -104,7 +105,7 @@ def call_id(trajectory: object, number: int) -> str:
 
 
 def with_call_ids(reply: Mapping[str, Any], trajectory: object, first: int) -> dict[str, Any]:
-    """A parsed reply with an id for each call that came without; ``first``: calls that the trajectory made before."""
+    """A parsed reply with an id for each call that has none. ``first``: how many calls the trajectory made before."""
     calls = reply.get("tool_calls")
     if not isinstance(calls, list):
         return dict(reply)
@@ -118,7 +119,8 @@ def with_call_ids(reply: Mapping[str, Any], trajectory: object, first: int) -> d
 
 
 def answering(reply: Message, messages: Sequence[Message]) -> list[Message]:
-    """Tool messages with the ids of the calls that they answer, in the calls' order; other messages as they are."""
+    """Tool messages with the ids of the calls that they answer, in the order of the calls. Other messages are
+    unchanged."""
     calls = reply.get("tool_calls")
     ids = iter([call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else [])
     answered: list[Message] = []

@@ -1,6 +1,6 @@
-"""Calls as a chat template writes them: the form is learned from two renders, so that a model's calls are read back.
+"""Reads tool calls in the form that a chat template writes. The form is learned from two renders.
 
-No model is known by name. What is learned must read back what it was learned from, or it is not used.
+No model is known by name. A learned form is used only if it reads back the calls that it was learned from.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rollouts.tito.interfaces import Renderer, RenderFailed
 Tools = Sequence[Mapping[str, Any]] | None
 Calls = list[dict[str, Any]]
 Reader = Callable[[str, Tools], tuple[str, Calls]]
-"""``(text of a turn, tools) -> (what is left of it, calls)``; never raises for what a model wrote."""
+"""``(text of a turn, tools) -> (text without the calls, calls)``; never raises because of what a model wrote."""
 
 _FIRST = ("look_up_tides", {"harbour": "Port Ellen", "days": 3})
 _SECOND = ("read_gauge", {"river": "Spey", "level": 17})
 _IDS = ("a1B2c3D4e", "f5G6h7J8k")
 _ANSWER = "§"
-"""Content that begins as no call does."""
+"""A content that no call begins with."""
 _CALL = re.compile(r"(?:(?<!\s)\s*)?<tool_call>(.*?)</tool_call>\s*", re.DOTALL)
 _NAME = r"(?P<name>[\w./-]+?)"
 _CONTROL = re.compile(r"\s*(?:<\|\w+\|>\s*)?")
-"""What a model may put before a call that its template writes bare, such as Llama's ``<|python_tag|>``."""
+"""What a model may put before a call without tags, such as Llama's ``<|python_tag|>``."""
 _THOUGHT = re.compile(r"^.*</think>\s*", re.DOTALL)
 _HARMONY = re.compile(r"<\|channel\|>(?P<channel>\w+)(?P<to>[^<]*)(?:<\|constrain\|>\w*\s*)?<\|message\|>")
 _HARMONY_CALL = re.compile(
@@ -38,14 +38,14 @@ _HARMONY_CALL = re.compile(
 
 @dataclass(frozen=True)
 class _Written:
-    """What a template wrote for one call, and for two where it takes two."""
+    """What a template wrote for one call, and for two calls where it accepts two."""
 
     one: str
     two: str | None
 
 
 def learn(renderer: Renderer) -> Reader | None:
-    """How to read the calls of a chat template; None where it writes none, or in a form that is not understood."""
+    """How to read the calls of a chat template. None when it writes no calls or in a form that is not understood."""
     for written in _probes(renderer):
         for make in (_plain, _harmony, _objects, _between, _pairs):
             reader = make(written)
@@ -55,7 +55,7 @@ def learn(renderer: Renderer) -> Reader | None:
 
 
 def writes_calls(renderer: Renderer) -> bool:
-    """Whether the template writes calls at all; one that does not serves no environment with tools."""
+    """Whether the template writes calls at all. Without them it cannot serve an environment with tools."""
     return any(True for _ in _probes(renderer))
 
 
@@ -96,9 +96,9 @@ def _tools() -> list[dict[str, Any]]:
 
 
 def as_written(renderer: Renderer, calls: Calls) -> str | None:
-    """What the template writes of a turn with these calls, without the turn's beginning and without thoughts.
+    """What the template writes for a turn with these calls, without the turn's beginning and without thoughts.
 
-    None where it refuses them.
+    None when the template refuses the calls.
     """
     user = {"role": "user", "content": "How high is it?"}
     for content in ("", None):
@@ -129,7 +129,7 @@ def _reads(reader: Reader, written: _Written) -> bool:
 
 
 def _said_by(call: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Name and arguments of a call, whatever form they have."""
+    """Name and arguments of a call in any form."""
     function = call.get("function")
     return (function.get("name"), _loaded(function.get("arguments"))) if isinstance(function, Mapping) else (None, None)
 
@@ -138,11 +138,11 @@ def _said_by(call: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def plain(text: str, tools: Tools = None) -> tuple[str, Calls]:
-    """``<tool_call>`` blocks as most templates write them. A call that is no JSON stays a text."""
+    """Reads ``<tool_call>`` blocks, which most templates write. A call that is not JSON stays text."""
     end = text.rfind("</tool_call>")
     if end < 0:
         return text, []
-    # Not beyond the last end: a thousand beginnings without one would each be followed to the end of the text.
+    # Only up to the last end: else a thousand beginnings without an end would each be followed to the end of the text.
     closed, behind = text[: end + len("</tool_call>")], text[end + len("</tool_call>") :]
     calls = [{"type": "function", "function": _function(body.strip())} for body in _CALL.findall(closed)]
     return (_CALL.sub("", closed) + behind.lstrip(), calls) if calls else (text, [])
@@ -158,14 +158,14 @@ def _function(body: str) -> Any:
 
 
 def _objects(written: _Written) -> Reader | None:
-    """A JSON object for each call that holds its name and its arguments: Hermes, Llama, Mistral up to Nemo."""
+    """A JSON object for each call that holds name and arguments: Hermes, Llama, Mistral up to Nemo."""
     at = _object_around(written.one, _FIRST[0])
     if at is None:
         return None
     start, stop, value = at
     name_key = next((key for key, inner in value.items() if inner == _FIRST[0]), None)
-    given_key = next((key for key, inner in value.items() if _loaded(inner) == _FIRST[1]), None)
-    if name_key is None or given_key is None:
+    arguments_key = next((key for key, inner in value.items() if _loaded(inner) == _FIRST[1]), None)
+    if name_key is None or arguments_key is None:
         return None
     head, tail = _flexible(written.one[:start]), _closing(written.one[stop:])
     between = r"\s*[,;]?\s*"
@@ -185,7 +185,7 @@ def _objects(written: _Written) -> Reader | None:
             value, stop = one
             if not isinstance(value.get(name_key), str):
                 break
-            calls.append(_made(value[name_key], value.get(given_key, {}), value.get("id")))
+            calls.append(_made(value[name_key], value.get(arguments_key, {}), value.get("id")))
             following = re.compile(between).match(text, stop)
             at = stop
             if following is None or _decoded(text, following.end()) is None:
@@ -197,7 +197,7 @@ def _objects(written: _Written) -> Reader | None:
 
 
 def _between(written: _Written) -> Reader | None:
-    """The name in a text of its own, then the arguments as JSON: DeepSeek, Kimi, Mistral since 2025."""
+    """The name as text, then the arguments as JSON: DeepSeek, Kimi, Mistral since 2025."""
     place = _place(written.one, _FIRST)
     if place is None:
         return None
@@ -234,7 +234,7 @@ def _between(written: _Written) -> Reader | None:
 
 
 def _pairs(written: _Written) -> Reader | None:
-    """The name, then each argument between tags of its own: GLM, Qwen-Coder."""
+    """The name, then each argument between tags: GLM, Qwen-Coder."""
     name, values = _FIRST
     (key1, value1), (key2, value2) = ((key, str(value)) for key, value in values.items())
     places, at = [], 0
@@ -254,12 +254,12 @@ def _pairs(written: _Written) -> Reader | None:
         return None
     end = _closing(after[len(value_close) :])
     if written.two is not None:
-        # What closes a call stands before the next one; behind the last one the turn is closed too.
+        # What closes a call stands before the next call; after the last call the turn is closed too.
         second = written.two.index(_SECOND[0])
         last = written.two.rindex(value2, 0, second) + len(value2) + len(value_close)
         opening = _common_end(before, written.two[last:second])
         before, end = opening or before, _flexible(written.two[last : second - len(opening)])
-    # A value ends at the first thing that closes it, and holds no other call: there is one way to read a text, not 2^n.
+    # A value ends at its first closing text and holds no other call, so there is one way to read a text, not 2^n.
     value = rf"(?P<value>(?:(?!{_strict(value_close)}|{_flexible(before)}).)*)"
     pair = r"\s*" + _flexible(key_open) + r"\s*(?P<key>[^<>\s]+)\s*" + _strict(gaps[1]) + value + _strict(value_close)
     one = re.compile(
@@ -273,11 +273,11 @@ def _pairs(written: _Written) -> Reader | None:
         start, at = 0, 0
         while (found := one.search(text, at)) is not None:
             kinds = _kinds(tools, found["name"])
-            given = {
+            arguments = {
                 pair["key"].strip(): _typed(pair["value"], kinds.get(pair["key"].strip()))
                 for pair in each.finditer(found["pairs"])
             }
-            calls.append(_made(found["name"], given, None))
+            calls.append(_made(found["name"], arguments, None))
             if len(calls) == 1:
                 start = found.start()
             at = found.end()
@@ -287,7 +287,7 @@ def _pairs(written: _Written) -> Reader | None:
 
 
 def _harmony(written: _Written) -> Reader | None:
-    """gpt-oss: the model writes a call's parts in another order than its template does, and its answers in channels."""
+    """gpt-oss: the model writes the parts of a call in another order than its template, and its answers in channels."""
     if _HARMONY_CALL.match(written.one) is None:
         return None
 
@@ -322,7 +322,7 @@ def _made(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
 
 
 def _left(text: str, start: int, stop: int, tail: str, calls: Calls) -> tuple[str, Calls]:
-    """The text around the calls, without what opens and closes them."""
+    """The text around the calls, without the texts that open and close them."""
     if not calls:
         return text, []
     behind = text[stop:]
@@ -331,7 +331,7 @@ def _left(text: str, start: int, stop: int, tail: str, calls: Calls) -> tuple[st
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int] | None:
-    """The JSON value that stands at a place, blanks skipped, and where it ends."""
+    """The JSON value at a place, blanks skipped, and where it ends."""
     while at < len(text) and text[at].isspace():
         at += 1
     try:
@@ -374,18 +374,19 @@ def _common_end(a: str, b: str) -> str:
 
 
 def _flexible(literal: str) -> str:
-    """A pattern for a literal, whatever blanks stand in it or behind its brackets."""
+    """A pattern for a literal with any blanks inside it or after its brackets."""
     literal = literal.strip()
     return r"\s*".join(re.escape(part) for part in re.split(r"\s+|(?<=[>\]])", literal) if part)
 
 
 def _strict(literal: str) -> str:
-    """The same beside a value, whose own blanks count: only the line break that the literal has may be missing."""
+    """A pattern for a literal beside a value, where blanks count. Only the literal's own line break may be missing."""
     return "".join(r"\n?+" if letter == "\n" else re.escape(letter) for letter in literal)
 
 
 def _closing(literal: str) -> str:
-    """What may stand behind a call: the whole literal or its beginning, for the stop token is not part of the text."""
+    """A pattern for what may follow a call: the literal or its beginning, because the stop token is not part of the
+    text."""
     for call_id in _IDS:
         literal = literal.replace(call_id, "CALLID")
     parts = [part for part in re.split(r"\s+|(?=<)|(?<=>)", literal) if part]
@@ -412,7 +413,7 @@ def _kinds(tools: Tools, name: str) -> dict[str, Any]:
 
 
 def _typed(text: str, kind: Any) -> Any:
-    """An argument written as text: a string where the tool wants one, else the JSON that it is."""
+    """An argument written as text: a string where the tool's schema says so, else its JSON value."""
     if kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text
     try:
