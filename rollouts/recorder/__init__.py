@@ -1,5 +1,5 @@
-"""An OpenAI-compatible reverse proxy that records what passes: ``manage.py record``.
+"""An OpenAI-compatible reverse proxy that records the calls that pass: ``manage.py record``.
 
-``wire`` reads and mends bodies, ``proxy`` passes them on, ``writer`` stores them in a thread of its own, ``sessions``
-tells which call belongs to which trajectory.
+``wire`` reads and amends bodies, ``proxy`` passes them on, ``writer`` stores them in a separate thread. ``sessions``
+finds the trajectory that a call belongs to.
 """

@@ -1,4 +1,4 @@
-"""The reverse proxy: requests on to the server, answers back, and a copy of each call for the writer.
+"""The reverse proxy: passes requests to the server and answers back, and keeps a copy of each call for the writer.
 
 An answer is on its way to the client before anything is done with its copy.
 """
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 SESSION_HEADER = "X-Session-Id"
 SESSION_PATH = "/session/"
-"""`/session/NAME/v1/...` is `/v1/...` of that session: for a harness that can change its base URL alone."""
+"""`/session/NAME/v1/...` is `/v1/...` of that session, for a harness that can change only its base URL."""
 RECORDER_PATH = "/recorder"
 PASSED = ("/v1/", "/health", "/version", "/tokenize", "/detokenize")
 MAX_UNWRITTEN = 4096
-"""Calls under way or not yet stored; beyond that, requests wait for the database."""
+"""Calls under way or not yet stored. Above this number, requests wait for the database."""
 MAX_BODY_BYTES = 256 << 20
 MAX_KEPT_BYTES = 64 << 20
-"""Of one answer. A longer one passes without being recorded, and the run says so."""
+"""The longest recorded answer. A longer one passes without being recorded, and the run says so."""
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
      "upgrade", "host", "content-length", "proxy-connection", "expect")
@@ -45,7 +45,7 @@ STREAM_TYPE = "text/event-stream"
 
 
 def _headers(found: Mapping[str, str]) -> CIMultiDict[str]:
-    """Headers that go on: all but those that speak of one connection."""
+    """The headers that are passed on: all except those about a single connection."""
     named = {name.strip().lower() for name in found.get("Connection", "").split(",")}
     kept: CIMultiDict[str] = CIMultiDict()
     for name, value in found.items():
@@ -55,13 +55,13 @@ def _headers(found: Mapping[str, str]) -> CIMultiDict[str]:
 
 
 def _begun(upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-    """An answer with the server's status and headers."""
+    """The start of an answer, with the server's status and headers."""
     return web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers))
 
 
 @contextlib.contextmanager
 def _cut_when_broken(request: web.Request) -> Iterator[None]:
-    """An answer that has begun and cannot be ended is cut off, as the server's was: no client waits for more."""
+    """Close the connection when an answer that has begun cannot be finished, so that no client waits for more."""
     try:
         yield
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -71,13 +71,13 @@ def _cut_when_broken(request: web.Request) -> Iterator[None]:
 
 
 def _refuse(status: int, sentence: str) -> web.Response:
-    """In the shape in which OpenAI's clients expect an error."""
+    """An error in the shape that OpenAI's clients expect."""
     body = {"error": {"message": sentence, "type": "recorder", "code": status}}
     return web.json_response(body, status=status)
 
 
 def tidy_session(name: str) -> str:
-    """A session's name as the store takes it: printable, at most 200 characters; a longer one ends in a hash."""
+    """A session's name as the database accepts it: printable, at most 200 characters. A longer name ends in a hash."""
     name = "".join(letter if letter.isprintable() else "�" for letter in name.strip())
     if len(name) > 200:
         name = f"{name[:180]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
@@ -85,7 +85,7 @@ def tidy_session(name: str) -> str:
 
 
 class Recorder:
-    """The proxy's application; one upstream, one writer."""
+    """The proxy's application, with one upstream server and one writer."""
 
     def __init__(self, upstream: str, logprobs: bool = False) -> None:
         self.upstream = upstream.rstrip("/").removesuffix("/v1")
@@ -96,7 +96,7 @@ class Recorder:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def stored(self, n: int) -> None:
-        """Called by the writer's thread: so many calls are off our hands."""
+        """Make room for ``n`` more calls. The writer's thread calls it when calls are stored."""
 
         def release() -> None:
             for _ in range(n):
@@ -115,11 +115,11 @@ class Recorder:
         self._loop = asyncio.get_running_loop()
         self._session = aiohttp.ClientSession(
             auto_decompress=False,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4),  # vLLM's own is 5 s
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4),  # vLLM keeps a connection for 5 s
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             trust_env=False,
-            # A stream's line may hold the ids of a long prompt.
+            # A line of a stream may hold the ids of a long prompt.
             read_bufsize=1 << 20,
         )
         yield
@@ -151,7 +151,7 @@ class Recorder:
             return _refuse(502, f"The server at {self.upstream} does not answer ({error}). Is it running?")
 
     async def _pass(self, request: web.Request, url: URL) -> web.StreamResponse:
-        """Everything untouched, both ways."""
+        """Pass everything on untouched, both ways."""
         assert self._session is not None
         body = request.content if request.body_exists else None
         headers = _headers(request.headers)
@@ -195,7 +195,7 @@ class Recorder:
                     return await self._stream(request, upstream, asked, kept)
                 return await self._whole(request, upstream, asked, kept)
         finally:
-            # Also when the client has gone, which cancels this task: nothing here waits.
+            # Also runs when the client has gone, which cancels this task: nothing here waits.
             call = kept.call()
             if call is None:
                 self._room.release()
@@ -232,7 +232,7 @@ class Recorder:
                         continue
                     kept.event(found)
                     stripped = wire.strip(found, asked)
-                    # An event that is not changed keeps its bytes.
+                    # An unchanged event keeps its bytes.
                     if stripped is found:
                         out.append(event)
                     elif stripped:
@@ -245,10 +245,10 @@ class Recorder:
             await response.write_eof()
         return response
 
-    # -- the recorder's own address ------------------------------------------------------------------------------------
+    # -- the recorder's own addresses ----------------------------------------------------------------------------------
 
     async def _recorder_page(self, request: web.Request, path: str) -> web.Response:
-        """`GET /recorder`: how it stands. `POST /recorder/sessions/NAME`: the session is over."""
+        """`GET /recorder` shows the recorder's state. `POST /recorder/sessions/NAME` ends a session."""
         assert self.writer is not None
         if request.method == "GET" and path == RECORDER_PATH:
             return web.json_response({"run": self.writer.run.code, "upstream": self.upstream, **self.writer.state()})
@@ -263,7 +263,7 @@ class Recorder:
                 raise ValueError
             stop_reason.encode()
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
-            return _refuse(400, 'Say how the session ended as {"reward": 1.0, "stop_reason": "answered"}.')
+            return _refuse(400, 'Send the end of the session as {"reward": 1.0, "stop_reason": "answered"}.')
         self.writer.take(TrajectoryEnd(name, reward=reward, stop_reason=stop_reason))
         return web.json_response({"run": self.writer.run.code, "session": name})
 
@@ -298,7 +298,7 @@ class _Copy:
             self.problem = f"its answer is larger than {MAX_KEPT_BYTES >> 20} MB."
 
     def call(self) -> Call | None:
-        """None when there is nothing to record: an error, or nothing had come yet."""
+        """The finished copy. None when there is nothing to record: an error, or no answer came."""
         if self.problem:
             return Call(self._session, self._request, b"", False, self._created_at, self.problem)
         if not self._answer:

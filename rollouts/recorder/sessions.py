@@ -1,4 +1,4 @@
-"""Which trajectory a call belongs to when nobody says so: the one whose conversation it continues."""
+"""Finds the trajectory of a call that names no session: the one whose conversation the call continues."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rollouts.tito.prefix import shared_with_stream, stream_length
 from rollouts.tito.trajectory import Message, Step
 
 MAX_REMEMBERED = 10_000
-"""Conversations that a call may still continue; the longest silent ones are forgotten."""
+"""How many conversations a call may still continue. The ones without a call for longest are forgotten first."""
 MAX_STREAMS = 256
-"""Of conversations without messages, which are compared id by id."""
+"""The same for conversations without messages, which are compared id by id."""
 
 
 @dataclass
@@ -30,20 +30,20 @@ class _Text:
 
 
 class Conversations:
-    """Names the trajectory of each unnamed call.
+    """Names the trajectory of each call without a session.
 
-    A chat continues the conversation whose last request its messages begin with; where several do (a group of one
-    prompt), the one whose answer it quotes. A text completion continues the stream that its prompt begins with.
-    Everything else begins a trajectory.
+    A chat continues the conversation whose last request is the beginning of its messages. When several match (a group
+    of one prompt), it continues the one whose answer it quotes. A text completion continues the stream that its prompt
+    begins with. Every other call begins a trajectory.
     """
 
     def __init__(self) -> None:
         self._chats: OrderedDict[str, list[_Chat]] = OrderedDict()
-        """By hash of the last request's messages."""
+        """By the hash of the last request's messages."""
         self._streams: list[_Text] = []
 
     def name(self, step: Step, fresh: str) -> str:
-        """The trajectory of a call; ``fresh`` if it begins one."""
+        """The trajectory of a call; ``fresh`` when the call begins one."""
         messages = step.request.messages if step.request else ()
         return self._chat(step, messages, fresh) if messages else self._text(step, fresh)
 
@@ -78,7 +78,7 @@ class Conversations:
 
 
 def _prefix_keys(messages: Sequence[Message]) -> list[str]:
-    """A hash of the first message, of the first two, ..."""
+    """The hash of the first message, of the first two messages, and so on."""
     running = hashlib.sha256()
     keys = []
     for message in messages:
@@ -88,7 +88,7 @@ def _prefix_keys(messages: Sequence[Message]) -> list[str]:
 
 
 def _quotes(message: Message, reply: Message | None) -> bool:
-    """Whether a message repeats an answer: the same text and the same calls, whatever else a client drops or adds."""
+    """Whether a message repeats an answer: text and calls are equal. Other fields may differ."""
     if reply is None or message.get("role") != "assistant":
         return False
     return _gist(message) == _gist(reply)

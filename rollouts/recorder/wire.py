@@ -1,6 +1,6 @@
-"""Bodies on the wire: what is asked beyond the client's request, what is taken out of the answer again, what is kept.
+"""Bodies on the wire: what is added to a request, what is removed from its answer, and what is recorded.
 
-Values that are not ours are never parsed and written anew: they keep their bytes (``msgspec.Raw``).
+Values that the recorder does not change are never parsed and written again: they keep their bytes (``msgspec.Raw``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 @dataclass(frozen=True)
 class Asked:
-    """A client's request as it goes on to the server."""
+    """A client's request in the form that is sent to the server."""
 
     body: bytes
     added_ids: bool
-    """The client did not ask for token ids, so it must not see any."""
+    """The client did not ask for token ids, so they are removed from its answer."""
     added_logprobs: bool
 
 
@@ -41,7 +41,7 @@ def _off(fields: _Object, name: str) -> bool:
 
 
 def amend(path: str, body: bytes, logprobs: bool = False) -> Asked | None:
-    """The request with ``return_token_ids``, and with ``logprobs`` where wanted; None when it is no JSON object."""
+    """The request with ``return_token_ids``, and with ``logprobs`` if wanted. None when it is not a JSON object."""
     try:
         fields = _object.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -50,15 +50,15 @@ def amend(path: str, body: bytes, logprobs: bool = False) -> Asked | None:
     if added_ids:
         fields["return_token_ids"] = Raw(b"true")
     if added_logprobs:
-        # Of the sampled token alone: `true` for a chat, 0 alternatives for a text completion.
+        # Only of the sampled token: `true` for a chat, 0 alternatives for a text completion.
         fields["logprobs"] = Raw(b"true" if path == CHAT else b"0")
     return Asked(_encode(fields) if added_ids or added_logprobs else body, added_ids, added_logprobs)
 
 
 def strip(answer: bytes, asked: Asked) -> bytes:
-    """The answer, or one event of a stream, without what only the recorder asked for; vLLM's own word for that is null.
+    """The answer, or one event of a stream, with null in place of what only the recorder asked for, as vLLM writes it.
 
-    Empty when nothing is left: with ids asked for, vLLM also sends events that carry nothing else.
+    Empty when nothing is left: when ids are asked for, vLLM also sends events that carry nothing else.
     """
     if not (asked.added_ids or asked.added_logprobs):
         return answer
@@ -80,7 +80,7 @@ def strip(answer: bytes, asked: Asked) -> bytes:
 
 
 def _carries_nothing(choice: _Object) -> bool:
-    """A stream's choice with an empty delta, no end, and no logprobs that the client asked for."""
+    """Whether a stream's choice has an empty delta, no end, and no logprobs that the client asked for."""
     is_empty = bytes(choice.get("delta", _NULL)) == b"{}"
     return is_empty and all(bytes(choice.get(name, _NULL)) == b"null" for name in ("finish_reason", "logprobs"))
 
@@ -93,14 +93,14 @@ def _blank(fields: _Object, asked: Asked) -> None:
 
 
 class Events:
-    """Cuts a stream of server-sent events into whole ones, whatever pieces it arrives in."""
+    """Cuts a stream of server-sent events into whole events; the stream may arrive in any pieces."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Whole events, their blank line included."""
-        # What was looked through before is not looked through again: the event with a prompt's ids can be long.
+        """Whole events, with the blank line at their end."""
+        # Bytes that were searched before are not searched again: the event with a prompt's ids can be long.
         start = max(len(self._rest) - 3, 0)
         self._rest += piece
         while (found := _BLANK_LINE.search(self._rest, start)) is not None:
@@ -110,7 +110,7 @@ class Events:
             yield event
 
     def end(self) -> bytes:
-        """What has come of an event that never ended."""
+        """The bytes of an event that never ended."""
         rest = bytes(self._rest)
         self._rest.clear()
         return rest
@@ -126,7 +126,7 @@ def payload(event: bytes) -> bytes | None:
 
 
 def join_stream(payloads: Sequence[bytes], broken_off: bool) -> dict[str, Any]:
-    """The answer that a stream's events add up to. ``broken_off``: choices without an end were aborted."""
+    """The answer that the events of a stream add up to. ``broken_off``: choices without an end were aborted."""
     answer: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for raw in payloads:
@@ -184,12 +184,13 @@ def _add_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def recorded_line(session: str, request: bytes, answer: bytes | dict[str, Any], created_at: str) -> bytes:
-    """A call as a line of the format of recorded calls. Raises ``msgspec.DecodeError`` for what is no JSON object."""
+    """A call as a line of the format of recorded calls. Raises ``msgspec.DecodeError`` for a body that is not an
+    object."""
     asked = _object.decode(request)
     prompt = bytes(asked.get("prompt", b""))
     if prompt.startswith(b"["):
-        del asked["prompt"]  # a prompt of ids is kept as prompt_token_ids already
+        del asked["prompt"]  # the ids of a prompt are already kept as prompt_token_ids
     response = Raw(answer) if isinstance(answer, bytes) else answer
     line = _encode({"session_id": session, "request": asked, "response": response, "created_at": created_at})
-    # What kept its bytes may hold line breaks of its own.
+    # Values that kept their bytes may hold line breaks.
     return (msgspec.json.format(line, indent=-1) if b"\n" in line else line) + b"\n"

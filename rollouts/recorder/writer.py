@@ -1,4 +1,4 @@
-"""The thread that stores what passed: no request ever waits for the database, and nothing that was taken is lost."""
+"""The thread that stores the recorded calls. No request waits for the database, and no call that was taken is lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BEAT_SECONDS = 2.0
 FIRST_WAIT_SECONDS = 0.2
 MAX_WAIT_SECONDS = 5.0
 AT_END_SECONDS = 60.0
-"""How long a database that does not answer is tried when the recorder ends; then the calls go to a file."""
+"""How long the recorder, at its end, tries a database that does not answer. Then the calls go to a file."""
 SOURCE = "recorder"
 
 
@@ -46,19 +46,19 @@ class Call:
     """One answered call, as it went over the wire."""
 
     session: str
-    """The trajectory that the client named; empty = it is found by the conversation."""
+    """The trajectory that the client named; empty = the conversation decides."""
     request: bytes
     answer: bytes | list[bytes]
     """A body, or the payloads of a stream's events."""
     broken_off: bool
-    """The stream ended before the server said so."""
+    """The stream ended without the server's end mark."""
     created_at: str
     problem: str = ""
-    """Why the answer cannot be read, where that is known already."""
+    """Why the answer cannot be read, when that is already known."""
 
 
 class Writer:
-    """Takes calls from any thread; stores them in one of its own, in piles."""
+    """Takes calls from any thread and stores them in batches in a separate thread."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Writer:
         self._queue: SimpleQueue[Call | TrajectoryEnd] = SimpleQueue()
         self._conversations = Conversations()
         self._open: dict[str, float] = {}
-        """Trajectories under way: when each was last called."""
+        """The trajectories under way, with the time of their last call."""
         self._ends: dict[str, TrajectoryEnd] = {}
         self._closing = threading.Event()
         self._give_up_at = float("inf")
@@ -89,17 +89,17 @@ class Writer:
         self._thread.start()
 
     def take(self, item: Call | TrajectoryEnd) -> None:
-        """Never waits. How much may lie here unwritten is the proxy's to bound."""
+        """Never waits. The proxy limits how many calls may lie here unwritten."""
         if isinstance(item, Call):
             self.counts["calls"] += 1
         self._queue.put(item)
 
     def state(self) -> dict[str, int]:
-        """How many calls came, were stored, had no ids, could not be read, had to be kept in a file."""
+        """How many calls came, were stored, had no ids, could not be read, or had to be kept in a file."""
         return {name: self.counts[name] for name in ("calls", "stored", "without_ids", "unread", "rescued")}
 
     def close(self) -> None:
-        """Store everything that was taken, settle every trajectory, end the run."""
+        """Store everything that was taken, close every trajectory, end the run."""
         self._give_up_at = time.monotonic() + AT_END_SECONDS
         self._closing.set()
         self._thread.join()
@@ -109,7 +109,7 @@ class Writer:
     def _run(self) -> None:
         table = None
         with suppress(DatabaseError):
-            table = services.byte_table_of(self.run)  # tells scaffold from observation
+            table = services.byte_table_of(self.run)  # it tells template tokens from observations
         beat_at = 0.0
         try:
             while True:
@@ -128,10 +128,10 @@ class Writer:
                     beat_at = time.monotonic() + BEAT_SECONDS
                     self._beat()
             if self._reported:
-                self._again(self._report)  # with the calls that came since
+                self._again(self._report)  # with the calls that came meanwhile
             self._again(self._end_run)
         finally:
-            # The connection belongs to this thread and would stay open with it.
+            # The connection belongs to this thread and would stay open when the thread ends.
             connection.close()
 
     def _gather(self) -> list[Call | TrajectoryEnd]:
@@ -143,7 +143,8 @@ class Writer:
         return batch
 
     def _again(self, work: Callable[[], None]) -> bool:
-        """Do it until the database has done it; False when it was given up at the end, or can never be done."""
+        """Repeat the work until the database accepts it. False when it can never be done, or was given up at the
+        end."""
         wait = FIRST_WAIT_SECONDS
         while True:
             try:
@@ -212,7 +213,7 @@ class Writer:
         return name, line, steps
 
     def _rescue(self, lines: Sequence[bytes]) -> None:
-        """What the database did not take: a file that import_rollouts reads."""
+        """Write calls that the database did not accept to a file that import_rollouts reads."""
         self.rescue_file.parent.mkdir(parents=True, exist_ok=True)
         with self.rescue_file.open("ab") as file:
             file.writelines(lines)
@@ -221,12 +222,13 @@ class Writer:
         log.error("%d calls not stored, kept in %s run=%s", len(lines), self.rescue_file, self.run.code)
 
     def _settle(self, everything: bool) -> None:
-        """Judge and close the trajectories that have ended: said so, silent for long, or the recorder ends."""
+        """Diagnose and close the trajectories that have ended: by a session's end, after a long silence, or at the
+        end."""
         before = time.monotonic() - self.idle_s
         silent = [name for name, last in self._open.items() if everything or last < before]
         for name in dict.fromkeys([*self._ends, *silent]):
             if not everything and not self._queue.empty() and name not in self._ends:
-                return  # calls first
+                return  # the calls are stored first
             end = self._ends.pop(name, TrajectoryEnd(name))
             self._open.pop(name, None)
             self._again(lambda end=end: self._settle_one(end))  # type: ignore[misc]
@@ -235,7 +237,7 @@ class Writer:
         record = self.run.trajectories.filter(external_id=end.key).first()
         if record is None:
             if not self.cancelled.is_set():
-                reason = f"The end of session {end.key!r} came, and no call of it."
+                reason = f"The end of session {end.key!r} came without any call of it."
                 add_rejections(self.run, SOURCE, [Rejected(None, reason)])
             return
         findings = findings_for(selectors.load_trajectory(record), self.run)
@@ -245,7 +247,7 @@ class Writer:
         n, calls = self.counts["without_ids"], self.counts["calls"]
         Run.objects.filter(pk=self.run.pk).update(
             error=f"{n} of {calls} recorded calls came back from {self.upstream or 'the server'} without token ids, so "
-            "their tokens cannot be inspected. vLLM answers return_token_ids since 0.10.2: upgrade the server, or see "
+            "their tokens cannot be inspected. vLLM supports return_token_ids since 0.10.2: upgrade the server, or see "
             "whether another proxy between it and the recorder drops the field."
         )
 
@@ -263,5 +265,6 @@ class Writer:
 
 
 def _lacks_ids(step: Step) -> bool:
-    """A call whose client left before its first token has no completion, and nothing is missing."""
+    """Whether a call lacks its ids. When a client leaves before the first token there is no completion, and none is
+    missing."""
     return not len(step.prompt_ids) or (not len(step.completion_ids) and step.finish_reason != "abort")

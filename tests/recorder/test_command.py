@@ -21,7 +21,7 @@ from tests.recorder.conftest import Start, ask, stop
     ("arguments", "words"),
     [
         (["--upstream", "http://10.0.0.1:8000"], "INSPECTOR_ENGINE_HOSTS"),
-        (["--upstream", "file:///etc/passwd"], "no server address"),
+        (["--upstream", "file:///etc/passwd"], "not a server address"),
         (["--upstream", "http://localhost:1", "--tokenizer", "none such"], "register_tokenizer"),
         (["--upstream", "http://localhost:1", "--port", "70000"], "65535"),
     ],
