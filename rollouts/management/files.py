@@ -1,4 +1,4 @@
-"""Files that are named on the command line."""
+"""Reads files that are named on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollouts.models import ChatTemplate
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """The text of a file; ``what`` it should be begins the sentence of the :class:`CommandError` that may be raised."""
+    """The text of a file. Raises :class:`CommandError` with a sentence that begins with ``what`` the file is."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -21,7 +21,7 @@ def read_text(path: str | Path, what: str) -> str:
 
 
 def read_chat_template(path: str | Path) -> str:
-    """A chat template that renders. Raises :class:`CommandError` with the line that stops it."""
+    """A chat template that renders. Raises :class:`CommandError` with the line that cannot be used."""
     text = read_text(path, "The chat template")
     if "\0" in text or not text.strip():
         raise CommandError(f"{path} holds no template text. Name another file.")
@@ -31,5 +31,5 @@ def read_chat_template(path: str | Path) -> str:
 
 
 def registered_chat_template(path: str | Path) -> ChatTemplate:
-    """The same, kept under the file's name."""
+    """The same template, stored under the file's name."""
     return services.register_chat_template(read_chat_template(path), Path(path).stem)

@@ -152,11 +152,11 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
         ({"samples": []}, "no samples"),
         ({"samples": [3]}, r"samples\[0\] is no object"),
         ({"samples": [sample(0, response_length=9)]}, "response_length is 9, but there are 6"),
-        ({"samples": [sample(0, tokens=["a"])]}, "no list of numbers"),
-        ({"samples": [sample(0, response_length="x")]}, "of a shape that is not known"),
-        ({"samples": [sample(0, loss_mask=[[1, 1, 1]])]}, "of a shape that is not known"),
-        ({"sequences": torch.tensor([[1, 2]]), "response_mask": torch.tensor([1])}, "of a shape that is not known"),
-        ({"samples": [sample(0, tokens=[-1], response_length=0)]}, "no flat list of token ids"),
+        ({"samples": [sample(0, tokens=["a"])]}, "not a list of numbers"),
+        ({"samples": [sample(0, response_length="x")]}, "of an unknown shape"),
+        ({"samples": [sample(0, loss_mask=[[1, 1, 1]])]}, "of an unknown shape"),
+        ({"sequences": torch.tensor([[1, 2]]), "response_mask": torch.tensor([1])}, "of an unknown shape"),
+        ({"samples": [sample(0, tokens=[-1], response_length=0)]}, "not a flat list of token ids"),
     ],
 )
 def test_what_is_no_dump_is_refused_with_a_sentence(value: Any, says: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rollouts.models import ApiToken
 from rollouts.services.api_tokens import create_api_token, revoke_api_token
 
 LOCAL_USER = "local"
-"""The account behind the login links; made here when nobody has logged in yet."""
+"""The account behind the login links. It is created here when nobody has logged in yet."""
 
 
 class Command(BaseCommand):
@@ -21,9 +21,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", nargs="?", default="", help="what will use the token, e.g. the trainer's name")
-        parser.add_argument("--user", default=LOCAL_USER, help=f"whose name it writes in (default: {LOCAL_USER})")
+        parser.add_argument("--user", default=LOCAL_USER, help=f"the user who pushes with it (default: {LOCAL_USER})")
         parser.add_argument("--list", action="store_true", help="list the tokens")
-        parser.add_argument("--revoke", metavar="ID", type=int, help="refuse a token from now on (its id: --list)")
+        parser.add_argument("--revoke", metavar="ID", type=int, help="the id of a token to refuse from now on")
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -43,12 +43,12 @@ class Command(BaseCommand):
         user = users.filter(username=options["user"]).first()
         if user is None:
             if options["user"] != LOCAL_USER:
-                raise CommandError(f"There is no user {options['user']!r}; manage.py createsuperuser makes one.")
+                raise CommandError(f"There is no user {options['user']!r}; manage.py createsuperuser creates one.")
             user = users.create_user(LOCAL_USER)  # without a password: it logs in by links alone
         record, token = create_api_token(user, options["name"])
         self._say({"id": record.pk, "name": record.name, "token": token}, token, options)
         if not options["json"]:
-            self.stderr.write("The token is shown this once. Keep it where the trainer finds it, e.g. INSPECTOR_TOKEN.")
+            self.stderr.write("The token is shown only once. Keep it where the trainer finds it, e.g. INSPECTOR_TOKEN.")
 
     def _list(self, as_json: bool) -> None:
         found = [

@@ -1,4 +1,4 @@
-"""manage.py check_template: is a chat template safe to train with, where not, on which line, and what would mend it."""
+"""manage.py check_template: can a chat template be trained with? If not: what breaks, on which line, what mends it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollouts.work import template_checks
 
 
 class CannotCheck(Exception):
-    """The question cannot be answered; the message says why and what to do."""
+    """The question cannot be answered. The message says why and what to do."""
 
 
 class Command(BaseCommand):
@@ -35,14 +35,14 @@ class Command(BaseCommand):
         parser.add_argument(
             "--tokenizer",
             metavar="NAME_OR_DIR",
-            help="a registered tokenizer, a tokenizer's folder, or a hub id with its revision: org/name@revision",
+            help="a registered tokenizer, a tokenizer's folder, or a hub id with a revision: org/name@revision",
         )
         parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file; default: the tokenizer's own")
         parser.add_argument("--tools", metavar="FILE", help="a JSON file with a list of function schemas")
         parser.add_argument("--kwargs", metavar="JSON", help='e.g. {"enable_thinking": false}')
-        parser.add_argument("--conversation", metavar="FILE", help="a JSON file with a list of messages of your own")
+        parser.add_argument("--conversation", metavar="FILE", help="a JSON file with your own list of messages")
         parser.add_argument(
-            "--repair", action="store_true", help="search for the smallest verified change that mends it"
+            "--repair", action="store_true", help="search for the smallest verified change that mends the template"
         )
         parser.add_argument(
             "--marks", action="store_true", help="place {%% generation %%} tags that mark exactly what is sampled"
@@ -94,7 +94,7 @@ class Command(BaseCommand):
         return 0 if report.prefix_preserving else 1
 
     def _all(self, options: dict[str, Any]) -> int:
-        """The stored questions that the matrix shows: what is answered already is not rendered again."""
+        """Answer the questions that the matrix page shows. A stored answer is not rendered again."""
         for name in ("tokenizer", "chat_template", "tools", "kwargs", "conversation"):
             if options[name]:
                 raise CannotCheck(f"--all checks every tokenizer alike; leave --{name.replace('_', '-')} out.")
@@ -166,7 +166,7 @@ class Command(BaseCommand):
 
 
 def _searched(tokenizer: LoadedTokenizer | None, report: CheckReport, options: Mapping[str, Any]) -> CheckReport:
-    """The report with what the options have searched for."""
+    """The report with the repairs and tags that the options ask for."""
     if options["repair"]:
         report = chat_templates.with_repair(tokenizer, report)
     return chat_templates.with_marks(tokenizer, report) if options["marks"] or options["repair"] else report
@@ -176,7 +176,7 @@ _LETTER = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "-"}
 
 
 def resolve_tokenizer(name: str) -> LoadedTokenizer:
-    """A registered tokenizer by its name, one in a folder, or ``org/name@revision``. Raises :class:`CannotCheck`."""
+    """The tokenizer of a registered name, of a folder, or of ``org/name@revision``. Raises :class:`CannotCheck`."""
     if Path(name).exists():
         return tokenizers.load(name)
     registered = Tokenizer.objects.filter(name=name).first()
@@ -195,7 +195,7 @@ def resolve_tokenizer(name: str) -> LoadedTokenizer:
 
 
 def _load(registered: Tokenizer) -> LoadedTokenizer:
-    """A registered tokenizer under its own name: its folder is named by a hash."""
+    """A registered tokenizer under its name: its folder is named by a hash."""
     tokenizer = tokenizers.load(registered.path)
     tokenizer.name = registered.name
     return tokenizer

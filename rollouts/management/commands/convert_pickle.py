@@ -1,4 +1,4 @@
-"""Turn a pickle of slime or SkyRL into a file that can be imported. Nothing else in this project opens a pickle."""
+"""Converts a pickle of slime or SkyRL into a file that can be imported. Nothing else in this project opens a pickle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ALLOWED = frozenset(
     }
 )  # fmt: skip
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
-"""What files of torch.save began with before they were zip archives."""
+"""The first bytes of files of torch.save before they were zip archives."""
 _KNOWN = (
     "tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "index", "group_index", "status",
     "remove_sample", "prompt", "response",
@@ -47,7 +47,7 @@ _KNOWN = (
 
 
 class NotConverted(ValueError):
-    """The message is a sentence."""
+    """The file cannot be converted. The message is a sentence for the user."""
 
 
 class Command(BaseCommand):
@@ -75,7 +75,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {str(error)[:300]}"
-            raise CommandError(f"{source} holds arrays or numbers of a shape that is not known ({what}).") from error
+            raise CommandError(f"{source} holds arrays or numbers of an unknown shape ({what}).") from error
         except OSError as error:
             raise CommandError(f"{error.filename or source} cannot be opened: {error.strerror or error}.") from error
         finally:
@@ -93,14 +93,14 @@ class Restricted(pickle.Unpickler):
         is_storage = module in ("torch", "torch.cuda") and name.endswith("Storage")
         is_dtype = module in ("torch", "numpy", "numpy.dtypes") and name.isidentifier() and _is_dtype(module, name)
         if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _load_tensor  # torch's own opens a pickle of any kind inside this one
+            return _load_tensor  # torch's own function opens any pickle inside this one
         if (module, name) in _ALLOWED or is_storage or is_dtype:
             return getattr(importlib.import_module(module), name)
         return type(name, (Record,), {"__module__": "converted", "origin": f"{module}.{name}"})
 
 
 class Record(dict[Any, Any]):
-    """What is left of an object of a class that is not looked up: its arguments, items and state."""
+    """What is left of an object whose class is not looked up: its arguments, items and state."""
 
     origin = ""
 
@@ -160,7 +160,7 @@ def _torch_load(file: Any) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise NotConverted("The file was written by torch.save; install torch to open it.") from error
+        raise NotConverted("The file was written by torch.save. Install torch to open it.") from error
 
     def load_restricted(stream: Any, **more: Any) -> Any:
         return Restricted(stream, **more).load()
@@ -173,7 +173,7 @@ def _torch_load(file: Any) -> Any:
 
 
 def trajectories(value: Any, stem: str) -> Iterator[Trajectory]:
-    """The rows of a dump, as trajectories. Raises :class:`NotConverted` for what is neither slime's nor SkyRL's."""
+    """The rows of a dump as trajectories. Raises :class:`NotConverted` when it is neither slime's nor SkyRL's."""
     if isinstance(value, Mapping) and isinstance(value.get("samples"), list):
         return _slime(value, stem)
     state = _skyrl_state(value)
@@ -187,12 +187,12 @@ def trajectories(value: Any, stem: str) -> Iterator[Trajectory]:
 
 
 def _slime(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
-    """``Sample.to_dict()`` of slime's ``--save-debug-rollout-data``; mask and logprobs are the response's."""
+    """Trajectories from slime's ``--save-debug-rollout-data``. Mask and logprobs cover the response alone."""
     rollout = dump.get("rollout_id", stem)
     seen: set[str] = set()
     for n, sample in enumerate(dump["samples"]):
         if not isinstance(sample, Mapping):
-            raise NotConverted(f"samples[{n}] is no object.")
+            raise NotConverted(f"samples[{n}] is not an object.")
         where = f"samples[{n}]"
         ids = _ids(sample.get("tokens"), f"{where}.tokens")
         length = int(sample.get("response_length") or 0)
@@ -229,9 +229,9 @@ def _slime(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
 
 
 def _skyrl_state(value: Any) -> dict[str, Any] | None:
-    """The tensors of a ``TrainingInputBatch`` and its ``metadata``; None when it is none."""
+    """The tensors of a ``TrainingInputBatch`` and its ``metadata``; None when the value is not one."""
     if isinstance(value, Record):
-        # Rebuilt from its state by a function that was not looked up: the arguments hold the state.
+        # A function that was not looked up would rebuild it from its state: the arguments hold the state.
         arguments = value.get("__arguments__", ())
         states = [one for one in arguments if isinstance(one, Mapping)]
         value = {**(states[0] if states else {}), **value}
@@ -252,7 +252,7 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _tensor(item: Any, name: str) -> np.ndarray[Any, Any]:
-    """SkyRL writes a tensor as its bytes with a shape, or, where numpy lacks the type, as a file of its own."""
+    """SkyRL writes a tensor as its bytes with a shape, or as a ``torch.save`` file when numpy lacks the type."""
     if isinstance(item, Mapping):
         if item.get("format") == "torch":
             return _array(_load_tensor(item["data"]), name)
@@ -261,7 +261,7 @@ def _tensor(item: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def _skyrl(state: dict[str, Any], stem: str) -> Iterator[Trajectory]:
-    """Rows of a padded batch: ``[B, T]`` sequences and attention, ``[B, R]`` of the response, which ends the row."""
+    """Rows of a padded batch: ``[B, T]`` sequences and attention, ``[B, R]`` arrays of the response at its end."""
     sequences, metadata = state["sequences"], state["metadata"]
     n, width = state["response_mask"].shape
     attention = state.get("attention_mask", np.ones_like(sequences)) != 0
@@ -325,16 +325,16 @@ def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
     try:
         found = np.asarray(value)
     except ValueError as error:
-        raise NotConverted(f"{where} is no list of numbers.") from error
+        raise NotConverted(f"{where} is not a list of numbers.") from error
     if found.dtype.kind not in "biuf":
-        raise NotConverted(f"{where} is no list of numbers.")
+        raise NotConverted(f"{where} is not a list of numbers.")
     return found
 
 
 def _ids(value: Any, where: str) -> Any:
     found = _array([] if value is None else value, where)
     if found.size and (found.ndim != 1 or found.dtype.kind not in "iu" or int(found.min()) < 0):
-        raise NotConverted(f"{where} is no flat list of token ids.")
+        raise NotConverted(f"{where} is not a flat list of token ids.")
     try:
         return ids_array(found.astype(np.int64))
     except OverflowError as error:
@@ -346,7 +346,7 @@ def _behind(n: int, values: Any) -> Any:
 
 
 def _reward(value: Any) -> tuple[float | None, dict[str, float]]:
-    """One number, or several by name."""
+    """The reward as one number, or as several by name."""
     value = _plain(value)
     if isinstance(value, Mapping):
         parts = {key: float(item) for key, item in value.items() if isinstance(item, int | float)}
@@ -355,7 +355,7 @@ def _reward(value: Any) -> tuple[float | None, dict[str, float]]:
 
 
 def _extra(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON can hold of the other fields, and the texts."""
+    """The texts and the other fields, as far as JSON can hold them."""
     found = {key: _plain(item) for key, item in sample.items() if key not in _KNOWN or key in ("prompt", "response")}
     return {str(key): item for key, item in found.items() if item not in (None, {}, [], "")}
 

@@ -1,4 +1,4 @@
-"""Judge a run anew, with the tokenizer and the chat template it has now."""
+"""Diagnoses a run again, with the tokenizer and the chat template it has now."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rollouts.tasks.jobs import send, work_on
 
 class Command(BaseCommand):
     help = (
-        "Judge every finished trajectory of a run again, by another tokenizer or chat template where one is named. The "
-        "run's page shows how far it is, and cancels it."
+        "Diagnose every finished trajectory of a run again, with another tokenizer or chat template if one is named. "
+        "The run's page shows the progress and can cancel it."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN")
         parser.add_argument("--tokenizer", default="", metavar="NAME_OR_DIR")
         parser.add_argument("--chat-template", default="", metavar="FILE")
-        parser.add_argument("--background", action="store_true", help="send a worker instead, and do not wait for it")
+        parser.add_argument("--background", action="store_true", help="let a worker do it, and do not wait for it")
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -47,26 +47,26 @@ class Command(BaseCommand):
         job, ours = services.ask_job(run, Job.Kind.DIAGNOSE, asked)
         if not ours:
             raise CommandError(
-                f"Run {run.code} is being judged already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
+                f"Run {run.code} is being diagnosed already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
                 "Wait for it, or cancel it on the run's page."
             )
         run.save(update_fields=["tokenizer", "chat_template"])
         if options["background"]:
             if sentence := send(job):
                 raise CommandError(sentence)
-            self.stdout.write(f"A worker judges run {run.code}; its page shows how far it is.")
+            self.stdout.write(f"A worker diagnoses run {run.code}. The run's page shows the progress.")
             return
         self._work(job)
         run.refresh_from_db()
         if options["json"]:
             self.stdout.write(json.dumps({"run": run.code, "trajectories": job.n_done, "findings": run.finding_counts}))
             return
-        self.stdout.write(f"{job.n_done:,} trajectories judged.")
+        self.stdout.write(f"{job.n_done:,} trajectories diagnosed.")
         for kind, count in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
             self.stdout.write(f"  {count:>6,}  {kind}")
 
     def _work(self, job: Job) -> None:
-        """Do the job here. Raises :class:`CommandError` with a sentence when it does not come to its end."""
+        """Do the job here. Raises :class:`CommandError` with a sentence when the job does not reach its end."""
         taken = take_job(job.pk)
         if taken is not None:
             try:

@@ -37,7 +37,7 @@ class Command(BaseCommand):
             help="write rows that break the target's invariants too, and leave out what --strategy refuses",
         )  # fmt: skip
         parser.add_argument("--pad-to", type=int, metavar="N", help="with --format sft: rows of N tokens")
-        parser.add_argument("--pad-id", type=int, default=0, metavar="ID", help="what fills them up (default: 0)")
+        parser.add_argument("--pad-id", type=int, default=0, metavar="ID", help="fills the rows up (default: 0)")
         parser.add_argument("--output", required=True, metavar="FILE", help="- writes to the standard output")
 
     def handle(self, *_: Any, **options: Any) -> None:

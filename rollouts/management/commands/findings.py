@@ -58,7 +58,7 @@ class Command(BaseCommand):
 
 
 def finding_value(one: StoredFinding) -> dict[str, Any]:
-    """A finding as ``--json`` prints it; ``trajectory`` must be loaded."""
+    """A finding as ``--json`` prints it. Its ``trajectory`` must be loaded."""
     return {
         "trajectory": one.trajectory.code,
         "external_id": one.trajectory.external_id,

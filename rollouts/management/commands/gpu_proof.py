@@ -28,8 +28,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--cpu", action="store_true", help="a small run on vLLM's CPU build: it exercises the code, not the speed"
         )
-        parser.add_argument("--trajectories", type=int, help=f"of each run (default: {_DEFAULTS.trajectories}, CPU: 8)")
-        parser.add_argument("--live", type=int, help=f"under way at once (default: {_DEFAULTS.live}, CPU: all)")
+        parser.add_argument("--trajectories", type=int, help=f"in each run (default: {_DEFAULTS.trajectories}, CPU: 8)")
+        parser.add_argument("--live", type=int, help=f"how many at once (default: {_DEFAULTS.live}, CPU: all)")
         parser.add_argument("--repeats", type=int, help=f"measured pairs (default: {_DEFAULTS.repeats}, CPU: 1)")
         parser.add_argument("--report", type=Path, help="the page to write the result into (with a GPU: docs/gpu.md)")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -55,11 +55,11 @@ class Command(BaseCommand):
             raise CommandError("Not proven: " + " ".join(failed), returncode=1)
 
     def _plans(self, options: dict[str, Any]) -> Plans:
-        given = {name: options[name] for name in ("trajectories", "live", "repeats") if options[name] is not None}
-        if any(value < 1 for value in given.values()):
+        numbers = {name: options[name] for name in ("trajectories", "live", "repeats") if options[name] is not None}
+        if any(value < 1 for value in numbers.values()):
             raise CommandError("--trajectories, --live and --repeats take numbers from 1 on.", returncode=2)
-        plans = _DEFAULTS.on_cpu(given.get("trajectories", 8)) if options["cpu"] else _DEFAULTS
-        return Plans(**{**vars(plans), **given})
+        plans = _DEFAULTS.on_cpu(numbers.get("trajectories", 8)) if options["cpu"] else _DEFAULTS
+        return Plans(**{**vars(plans), **numbers})
 
 
 def _options_text(options: dict[str, Any]) -> str:
@@ -89,4 +89,4 @@ def _require(package: str, requirements: str) -> None:
     import importlib.util
 
     if importlib.util.find_spec(package) is None:
-        raise CommandError(f"{package} is not installed here; {requirements} brings it.", returncode=2)
+        raise CommandError(f"{package} is not installed here; {requirements} installs it.", returncode=2)

@@ -1,4 +1,4 @@
-"""Import files that a trainer or an engine wrote, in this process: neither Redis nor a worker is needed."""
+"""Imports files of a trainer or an engine in this process. Neither Redis nor a worker is needed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Command(BaseCommand):
 
 
 def result(run: Run, rejections: list[dict[str, Any]]) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """The value that ``--json`` prints."""
     return {
         "run": run.code,
         "status": run.status,

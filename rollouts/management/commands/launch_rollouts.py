@@ -1,4 +1,4 @@
-"""Launch a run: queue its trajectories for the model's worker, or make them here and now."""
+"""Launches a run: queues its trajectories for the model's worker, or makes them in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULTS = LaunchSettings()
 
 
 def is_served(model: str) -> bool:
-    """Whether a worker on this data folder's broker answers that it takes the model's runs; asks for a second."""
+    """Whether a worker on this data folder's broker answers that it takes the model's runs. Waits up to a second."""
     known = launching.served_models().get(model)
     if known is None:
         return False
@@ -40,7 +40,7 @@ def is_served(model: str) -> bool:
 
 class Command(BaseCommand):
     help = (
-        "Launch a run. With --wait it prints the result at its end; where no REDIS_URL names a broker and no worker of "
+        "Launch a run. With --wait it prints the result at its end. If no REDIS_URL names a broker and no worker of "
         "`make run` serves the model, --wait makes the rollouts in this process."
     )
 
@@ -58,7 +58,7 @@ class Command(BaseCommand):
         parser.add_argument("--top-p", type=float, default=_DEFAULTS.top_p)
         parser.add_argument("--top-k", type=int, default=_DEFAULTS.top_k, help="0 = all tokens")
         parser.add_argument("--min-p", type=float, default=_DEFAULTS.min_p)
-        parser.add_argument("--max-tokens", type=int, default=_DEFAULTS.max_tokens, help="of one turn")
+        parser.add_argument("--max-tokens", type=int, default=_DEFAULTS.max_tokens, help="tokens of one turn")
         parser.add_argument("--max-turns", type=int, default=_DEFAULTS.max_turns)
         parser.add_argument(
             "--stop", action="append", default=[], metavar="TEXT", help="also ends a completion; may be repeated"
@@ -66,20 +66,20 @@ class Command(BaseCommand):
         parser.add_argument("--seed", type=int, default=None, metavar="S", help="default: one is drawn and stored")
         parser.add_argument(
             "--environment-seconds", type=float, default=_DEFAULTS.environment_seconds, metavar="S",
-            help="that the environment may take for one answer",
+            help="how long the environment may take for one answer",
         )  # fmt: skip
         parser.add_argument(
-            "--chat-template", type=Path, metavar="FILE", help="of the prompts; default: the model's own"
+            "--chat-template", type=Path, metavar="FILE", help="for the prompts; default: the model's own"
         )
         parser.add_argument(
-            "--rows-chat-template", type=Path, metavar="FILE", help="of the training rows; default: the prompts'"
+            "--rows-chat-template", type=Path, metavar="FILE", help="for the training rows; default: the prompts'"
         )
         parser.add_argument("--template-kwargs", default="", metavar="JSON", help='such as {"enable_thinking": false}')
         parser.add_argument(
             "--compare", default=_DEFAULTS.compare, choices=list(COMPARE),
-            help="each finished stream with a full render of its conversation",
+            help="compare each finished stream with a full render of its conversation",
         )  # fmt: skip
-        parser.add_argument("--name", default="", help="of the run")
+        parser.add_argument("--name", default="", help="a name for the run")
         parser.add_argument("--wait", action="store_true", help="return when the run has ended")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -135,7 +135,7 @@ class Command(BaseCommand):
                 time.sleep(POLL_SECONDS)
                 run.refresh_from_db()
         except KeyboardInterrupt:
-            self.stderr.write(f"The run {run.code} goes on; its page shows it.")
+            self.stderr.write(f"The run {run.code} goes on. The run's page shows it.")
             raise
 
     def _print(self, run: Run, as_json: bool) -> None:
@@ -182,5 +182,5 @@ def _template_kwargs(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CommandError(f"--template-kwargs: This is not JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise CommandError("--template-kwargs: This has to be a JSON object.")
+        raise CommandError("--template-kwargs: This must be a JSON object.")
     return value

@@ -1,4 +1,4 @@
-"""Record what an agent harness asks of a vLLM server: a reverse proxy whose calls become trajectories."""
+"""Records the calls of an agent harness to a vLLM server: a reverse proxy whose calls become trajectories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
 
 GRACE_SECONDS = 30.0
-"""How long calls under way may still take when the recorder is stopped."""
+"""How long calls under way may take after the recorder is stopped."""
 
 
 class Command(BaseCommand):
@@ -35,15 +35,17 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--upstream", required=True, metavar="URL", help="the server, e.g. http://127.0.0.1:8000")
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-        parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (default: %(default)s)")
+        parser.add_argument("--port", type=int, default=8100, help="0 = any free port (default: %(default)s)")
         parser.add_argument(
-            "--run", default="", metavar="NAME", help="name of the new run, or code of one to go on with"
+            "--run", default="", metavar="NAME", help="name of the new run, or code of a run to continue"
         )
-        parser.add_argument("--tokenizer", default="", metavar="NAME", help="a registered one, for text and findings")
+        parser.add_argument(
+            "--tokenizer", default="", metavar="NAME", help="registered tokenizer, for text and findings"
+        )
         parser.add_argument("--logprobs", action="store_true", help="ask for logprobs too, unseen by the client")
         parser.add_argument(
             "--idle-seconds", type=float, default=60.0, metavar="S",
-            help="a trajectory that is silent for so long is taken for finished and judged (default: %(default)s)",
+            help="close and diagnose a trajectory without a call for so long (default: %(default)s)",
         )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object at the start and one at the end")
 
@@ -53,9 +55,9 @@ class Command(BaseCommand):
         except EngineError as error:
             raise CommandError(str(error)) from error
         if not 0 <= options["port"] < 65536 or not options["idle_seconds"] > 0:
-            raise CommandError("--port lies between 0 and 65535, and --idle-seconds above 0.")
+            raise CommandError("--port must lie between 0 and 65535, and --idle-seconds above 0.")
         run = _run_of(options["run"], options["tokenizer"])
-        # The writer computes while requests pass: they must not wait for its turn of the interpreter.
+        # The writer computes while requests pass; they must not wait long for the interpreter.
         sys.setswitchinterval(0.0005)
         asyncio.run(self._serve(run, upstream, options))
 
@@ -73,7 +75,7 @@ class Command(BaseCommand):
             run, Path(settings.INSPECTOR_DATA) / "recordings", recorder.upstream, engine, options["idle_seconds"],
             recorder.stored,
         )  # fmt: skip
-        recorder.writer = writer  # before the first request can come
+        recorder.writer = writer  # before the first request can arrive
         await runner.setup()
         site = web.TCPSite(runner, options["host"], options["port"])
         try:
@@ -114,7 +116,7 @@ class Command(BaseCommand):
 
 
 def _run_of(name: str, tokenizer_name: str) -> Run:
-    """A new run, or the one whose code is given. Raises :class:`CommandError`."""
+    """A new run, or the run with this code. Raises :class:`CommandError`."""
     tokenizer = None
     if tokenizer_name:
         tokenizer = Tokenizer.objects.select_related("chat_template").filter(name=tokenizer_name).first()
@@ -127,7 +129,7 @@ def _run_of(name: str, tokenizer_name: str) -> Run:
     run = Run.objects.select_related("tokenizer").filter(code=name).first() if name else None
     if run is not None:
         if run.kind != Run.Kind.IMPORT or run.engine != "recorder":
-            raise CommandError(f"The run {name} was not recorded, so it cannot be gone on with. Give another --run.")
+            raise CommandError(f"The run {name} was not recorded, so it cannot be continued. Name another --run.")
         Run.objects.filter(pk=run.pk).update(cancel_requested=False)
         return run
     return services.create_run(
@@ -137,13 +139,13 @@ def _run_of(name: str, tokenizer_name: str) -> Run:
 
 
 def _not_begun(run: Run) -> None:
-    """Leave no empty run behind."""
+    """Delete the run if it is still empty."""
     if run.n_trajectories == 0 and run.started_at is None:
         services.delete_run(run)
 
 
 async def _version(upstream: str) -> str:
-    """What the server is, e.g. `vllm 0.32.0`; empty when it does not say."""
+    """Name and version of the server, e.g. `vllm 0.32.0`; empty when the server does not report them."""
     with contextlib.suppress(ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
         timeout = ClientTimeout(total=5)
         async with (

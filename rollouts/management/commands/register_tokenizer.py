@@ -1,4 +1,4 @@
-"""Register a tokenizer's folder under a name."""
+"""Registers a tokenizer's folder under a name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("folder", metavar="DIR", help="a folder with tokenizer.json, that file, or a zip of it")
-        parser.add_argument("--name", default=None, help="default: the folder's own")
+        parser.add_argument(
+            "folder", metavar="DIR", help="a folder with tokenizer.json, that file, or a zip of the folder"
+        )
+        parser.add_argument("--name", default=None, help="default: the folder's name")
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -27,8 +29,8 @@ class Command(BaseCommand):
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         if options["json"]:
-            facts = {name: getattr(one, name) for name in ("name", "sha256", "vocab_size", "encoder")}
-            self.stdout.write(json.dumps({**facts, "chat_template": one.chat_template_id}))
+            fields = {name: getattr(one, name) for name in ("name", "sha256", "vocab_size", "encoder")}
+            self.stdout.write(json.dumps({**fields, "chat_template": one.chat_template_id}))
             return
         template = "with its chat template" if one.chat_template_id else "without a chat template"
         self.stdout.write(f"Registered {one.name}: {one.vocab_size:,} tokens, encoder {one.encoder}, {template}.")

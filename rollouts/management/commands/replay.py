@@ -1,4 +1,4 @@
-"""Replay strategies over stored trajectories: the rows that each would have made."""
+"""Replays strategies over stored trajectories and prints the rows that each strategy would have made."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from rollouts.work import replays
 
 
 class Command(BaseCommand):
-    help = (
-        "Replay one strategy, or all, over a trajectory or every trajectory of a run, and print the rows that result."
-    )
+    help = "Replay one strategy, or all, over one trajectory or all of a run, and print the rows that result."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("target", metavar="RUN_OR_TRAJECTORY", help="a code")
@@ -68,7 +66,7 @@ def _replayed(
     tokenizer: str,
     template: str,
 ) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
-    """Each trajectory with what the strategies make of it; what the run lacks is said of every one."""
+    """Each trajectory with the results of the strategies. What the run lacks is part of every result."""
     try:
         context, loaded = replays.context_of(run, _path(tokenizer), _text(template))
     except replays.CannotReplay as error:

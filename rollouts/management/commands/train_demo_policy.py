@@ -1,4 +1,4 @@
-"""``manage.py train_demo_policy``: make the demo policy anew."""
+"""``manage.py train_demo_policy``: trains the demo policy again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollouts.demo_policy import MODEL_DIR, STEPS
 
 class Command(BaseCommand):
     help = "Train the demo policy on calculator dialogues (about 20 minutes on two cores) and write it to a folder."
-    # Training needs no database and no settings to be right.
+    # Training needs neither a database nor correct settings.
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -29,7 +29,7 @@ class Command(BaseCommand):
             raise CommandError("--steps must be at least 1.")
         if options["threads"] < 1:
             raise CommandError("--threads must be at least 1.")
-        # Torch takes seconds to import: only here, so that --help and the other commands stay quick.
+        # Torch takes seconds to import. It is imported here so that --help and the other commands stay quick.
         from rollouts.demo_policy.train import train
 
         def say(line: str) -> None:
