@@ -1,1 +1,1 @@
-"""The arithmetic of token streams: numpy and the standard library only."""
+"""The arithmetic of token streams. Needs numpy and the standard library only."""

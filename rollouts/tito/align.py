@@ -1,4 +1,4 @@
-"""Two token streams side by side: groups that say which tokens of the left stand against which of the right."""
+"""Aligns two token streams: groups say which tokens on the left stand against which tokens on the right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollouts.tito.prefix import common_prefix
 from rollouts.tito.segments import byte_offsets
 from rollouts.tito.trajectory import Ids
 
-# A gap is compared id by id up to this many pairs; a larger one is shown whole.
+# A gap is compared id by id up to this many pairs; a larger gap is shown whole.
 MAX_PAIRS = 1_000_000
 _GRAM = 8
 
@@ -28,7 +28,7 @@ class AlignedGroup:
     right_start: int
     right_stop: int
     equal: bool
-    """The two stretches are the same tokens; always as many on the left as on the right."""
+    """Both stretches hold the same tokens, and so equally many."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,19 @@ def align_same_bytes(
     left_ids: Ids | None = None,
     right_ids: Ids | None = None,
 ) -> list[AlignedGroup]:
-    """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear.
+    """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear time.
 
-    With ids, tokens are equal when their ids are; without, when their bytes are. Raises ``ValueError`` when the bytes
-    differ.
+    With ids, two tokens are equal when their ids are equal; without ids, when their bytes are equal. Raises
+    ``ValueError`` when the bytes differ.
     """
     if b"".join(left_bytes) != b"".join(right_bytes):
-        raise ValueError("the two sides do not hold the same bytes; use align_ids")
+        raise ValueError("left and right do not hold the same bytes; use align_ids")
     left, right = byte_offsets(left_bytes), byte_offsets(right_bytes)
     cuts = np.intersect1d(left, right)
     if left_ids is None or right_ids is None:
         pieces: dict[bytes, int] = {}
         left_ids, right_ids = _numbered(left_bytes, pieces), _numbered(right_bytes, pieces)
-    # A token without bytes (an id outside the vocabulary) belongs to what follows it; at the end, to what precedes it.
+    # A token without bytes (an id outside the vocabulary) joins the token after it; at the end, the one before it.
     left_cuts, right_cuts = np.searchsorted(left, cuts), np.searchsorted(right, cuts)
     left_cuts[-1:], right_cuts[-1:] = len(left_ids), len(right_ids)
     if len(cuts) == 1 and (len(left_ids) or len(right_ids)):
@@ -81,7 +81,7 @@ def _numbered(pieces: Sequence[bytes], numbers: dict[bytes, int]) -> Ids:
 def _joined(
     left_cuts: NDArray[np.int64], right_cuts: NDArray[np.int64], equal: NDArray[np.bool_]
 ) -> list[AlignedGroup]:
-    """Neighbouring equal pairs become one group; each differing pair stays its own."""
+    """Join neighbouring equal pairs into one group. Each differing pair stays a group."""
     if not len(equal):
         return []
     opens = np.ones(len(equal), dtype=np.bool_)
@@ -93,8 +93,11 @@ def _joined(
 
 
 def align_ids(left: Ids, right: Ids) -> list[AlignedGroup]:
-    """Group two streams whose bytes differ: common ends first, then stretches that occur once on either side, then a
-    diff id by id of what is left. A gap of more than ``MAX_PAIRS`` pairs stays one differing group."""
+    """Group two streams whose bytes differ.
+
+    First the common ends are grouped, then stretches that occur once in each stream. The rest is compared id by id. A
+    gap of more than ``MAX_PAIRS`` pairs stays one differing group.
+    """
     start = common_prefix(left, right)
     tail = common_prefix(left[start:][::-1], right[start:][::-1])
     left_stop, right_stop = len(left) - tail, len(right) - tail
@@ -128,7 +131,7 @@ def _common_blocks(left: Ids, right: Ids, a: int, b: int, c: int, d: int) -> lis
 
 
 def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
-    """Runs of eight and more ids that occur once on either side, in an order that holds on both."""
+    """Runs of eight or more ids that occur once in each stream, in the same order in both."""
     if min(len(left), len(right)) < _GRAM:
         return []
     (left_grams, left_at), (right_grams, right_at) = _unique_grams(left), _unique_grams(right)
@@ -152,7 +155,7 @@ def _slices(left: Ids, right: Ids, block: tuple[int, int, int]) -> tuple[Ids, Id
 
 
 def _unique_grams(ids: Ids) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    # A polynomial hash that wraps; a collision is caught by comparing the stretches themselves.
+    # A polynomial hash that wraps. A collision is found when the stretches themselves are compared.
     n = len(ids) - _GRAM + 1
     grams = np.zeros(n, dtype=np.uint64)
     for offset in range(_GRAM):
@@ -199,9 +202,9 @@ def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -
 
 
 def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> list[AlignedGroup | Fold]:
-    """Hide the inside of equal groups; ``context`` tokens stay on the side where a difference is.
+    """Hide the inside of equal groups; ``context`` tokens next to a difference stay visible.
 
-    ``least``: a group stays whole when no more tokens than this would be hidden.
+    ``least``: a group stays whole when no more than so many tokens would be hidden.
     """
     folded: list[AlignedGroup | Fold] = []
     for index, group in enumerate(groups):

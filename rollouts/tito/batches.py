@@ -1,4 +1,4 @@
-"""Lists of bounded size out of a stream of items."""
+"""Cuts a stream of items into lists of bounded size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ T = TypeVar("T")
 
 
 def batched(items: Iterable[T], limit: int, weight: Callable[[T], int] = lambda _: 1) -> Iterator[list[T]]:
-    """Consecutive items in lists. A list ends with the item that brings its weight to ``limit``; the last may be light.
+    """Yields consecutive items in lists. A list ends with the item that brings its weight to ``limit``.
 
-    Without ``weight`` every list but the last has ``limit`` items. An item is read when it is asked for, not before.
+    Only the last list may weigh less. Without ``weight`` each item weighs 1. An item is read when it is needed, not
+    before.
     """
     batch: list[T] = []
     held = 0

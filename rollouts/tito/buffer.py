@@ -10,12 +10,14 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Origins,
 
 _FIRST = 1024
 _Part = tuple[int, int | Origins, bool, Floats | None]
-"""Where a part of the stream ends, who wrote it, whether it is trained, its logprobs."""
+"""For a part of the stream: where it ends, who wrote it, whether it is trained, its logprobs."""
 
 
 class Buffer:
-    """Grows by verbatim completions and by deltas; each append is O(its own length), amortised. What stands beside the
-    ids is written when a row is asked for."""
+    """A stream that grows by verbatim completions and by deltas. Each append is O(its length), amortised.
+
+    Mask, logprobs and origins are written only when a row is asked for.
+    """
 
     def __init__(self) -> None:
         self._n = 0
@@ -27,17 +29,17 @@ class Buffer:
 
     @property
     def ids(self) -> Ids:
-        """``[n]``, read-only; stays what it is when the buffer grows."""
+        """The ids ``[n]``, read-only. The array does not change when the buffer grows."""
         view = self._ids[: self._n]
         view.flags.writeable = False
         return view
 
     def append_prompt(self, ids: Ids | Sequence[int], origin: Origin | Origins = Origin.PROMPT) -> None:
-        """Add tokens that nobody trains. Raises ``ValueError`` when ``origin`` has another length than ``ids``."""
+        """Add tokens that are not trained. Raises ``ValueError`` when ``origin`` and ``ids`` differ in length."""
         self._append(ids, origin, False, logprobs=None)
 
     def append_delta(self, ids: Ids | Sequence[int], origin: Origin | Origins = Origin.TEMPLATE) -> None:
-        """Add what stands between two completions. Raises ``ValueError`` when the lengths disagree."""
+        """Add the tokens between two completions. Raises ``ValueError`` when the lengths disagree."""
         self._append(ids, origin, False, logprobs=None)
 
     def append_sampled(self, ids: Ids | Sequence[int], logprobs: Floats | Sequence[float] | None = None) -> None:
@@ -46,7 +48,7 @@ class Buffer:
         self._append(ids, Origin.SAMPLED, True, values)
 
     def cut(self, length: int) -> None:
-        """Forget what stands behind the first ``length`` tokens. Raises ``ValueError`` when there are fewer."""
+        """Keep the first ``length`` tokens only. Raises ``ValueError`` when there are fewer."""
         if not 0 <= length <= self._n:
             raise ValueError(f"cannot cut at {length}: the buffer holds {self._n} tokens")
         while self._parts and self._starts_at(-1) >= length:
@@ -58,11 +60,13 @@ class Buffer:
             origin = origin if isinstance(origin, int) else origin[kept]
             self._parts.append((length, origin, is_trained, None if logprobs is None else logprobs[kept]))
         self._n = length
-        self._ids = self._ids[:length].copy()  # views that were handed out keep what they show
+        self._ids = self._ids[:length].copy()  # views that were returned keep their content
 
     def to_row(self, step_indices: Sequence[int] = ()) -> Row:
-        """The buffer as a training row ``[n]``: mask 1 on completions, logprobs NaN where nothing was sampled or none
-        were given; ``logprobs`` is None when no completion came with any."""
+        """The buffer as a training row ``[n]``: mask 1 on completions, logprobs NaN on tokens without one.
+
+        ``logprobs`` is None when no completion has any.
+        """
         loss_mask: Mask = np.zeros(self._n, dtype=np.bool_)
         origins: Origins = np.empty(self._n, dtype=np.uint8)
         logprobs: Floats | None = None
@@ -84,7 +88,7 @@ class Buffer:
     def _append(
         self, ids: Ids | Sequence[int], origin: Origin | Origins, is_trained: bool, logprobs: Floats | None
     ) -> None:
-        # Everything is checked before anything is written, so that a refused append leaves no trace.
+        # Everything is checked before anything is written, so a refused append changes nothing.
         if not (isinstance(ids, np.ndarray) and ids.dtype == np.int32 and ids.ndim == 1):
             ids = ids_array(ids)
         n = len(ids)
@@ -92,14 +96,14 @@ class Buffer:
             raise ValueError(f"{len(logprobs)} logprobs for {n} ids")
         written: int | Origins
         if isinstance(origin, Origin):
-            written = int(origin)  # an enumeration is slow to become an array's number
+            written = int(origin)  # storing a plain int in an array is faster than an enumeration
         else:
             written = origin = np.asarray(origin, dtype=np.uint8).reshape(-1)
             if len(origin) != n:
                 raise ValueError(f"{len(origin)} origins for {n} ids")
         start, stop = self._n, self._n + n
         if stop > len(self._ids):
-            # A new array, never a resize in place: views that were handed out keep what they show.
+            # A new array, never a resize in place: views that were returned keep their content.
             grown = np.empty(max(_FIRST, 2 * stop), dtype=np.int32)
             grown[:start] = self._ids[:start]
             self._ids = grown

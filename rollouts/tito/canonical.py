@@ -1,4 +1,4 @@
-"""Is a sampled stream what the encoder would have chosen for its text? Where not, exactly which stretch drifts."""
+"""Checks whether a sampled stream is canonical, and where it is not, finds the stretches that drift."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Drift:
     stop: int
     """``ids[start:stop]`` is the stretch."""
     expected_ids: Ids
-    """What the encoder gives for it."""
+    """The ids that the encoder returns for its text."""
     actual_ids: Ids
     """``ids[start:stop]``."""
     invalid_utf8: bool = False
-    """The stretch holds bytes that are no UTF-8: as text they become U+FFFD, so no re-encoding can give them back."""
+    """The stretch holds bytes that are not UTF-8. As text they become U+FFFD, so encoding cannot restore them."""
 
 
 def canonical_check(ids: Ids, codec: Codec) -> list[Drift]:
-    """The drifting stretches of ``encode(decode(ids))`` against ``ids``; empty = canonical."""
+    """The stretches in which ``encode(decode(ids))`` differs from ``ids``. Empty = canonical."""
     return canonical_check_batch([ids], codec)[0]
 
 
 def canonical_check_batch(
     streams: Sequence[Ids], codec: Codec, data: Sequence[bytes] | None = None
 ) -> list[list[Drift]]:
-    """:func:`canonical_check` of each stream, encoding all of them in one call. ``data``: their bytes, if known."""
+    """:func:`canonical_check` of each stream, with one call of the encoder. ``data``: the streams' bytes, if known."""
     anchor = _anchor(codec)
     texts = [one.decode("utf-8", "replace") for one in (bytes_of_each(streams, codec) if data is None else data)]
     encoded = codec.encode_batch([anchor.text + text for text in texts])
@@ -49,7 +49,7 @@ def canonical_check_batch(
 
 
 def bytes_of_each(streams: Sequence[Ids], codec: Codec) -> list[bytes]:
-    """The bytes of each stream, all gathered at once."""
+    """The bytes of each stream, gathered in one call."""
     if not streams:
         return []
     data, ends = codec.joined_bytes(np.concatenate(streams))
@@ -59,7 +59,7 @@ def bytes_of_each(streams: Sequence[Ids], codec: Codec) -> list[bytes]:
 
 @dataclass(frozen=True, eq=False)
 class _Anchor:
-    """Text put before every stream so that an encoder which adds a space at the start adds it there."""
+    """Text before every stream. An encoder that adds a space at the start adds it there."""
 
     text: str
     ids: Ids
@@ -79,7 +79,7 @@ def _without_anchor(encoded: Ids, anchor: _Anchor, text: str, codec: Codec) -> I
         return encoded
     if len(encoded) >= n and np.array_equal(encoded[:n], anchor.ids):
         return encoded[n:]
-    return codec.encode(text)  # the text merged with the anchor
+    return codec.encode(text)  # the stream's text merged with the anchor
 
 
 def _drifts(ids: Ids, again: Ids, codec: Codec) -> list[Drift]:
@@ -87,7 +87,7 @@ def _drifts(ids: Ids, again: Ids, codec: Codec) -> list[Drift]:
     if head == len(ids) == len(again):
         return []
     pieces = codec.token_bytes(ids)
-    # Only what lies between the first and the last difference has to be aligned.
+    # Only the stretch from the first to the last difference has to be aligned.
     tail = common_prefix(ids[head:][::-1], again[head:][::-1])
     middle, right = slice(head, len(ids) - tail), again[head : len(again) - tail]
     drifts = []
@@ -106,7 +106,7 @@ def _aligned(ids: Ids, pieces: list[bytes], again: Ids, codec: Codec) -> list[Al
     again_pieces = codec.token_bytes(again)
     if b"".join(pieces) == b"".join(again_pieces):
         return align_same_bytes(pieces, again_pieces, ids, again)
-    # Half characters, or an encoder that normalises text: the two sides do not hold the same bytes.
+    # Half characters, or an encoder that normalises text: left and right do not hold the same bytes.
     return align_ids(ids, again)
 
 

@@ -1,4 +1,4 @@
-"""What the pure floor asks of a tokenizer and of a chat template: two protocols, no implementation."""
+"""The interfaces of a tokenizer and of a chat template, as the pure code uses them. No implementation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollouts.tito.trajectory import Ids, Message
 
 
 class Codec(Protocol):
-    """A tokenizer as the diagnosis sees it (``rollouts.tokenizers.LoadedTokenizer`` is one)."""
+    """A tokenizer as the diagnosis uses it, for example ``rollouts.tokenizers.LoadedTokenizer``."""
 
     name: str
     vocab_size: int
@@ -23,28 +23,28 @@ class Codec(Protocol):
     """Control tokens: added tokens that the encoder matches before anything else."""
 
     def token_bytes(self, ids: Ids) -> list[bytes]:
-        """The bytes of each id; an id outside the vocabulary gives ``b""``."""
+        """The bytes of each id; ``b""`` for an id outside the vocabulary."""
         ...
 
     def joined_bytes(self, ids: Ids) -> tuple[bytes, NDArray[np.int64]]:
-        """``b"".join(token_bytes(ids))``, and for each id ``[n]`` the offset at which its bytes end."""
+        """Returns ``b"".join(token_bytes(ids))``, and for each id ``[n]`` the offset at which its bytes end."""
         ...
 
     def decode(self, ids: Ids) -> str:
-        """Text with special tokens kept; bytes that are no UTF-8 become U+FFFD."""
+        """The text of ids, special tokens kept. Bytes that are not UTF-8 become U+FFFD."""
         ...
 
     def encode(self, text: str) -> Ids:
-        """Ids with control tokens recognised and nothing added (no BOS)."""
+        """The ids ``[n]`` of a text. Control tokens are recognised; nothing is added (no BOS)."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
 
-    def __hash__(self) -> int: ...  # what follows from a tokenizer alone is remembered by it
+    def __hash__(self) -> int: ...  # caches that depend on the tokenizer alone use it as their key
 
 
 class Conversation(NamedTuple):
-    """What one render is of."""
+    """The input of one render."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -53,11 +53,11 @@ class Conversation(NamedTuple):
 
 
 class RenderFailed(Exception):
-    """The chat template raised, ran too long or wrote too much; the message says which."""
+    """The chat template raised, ran too long or wrote too much. The message says which."""
 
 
 class Renderer(Protocol):
-    """A chat template bound to a tokenizer (``rollouts.chat_templates`` makes them; each call runs in the sandbox)."""
+    """A chat template bound to a tokenizer. ``rollouts.chat_templates`` makes them; each call runs in the sandbox."""
 
     chat_template_sha256: str
 
@@ -84,11 +84,13 @@ class Renderer(Protocol):
 
 @runtime_checkable
 class Foresees(Renderer, Protocol):
-    """A renderer that makes many renders at once, ahead of those who ask for them."""
+    """A renderer that makes many renders in one call, before they are needed."""
 
     def foresee(self, asks: Sequence[Conversation]) -> Any:
-        """Render them; may run in a thread of its own. Never raises for what a template does. What is asked for later
-        has to be of the very same message objects."""
+        """Render all of ``asks``. May run in another thread. Never raises because of a template.
+
+        Later calls find these renders only if they pass the very same message objects.
+        """
         ...
 
     def use(self, foreseen: Any) -> None:

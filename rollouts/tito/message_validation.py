@@ -1,4 +1,4 @@
-"""Messages and tools as people write them by hand: which entry is none, and what it lacks."""
+"""Checks messages and tools that people write by hand, and says what an entry lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def messages_problem(messages: Sequence[Any]) -> str:
-    """A sentence about the first entry that is no message; empty = all are."""
+    """A sentence about the first entry that is not a message. Empty = all are messages."""
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return (
@@ -19,7 +19,7 @@ def messages_problem(messages: Sequence[Any]) -> str:
 
 
 def tools_problem(tools: Sequence[Any]) -> str:
-    """A sentence about the first entry that is no function schema, bare or under ``function``; empty = all are."""
+    """A sentence about the first entry that is not a function schema, bare or under ``function``. Empty = all are."""
     for number, tool in enumerate(tools, start=1):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict):

@@ -1,4 +1,4 @@
-"""Prefixes: how much two streams share, which step continues which, what a step adds, and the rows that follow.
+"""Prefixes: how much two streams share, which step continues which, what a step adds, and which rows follow.
 
 A step *extends* its parent when its prompt starts with the parent's whole stream. That is the prefix check.
 """
@@ -23,7 +23,7 @@ def common_prefix(a: Ids, b: Ids) -> int:
         return len(a)
     n = min(len(a), len(b))
     if n <= _SMALL and a[:n].tobytes() == b[:n].tobytes():
-        return n  # by far the most frequent answer, and the cheapest comparison
+        return n  # the most frequent case by far, and the cheapest comparison
     start, block = 0, _BLOCK
     while start < n:
         stop = min(n, start + block)
@@ -35,7 +35,7 @@ def common_prefix(a: Ids, b: Ids) -> int:
 
 
 def shared_with_stream(prompt_ids: Ids, step: Step) -> int:
-    """How many leading ids of a prompt are those of a step's stream, without building the stream."""
+    """How many leading ids a prompt shares with a step's stream. The stream itself is not built."""
     n = len(step.prompt_ids)
     shared = common_prefix(prompt_ids, step.prompt_ids)
     if shared < n:
@@ -44,11 +44,12 @@ def shared_with_stream(prompt_ids: Ids, step: Step) -> int:
 
 
 def stream_length(step: Step) -> int:
+    """How many ids the stream of a step holds."""
     return len(step.prompt_ids) + len(step.completion_ids)
 
 
 def link_steps(steps: Sequence[Step]) -> list[Link]:
-    """The parent of each step. A chain of steps that extend each other costs one comparison a step."""
+    """The link of each step. A chain of steps that extend each other costs one comparison a step."""
     links: list[Link] = []
     longest = 0
     for index, step in enumerate(steps):
@@ -82,12 +83,12 @@ def _link(steps: Sequence[Step], index: int, prompt_ids: Ids, longest: int) -> L
         if shared > best:
             best, parent = shared, candidate
         if best == len(prompt_ids) or best >= longest:
-            break  # nobody shares more
+            break  # no other step shares more
     return Link(parent=parent, shared_length=best, parent_length=stream_length(steps[parent]))
 
 
 def _may_share_more(prompt_ids: Ids, step: Step, than: int) -> bool:
-    """One look at the id behind the best prefix so far spares most comparisons."""
+    """Compare one id, the one after the best prefix so far. It makes most full comparisons unnecessary."""
     if than >= len(prompt_ids) or than >= stream_length(step):
         return False
     n = len(step.prompt_ids)
@@ -96,13 +97,12 @@ def _may_share_more(prompt_ids: Ids, step: Step, than: int) -> bool:
 
 
 def merge_steps(steps: Sequence[Step], links: Sequence[Link] | None = None) -> list[tuple[int, ...]]:
-    """The rows that follow from steps: of each row the indices of its steps, in order.
+    """The rows that follow from steps: for each row the indices of its steps, in order.
 
-    Each step of a row extends the one before it, so the row is the stream of its last step.
-
-    A step joins the open chain whose whole stream its prompt starts with, the longest such; otherwise it opens a row
-    whose prompt is masked. ``links`` spare comparisons when they are known. Source: step-wise merging of SkyRL and
-    tinker-cookbook, with every open chain matched so that sub-agents interleave.
+    Each step of a row extends the step before it, so the row is the stream of its last step. A step joins the open
+    chain whose whole stream starts its prompt; of several the longest. Else it opens a row with a masked prompt. Known
+    ``links`` save comparisons. Source: step-wise merging of SkyRL and tinker-cookbook. Here every open chain is
+    matched, so the steps of sub-agents may interleave.
     """
     links = link_steps(steps) if links is None else links
     chains: list[list[int]] = []
@@ -125,12 +125,13 @@ def _chain_to_join(
     if link.parent is None:
         return None
     if link.extends and link.parent in chain_of and link.parent_length:
-        return chain_of[link.parent]  # nobody shares more than the parent does
+        return chain_of[link.parent]  # no other step shares more than the parent
     best: list[int] | None = None
     length = 0
     for chain in reversed(chains):
         n = stream_length(steps[chain[-1]])
-        # A chain that the step extends shares its whole stream, so it is no longer than what the parent shares.
+        # A chain that the step extends shares its whole stream, so it is not longer than the prefix shared with the
+        # parent.
         if length < n <= link.shared_length and shared_with_stream(step.prompt_ids, steps[chain[-1]]) == n:
             best, length = chain, n
     return best
@@ -139,7 +140,7 @@ def _chain_to_join(
 def row_of(steps: Sequence[Step], step_indices: tuple[int, ...]) -> Row:
     """The row of a chain of steps: mask 1 on completions; logprobs NaN elsewhere, None when no step has any.
 
-    Deltas whose origin no strategy wrote count as template. :func:`~rollouts.tito.segments.origins_of_text` tells more.
+    Deltas without stored origins count as template. :func:`~rollouts.tito.segments.origins_of_text` finds more.
     """
     last = steps[step_indices[-1]]
     ids = last.stream

@@ -1,4 +1,4 @@
-"""The turns of a stream, read from its role headers: for rows that came without the steps that made them."""
+"""Finds the turns of a stream by its role headers, for rows that came without their steps."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ _HEADER_BYTES = 96
 
 @dataclass(frozen=True)
 class RoleTurn:
-    """Tokens ``[start, stop)`` of a stream that one role's header opens; the header is part of it."""
+    """Tokens ``[start, stop)`` of a stream that the header of one role opens. The header is part of the turn."""
 
     start: int
     stop: int
     role: str
-    """``system``, ``developer``, ``user``, ``assistant`` or ``tool``; ``prompt`` for what stands before any header."""
+    """``system``, ``developer``, ``user``, ``assistant`` or ``tool``; ``prompt`` for what stands before the first
+    header."""
 
 
 def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[bytes]]) -> list[RoleTurn]:
-    """The turns of a stream ``[n]``, in order and without gaps; empty where no role header is found.
+    """The turns of a stream ``[n]``, in order and without gaps. Empty when there is no role header.
 
-    A header is a control token that names a role (``<|user|>``), or one with a role's name and nothing else behind it,
-    up to a line's end or the next control token (``<|im_start|>user``). ``special`` ``[n]`` marks the control tokens.
-    Only those and what follows them closely is decoded.
+    A header is a control token that names a role (``<|user|>``), or a control token with only a role's name after it,
+    up to the end of the line or the next control token (``<|im_start|>user``). ``special`` ``[n]`` marks the control
+    tokens. Only control tokens and the few tokens after each are decoded.
     """
     places = np.flatnonzero(special)
     opened: list[tuple[int, str]] = []
@@ -46,7 +47,7 @@ def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[by
         end = int(places[number + 1]) if number + 1 < len(places) else len(ids)
         start, role = place, _named(name)
         if role is None and _closes_brackets(name):
-            # "[INST] … [/INST]": what a bracket closes is followed by the answer.
+            # "[INST] … [/INST]": the answer follows the closing token.
             start, role = place + 1, "assistant"
         if role is None:
             behind = b"".join(token_bytes(ids[place + 1 : min(end, place + 1 + _HEADER_BYTES // 4)]))[:_HEADER_BYTES]
@@ -71,7 +72,7 @@ def _words(name: bytes) -> list[str]:
 
 
 def _named(name: bytes) -> str | None:
-    """The role that a control token opens by its own name."""
+    """The role that a control token opens by its name alone."""
     words = _words(name)
     if name.startswith((b"</", b"[/")) or not _NO_HEADER.isdisjoint(words):
         return None

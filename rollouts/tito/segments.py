@@ -1,4 +1,4 @@
-"""Who wrote what: origins of the tokens between two completions, and the stretches of a mask."""
+"""Finds who wrote the tokens between two completions, and the stretches of a mask."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from rollouts.tito.trajectory import Ids, Mask, Message, Origin, Origins
 
-# An enumeration is slow to become an array's number.
+# Storing a plain int in an array is faster than an enumeration.
 _TEMPLATE, _OBSERVATION = np.uint8(Origin.TEMPLATE), np.uint8(Origin.OBSERVATION)
 _QUOTED = (json.JSONEncoder(ensure_ascii=False).encode, json.JSONEncoder().encode)
-# What a template writes right behind a control token: a role, a channel, a recipient; or nothing but the line's end.
+# What a template writes right after a control token: a role, a channel, a recipient, or just the line end.
 _HEADER = re.compile(rb"[ \t]*(?:[A-Za-z][\w.=/:\- ]{0,63})?[ \t]*(?:\r?\n)+|[ \t]*[A-Za-z][\w.=/:\- ]{0,63}(?=\Z)")
 
 
@@ -24,10 +24,10 @@ def origins_of_text(
 ) -> Origins:
     """TEMPLATE or OBSERVATION for each token of a delta ``[D]``.
 
-    ``whole`` are the delta's bytes, ``offsets`` ``[D + 1]`` where each token starts in them (:func:`byte_offsets`).
-    The text of each new message is looked for in the delta's bytes, in order; tokens that overlap it are observation.
-    Without messages, or where a text cannot be found (a template may rewrite it), control tokens and the role header
-    behind them are template and everything else is observation.
+    ``whole`` holds the delta's bytes; ``offsets`` ``[D + 1]`` says where each token starts in them
+    (:func:`byte_offsets`). The text of each new message is searched in the delta's bytes, in order. Tokens that overlap
+    it are observation. Without messages, or when a text is not found (a template may rewrite it), control tokens and
+    the role headers after them are template and everything else is observation.
     """
     return origins_of_texts(whole, offsets, special, [len(offsets) - 1], [new_messages])
 
@@ -39,7 +39,7 @@ def origins_of_texts(
     stops: Sequence[int],
     new_messages: Sequence[Sequence[Message]],
 ) -> Origins:
-    """:func:`origins_of_text` of joined deltas: each ends at the next of ``stops`` and has its own messages."""
+    """:func:`origins_of_text` for joined deltas. Each delta ends at the next of ``stops`` and has separate messages."""
     flags: Mask = np.asarray(special, dtype=np.bool_)
     headers, scaffold = _headers(whole, flags, offsets, stops)
     origins: Origins = np.where(scaffold, _TEMPLATE, _OBSERVATION)
@@ -57,7 +57,7 @@ def origins_of_texts(
 
 
 def byte_offsets(pieces: Sequence[bytes]) -> Ids:
-    """Where each token starts in the joined bytes, and where the last one ends ``[n + 1]``."""
+    """Where each token starts in the joined bytes, and where the last one ends: ``[n + 1]``."""
     offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces)), out=offsets[1:])
     return offsets  # type: ignore[return-value]
@@ -66,8 +66,7 @@ def byte_offsets(pieces: Sequence[bytes]) -> Ids:
 def _headers(
     whole: bytes, special: Mask, offsets: Ids, stops: Sequence[int]
 ) -> tuple[list[list[tuple[int, int]]], Mask]:
-    """Byte ranges of the header text right behind each control token, by delta; and the tokens ``[D]`` that are control
-    tokens or lie in headers."""
+    """By delta, the byte ranges of the header after each control token; and ``[D]``: tokens in headers or control."""
     headers: list[list[tuple[int, int]]] = [[] for _ in stops]
     scaffold = special.copy()
     places = np.flatnonzero(special)
@@ -85,7 +84,7 @@ def _headers(
         match = _HEADER.match(whole, start, limit)
         if match and (stop := match.end()) > start:
             headers[delta].append((start, stop))
-            # A token that reaches beyond the header holds text of somebody else.
+            # A token that reaches beyond the header holds text of a message.
             scaffold[place + 1 : bisect_right(edges, stop, place + 1, end + 1) - 1] = True
     return headers, scaffold
 
@@ -93,8 +92,7 @@ def _headers(
 def _find_messages(
     whole: bytes, start: int, stop: int, headers: Sequence[tuple[int, int]], messages: Sequence[Message]
 ) -> tuple[list[tuple[int, int]], bool]:
-    """Ranges of message texts in ``whole[start:stop]``, and whether each was found. An assistant's text is nobody's
-    observation."""
+    """Ranges of message texts in ``whole[start:stop]``, and whether all were found. Assistant messages are skipped."""
     spans: list[tuple[int, int]] = []
     complete, cursor = True, start
     for message in messages:
@@ -113,7 +111,8 @@ def _find_messages(
 def _find(
     whole: bytes, cursor: int, end: int, forms: Sequence[bytes], headers: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """The earliest form, the longest of several; a place inside a role header only when there is no other."""
+    """The place of the earliest form; of several the longest. A place inside a role header only if there is no
+    other."""
     inside: tuple[int, int] | None = None
     best: tuple[int, int] | None = None
     for form in forms:
@@ -131,7 +130,7 @@ def _find(
 
 
 def content_forms(content: Any) -> Iterator[tuple[bytes, ...]]:
-    """For each text of a message's content, the byte forms in which templates write it; empty texts give none."""
+    """For each text of a message's content, the byte forms in which templates write it. Empty texts are left out."""
     if content is None or (isinstance(content, str) and not content.strip()):
         return
     if isinstance(content, str):
@@ -149,7 +148,7 @@ def content_forms(content: Any) -> Iterator[tuple[bytes, ...]]:
 
 
 def _dumped(value: Any) -> Iterator[str]:
-    """Ways to write a value as JSON."""
+    """The ways in which templates write a value as JSON."""
     for ensure_ascii in (False, True):
         for separators in ((", ", ": "), (",", ":")):
             try:

@@ -1,4 +1,4 @@
-"""Snippets of text and ids in sentences: never cut inside a character, and a cut is seen as one."""
+"""Snippets of text and ids for sentences. No character is cut in half, and an ellipsis marks each cut."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from rollouts.tito.trajectory import Ids
 
 _JOINER = "\u200d"
 _TOKEN = re.compile(r"<[^<>\s]{1,40}>")
-"""What a control token looks like."""
+"""The form of a control token."""
 
 
 def quoted(text: str, most: int = 60) -> str:
-    """A text in quotes, control characters escaped. A long one ends behind a word; an ellipsis says so, outside."""
+    """A text in quotes, with control characters escaped. A long text ends after a word; an ellipsis follows the
+    quotes."""
     head = clipped(text, most)
     return f"{head!r} …" if len(head) < len(text) else repr(text)
 
 
 def quoted_or_nothing(text: str, most: int = 60) -> str:
-    """:func:`quoted`, and the word ``nothing`` for an empty text."""
+    """The text as :func:`quoted` returns it; the word ``nothing`` for an empty text."""
     return quoted(text, most) if text else "nothing"
 
 
 def clipped(text: str, most: int) -> str:
-    """The start of a text: about so many characters, whole control tokens, whole words where one ends in its half."""
+    """The start of a text, about ``most`` characters. Control tokens stay whole, and words if one ends in the second
+    half."""
     if len(text) <= most:
         return text
     stop = _whole(text, most)
@@ -38,14 +40,14 @@ def clipped(text: str, most: int) -> str:
 
 
 def _whole(text: str, place: int) -> int:
-    """The nearest place at or before ``place`` that no character as a reader sees it lies across."""
+    """The nearest place at or before ``place`` that does not cut a character that a reader sees."""
     while 0 < place < len(text) and _joined(text[place - 1], text[place]):
         place -= 1
     return place
 
 
 def _joined(before: str, behind: str) -> bool:
-    """Marks, variation selectors, skin tones and what a joiner ties belong to what stands before; flags are pairs."""
+    """Whether two code points form one character: marks, variation selectors, skin tones, joiners, pairs of flags."""
     if behind == _JOINER or before == _JOINER or unicodedata.category(behind) in ("Mn", "Mc", "Me"):
         return True
     return "\U0001f3fb" <= behind <= "\U0001f3ff" or all(
@@ -54,7 +56,7 @@ def _joined(before: str, behind: str) -> bool:
 
 
 def contrast(one: str, other: str, most: int = 60, before: int = 16) -> tuple[str, str]:
-    """Two texts in quotes, from a little before their first difference on."""
+    """Two texts in quotes, each from a little before their first difference."""
     n = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     start = max(n - before, 0)
     while start > 0 and n - start < 2 * before and _is_word(one[start - 1]) and _is_word(one[start : start + 1]):
@@ -77,13 +79,14 @@ def counted(n: int, what: str) -> str:
 
 
 def listed(ids: Ids | Sequence[int], most: int = 8) -> str:
-    """Ids as a list; of a long one the first, and how many there are."""
+    """Ids as a list. A long list shows its first ids and its length."""
     first = ", ".join(str(int(token)) for token in ids[:most])
     return f"[{first}]" if len(ids) <= most else f"[{first}, … {len(ids)} in all]"
 
 
 def window_text(data: bytes, cut_before: bool, cut_behind: bool) -> str:
-    """The text of a window of tokens. Where the window cut it, half a character goes and an ellipsis stands."""
+    """The text of a window of tokens. Where the window cuts it, half characters are dropped and an ellipsis is
+    written."""
     start, stop = 0, len(data)
     if cut_before:
         while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
@@ -98,5 +101,5 @@ def window_text(data: bytes, cut_before: bool, cut_behind: bool) -> str:
 
 
 def _length(lead: int) -> int:
-    """Bytes of a character by its first one."""
+    """How many bytes a character has, by its first byte."""
     return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4

@@ -1,7 +1,7 @@
-"""The values that every part of the product exchanges: steps, rows and trajectories as arrays.
+"""The values that all parts of the product exchange: steps, rows and trajectories as arrays.
 
-Readers in ``rollouts.formats`` yield :class:`Trajectory`; ``rollouts.services`` stores it; ``rollouts.selectors`` loads
-the same value back; the loop grows one; writers export one; the diagnosis reads one. Nothing here knows of a database.
+Readers in ``rollouts.formats`` yield a :class:`Trajectory`, ``rollouts.services`` stores it, ``rollouts.selectors``
+loads the same value. The loop builds one, writers export one, the diagnosis reads one. Nothing here knows a database.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ JSON = Any
 
 
 class Origin(IntEnum):
-    """Who wrote a token. The number is what is stored, one byte a token."""
+    """Who wrote a token. The number is stored, one byte a token."""
 
     PROMPT = 0
     """The first prompt of a row: system text, task, everything before the first completion."""
     SAMPLED = 1
     """Drawn by the policy, verbatim."""
     TEMPLATE = 2
-    """Scaffold that the chat template wrote between completions: role markers, separators, generation prompt."""
+    """Text that the chat template wrote between completions: role markers, separators, the generation prompt."""
     OBSERVATION = 3
     """Text of a tool or of the environment between completions."""
     INSERTED = 4
-    """Added by a strategy and by nobody else (an appended EOS, a synthesised close)."""
+    """Added by a strategy alone: an appended EOS, a close that the model did not sample."""
 
     @property
     def slug(self) -> str:
@@ -42,7 +42,7 @@ class Origin(IntEnum):
 
 
 def ids_array(values: Sequence[int] | NDArray[Any]) -> Ids:
-    """Token ids as int32 ``[n]``. Raises ``OverflowError`` for an id that int32 cannot hold."""
+    """Token ids as int32 ``[n]``. Raises ``OverflowError`` for an id outside int32, ``ValueError`` for nested lists."""
     array = np.asarray(values, dtype=np.int64)
     if array.ndim != 1 and array.size:
         raise ValueError(f"token ids must be a flat list, not {array.ndim}-dimensional")
@@ -57,10 +57,10 @@ NO_IDS: Ids = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What the engine was asked at a step, where the source kept it."""
+    """The request to the engine at a step, if the source kept it."""
 
     messages: tuple[Message, ...]
-    """The whole conversation as sent (OpenAI style), not only what is new."""
+    """The whole conversation as it was sent (OpenAI style), not only the new messages."""
     tools: tuple[Mapping[str, Any], ...] | None = None
     """Function schemas; None = the request had no ``tools`` key."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
@@ -76,20 +76,20 @@ class Step:
     completion_ids: Ids
     """``[C]``, as sampled, stop token included."""
     logprobs: Floats | None = None
-    """``[C]``, or None when the source has none. A length that disagrees is kept; the diagnosis says so."""
+    """``[C]``, or None when the source has none. A wrong length is kept; the diagnosis reports it."""
     logprobs_mode: str = ""
     """``raw``, ``processed`` or empty = not recorded."""
     finish_reason: str = ""
-    """vLLM's word: ``stop``, ``length``, ``tool_calls``, ``abort``; empty = not recorded."""
+    """In vLLM's words: ``stop``, ``length``, ``tool_calls``, ``abort``; empty = not recorded."""
     stop_reason: str = ""
-    """The stop token or string that ended it, where recorded."""
+    """The stop token or string that ended the completion, if recorded."""
     request: Request | None = None
     reply: Message | None = None
-    """The assistant message as the server parsed it from the completion."""
+    """The assistant message that the server parsed from the completion."""
     text: str | None = None
-    """The raw completion text as the server returned it, where recorded."""
+    """The raw completion text as the server returned it, if recorded."""
     chat_template_sha256: str = ""
-    """Empty = the run's own template."""
+    """The template of this step; empty = the run's template."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -97,9 +97,9 @@ class Step:
     """E.g. ``vllm 0.32.0``."""
     policy_version: str = ""
     delta_origin: Origins | None = None
-    """Origin of each prompt id that this step adds after the shared prefix, when a strategy wrote it; None = derive."""
+    """The origin of each prompt id in the delta, when a strategy wrote it. None = derive it."""
     extra: Mapping[str, JSON] = field(default_factory=dict)
-    """Fields of the source that have no column, kept for a lossless export."""
+    """Fields of the source without a column, kept for a lossless export."""
 
     @property
     def stream(self) -> Ids:
@@ -129,7 +129,8 @@ NO_PARENT = Link(parent=None, shared_length=0, parent_length=0)
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One training sequence as a trainer holds it. All arrays ``[T]``; another length is a finding, not an error."""
+    """One training sequence as a trainer holds it. All arrays are ``[T]``; another length is a finding, not an
+    error."""
 
     ids: Ids
     loss_mask: Mask
@@ -138,31 +139,31 @@ class Row:
     columns: Mapping[str, Floats] = field(default_factory=dict)
     """Trainer-side columns by name: ``advantages``, ``prev_logprobs``, ``trainer_logprobs``, ``entropy``, ..."""
     step_indices: tuple[int, ...] = ()
-    """The steps whose completions it trains, in order; empty for a row that came without steps."""
+    """The steps whose completions the row trains, in order. Empty for a row that came without steps."""
     extra: Mapping[str, JSON] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """One episode: ordered steps, a reward; or, from a trainer's dump, rows alone."""
+    """One episode: ordered steps and a reward. From a trainer's dump it may be rows alone."""
 
     external_id: str
     """The id in the source, unique within its run."""
     steps: tuple[Step, ...] = ()
     rows: tuple[Row, ...] = ()
-    """Rows that the source holds as such. Empty = rows follow from the steps (``rollouts.tito.prefix``)."""
+    """Rows that the source holds. Empty = the rows follow from the steps (``rollouts.tito.prefix``)."""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     stop_reason: str = ""
     """Why the trajectory ended: ``answered``, ``max_turns``, ``length``, ``cancelled``, ...; empty = not recorded."""
     group: str = ""
-    """Trajectories of one prompt share it; empty = not recorded."""
+    """The same for all trajectories of one prompt; empty = not recorded."""
     tokenizer: str = ""
-    """The tokenizer's name as the source gives it."""
+    """The tokenizer's name in the source."""
     extra: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
     def n_ids(self) -> int:
-        """How many ids its arrays hold: of every step prompt and completion, and of every row."""
+        """How many ids the arrays hold: prompts and completions of all steps, and all rows."""
         in_steps = sum(len(step.prompt_ids) + len(step.completion_ids) for step in self.steps)
         return in_steps + sum(len(row.ids) for row in self.rows)
