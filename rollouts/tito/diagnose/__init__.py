@@ -1,4 +1,4 @@
-"""From a difference to its cause: what is wrong with a trajectory, where, why, at what cost, and how to mend it.
+"""From a difference to its cause: what is wrong with a trajectory, where, why, at what cost, and what mends it.
 
 ``diagnose`` walks an ordered list of rules; the first rule that matches names the cause. A rule is a small pure
 function in the module of its family, and one entry here. No rule knows a model's name.
@@ -20,7 +20,7 @@ __all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "Findin
 
 Rule = Callable[[Break], "Verdict | None"]
 
-# Why a prompt does not start with what was sampled. The first that matches names the cause.
+# Why a prompt does not start with the sampled stream. The first rule that matches names the cause.
 BREAK_RULES: tuple[Rule, ...] = (
     branches.duplicate_call,
     branches.branch,
@@ -50,9 +50,9 @@ def diagnose(
 ) -> list[Finding]:
     """The findings of a trajectory, in reading order.
 
-    ``renderer_for`` gives the chat template with a sha256 (empty = the run's own), or None; ``rows_template`` is the
-    hash of the one that the rows were made with, where it is another. Without a codec only what
-    ids and messages tell is found, and a ``not_decidable`` says so. Deterministic; O(new tokens) where steps extend.
+    ``renderer_for`` maps a sha256 to its chat template (empty = the run's template), or to None. ``rows_template`` is
+    the hash of the template of the rows, if that is another one. Without a codec only ids and messages are checked, and
+    a finding ``not_decidable`` says so. Deterministic; O(new tokens) while each step extends its parent.
     """
     if _is_text_alone(trajectory):
         return [_not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")]
@@ -69,7 +69,7 @@ def diagnose(
         if link.parent is None:
             findings += _first_prompt(case, index)
         elif index in case.no_ids or link.parent in case.no_ids:
-            pass  # follows from ids that are missing, which has been said
+            pass  # follows from missing ids, which are reported already
         elif not link.extends:
             findings.append(_name_break(Break(case, index, link)))
         elif (fault := delta.check_delta(case, index)) is not None:
@@ -84,7 +84,8 @@ def diagnose(
 
 
 def _is_text_alone(trajectory: Trajectory) -> bool:
-    """A dump of texts: nothing of an engine's answer but what it said. A call without its ids has its finish reason."""
+    """Whether a dump holds texts alone. A call without ids still has its finish reason, a text has nothing of an
+    engine."""
     return (
         not trajectory.rows
         and bool(trajectory.steps)
@@ -129,7 +130,7 @@ def _missing_for_break(b: Break) -> str:
 
 
 def _undecidable(case: DiagnosisContext) -> list[Finding]:
-    """What was not checked at all, and the field that the source lacks. Once a trajectory."""
+    """What was not checked at all, with the field that the source lacks. Reported once a trajectory."""
     gaps: list[tuple[str, str, Axis]] = []
     if case.codec is None and case.steps:
         gaps.append(("tokenizer", "Text, canonical form and deltas", Axis.STREAM))
@@ -138,9 +139,9 @@ def _undecidable(case: DiagnosisContext) -> list[Finding]:
     later = [index for index, link in enumerate(case.links) if link.parent is not None]
     if later and case.codec is not None:
         if any(case.steps[index].request is None for index in range(len(case.steps))):
-            gaps.append(("request messages", "What the template gives between two completions", Axis.DELTA))
+            gaps.append(("request messages", "What the template writes between two completions", Axis.DELTA))
         elif all(case.renderer(case.steps[index]) is None for index in later):
-            gaps.append(("chat template", "What the template gives between two completions", Axis.DELTA))
+            gaps.append(("chat template", "What the template writes between two completions", Axis.DELTA))
     return [_not_decidable(axis, field, what) for field, what, axis in gaps]
 
 

@@ -1,4 +1,4 @@
-"""Breaks that are the shape of the trajectory: retries, side calls, branches."""
+"""Breaks that come from the shape of the trajectory: retries, side calls, branches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollouts.tito.trajectory import Message, Step
 
 
 def duplicate_call(b: Break) -> Verdict | None:
-    """The same prompt as an earlier step: a retry, or the same call captured twice."""
+    """The prompt equals that of an earlier step: a retry, or one call that was recorded twice."""
     prompt_ids = b.step.prompt_ids
     if b.start < len(prompt_ids) or not len(prompt_ids):
         return None
@@ -43,7 +43,7 @@ def duplicate_call(b: Break) -> Verdict | None:
 
 
 def _of_one_answer(one: Step, other: Step) -> bool:
-    """Whether two steps are choices of one answer, by the server's own id of it."""
+    """Whether two steps are choices of one answer, by the id that the server gave the answer."""
     ids = [step.extra.get("response") for step in (one, other)]
     names = [found.get("id") if isinstance(found, Mapping) else None for found in ids]
     choices = [step.extra.get("choice") for step in (one, other)]
@@ -51,7 +51,8 @@ def _of_one_answer(one: Step, other: Step) -> bool:
 
 
 def branch(b: Break) -> Verdict | None:
-    """A conversation beside the main one: the main one goes on later, or this step goes back and leaves the parent."""
+    """A conversation beside the main one. Either the main one goes on later, or this step goes back before its
+    parent."""
     steps = b.case.steps
     other = next((n for n in range(b.index - 1, -1, -1) if _of_one_answer(steps[n], b.step)), None)
     if other is not None:
@@ -75,13 +76,13 @@ def branch(b: Break) -> Verdict | None:
         )
     if _says_nothing_alike(b):
         return Verdict(
-            "branch", f"Step {b.index} holds no message of the conversation before it: an auxiliary call of its own."
+            "branch", f"Step {b.index} holds no message of the conversation before it: a separate auxiliary call."
         )
     return None
 
 
 def _main_goes_on(b: Break) -> int | None:
-    """A later step that extends a chain from before this step, and does not hold this step's conversation."""
+    """A later step that extends a chain from before this step, and does not continue this step's conversation."""
     case = b.case
     for later in range(b.index + 1, len(case.steps)):
         link = case.links[later]
@@ -94,7 +95,7 @@ def _main_goes_on(b: Break) -> int | None:
 
 
 def _goes_back_to(b: Break) -> int | None:
-    """An earlier step than the parent that this step continues whole, when the parent's answer is gone."""
+    """An earlier step whose whole stream this step continues, when the parent's answer is gone."""
     case = b.case
     if b.sampled_at(b.start, b.start + 1) or _answer_kept(b):
         return None
@@ -110,19 +111,19 @@ def _goes_back_to(b: Break) -> int | None:
 
 
 def _is_rewritten(b: Break, before: Sequence[Message], after: Sequence[Message]) -> bool:
-    """Whether the later request cannot be another branch: it breaks off, or says what no step ever answered."""
+    """Whether the later request cannot be another branch: it is cut short, or holds an answer that no step sampled."""
     n = b.first_changed
     if n is None or n >= len(after):
         return True
     if before[n].get("role") != "assistant":
         return False
-    # Another branch has an answer of its own where the parent's conversation has one.
+    # Another branch has a different answer at the place of the parent's answer.
     replies = (step.reply for step in b.case.steps[: b.index])
     return not any(reply is not None and msg.same(reply, after[n]) for reply in replies)
 
 
 def _answer_kept(b: Break) -> bool:
-    """Whether the parent's completion still stands somewhere behind the break."""
+    """Whether the parent's completion still stands somewhere after the break."""
     completion = b.parent.completion_ids
     if len(completion) > 1 and completion[:-1].tobytes() in b.actual[b.start :].tobytes():
         return True
@@ -132,7 +133,7 @@ def _answer_kept(b: Break) -> bool:
 
 
 def _says_nothing_alike(b: Break) -> bool:
-    """A system text of its own and not one message in common: this is no edit of the same conversation."""
+    """Whether the request has another system text and no message in common. Then it is not an edited conversation."""
     if b.known_messages is None or b.first_changed != 0:
         return False
     before, after = b.known_messages

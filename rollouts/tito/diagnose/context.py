@@ -1,4 +1,5 @@
-"""What the rules look at: one trajectory with its tokenizer and templates, and one break of it, worked out lazily."""
+"""What the rules see: one trajectory with its tokenizer and templates, and one of its breaks. Values are computed
+lazily."""
 
 from __future__ import annotations
 
@@ -18,28 +19,29 @@ from rollouts.tito.snippets import window_text
 from rollouts.tito.trajectory import Ids, Link, Mask, Message, Step, Trajectory
 
 RendererFor = Callable[[str], "Renderer | None"]
-# A differing stretch is stored up to this many ids a side.
+# Up to this many ids of a differing stretch are stored on each side.
 MAX_STRETCH = 256
 _WIDEN = 512
 
 
 @lru_cache(maxsize=4)
 def _special_table(vocab_size: int, special_ids: frozenset[int] = frozenset()) -> Mask:
-    """``[vocab_size + 2]``: whether id - 1 is a control token; the ends stand for ids outside the vocabulary."""
+    """``[vocab_size + 2]``: whether id - 1 is a control token. First and last entry are for ids outside the
+    vocabulary."""
     table: Mask = np.zeros(vocab_size + 2, dtype=np.bool_)
     table[1 + np.fromiter(special_ids, np.int64)] = True
     return table
 
 
 class DiagnosisContext:
-    """One trajectory under diagnosis."""
+    """One trajectory during its diagnosis."""
 
     def __init__(
         self, trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None, rows_template: str = ""
     ) -> None:
         self.trajectory = trajectory
         self.rows_template = rows_template
-        """Hash of the chat template that the rows were made with; empty = the run's own."""
+        """The hash of the chat template of the rows; empty = the run's template."""
         self.steps: Sequence[Step] = trajectory.steps
         self.codec = codec
         self._renderer_for = renderer_for
@@ -47,11 +49,11 @@ class DiagnosisContext:
         self._renders: dict[Any, Ids | None] = {}
         self.links: list[Link] = links_of(trajectory)
         self.merged: list[tuple[int, ...]] = merge_steps(self.steps, self.links)
-        """Of each row that follows from the steps, the indices of its steps."""
+        """For each row that follows from the steps, the indices of its steps."""
         self.no_ids: set[int] = set()
-        """Steps whose ids are missing or made up; what follows from that is not reported again."""
+        """Steps whose ids are missing or made up. Faults that follow from that are not reported again."""
         self.aside: set[int] = set()
-        """Steps that the trajectory does not go on from: side calls and retries."""
+        """Steps that the trajectory does not continue: side calls and retries. Rules for branches add to it."""
 
     # -- tokens
 
@@ -60,38 +62,40 @@ class DiagnosisContext:
         return _special_table(self.codec.vocab_size, self.codec.special_ids) if self.codec else _special_table(0)
 
     def is_special(self, ids: Ids) -> Mask:
+        """``[n]``: which of the ids are control tokens."""
         return self._special.take(np.asarray(ids, dtype=np.int64) + 1, mode="clip")
 
     def is_control(self, token_id: int) -> bool:
-        """:meth:`is_special` of one id."""
+        """:meth:`is_special` for one id."""
         return self.codec is not None and token_id in self.codec.special_ids
 
     def bytes_of(self, ids: Ids) -> bytes:
+        """The bytes of a stretch of ids. Needs a tokenizer."""
         assert self.codec is not None
         return self.codec.joined_bytes(ids)[0]
 
     @cached_property
     def completion_bytes(self) -> list[bytes]:
-        """The bytes of each step's completion, all gathered at once."""
+        """The bytes of each step's completion, gathered in one call."""
         assert self.codec is not None
         return bytes_of_each([step.completion_ids for step in self.steps], self.codec)
 
     def text(self, ids: Ids) -> str:
-        """Byte-true text, control tokens kept; empty without a tokenizer."""
+        """The exact text of ids, control tokens kept. Empty without a tokenizer."""
         return self.bytes_of(ids).decode("utf-8", "replace") if self.codec else ""
 
     def as_decoded(self, text: str) -> str:
-        """A text as this tokenizer gives it back: some lower its case or drop what they do not know."""
+        """A text after encoding and decoding: some tokenizers lower its case or drop characters."""
         return self.text(self.codec.encode(text)) if self.codec else text
 
     def has_trace(self, content: object, data: bytes) -> bool:
-        """:func:`messages.has_trace`, also of what the tokenizer makes of a text."""
+        """:func:`messages.has_trace`, for the text itself and for its form after encoding and decoding."""
         if msg.has_trace(content, data):
             return True
         return isinstance(content, str) and msg.has_trace(self.as_decoded(content), data)
 
     def widened(self, ids: Ids, start: int, stop: int) -> str:
-        """Text of a stretch, widened to the nearest control token on both sides so that it can be read."""
+        """The text of a stretch, widened to the nearest control token on both sides so that a person can read it."""
         if self.codec is None:
             return ""
         low, high = max(0, start - _WIDEN), min(len(ids), stop + _WIDEN)
@@ -109,7 +113,7 @@ class DiagnosisContext:
         return self.renderer_of(step.chat_template_sha256)
 
     def renderer_of(self, key: str) -> Renderer | None:
-        """The chat template with a sha256; empty = the run's own."""
+        """The chat template with a sha256; empty = the run's template."""
         if key not in self._renderers:
             self._renderers[key] = self._renderer_for(key) if self._renderer_for else None
         return self._renderers[key]
@@ -122,9 +126,9 @@ class DiagnosisContext:
         key: object = None,
         with_tools: bool = True,
     ) -> Ids | None:
-        """A render under the step's template, tools and switches; None when there is no template or it refuses.
+        """A render with the step's template, tools and switches. None when there is no template or it refuses.
 
-        ``key`` names the messages for the memo; a render without one is not kept.
+        ``key`` names the messages in the cache. A render without a key is not cached.
         """
         renderer = self.renderer(step)
         request = step.request
@@ -152,7 +156,7 @@ class DiagnosisContext:
         return None if request is None else request.messages
 
     def conversation(self, index: int) -> list[Message] | None:
-        """What had been said when a step had ended: its messages and its reply."""
+        """The conversation when a step had ended: its messages and its reply."""
         messages = self.request_messages(index)
         if messages is None:
             return None
@@ -160,7 +164,7 @@ class DiagnosisContext:
         return [*messages, reply] if reply is not None else list(messages)
 
     def continues(self, index: int, later: int) -> bool | None:
-        """Whether a later request goes on from a step's conversation; None when that cannot be known."""
+        """Whether a later request continues a step's conversation. None when that cannot be known."""
         before, after = self.conversation(index), self.request_messages(later)
         if before is None or after is None:
             return None
@@ -171,11 +175,11 @@ class DiagnosisContext:
 
     @cached_property
     def continued(self) -> set[int]:
-        """Steps whose whole stream a later prompt starts with."""
+        """The steps whose whole stream starts a later prompt."""
         return {link.parent for link in self.links if link.parent is not None and link.extends}
 
     def link_of(self, index: int) -> Link:
-        """The link of a step; side calls are no parents, so that a break is measured against the main conversation."""
+        """The link of a step. A side call is never a parent, so a break is measured against the main conversation."""
         link = self.links[index]
         if link.extends or link.parent not in self.aside:
             return link
@@ -189,7 +193,7 @@ class DiagnosisContext:
         return best
 
     def chain(self, index: int) -> list[int]:
-        """The step and its ancestors, latest first, as far as each extends the one before."""
+        """The step and its ancestors, latest first, while each extends the one before."""
         chain = [index]
         while (parent := self.links[chain[-1]].parent) is not None and self.links[chain[-1]].extends:
             chain.append(parent)
@@ -201,7 +205,7 @@ class DiagnosisContext:
 
 
 class Break:
-    """A step whose prompt does not start with its parent's stream."""
+    """A step whose prompt does not start with its parent's stream. *Expected* is that stream, *actual* the prompt."""
 
     def __init__(self, case: DiagnosisContext, index: int, link: Link) -> None:
         assert link.parent is not None
@@ -213,9 +217,9 @@ class Break:
         self.expected: Ids = self.parent.stream
         self.actual: Ids = self.step.prompt_ids
         self.start = link.shared_length
-        """First offset at which the two differ, in both streams."""
+        """The first offset at which the two streams differ."""
 
-    # -- messages on both sides
+    # -- messages before and after
 
     @cached_property
     def known_messages(self) -> tuple[Sequence[Message], Sequence[Message]] | None:
@@ -224,7 +228,8 @@ class Break:
 
     @cached_property
     def first_changed(self) -> int | None:
-        """Index of the first message of the parent's request that the later request changed; None = it extends it."""
+        """The index of the parent's first message that the later request changed. None = the later request extends
+        them."""
         if self.known_messages is None:
             return None
         before, after = self.known_messages
@@ -233,7 +238,7 @@ class Break:
 
     @cached_property
     def sent_back(self) -> Message | None:
-        """The assistant's message as the later request holds it, when it does."""
+        """The assistant's message as the later request sends it, if it does."""
         if self.known_messages is None or self.first_changed is not None:
             return None
         before, after = self.known_messages
@@ -243,7 +248,7 @@ class Break:
 
     @cached_property
     def messages_equal(self) -> bool:
-        """Whether both requests and the reply are known and nobody changed a message."""
+        """Whether both requests and the reply are known and no message was changed."""
         reply = self.parent.reply
         return self.sent_back is not None and (reply is None or msg.same(reply, self.sent_back))
 
@@ -251,7 +256,7 @@ class Break:
 
     @cached_property
     def same_text(self) -> bool:
-        """Whether what follows on the actual side spells the same bytes as the sampled side to its end."""
+        """Whether the prompt goes on with the same bytes as the sampled stream, up to the end of that stream."""
         return self._actual_tail_bytes.startswith(self._expected_tail_bytes)
 
     @cached_property
@@ -264,7 +269,8 @@ class Break:
 
     @cached_property
     def text_start(self) -> int:
-        """The first offset of the sampled side that spells something else; before it only the cuts may differ."""
+        """The first offset of the sampled stream with another text. Before it only the cuts between tokens may
+        differ."""
         if self.case.codec is None:
             return self.start
         tails = self._expected_tail_bytes, self._actual_tail_bytes[: len(self._expected_tail_bytes)]
@@ -273,7 +279,7 @@ class Break:
         return self.start + int(np.searchsorted(offsets[1:], same, side="right"))
 
     def text_from(self, start: int) -> tuple[str, str]:
-        """The rest of both sides as text, from an offset of the sampled side at or before ``text_start``."""
+        """The rest of both streams as text, from an offset of the sampled stream at or before ``text_start``."""
         gone = len(self.case.bytes_of(self.expected[self.start : start]))
         before = self.case.bytes_of(self.expected[start : self.start])
         left, right = (before + tail[gone:] for tail in (self._expected_tail_bytes, self._actual_tail_bytes))
@@ -281,7 +287,7 @@ class Break:
 
     @cached_property
     def groups(self) -> list[AlignedGroup]:
-        """The tails of both streams from ``start`` on, aligned; offsets count from there."""
+        """Both streams from ``start`` on, aligned. Offsets count from ``start``."""
         left, right = self.expected[self.start :], self.actual[self.start :]
         if self.case.codec is not None and self.same_text:
             return self._same_text_groups(left, right)
@@ -290,7 +296,7 @@ class Break:
         return [*groups, AlignedGroup(len(left), len(left), stop, len(right), False)] if stop < len(right) else groups
 
     def _same_turn_end(self, left: Ids, right: Ids) -> int:
-        """Where the sampled stream ends on the other side: behind as many stop tokens as it has itself."""
+        """Where the sampled stream ends in the prompt: after as many stop tokens as the sampled stream has."""
         if not len(left) or not self.case.is_control(int(left[-1])):
             return len(right)
         n = int(np.count_nonzero(left == left[-1]))
@@ -303,7 +309,7 @@ class Break:
         assert self.case.codec is not None
         left_bytes, right_bytes = self.case.codec.token_bytes(left), self.case.codec.token_bytes(right)
         size = len(self._expected_tail_bytes)
-        # The actual token that reaches over the end of the sampled bytes belongs to the last group.
+        # The prompt's token that reaches over the end of the sampled bytes belongs to the last group.
         n_right = int(np.searchsorted(byte_offsets(right_bytes), size))
         over = sum(map(len, right_bytes[:n_right])) - size
         if not over:
@@ -315,11 +321,11 @@ class Break:
 
     @cached_property
     def _stops(self) -> tuple[int, int]:
-        """Where the differing stretch ends on either side: behind the last difference of the sampled stream."""
+        """Where the differing stretch ends in both streams: after the last difference within the sampled stream."""
         groups, n_left = self.groups, len(self.expected) - self.start
         inside = [g for g in groups if g.left_start < n_left or (g.left_start == g.left_stop == n_left and not g.equal)]
         while inside and inside[-1].left_start == n_left:
-            inside.pop()  # only the delta, which nobody sampled
+            inside.pop()  # the delta alone, which was not sampled
         if inside and not inside[-1].equal and inside[-1].left_stop == n_left:
             last = inside[-1]
             return self.start + last.left_stop, self.start + self._turn_end(last)
@@ -329,7 +335,8 @@ class Break:
         return self.start, self.start
 
     def _turn_end(self, group: AlignedGroup) -> int:
-        """The actual side of a difference that lasts to the end of the sampled stream: at most to its end of turn."""
+        """Where a difference ends in the prompt if it lasts to the end of the sampled stream: at the latest at the
+        turn's end."""
         if self.case.codec is None or self.same_text:
             return group.right_stop
         right = self.actual[self.start + group.right_start : self.start + group.right_stop]
@@ -351,7 +358,7 @@ class Break:
 
     @property
     def turn_stop(self) -> int:
-        """Where the turn of the first difference ends on the actual side, at the sampled stop token if it came back."""
+        """Where the turn of the first difference ends in the prompt: at the sampled stop token if it came back."""
         ends = self.start + self._same_turn_end(self.expected[self.start :], self.actual[self.start :])
         return max(self.actual_stop, ends if ends < len(self.actual) else 0)
 
@@ -365,12 +372,12 @@ class Break:
 
     @cached_property
     def a(self) -> str:
-        """The sampled side of the difference, decoded."""
+        """The sampled text of the difference."""
         return self.case.text(self.expected_stretch)
 
     @cached_property
     def b(self) -> str:
-        """The actual side of the difference, decoded."""
+        """The text in its place in the prompt."""
         return self.case.text(self.actual_stretch)
 
     @cached_property
@@ -387,7 +394,7 @@ class Break:
         return self.start >= len(self.parent.prompt_ids)
 
     def sampled_at(self, start: int, stop: int) -> bool:
-        """Whether ``[start, stop)`` of the sampled side lies inside one completion of the chain."""
+        """Whether ``[start, stop)`` of the sampled stream lies inside one completion of the chain."""
         for index in self.case.chain(self.parent_index):
             step = self.case.steps[index]
             if len(step.prompt_ids) <= start:

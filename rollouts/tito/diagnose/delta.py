@@ -1,4 +1,4 @@
-"""Delta faults: the prompt extends the parent's stream, and what it adds is not what the template gives."""
+"""Faults of the delta: the prompt extends the parent's stream, but adds other tokens than the template would."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from rollouts.tito.trajectory import Ids, Message, Step
 
 
 class Delta:
-    """What a step adds to its parent's stream, and what the template gives for the same new messages."""
+    """The tokens that a step adds to its parent's stream, and the tokens that the template writes for the same
+    messages."""
 
     def __init__(self, case: DiagnosisContext, index: int) -> None:
         link = case.links[index]
@@ -39,7 +40,7 @@ class Delta:
         self.ids: Ids = self.step.prompt_ids[self.start :]
         before = self.parent.completion_ids if len(self.parent.completion_ids) else self.parent.prompt_ids
         self.stop_id = int(before[-1]) if len(before) and case.is_control(int(before[-1])) else None
-        """The control token that ended the parent's completion; None when it ended otherwise."""
+        """The control token that ended the parent's completion; None when no control token did."""
 
     @cached_property
     def messages(self) -> Sequence[Message] | None:
@@ -47,7 +48,7 @@ class Delta:
 
     @cached_property
     def new_messages(self) -> list[Message] | None:
-        """The messages behind the parent's answer; None when the requests do not tell."""
+        """The messages after the parent's answer; None when the requests do not tell."""
         before, after = self.case.request_messages(self.parent_index), self.messages
         if before is None or after is None or len(after) <= len(before):
             return None
@@ -63,13 +64,14 @@ class Delta:
     def data(self) -> bytes:
         return b"".join(self.pieces)
 
-    # -- what the template gives
+    # -- what the template writes
 
     @cached_property
     def is_templates(self) -> bool | None:
-        """Whether the stored template ends a render of the conversation with these very ids; None = cannot be told.
+        """Whether a render by the stored template ends with exactly these ids. None = unknown.
 
-        First a short conversation is rendered (its cost does not grow with the trajectory), then the whole one.
+        A short conversation is rendered first, because its cost does not grow with the trajectory. Then the whole one
+        is.
         """
         if self.messages is None or self.new_messages is None:
             return None
@@ -80,7 +82,7 @@ class Delta:
         return None if self.full is None else False
 
     def _short(self) -> list[Message]:
-        """System and first user message, the assistant's last message, and what is new."""
+        """System and first user message, the assistant's last message, and the new messages."""
         assert self.messages is not None and self.new_messages is not None
         n = len(self.messages) - len(self.new_messages)
         head: list[Message] = []
@@ -99,13 +101,14 @@ class Delta:
         if self.stop_id is None:
             return True
         if n and int(delta[0]) == self.stop_id and before != self.stop_id:
-            return False  # the sampled stop token comes a second time
+            return False  # the sampled stop token is there twice
         return before == self.stop_id or self.case.is_control(before)
 
     def _splits_content(self, rendered: Ids) -> bool:
-        """Whether a render ends with the delta but for control tokens that a message's text spells.
+        """Whether a render ends with the delta, except for control tokens that the text of a message spells.
 
-        Content that was encoded with control tokens split is as it should be; the render as one text is what is wrong.
+        Content whose control tokens were encoded as text is right. Then the render, which encodes them as tokens, is
+        wrong.
         """
         special, kept = self.case.is_special(rendered), self.case.is_special(self.ids)
         names = {name: int(id_) for name, id_ in zip(self._pieces(rendered[special]), rendered[special], strict=True)}
@@ -124,8 +127,8 @@ class Delta:
         if Counter(tail[self.case.is_special(tail)].tolist()) != Counter(self.ids[kept].tolist()) + as_decoded:
             return False
         written = {name for name, id_ in names.items() if id_ in as_decoded}
-        wanted, given = (_loose(b"".join(self._pieces(ids)), written) for ids in (tail, self.ids))
-        return wanted == given or (self.stop_id is None and wanted.endswith(given))
+        wanted, found = (_loose(b"".join(self._pieces(ids)), written) for ids in (tail, self.ids))
+        return wanted == found or (self.stop_id is None and wanted.endswith(found))
 
     def _pieces(self, ids: Ids) -> list[bytes]:
         assert self.case.codec is not None
@@ -133,7 +136,7 @@ class Delta:
 
     @cached_property
     def full(self) -> Ids | None:
-        """The whole conversation, with the generation prompt."""
+        """The ids of the whole conversation, with the generation prompt."""
         return self.case.render(self.step, self.messages or (), True, key=("full", self.index))
 
     @cached_property
@@ -151,7 +154,7 @@ class Delta:
 
     @cached_property
     def expected(self) -> Ids | None:
-        """The ids that the template puts behind the answer's stop token; None when the seam cannot be found."""
+        """The ids that the template writes after the answer's stop token. None when that place cannot be found."""
         full, messages, new = self.full, self.messages, self.new_messages
         if full is None or messages is None or new is None:
             return None
@@ -165,7 +168,7 @@ class Delta:
             if ends.size and not self.case.text(base[int(ends[-1]) + 1 :]).strip():
                 return self._past_header(full, int(ends[-1]) + 1)
             return self._past_header(full, len(base))
-        # The template rewrites what stands before: look for the stop token in front of the first new text.
+        # The template rewrites the messages before. Look for the stop token before the first new text instead.
         place = self._first_new_text(full)
         if place is None or self.stop_id is None:
             return None
@@ -173,7 +176,7 @@ class Delta:
         return int(stops[-1]) + 1 if stops.size else None
 
     def _past_header(self, full: Ids, seam: int) -> int:
-        # Where the sampled stop token is the next turn's header, the answer's own turn ends without one.
+        # If the sampled stop token is also the next turn's header, the answer's turn ends without one.
         if self.stop_id is not None and seam < len(full) and int(full[seam]) == self.stop_id:
             return seam + 1
         return seam
@@ -195,7 +198,7 @@ class Delta:
         return align_ids(self.expected, self.ids)
 
     def spans(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        """Byte ranges of the texts of messages in the delta, in order; those that are not found are left out."""
+        """Byte ranges of the texts of messages in the delta, in order. A text that is not found is left out."""
         found, cursor = [], 0
         for message in messages:
             for forms in content_forms(message.get("content")):
@@ -209,14 +212,14 @@ class Delta:
 
 
 def _any_of(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Matches any of the names, the longest first; nothing without names."""
+    """Matches any of the names, longest first. Without names it matches nothing."""
     ordered = sorted(filter(None, names), key=len, reverse=True)
     return re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
 
 
 def _loose(data: bytes, names: Iterable[bytes]) -> str:
-    """Text without what tokenizers change at control tokens that they spell: spaces around and inside, SentencePiece's
-    own mark, capitals."""
+    """The text without what tokenizers change around control tokens written as text: spaces, the mark ``▁``,
+    capitals."""
     mark = "\u2581"
     ordered = sorted((name.decode("utf-8", "replace").replace(mark, "") for name in names), key=len, reverse=True)
     spaced = "|".join(" *".join(map(re.escape, name)) for name in ordered)
@@ -226,7 +229,7 @@ def _loose(data: bytes, names: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DeltaFault:
-    """What a delta rule found; offsets count in the delta."""
+    """What a rule about the delta found. Offsets count in the delta."""
 
     kind: str
     evidence: str
@@ -254,7 +257,7 @@ def special_tokens_injected(d: Delta) -> DeltaFault | None:
 
 
 def stop_token_doubled(d: Delta) -> DeltaFault | None:
-    """The sampled stop token once more at the seam."""
+    """The sampled stop token stands a second time at the start of the delta."""
     if d.stop_id is None or not len(d.ids) or int(d.ids[0]) != d.stop_id:
         return None
     if d.full is not None:
@@ -263,21 +266,21 @@ def stop_token_doubled(d: Delta) -> DeltaFault | None:
             return None  # the template itself writes it twice
     return DeltaFault(
         "stop_token_doubled",
-        f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} brings "
+        f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} holds "
         "it again.",
         0, 1, d.ids[:0],
     )  # fmt: skip
 
 
 def message_dropped(d: Delta) -> DeltaFault | None:
-    """A new message without a trace in the delta."""
+    """A new message leaves no trace in the delta."""
     if not d.new_messages:
         return None
     rest = d.data
     for start, stop in reversed(d.spans(d.new_messages)):
         rest = rest[:start] + b" " + rest[stop:]
     for position, message in enumerate(d.new_messages):
-        # Words that a message shares with one that is there are no trace of it.
+        # Words that a message shares with a present message are not a trace of it.
         content = message.get("content")
         if message.get("role") == "assistant" or msg.stands_in(content, d.data) or d.case.has_trace(content, rest):
             continue
@@ -292,7 +295,7 @@ def message_dropped(d: Delta) -> DeltaFault | None:
 
 
 def generation_prompt_missing(d: Delta) -> DeltaFault | None:
-    """The delta is the template's up to the generation prompt, and ends without it or with another one."""
+    """The delta equals the template's up to the generation prompt, and ends without it or with another one."""
     prompt = d.generation_prompt
     if not len(prompt) or d.full is None:
         return None
@@ -306,7 +309,7 @@ def generation_prompt_missing(d: Delta) -> DeltaFault | None:
         cut = shared if shared == len(d.ids) else body
         ends_right = np.array_equal(d.ids[len(d.ids) - len(prompt) :], prompt)
         if cut < len(d.ids) and ends_right:
-            return None  # the header is there; something else came in between
+            return None  # the header is there; other tokens came in between
     else:
         if not d._ends_with(stem, d.ids):
             return None
@@ -315,13 +318,13 @@ def generation_prompt_missing(d: Delta) -> DeltaFault | None:
     missing = (expected if expected is not None else np.concatenate([d.ids, prompt]))[shared:]
     return DeltaFault(
         "generation_prompt_missing",
-        f"The prompt of step {d.index} ends {what}; the template gives {d.case.text(prompt)!r}.",
+        f"The prompt of step {d.index} ends {what}; the template writes {d.case.text(prompt)!r}.",
         shared, len(d.ids), missing,
     )  # fmt: skip
 
 
 def turn_separator_lost(d: Delta) -> DeltaFault | None:
-    """What the template writes right behind the stop token, and nothing else, is missing."""
+    """The text that the template writes right after the stop token is missing, and nothing else."""
     expected = d.expected
     if expected is not None:
         n = len(expected) - len(d.ids)
@@ -337,14 +340,14 @@ def turn_separator_lost(d: Delta) -> DeltaFault | None:
         lost = lost_ids
     return DeltaFault(
         "turn_separator_lost",
-        f"The template writes {d.case.text(lost)!r} behind the stop token; the delta of step {d.index} starts with "
+        f"The template writes {d.case.text(lost)!r} after the stop token; the delta of step {d.index} starts with "
         f"{d.case.text(d.ids[:1])!r}.",
         0, 0, lost,
     )  # fmt: skip
 
 
 def _usual_separator(d: Delta) -> Ids | None:
-    """Without a render: what follows this stop token everywhere else in the prompt, when it does not follow here."""
+    """Without a render: the token that follows this stop token everywhere else in the prompt, but not here."""
     if d.stop_id is None or not len(d.ids) or not d.case.is_control(int(d.ids[0])):
         return None
     earlier = d.step.prompt_ids[: d.start - 1]
@@ -358,7 +361,7 @@ def _usual_separator(d: Delta) -> Ids | None:
 
 
 def system_prompt_injected(d: Delta) -> DeltaFault | None:
-    """What was put in too much starts as a conversation starts: with BOS, or with the system block's header."""
+    """The additional tokens start like a conversation: with BOS, or with the header of the system block."""
     if any(message.get("role") in ("system", "developer") for message in d.new_messages or ()):
         return None
     starts = [start for start in (_system_header(d), _preamble(d, True), _preamble(d, False)) if len(start)]
@@ -391,12 +394,12 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
 
 def _too_many(d: Delta, head: Ids) -> bool:
     """Whether the delta holds these ids more often than the template writes them there."""
-    given, wanted = (ids.tobytes() for ids in (d.ids, d.ids[:0] if d.expected is None else d.expected))
-    return given.count(head.tobytes()) > wanted.count(head.tobytes())
+    actual, wanted = (ids.tobytes() for ids in (d.ids, d.ids[:0] if d.expected is None else d.expected))
+    return actual.count(head.tobytes()) > wanted.count(head.tobytes())
 
 
 def _system_header(d: Delta) -> Ids:
-    """The ids that the template puts in front of a system text, as far as they are needed to know them."""
+    """The first ids that the template writes before a system text, as many as are needed to recognise them."""
     renders = [
         d.case.render(
             d.step, [{"role": "system", "content": text}, {"role": "user", "content": "Hello."}], False,
@@ -412,17 +415,17 @@ def _system_header(d: Delta) -> Ids:
     bos = d.case.codec.bos_id if d.case.codec else None
     header = header[1:] if len(header) and bos is not None and int(header[0]) == bos else header
     heads = _user_headers(d, True)
-    # Some templates put the system text into the first user turn, which starts like every other.
+    # Some templates put the system text into the first user turn, which starts like every other turn.
     if heads is not None and np.array_equal(heads[1][len(heads[1]) - len(header) :], header):
         return header[:0]
     if heads is None or not d.case.is_special(header).any():
         return header if len(header) > 1 else header[:0]
-    # What a user's turn starts with as well tells nothing, and a date behind the header may be another day's.
+    # Ids that also start a user's turn prove nothing, and a date after the header may be of another day.
     return header[: common_prefix(header, heads[0]) + 1]
 
 
 def _user_headers(d: Delta, with_tools: bool) -> tuple[Ids, Ids] | None:
-    """What a conversation without a system message holds up to its first user text, and up to its second."""
+    """The ids of a conversation without system message up to its first user text, and up to its second."""
     first, later = "Alpha beta.", "9 gamma?"
     messages: list[Message] = [{"role": "user", "content": first}, {"role": "assistant", "content": "Yes."}]
     messages.append({"role": "user", "content": later})
@@ -442,7 +445,7 @@ def _user_headers(d: Delta, with_tools: bool) -> tuple[Ids, Ids] | None:
 
 
 def _preamble(d: Delta, with_tools: bool) -> Ids:
-    """The ids that a conversation without a system message starts with and that no later turn has, at most four."""
+    """The ids that start a conversation without system message and that no later turn has; at most four."""
     heads = _user_headers(d, with_tools)
     if heads is None:
         return d.ids[:0]
@@ -452,7 +455,7 @@ def _preamble(d: Delta, with_tools: bool) -> Ids:
 
 
 def tool_messages_split(d: Delta) -> DeltaFault | None:
-    """More turns than the template makes of the same run of tool messages, between two of their texts."""
+    """A run of tool messages has more turns in the delta than in the template's render."""
     tools = [m for m in d.new_messages or () if m.get("role") == "tool"]
     if len(tools) < 2 or d.expected is None:
         return None
@@ -478,23 +481,23 @@ def tool_messages_split(d: Delta) -> DeltaFault | None:
 
 
 def delta_differs(d: Delta) -> DeltaFault | None:
-    """Whatever else is not the template's."""
+    """All other differences from the template."""
     if d.expected is None:
         return None
     start = common_prefix(d.expected, d.ids)
     tail = common_prefix(d.expected[start:][::-1], d.ids[start:][::-1])
     texts = [d.case.text(ids[start : len(ids) - tail]) for ids in (d.expected, d.ids)]
-    wanted, given = (quoted_or_nothing(text) for text in texts)
-    how = f"{given} stands" if texts[0] != texts[1] else "other ids spell it"
+    wanted, found = (quoted_or_nothing(text) for text in texts)
+    how = f"{found} stands there" if texts[0] != texts[1] else "other ids spell it"
     return DeltaFault(
         "delta_differs",
-        f"Behind the completion of step {d.parent_index} the template gives {len(d.expected)} ids and the prompt of "
+        f"After the completion of step {d.parent_index} the template writes {len(d.expected)} ids, and the prompt of "
         f"step {d.index} has {len(d.ids)}: where the template writes {wanted}, {how}.",
         start, len(d.ids) - tail, d.expected[start : len(d.expected) - tail],
     )  # fmt: skip
 
 
-# The first that matches names the fault. Those in the first list need no render.
+# The first rule that matches names the fault. The rules in the first list need no render.
 BY_IDS = (special_tokens_injected, message_dropped)
 BY_RENDER = (
     stop_token_doubled,
@@ -511,13 +514,13 @@ def _message_index(d: Delta, position: int) -> int | None:
 
 
 def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Finding | None:
-    """The fault of a step that extends its parent, if any."""
+    """The fault of a step that extends its parent, or None."""
     if case.codec is None:
         return None
     d = Delta(case, index)
     fault = next((found for rule in BY_IDS if (found := rule(d)) is not None), None)
     if fault is None and not (render and d.is_templates):
-        # An answer of another step inside the delta may stand as it was sampled, which no render can tell.
+        # The delta may hold another step's answer as it was sampled. No render can tell whether that is right.
         answers = any(message.get("role") == "assistant" for message in d.new_messages or ())
         known = render and d.is_templates is False and not answers
         rules = BY_RENDER if known else (stop_token_doubled, turn_separator_lost)
@@ -530,7 +533,7 @@ def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Find
 
 
 def control_text_in_prompt(case: DiagnosisContext, index: int) -> Finding | None:
-    """Control tokens inside a user's or tool's text of a prompt that nothing precedes."""
+    """Control tokens that were encoded from the text of a user or tool message, in the first prompt of a chain."""
     step = case.steps[index]
     messages = case.request_messages(index)
     if case.codec is None or not messages:

@@ -1,4 +1,4 @@
-"""A finding as a value: what is wrong, where, how one can see it, what it costs and how to mend it."""
+"""A finding as a value: what is wrong, where, what shows it, what it costs and what mends it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Axis(StrEnum):
     """What a finding is about."""
 
     STREAM = "stream"
-    """Between two steps: the next prompt does not start with what was sampled (or one step's own ids are unsound)."""
+    """Between two steps: the next prompt does not start with the sampled stream. Also unsound ids of one step."""
     DELTA = "delta"
-    """The next prompt does start with it, but the tokens put in between are not the template's."""
+    """The next prompt does start with it, but the tokens between the completions are not the template's."""
     ROW = "row"
     """Inside one training row."""
 
@@ -23,11 +23,11 @@ class Severity(StrEnum):
     """How much a finding matters."""
 
     ERROR = "error"
-    """The gradient would sit on tokens that were not sampled, or tokens are lost."""
+    """The gradient would be on tokens that were not sampled, or tokens are lost."""
     WARNING = "warning"
-    """Suspicious, or wrong only under some trainers."""
+    """Suspicious, or wrong only with some trainers."""
     INFO = "info"
-    """Worth knowing; nothing is wrong."""
+    """Good to know; nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Cost:
     trained_tokens_lost: int = 0
     """Sampled tokens that can no longer be trained."""
     trained_tokens_wrong: int = 0
-    """Tokens under the gradient that were not sampled as they stand."""
+    """Tokens under the gradient that were not sampled in this form."""
     rows: int = 1
-    """Rows that this trajectory becomes, instead of one."""
+    """How many rows this trajectory becomes."""
     prompt_tokens_repaid: int = 0
-    """Prompt tokens that an earlier row has forwarded already: what this row and that one share from their start."""
+    """Prompt tokens that are forwarded once more, because this row shares them with an earlier row from the start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,20 +55,20 @@ class Finding:
     step: int | None = None
     row: int | None = None
     start: int = 0
-    """First offset at which the two sides differ."""
+    """The first offset at which actual and expected ids differ."""
     stop: int = 0
-    """End (exclusive) of the differing stretch on the actual side; ``start == stop`` when something is missing."""
+    """The end (exclusive) of the differing stretch in the actual ids. ``start == stop`` when something is missing."""
     expected_ids: Ids = field(default_factory=lambda: NO_IDS)
-    """The differing stretch of what should stand there (sampled, or what the template gives)."""
+    """The ids that should stand there: sampled ids, or ids that the template writes."""
     actual_ids: Ids = field(default_factory=lambda: NO_IDS)
-    """The differing stretch that stands there: ``stream[start:stop]``."""
+    """The ids that stand there: ``stream[start:stop]``."""
     expected_text: str = ""
-    """The expected stretch decoded, widened to the nearest special token on both sides so that it can be read."""
+    """The text of the expected ids, widened to the nearest control token on both sides so that a person can read it."""
     actual_text: str = ""
     message_index: int | None = None
-    """The message of the step's request that the place lies in, when the request is known."""
+    """The message of the step's request in which the place lies, if known."""
     evidence: str = ""
-    """One sentence that a tired engineer understands."""
+    """One plain sentence."""
     remedy: str = ""
     cost: Cost = field(default_factory=Cost)
     missing: str = ""

@@ -1,4 +1,4 @@
-"""The end of a launched trajectory: is its stream what a full render of its conversation gives (source 4)?"""
+"""Compares the final stream of a launched trajectory with a full render of its conversation."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def compare_with_render(
 ) -> Finding | None:
     """The first difference between the last step's stream and a full render of the final conversation, or None.
 
-    ``mode`` is one of ``COMPARE``; ``known``: findings that are not said again. What the template writes behind the
-    last stop token is no difference, nor is the close of a completion that a limit or a stop text ended. Sampled tokens
-    that a render changes are worth an ``info``; scaffold that the template writes otherwise is a ``warning``.
+    ``mode`` is a key of ``COMPARE``. A difference that is among the ``known`` findings is not reported again. Two
+    things are not differences: what the template writes after the last stop token, and the close of a completion that a
+    limit or a stop text ended. The finding is an ``info`` if a render changes sampled tokens, and a ``warning`` if it
+    changes others.
     """
     if mode == "off" or not trajectory.steps:
         return None
@@ -72,7 +73,7 @@ def compare_with_render(
 
 
 class _Difference:
-    """Where two streams part in their text: ``start`` is the token of either side, None when they do not."""
+    """Where the texts of two streams differ. ``start`` is the token in each stream; None when the texts are equal."""
 
     def __init__(self, codec: Codec, step: Step, full: Ids, with_space: bool) -> None:
         self.start: tuple[int, int] | None = None
@@ -87,7 +88,7 @@ class _Difference:
             return
         else:
             first = len(a)
-        # Both sides have a cut there, behind which the tokens can be put side by side.
+        # Both streams have a cut there, after which their tokens can be compared.
         a_cuts, b_cuts = np.concatenate([[0], a_ends]), np.concatenate([[0], b_ends])
         shared = np.intersect1d(a_cuts, b_cuts)
         cut = shared[shared <= first][-1]
@@ -95,7 +96,7 @@ class _Difference:
 
 
 def _is_open(step: Step) -> bool:
-    """Whether a limit or a stop text ended the completion, so that no stop token closes it."""
+    """Whether a limit or a stop text ended the completion, so that it has no stop token."""
     by_text = step.stop_reason != "" and not step.stop_reason.isdigit()
     return step.finish_reason == "length" or by_text
 
@@ -112,7 +113,7 @@ def _kept(codec: Codec, ids: Ids, with_space: bool) -> tuple[NDArray[np.uint8], 
 def _broken(
     trajectory: Trajectory, codec: Codec, renderer: Renderer, conversation: Request, start: int, rest: Ids
 ) -> Break:
-    """The render as a further step of the trajectory, which goes on otherwise from ``start`` of its stream on."""
+    """The render as a further step of the trajectory, which differs from its stream from ``start`` on."""
     last = len(trajectory.steps) - 1
     rendered = Step(
         prompt_ids=np.concatenate([trajectory.steps[last].stream[:start], rest]),
@@ -133,7 +134,7 @@ def _other_tokens(
     full: Ids,
     known: Collection[Finding],
 ) -> Finding | None:
-    """The first place at which the same text is spelt by other tokens, in a completion of which that is not known."""
+    """The first place in a completion where other tokens have the same text, unless a known finding says so."""
     stream = trajectory.steps[-1].stream
     told = {finding.step for finding in known if finding.kind == "noncanonical_sampling"}
     n = min(len(stream), len(full))
@@ -159,7 +160,7 @@ def _finding(b: Break) -> Finding:
     sampled = b.sampled_at(b.start, b.start + 1)
     kind = next((verdict.kind for rule in _CAUSES if (verdict := rule(b)) is not None), None) or _other_kind(b, sampled)
     where = "the model sampled" if sampled else "the strategy put"
-    # One cause, one place: what follows the first difference may have another.
+    # One cause, one place: what follows the first difference may have another cause.
     group = b.first_group
     start, stop = (b.start + group.left_start, b.start + group.left_stop) if group else (b.start, b.expected_stop)
     first, last = (b.start + group.right_start, b.start + group.right_stop) if group else (b.start, b.actual_stop)
@@ -182,7 +183,7 @@ def _finding(b: Break) -> Finding:
 
 
 def _other_kind(b: Break, sampled: bool) -> str:
-    """None of the causes fits. What differs in a turn that called a tool is the call, written again."""
+    """The kind when no cause fits. A difference in a turn that called a tool is a call that was written again."""
     if not sampled:
         return "delta_differs" if template_not_append_only(b) is None else "template_not_append_only"
     step = next(i for i in b.case.chain(b.parent_index) if len(b.case.steps[i].prompt_ids) <= b.start)
@@ -190,7 +191,7 @@ def _other_kind(b: Break, sampled: bool) -> str:
 
 
 def _goes_on(b: Break) -> Finding:
-    """The render has more behind the stream's end."""
+    """The render goes on after the stream's end."""
     rest = b.actual[b.start :]
     text = b.case.text(bounded(rest))
     return Finding(
@@ -207,6 +208,6 @@ def _not_rendered(step: int) -> Finding:
         Severity.INFO,
         step=step,
         evidence="The stream could not be compared with a full render: the chat template refuses it.",
-        remedy="Look at the last messages: a call that is no JSON, or roles that the template does not take.",
+        remedy="Look at the last messages: a call that is not JSON, or roles that the template does not accept.",
         missing="a render of the final conversation",
     )

@@ -1,6 +1,6 @@
-"""What a row's mask covers: headers, separators, stop tokens, observations.
+"""Checks what a row's mask covers: headers, separators, stop tokens, observations.
 
-With an origin for each token this is read off; without, the turns are found by the template's own marks.
+With an origin for each token the checks read the origins. Without origins the marks of the template tell the turns.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
 
 @dataclass(frozen=True, eq=False)
 class TurnBoundaries:
-    """How turns look in a row."""
+    """What marks the turns in a row."""
 
     special: Mask
-    """``[T]``: control tokens."""
+    """``[T]``: which tokens are control tokens."""
     blank: Mask
-    """``[T]``: tokens that are white space alone."""
+    """``[T]``: which tokens are white space alone."""
     headers: tuple[Ids, ...]
-    """What opens the assistant's turn (the generation prompt), after a user and after a tool; empty = not known."""
+    """The ids that open the assistant's turn (the generation prompt), after a user and after a tool. Empty = not
+    known."""
     stop_ids: frozenset[int]
-    """Control tokens that end the assistant's turn."""
+    """The control tokens that end the assistant's turn."""
 
 
 def places_of(needle: Ids, ids: Ids) -> list[int]:
-    """Where a short stretch of ids occurs."""
+    """The offsets at which a short stretch of ids occurs."""
     n = len(needle)
     if not n or n > len(ids):
         return []
@@ -43,7 +44,7 @@ def places_of(needle: Ids, ids: Ids) -> list[int]:
 
 
 def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
-    """Where the assistant's turns open ``[start, stop)``, in order; of two headers that overlap the longer one."""
+    """Where the assistant's turns open: ``[start, stop)``, in order. Of two headers that overlap, the longer one."""
     found: list[tuple[int, int]] = []
     for header in sorted(marks.headers, key=len, reverse=True):
         for start in places_of(header, ids):
@@ -54,7 +55,8 @@ def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
 
 
 def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
-    """Without a template: what stands between the turn before and a trained stretch, as most stretches have it."""
+    """The header without a template: the ids between the turn before and a trained stretch, as most stretches have
+    them."""
     stops = derived_stops(ids, mask, special)
     starts = [start for start, _ in mask_runs(mask)][:16]
     found: list[Ids] = []
@@ -76,20 +78,20 @@ def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
 
 
 def derived_stops(ids: Ids, mask: Mask, special: Mask, known: frozenset[int] = frozenset()) -> frozenset[int]:
-    """Control tokens that trained stretches end with, but for those that one of the ``known`` stop tokens follows."""
+    """Control tokens at the ends of trained stretches, except those that a ``known`` stop token follows."""
     ends = [stop for _, stop in mask_runs(mask) if special[stop - 1]]
     return frozenset(int(ids[stop - 1]) for stop in ends if stop == len(ids) or int(ids[stop]) not in known)
 
 
 def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
-    """Every way in which the mask covers what was not sampled, or leaves out what was."""
+    """Every place where the mask covers tokens that were not sampled, or leaves out sampled tokens."""
     if row.origin is not None and len(row.origin) == len(row.ids):
         yield from _by_origin(row, marks)
     else:
         yield from _by_marks(row, marks)
 
 
-# -- the origin of each token is known
+# -- with the origin of each token
 
 
 def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
@@ -101,20 +103,20 @@ def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
             yield _named(row, marks, start, stop)
     masked = mask_runs(sampled & ~row.loss_mask)
     if not row.loss_mask.any():
-        return  # said by mask_overrun
+        return  # mask_overrun reports it
     for start, stop in masked:
         yield _masked(row, marks, start, stop, bool(stop == len(sampled) or not sampled[stop]))
 
 
 def _is_encoded_again(row: Row, start: int, stop: int) -> bool:
-    """What an assistant said, encoded anew by a strategy: the mask is right, the ids are judged against the steps."""
+    """Whether a strategy encoded an assistant's text again. Then the mask is right; the steps decide about the ids."""
     assert row.origin is not None
     said = bool((row.origin[start:stop] == Origin.INSERTED).all()) and bool(row.step_indices)
     return said and (stop - start > 2 or stop < len(row.ids)) and not bool((row.origin == Origin.SAMPLED).any())
 
 
 def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> RowFault:
-    """Trained tokens that nobody sampled: whose are they."""
+    """The fault of trained tokens that were not sampled, named by who wrote them."""
     origin, n = row.origin, stop - start
     assert origin is not None
     if stop == len(row.ids) and n <= 2 and (origin[start] == Origin.INSERTED or _is_stop(row, marks, start)):
@@ -138,7 +140,7 @@ def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: b
     )  # fmt: skip
 
 
-# -- only ids, mask and marks are known
+# -- with ids, mask and marks only
 
 
 def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
@@ -150,7 +152,7 @@ def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
 
 
 def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
-    """One stretch from somewhere to the row's end that holds whole turns of others."""
+    """One trained stretch that reaches the row's end and holds whole turns of others."""
     runs = mask_runs(row.loss_mask)
     if len(runs) != 1 or runs[0][1] != len(row.ids):
         return None
@@ -166,7 +168,7 @@ def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
 
 
 def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Iterator[RowFault]:
-    """One trained stretch: does it start behind the header, and end with the stop token?"""
+    """Checks one trained stretch: it should start after the header and end with the stop token."""
     headers = header_places(marks, row.ids)
     opens = [last for _, last in headers]
     inside = [(first, last) for first, last in headers if first < stop and start < last]
@@ -204,24 +206,24 @@ def _outside_turn(row: Row, marks: TurnBoundaries, start: int, opens: list[int])
 
 
 def _behind_stop(row: Row, marks: TurnBoundaries, start: int, stop: int) -> int:
-    """Where the assistant's turn ended before ``stop``; ``start`` when it did not."""
+    """Where the assistant's turn ended before ``stop``; ``start`` when it did not end."""
     ends = np.flatnonzero(np.isin(row.ids[start:stop], list(marks.stop_ids)))
     return start + int(ends[0]) + 1 if ends.size else start
 
 
 def _was_sampled(row: Row, place: int) -> bool:
-    """By its logprob, where masked tokens have none; without logprobs a stop token counts as sampled."""
+    """Whether a token has a logprob, if masked tokens have none. Without logprobs a stop token counts as sampled."""
     if row.logprobs is None or len(row.logprobs) != len(row.ids):
         return True
     says = nonzero(row.logprobs)
     masked = ~row.loss_mask
     if says[masked].mean() > 0.5:
-        return True  # logprobs of the whole sequence tell nothing
+        return True  # logprobs on all tokens decide nothing
     return bool(says[place])
 
 
 def _zero_alone(row: Row, marks: TurnBoundaries, place: int) -> bool:
-    """A trained stop token with a logprob of exactly 0 where every other trained token has a real one."""
+    """Whether a trained stop token has a logprob of exactly 0 and every other trained token has another value."""
     values: Floats | None = row.logprobs
     if values is None or len(values) != len(row.ids) or not _is_stop(row, marks, place):
         return False
@@ -233,20 +235,20 @@ def _is_stop(row: Row, marks: TurnBoundaries, place: int) -> bool:
     return int(row.ids[place]) in marks.stop_ids
 
 
-# -- sentences
+# -- the faults with their sentences
 
 
 def _header(start: int, stop: int) -> RowFault:
     return RowFault(
         "generation_prompt_trained", start, stop,
-        f"The assistant header at {start} to {stop} is under the gradient; it was given, not sampled.",
+        f"The assistant header at {start} to {stop} is under the gradient, but was not sampled.",
         wrong=stop - start,
     )  # fmt: skip
 
 
 def _separator(start: int, stop: int) -> RowFault:
     return RowFault(
-        "separator_trained", start, stop, f"The white space behind the stop token at {start} is under the gradient.",
+        "separator_trained", start, stop, f"The white space after the stop token at {start} is under the gradient.",
         wrong=stop - start,
     )  # fmt: skip
 
@@ -254,7 +256,7 @@ def _separator(start: int, stop: int) -> RowFault:
 def _observation(start: int, stop: int) -> RowFault:
     return RowFault(
         "observation_trained", start, stop,
-        f"Under the gradient, and not the assistant's: {counted(stop - start, 'token')} from offset {start} on.",
+        f"Under the gradient, but not the assistant's: {counted(stop - start, 'token')} from offset {start} on.",
         wrong=stop - start,
     )  # fmt: skip
 

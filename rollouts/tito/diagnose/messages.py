@@ -1,4 +1,4 @@
-"""Messages as the diagnosis compares them: two spellings of one message are one message."""
+"""Compares messages. Two ways to write one message count as equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KNOWN = {"role", "content", "tool_calls", "tool_call_id", "name", *_REASONING}
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message without what says nothing: no empty keys, arguments as values, reasoning under one name, no ids."""
+    """A message in one form: no empty keys, no ids, arguments as values, reasoning under one name."""
     result: dict[str, Any] = {"role": message.get("role", "")}
     content = text_of(message.get("content"))
     if content not in ("", None, [], {}):
@@ -30,7 +30,7 @@ def plain(message: Message) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> Any:
-    """Content parts that are all text count as the text they make."""
+    """Content parts that are all text become one text."""
     if isinstance(content, list | tuple) and all(
         isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
     ):
@@ -39,6 +39,7 @@ def text_of(content: Any) -> Any:
 
 
 def reasoning_of(message: Message) -> str:
+    """The reasoning of a message, under any of its usual names; empty when there is none."""
     for key in _REASONING:
         value = message.get(key)
         if isinstance(value, str) and value:
@@ -47,7 +48,7 @@ def reasoning_of(message: Message) -> str:
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """The tool calls as ``{"name", "arguments"}``, arguments parsed where they are JSON text."""
+    """The tool calls as ``{"name", "arguments"}``. Arguments that are JSON text are parsed."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return []
@@ -77,12 +78,12 @@ def parsed(arguments: Any) -> Any:
 
 
 def same(a: Message, b: Message) -> bool:
-    """Whether two messages say the same, whatever they are spelt like. Ids are left to :func:`call_ids`."""
+    """Whether two messages say the same, in any form. Ids are compared by :func:`call_ids`."""
     return a is b or plain(a) == plain(b)
 
 
 def first_difference(a: Sequence[Message], b: Sequence[Message]) -> int:
-    """Index of the first message that differs; the shorter length when one extends the other."""
+    """The index of the first message that differs; the shorter length when one list extends the other."""
     for index, (one, other) in enumerate(zip(a, b, strict=False)):
         if not same(one, other):
             return index
@@ -90,12 +91,12 @@ def first_difference(a: Sequence[Message], b: Sequence[Message]) -> int:
 
 
 def for_render(messages: Sequence[Message]) -> list[Message]:
-    """Messages as engines hand them to a template: arguments that are JSON text become values."""
+    """Messages as engines pass them to a template: arguments that are JSON text become values."""
     return _with_arguments(messages, str, parsed)
 
 
 def with_json_arguments(messages: Sequence[Message]) -> list[Message]:
-    """The same for a template that puts arguments together as text: objects become JSON."""
+    """The same for a template that joins arguments as text: objects become JSON."""
     return _with_arguments(messages, Mapping, lambda value: json.dumps(value, ensure_ascii=False))
 
 
@@ -117,9 +118,9 @@ def _with_arguments(messages: Sequence[Message], of: type, change: Callable[[Any
 
 
 def has_trace(content: Any, data: bytes) -> bool:
-    """Whether a content's text stands in the bytes: as it is, as JSON, or at least most of its words."""
+    """Whether a content is in the bytes: as it is, as JSON, or at least most of its words."""
     if isinstance(content, str) and content.strip().encode("utf-8", "replace") in data:
-        return True  # what is found as it stands need not be spelt in other ways
+        return True  # text that is found unchanged needs no other forms
     said = None
     for forms in content_forms(content):
         if any(form in data for form in forms):
@@ -135,7 +136,7 @@ def has_trace(content: Any, data: bytes) -> bool:
 
 
 def stands_in(content: Any, data: bytes) -> bool:
-    """Whether each text of a content stands in the bytes in one of the forms in which templates write it."""
+    """Whether each text of a content is in the bytes, in one of the forms in which templates write it."""
     return all(any(form in data for form in forms) for forms in content_forms(content))
 
 

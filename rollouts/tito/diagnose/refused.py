@@ -1,4 +1,4 @@
-"""The finding of a chat template that a strategy refused before anything was sampled."""
+"""The finding when a strategy refused a chat template before anything was sampled."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rollouts.tito.strategies.protocol import TemplateRewrites
 
 KINDS_OF_REFUSAL = ("empty_think_toggled", "template_not_append_only")
 REMEDY = (
-    "Launch again with a repaired template: the check of this one looks for a repair and offers it. Or choose a "
+    "Launch again with a repaired template: the template check looks for a repair and offers it. Or choose a "
     "strategy that does not need a prefix-preserving template."
 )
 
 
 def finding_of_refusal(codec: Codec, refused: TemplateRewrites) -> Finding:
-    """The finding: both renders of the smallest conversation, from where they part.
+    """The finding shows both renders of the smallest conversation, from their first difference.
 
-    It has neither step nor row, because nothing was sampled: offsets count in the probe's shorter render.
+    It has neither step nor row, because nothing was sampled. Offsets count in the shorter render of the probe.
     """
     shorter, longer = refused.shorter[refused.shared :], refused.longer[refused.shared :]
     before, after = codec.decode(refused.shorter), codec.decode(refused.longer)
-    toggled = [body for sides in ((before, after), (after, before)) if (body := lone_block(*sides)) is not None]
+    toggled = [body for pair in ((before, after), (after, before)) if (body := lone_block(*pair)) is not None]
     kind = "empty_think_toggled" if toggled and not toggled[0].strip() else "template_not_append_only"
     return Finding(
         Axis.STREAM,

@@ -1,4 +1,4 @@
-"""Breaks that the request explains: template, tools, system text, BOS, cut context, edited messages."""
+"""Breaks that the request explains: template, tools, system text, BOS, cut context, changed messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIN_KEPT = 4
 
 
 def chat_template_changed(b: Break) -> Verdict | None:
-    """Another template hash, or other template switches."""
+    """The two steps have different templates, or different template switches."""
     before, after = b.parent.chat_template_sha256, b.step.chat_template_sha256
     if before != after and before and after:
         return Verdict(
@@ -40,7 +40,7 @@ def chat_template_changed(b: Break) -> Verdict | None:
 
 
 def request_changed(b: Break) -> Verdict | None:
-    """Other tools or another system text, and the streams part inside the first prompt."""
+    """Tools or system text differ, and so do the streams inside the first prompt."""
     if b.known_messages is None:
         return None
     root = b.case.steps[b.case.root(b.parent_index)]
@@ -50,7 +50,7 @@ def request_changed(b: Break) -> Verdict | None:
 
 
 def changed_request(b: Break) -> Verdict | None:
-    """Whether tools or system text differ, wherever the streams part."""
+    """Tools or system text differ. The streams may differ anywhere."""
     if b.known_messages is None:
         return None
     old, new = tools_of(b.parent), tools_of(b.step)
@@ -76,7 +76,7 @@ def tools_of(step: Step) -> list[Any]:
 
 
 def leading_system(messages: Sequence[Message]) -> list[Any]:
-    """The system texts that a conversation starts with."""
+    """The system texts at the start of a conversation."""
     texts = []
     for message in messages:
         if message.get("role") not in ("system", "developer"):
@@ -86,7 +86,7 @@ def leading_system(messages: Sequence[Message]) -> list[Any]:
 
 
 def bos_mismatch(b: Break) -> Verdict | None:
-    """BOS twice at the start, or on one side only."""
+    """BOS stands twice at the start, or in one stream only."""
     if b.start > 1 or not len(b.actual) or not len(b.expected):
         return None
     bos = b.case.codec.bos_id if b.case.codec else int(b.expected[0])
@@ -96,7 +96,7 @@ def bos_mismatch(b: Break) -> Verdict | None:
     if old == new or (old > 1 and new > 1):
         return None
     if not _same_behind(b, old, new):
-        return None  # the start was cut or rewritten, BOS and all
+        return None  # the start was cut or rewritten, together with its BOS
     words = {0: "no BOS", 1: "one BOS"}
     return Verdict(
         "bos_mismatch",
@@ -116,7 +116,7 @@ def _same_behind(b: Break, old: int, new: int) -> bool:
 
 
 def context_truncated(b: Break) -> Verdict | None:
-    """What remains of the sampled stream behind a cut starts the prompt, at once or behind the system block."""
+    """The prompt starts with the part of the sampled stream after a cut, at once or after the system block."""
     if b.start > _head_end(b):
         return None
     expected, actual = b.expected, b.actual[b.start :]
@@ -132,8 +132,8 @@ def context_truncated(b: Break) -> Verdict | None:
         if not rest and kept <= len(actual) and np.array_equal(expected[k:], actual[:kept]):
             moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[kept:].tobytes()
             if moved or _template_gives(b):
-                return None  # nobody cut it: the template moved something away
-            where = f"behind the first {counted(b.start, 'id')}" if b.start else "at the start"
+                return None  # no cut: the template moved something away
+            where = f"after the first {counted(b.start, 'id')}" if b.start else "at the start"
             return Verdict(
                 "context_truncated",
                 f"Gone: {counted(k - b.start, 'id')} {where} of the stream of step {b.parent_index}. The rest, "
@@ -144,7 +144,7 @@ def context_truncated(b: Break) -> Verdict | None:
 
 
 def _template_gives(b: Break) -> bool:
-    """Whether the stored template gives this very prompt for the whole conversation."""
+    """Whether the stored template renders the whole conversation as exactly this prompt."""
     if b.known_messages is None:
         return False
     rendered = b.case.render(b.step, b.known_messages[1], True, key=("prompt", b.index))
@@ -152,7 +152,7 @@ def _template_gives(b: Break) -> bool:
 
 
 def _head_end(b: Break) -> int:
-    """Where the system block ends at the latest: a cut may keep what stands before."""
+    """Where the system block ends at the latest. A cut may keep everything before it."""
     case = b.case
     root = case.steps[case.root(b.parent_index)]
     messages = root.request.messages if root.request else None
@@ -164,7 +164,7 @@ def _head_end(b: Break) -> int:
                 sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(root.prompt_ids)])
                 return int(np.searchsorted(sizes, min(places), side="right"))
             break
-    # Without messages: the first block ends where its first control token comes again.
+    # Without messages, the first block ends where its first control token occurs again.
     special = root.prompt_ids[case.is_special(root.prompt_ids)][:4]
     for token in special:
         places_of = np.flatnonzero(root.prompt_ids == token)
@@ -174,7 +174,7 @@ def _head_end(b: Break) -> int:
 
 
 def history_rewritten(b: Break) -> Verdict | None:
-    """An earlier message that is not an assistant's was edited, removed or summarised."""
+    """An earlier message of another role than assistant was edited, removed or summarised."""
     if b.first_changed is None or b.known_messages is None:
         return None
     before, after = b.known_messages
@@ -201,7 +201,7 @@ def history_rewritten(b: Break) -> Verdict | None:
 
 
 def _is_assistants_or_same(before: Sequence[Message], after: Sequence[Message], index: int) -> bool:
-    """Whether a message is there on both sides, and is the assistant's or unchanged."""
+    """Whether both requests have a message there that is equal or the assistant's."""
     if index >= len(after):
         return False
     one, other = before[index], after[index]
@@ -209,12 +209,12 @@ def _is_assistants_or_same(before: Sequence[Message], after: Sequence[Message], 
 
 
 def assistant_rewritten(b: Break) -> Verdict | None:
-    """What the assistant had said came back as something else."""
+    """The assistant's message came back as something else."""
     if b.known_messages is None:
         return None
     before, after = b.known_messages
     index = b.first_changed
-    if index is not None:  # an earlier assistant message: history_rewritten has had the others
+    if index is not None:  # an earlier assistant message; history_rewritten has handled the other roles
         return _rewritten(b, index, before[index], after[index])
     index = len(before)
     if index >= len(after):
@@ -254,7 +254,7 @@ def _rewritten(b: Break, index: int, old: Message, new: Message) -> Verdict:
 
 
 def _untraced(b: Break, index: int, sent: Message) -> Verdict | None:
-    """Without the parsed reply: a sent message whose words were not sampled was rewritten."""
+    """The reply was not parsed, and a sent message holds words that were not sampled."""
     if b.case.codec is None:
         return None
     sampled = b.case.bytes_of(b.parent.completion_ids)
@@ -264,7 +264,7 @@ def _untraced(b: Break, index: int, sent: Message) -> Verdict | None:
         if value and not b.case.has_trace(value, sampled):
             return Verdict(
                 "assistant_rewritten",
-                f"The {name} of the assistant's message {index} ({quoted(_words(value))}) does not stand in what step "
+                f"The {name} of the assistant's message {index} ({quoted(_words(value))}) is not in what step "
                 f"{b.parent_index} sampled.",
                 message_index=index,
             )
@@ -272,7 +272,7 @@ def _untraced(b: Break, index: int, sent: Message) -> Verdict | None:
 
 
 def _short(value: Any) -> str:
-    """A setting as JSON."""
+    """A setting as JSON, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     head = clipped(text, 60)
     return "not set" if value is None else head if len(head) == len(text) else f"{head} …"

@@ -1,7 +1,6 @@
-"""Checks on one training row: lengths, logprobs, advantages, shifts. What the mask covers is in
-``mask_checks``.
+"""Checks one training row: lengths, logprobs, advantages, shifts. ``mask_checks`` checks the mask.
 
-A check returns a :class:`RowFault` or None; offsets count in the row.
+A check returns a :class:`RowFault` or None. Offsets count in the row.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rollouts.tito.trajectory import Floats, Mask, Row
 _LOGPROBS = ("logprob", "log_prob")
 TRAINER_LOGPROBS = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
 ROUTING = ("routed_experts", "rollout_expert_indices")
-# Rounding of float16 and bfloat16 sums may lift a certain token's logprob a little over 0.
+# Rounding of float16 and bfloat16 sums may raise the logprob of a certain token a little above 0.
 _ROUNDING = 1e-3
 _MAX_LAG = 2
 
@@ -33,15 +32,15 @@ class RowFault:
     stop: int
     evidence: str
     wrong: int = 0
-    """Tokens under the gradient that should not be, or with values that are not theirs."""
+    """Tokens under the gradient that should not be there, or that have values of other tokens."""
     lost: int = 0
     """Sampled tokens that are not trained."""
     severity: str = ""
-    """``error``, ``warning`` or ``info``; empty = the kind's own."""
+    """``error``, ``warning`` or ``info``; empty = that of the kind."""
 
 
 def length_mismatch(row: Row) -> RowFault | None:
-    """A column of another length than the ids."""
+    """A column and the ids differ in length."""
     n = len(row.ids)
     columns: dict[str, Any] = {"loss_mask": row.loss_mask, **row.columns}
     if row.logprobs is not None:
@@ -49,7 +48,7 @@ def length_mismatch(row: Row) -> RowFault | None:
     if row.origin is not None:
         columns["origin"] = row.origin
     wrong = {name: len(values) for name, values in columns.items() if len(values) != n}
-    # A reader keeps a column that has another length as it found it.
+    # A reader keeps a column of another length as it found it.
     for name, value in row.extra.items():
         if "advantage" in name or any(word in name for word in _LOGPROBS):
             values = value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
@@ -62,7 +61,7 @@ def length_mismatch(row: Row) -> RowFault | None:
 
 
 def mask_overrun(row: Row, has_other_roles: bool) -> RowFault | None:
-    """Mask 1 over a whole row that has other roles, or nowhere."""
+    """The mask is 1 on a whole row that has other roles, or is 1 nowhere."""
     n, trained = len(row.ids), int(np.count_nonzero(row.loss_mask))
     if n and trained == n and has_other_roles:
         return RowFault("mask_overrun", 0, n, f"All {n} tokens of the row are under the gradient.", wrong=n)
@@ -72,7 +71,7 @@ def mask_overrun(row: Row, has_other_roles: bool) -> RowFault | None:
 
 
 def _left_out(row: Row) -> bool:
-    """Whether the source says that the whole row is not to be trained."""
+    """Whether the source says that the whole row is not trained."""
     value = row.extra.get("sample_loss_mask", row.extra.get("sample_mask"))
     while isinstance(value, list) and value:
         value = value[0]
@@ -80,13 +79,13 @@ def _left_out(row: Row) -> bool:
 
 
 def nonzero(values: Floats) -> Mask:
-    """Where a column says something; NaN counts as nothing."""
+    """Where a column has a value other than 0. NaN counts as 0."""
     says: Mask = np.nan_to_num(values, nan=0.0, posinf=1.0, neginf=-1.0) != 0
     return says
 
 
 def columns_shifted(row: Row) -> RowFault | None:
-    """A lag other than 0 at which a column's zeros fit the mask's."""
+    """A column's zeros fit the mask's zeros, but at a lag other than 0."""
     for name, values in columns_of(row):
         says = nonzero(values)
         if says.all() or not says.any() or row.loss_mask.all() or not row.loss_mask.any():
@@ -106,7 +105,7 @@ def columns_shifted(row: Row) -> RowFault | None:
 
 
 def columns_of(row: Row) -> Iterator[tuple[str, Floats]]:
-    """Columns that speak of trained tokens only: the sampling logprobs and the advantages."""
+    """The columns that have values on trained tokens only: sampling logprobs and advantages."""
     if row.logprobs is not None:
         yield "logprobs", row.logprobs
     for name, values in row.columns.items():
@@ -115,23 +114,23 @@ def columns_of(row: Row) -> Iterator[tuple[str, Floats]]:
 
 
 def _lag(says: Mask, mask: Mask) -> int:
-    """How far the column stands behind the mask; 0 when it fits as it is, or nowhere better."""
+    """By how many tokens the column is behind the mask. 0 when it fits in place, or fits nowhere better."""
     at_home = int(np.count_nonzero(says != mask))
     if at_home < 2 or not (says & ~mask).any():
-        return 0  # zeros at the start of a completion are sure tokens: a shift also puts values behind its end
+        return 0  # zeros at the start of a completion are certain tokens; a shift also moves values past its end
     best, best_lag = at_home, 0
     for lag in (1, -1, *range(2, _MAX_LAG + 1), *range(-2, -_MAX_LAG - 1, -1)):
-        # What a shift pushed over the row's end, or drew in behind it, is not known.
+        # The values that a shift moved over the row's end, or in from outside, are not known.
         there, here = (says[lag:], mask[:-lag]) if lag > 0 else (says[:lag], mask[-lag:])
         differ = int(np.count_nonzero(there != here))
         if differ < best:
             best, best_lag = differ, lag
-    # Sampled tokens with a logprob of exactly 0 fit nowhere; a real shift explains nearly all that does not fit.
+    # Sampled tokens with a logprob of exactly 0 fit at no lag. A real shift explains nearly all misfits.
     return best_lag if best * 4 <= at_home else 0
 
 
 def logprob_invalid(row: Row) -> RowFault | None:
-    """A value under the gradient that no logprob can have."""
+    """A value under the gradient cannot be a logprob."""
     if row.logprobs is None or not row.loss_mask.any():
         return None
     values = row.logprobs
@@ -143,7 +142,7 @@ def logprob_invalid(row: Row) -> RowFault | None:
             place,
             place + 1,
             f"The logprob at offset {place} is {values[place]:g}; {int(bad.sum())} of "
-            f"{int(np.count_nonzero(row.loss_mask))} trained tokens have one that cannot be.",
+            f"{int(np.count_nonzero(row.loss_mask))} trained tokens have an impossible value.",
             wrong=int(bad.sum()),
         )
     trained = values[row.loss_mask]
@@ -157,7 +156,7 @@ def logprob_invalid(row: Row) -> RowFault | None:
 
 
 def advantage_misplaced(row: Row) -> RowFault | None:
-    """Advantages on masked tokens, or trained tokens without one."""
+    """Masked tokens have advantages, or trained tokens have none."""
     for name, values in row.columns.items():
         if "advantage" not in name or len(values) != len(row.loss_mask):
             continue
@@ -170,8 +169,8 @@ def advantage_misplaced(row: Row) -> RowFault | None:
         parts = [f"{counted(n_none, 'trained token')} without one"] * bool(n_none)
         parts += [f"{counted(n_extra, 'masked token')} with one"] * bool(n_extra)
         evidence, severity = f"By {name}: {' and '.join(parts)}.", ""
-        if says.all():  # one value beside every token, as NeMo RL writes it
-            evidence = f"By {name}: every token has one, the {n_extra} masked ones too. A masked loss passes over them."
+        if says.all():  # one value for every token, as NeMo RL writes it
+            evidence = f"By {name}: every token has one, the {n_extra} masked ones too. A masked loss ignores them."
             severity = "warning"
         return RowFault(
             "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1, evidence, wrong=n_none,
@@ -181,7 +180,8 @@ def advantage_misplaced(row: Row) -> RowFault | None:
 
 
 def logprobs_other_distribution(row: Row) -> RowFault | None:
-    """The trainer's logprobs are a multiple of the sampler's, or lie a constant off: another temperature or filter."""
+    """The trainer's logprobs are a multiple of the sampler's, or differ by a constant: another temperature or
+    filter."""
     if row.logprobs is None:
         return None
     name = next((name for name in TRAINER_LOGPROBS if name in row.columns), None)
@@ -197,7 +197,7 @@ def logprobs_other_distribution(row: Row) -> RowFault | None:
     slope = float(trained @ sampled / (sampled @ sampled))
     start, stop = int(use.argmax()), int(np.flatnonzero(use)[-1]) + 1
     if abs(shift) > 0.2 and spread < abs(shift) / 4:
-        what = f"lie {shift:+.2f} off by a constant"
+        what = f"differ from the sampler's by a constant {shift:+.2f}"
     elif abs(slope - 1) > 0.15 and np.corrcoef(sampled, trained)[0, 1] > 0.97:
         what = f"are {slope:.2f} times the sampler's, as another temperature makes them"
     else:
@@ -206,7 +206,7 @@ def logprobs_other_distribution(row: Row) -> RowFault | None:
 
 
 def prompt_split_wrong(row: Row) -> RowFault | None:
-    """A prompt length that is a count of masked tokens, although trained ones stand before its end."""
+    """The prompt length counts the masked tokens, although a trained token stands before that length."""
     length = row.extra.get("prompt_length", row.extra.get("n_prompt"))
     if not isinstance(length, int) or not row.loss_mask.any():
         return None
@@ -228,19 +228,19 @@ ROW_RULES: tuple[RowRule, ...] = (logprob_invalid, logprobs_other_distribution, 
 
 
 def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> RowFault | None:
-    """Expert routing with another number of rows than ``n - 1`` (or ``n``, padded)."""
+    """Expert routing has neither ``n - 1`` rows nor ``n`` (padded)."""
     for name in ROUTING:
         n = routing_rows(extra.get(name))
         if n is not None and n not in (n_tokens - 1, n_tokens):
             return RowFault(
                 "routing_misaligned", min(n, n_tokens), n_tokens,
-                f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} belong there.",
+                f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} rows are right.",
             )  # fmt: skip
     return None
 
 
 def routing_rows(value: Any) -> int | None:
-    """How many rows of expert routing a source recorded; None when it is no such record."""
+    """How many rows of expert routing a source recorded. None when the value is not such a record."""
     if isinstance(value, list):
         return len(value)
     if isinstance(value, str) and value.startswith("nrlre1:"):  # nrlre1:<dtype>:<rows>x<layers>x<experts>:<base64>

@@ -1,4 +1,4 @@
-"""Row faults of a trajectory: each row by itself, then all of them against the steps."""
+"""Faults in the rows of a trajectory: first each row by itself, then all rows against the steps."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from rollouts.tito.trajectory import NO_IDS, Ids, Message, Origin, Row, Step
 def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
     """Findings of the rows that the source holds. Rows that follow from steps are right by construction."""
     rows = case.trajectory.rows
-    facts = _TemplateProperties(case) if rows else None
+    properties = _TemplateProperties(case) if rows else None
     for index, row in enumerate(rows):
-        assert facts is not None
-        for fault in _row_faults(case, row, facts):
+        assert properties is not None
+        for fault in _row_faults(case, row, properties):
             yield _finding(case, index, row, fault)
     if rows and case.steps:
         yield from _against_steps(case)
@@ -45,19 +45,19 @@ def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
     yield from _step_rows(case)
 
 
-def _row_faults(case: DiagnosisContext, row: Row, facts: _TemplateProperties) -> Iterator[RowFault]:
+def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplateProperties) -> Iterator[RowFault]:
     if fault := checks.length_mismatch(row):
         yield fault
-        return  # nothing else can be lined up
+        return  # without equal lengths nothing else can be compared
     if not len(row.ids):
         return
     row = _with_origin(case, row)
-    marks = facts.marks(row)
+    marks = properties.marks(row)
     roles = bool(header_places(marks, row.ids)) or int(np.count_nonzero(marks.special)) > 2
     overrun = checks.mask_overrun(row, roles)
     if overrun:
         yield overrun
-    # A row that trains nothing or everything has no pattern that columns could be shifted against.
+    # A row that trains nothing or everything has no pattern that shows a shift of the columns.
     shifted = None if overrun else checks.columns_shifted(row)
     others = list(checks.ROW_RULES)
     if shifted:
@@ -65,7 +65,7 @@ def _row_faults(case: DiagnosisContext, row: Row, facts: _TemplateProperties) ->
     elif not overrun:
         wrong = list(mask_faults(row, marks))
         yield from _merged(wrong)
-        # Advantages that stand where the mask should follow from the mask's fault.
+        # Advantages in place of the mask's fault follow from that fault.
         if not wrong or checks.advantage_misplaced(_mended(row, wrong)):
             others.append(checks.advantage_misplaced)
     for check in others:
@@ -84,7 +84,7 @@ def _mended(row: Row, faults: Sequence[RowFault]) -> Row:
 
 
 def _merged(faults: Sequence[RowFault]) -> Iterator[RowFault]:
-    """One finding a kind: the first place, with the counts of all."""
+    """One fault for each kind: the first place, with the counts of all places."""
     by_kind: dict[str, RowFault] = {}
     for fault in faults:
         first = by_kind.get(fault.kind)
@@ -96,7 +96,7 @@ def _merged(faults: Sequence[RowFault]) -> Iterator[RowFault]:
 
 
 def _with_origin(case: DiagnosisContext, row: Row) -> Row:
-    """Who wrote what, where the steps tell: a row that is the stream of its last step."""
+    """The row with origins from the steps, if the row is the stream of its last step."""
     if row.origin is not None or not row.step_indices or row.step_indices[-1] >= len(case.steps):
         return row
     sampled = sampled_places(case.steps, row)
@@ -108,7 +108,7 @@ def _with_origin(case: DiagnosisContext, row: Row) -> Row:
         origin[start:stop] = Origin.SAMPLED
     between = origin == Origin.TEMPLATE
     text = between & ~case.is_special(row.ids)
-    # Long stretches between completions are somebody's text; short ones are scaffold.
+    # Long stretches between completions are text of a tool or user; short ones are the template's.
     for start, stop in mask_runs(text):
         if stop - start > 3:
             origin[start:stop] = Origin.OBSERVATION
@@ -116,7 +116,7 @@ def _with_origin(case: DiagnosisContext, row: Row) -> Row:
 
 
 def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]] | None:
-    """Where each step's completion stands in the row ``(start, stop, step)``; None when one does not."""
+    """Where each step's completion stands in the row: ``(start, stop, step)``. None when a completion is not there."""
     found = []
     cursor = 0
     for index in row.step_indices:
@@ -150,14 +150,14 @@ _CALLED: tuple[Message, ...] = (
 
 
 class _TemplateProperties:
-    """The marks of turns, from a few small renders of the run's template; from the row itself without one."""
+    """The marks of turns, from a few small renders of the run's template. Without a template, from the row itself."""
 
     def __init__(self, case: DiagnosisContext) -> None:
         self.case = case
         self.headers: tuple[Ids, ...] = ()
         self.stop_ids: frozenset[int] = frozenset()
         self.template_stops: frozenset[int] = frozenset()
-        """The same where the template told: without it an end of turn may stand before an end of text."""
+        """The same ids, if the template told them. Without it an end of turn may stand before an end of text."""
         codec = case.codec
         if codec is None:
             return
@@ -169,7 +169,7 @@ class _TemplateProperties:
         self.headers = self._opens(renderer, (_QUESTION,))
         if not self.headers:
             return
-        # Some templates put arguments together as text and refuse objects.
+        # Some templates join arguments as text and refuse objects.
         called = self._opens(renderer, _CALLED) or self._opens(renderer, msg.with_json_arguments(_CALLED))
         self.headers += tuple(ids for ids in called if not np.array_equal(ids, self.headers[0]))
         behind = self._around(renderer, (_QUESTION,))[1]
@@ -178,7 +178,7 @@ class _TemplateProperties:
             self.template_stops = self.stop_ids
 
     def _opens(self, renderer: Renderer, messages: Sequence[Message]) -> tuple[Ids, ...]:
-        """What stands between messages and the assistant's answer: the generation prompt, else the last mark."""
+        """The ids between messages and the assistant's answer: the generation prompt, else the last mark."""
         try:
             with_prompt = renderer.render_ids(messages, None, {}, True)
             without = renderer.render_ids(messages, None, {}, False)
@@ -190,7 +190,7 @@ class _TemplateProperties:
         return (header,) if len(header) else ()
 
     def _around(self, renderer: Renderer, messages: Sequence[Message]) -> tuple[Ids, Ids]:
-        """The control tokens in front of an answer and behind it, when the conversation goes on."""
+        """The control tokens before an answer and after it, when the conversation goes on."""
         assert self.case.codec is not None
         try:
             whole = renderer.render_ids([*messages, _ANSWER, {"role": "user", "content": "Next"}], None, {}, False)
@@ -205,6 +205,7 @@ class _TemplateProperties:
         return whole[special & (offsets <= start)], whole[special & (offsets > start + len(b"Answer zwei"))]
 
     def marks(self, row: Row) -> TurnBoundaries:
+        """The marks of the turns in this row."""
         special = self.case.is_special(row.ids)
         headers = self.headers
         if not any(places_of(header, row.ids) for header in headers):
@@ -240,7 +241,7 @@ def _finding(case: DiagnosisContext, index: int, row: Row, fault: RowFault, step
 
 
 def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
-    """Rows against the steps they say they are made of: sampled as they stand, each token trained once."""
+    """Compare rows with their steps: tokens must be as sampled, and each trained once."""
     trained = [np.zeros(len(step.completion_ids), dtype=np.int32) for step in case.steps]
     complete = True
     for index, row in enumerate(case.trajectory.rows):
@@ -268,11 +269,11 @@ def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
 
 def _not_sampled(case: DiagnosisContext, row: Row) -> RowFault:
     steps = [index for index in row.step_indices if index < len(case.steps)]
-    wanted = case.steps[steps[-1]].stream if steps else NO_IDS  # whatever order the row's source says they have
+    wanted = case.steps[steps[-1]].stream if steps else NO_IDS  # in the order that the row's source names
     start = common_prefix(wanted, row.ids)
     return RowFault(
         "row_not_sampled", start, len(row.ids),
-        f"From offset {start} on the row's ids are not those that its steps read and sampled.",
+        f"From offset {start} on the row's ids differ from the ids that its steps read and sampled.",
         wrong=int(np.count_nonzero(row.loss_mask[start:])),
     )  # fmt: skip
 
@@ -290,7 +291,7 @@ def _on_step(
 
 
 def _order(case: DiagnosisContext) -> Iterator[Finding]:
-    """Step-wise rows: one behind the other in their batch, the last-step flag on the last one and on no other."""
+    """Step-wise rows must follow each other in their batch, and only the last one has the last-step flag."""
     rows: Sequence[Row] = case.trajectory.rows
     flags = [row.extra.get("is_last_step") for row in rows]
     if not flags or any(not isinstance(flag, bool) for flag in flags):
@@ -311,7 +312,7 @@ def _order(case: DiagnosisContext) -> Iterator[Finding]:
 
 
 def _routing(case: DiagnosisContext) -> Iterator[Finding]:
-    """Expert routing that the source keeps beside the whole trajectory: of its row, where it has one alone."""
+    """Expert routing that the source keeps for the whole trajectory. It belongs to the row if there is only one."""
     rows = case.trajectory.rows
     if len(rows) == 1:
         if fault := checks.routing_misaligned(case.trajectory.extra, len(rows[0].ids)):
@@ -324,7 +325,7 @@ def _routing(case: DiagnosisContext) -> Iterator[Finding]:
 
 
 def _versions(case: DiagnosisContext) -> Iterator[Finding]:
-    """Rows whose steps several policy versions sampled."""
+    """Several policy versions sampled the steps of a row."""
     chains = [row.step_indices for row in case.trajectory.rows] or case.merged
     for index, steps in enumerate(chains):
         versions = [case.steps[i].policy_version for i in steps if i < len(case.steps) and case.steps[i].policy_version]
@@ -338,7 +339,7 @@ def _versions(case: DiagnosisContext) -> Iterator[Finding]:
 
 
 def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
-    """What steps tell of their rows: stop strings that cut the text and not the ids, routing, truncation."""
+    """What steps tell about their rows: stop strings that cut only the text, routing, truncation."""
     wants_masked = bool(case.trajectory.extra.get("mask_truncated"))
     for index, step in enumerate(case.steps):
         n = len(step.completion_ids)
@@ -347,7 +348,7 @@ def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
         if (cut := _past_stop_string(case, step)) is not None:
             yield _on_step(
                 case, index, "stop_string_misaligned", cut, n,
-                f"A stop string ended step {index}; {n - cut} of its ids stand behind the text that was returned.",
+                f"A stop string ended step {index}; {n - cut} of its ids stand after the text that was returned.",
                 Cost(trained_tokens_wrong=n - cut),
             )  # fmt: skip
         if wants_masked and step.finish_reason == "length" and n and _is_trained(case, index):
@@ -358,7 +359,7 @@ def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
 
 
 def _past_stop_string(case: DiagnosisContext, step: Step) -> int | None:
-    """The first id behind the returned text, when a stop string cut it; None = none."""
+    """The first id after the returned text, when a stop string cut the text. Else None."""
     by_string = step.finish_reason == "stop" and step.stop_reason and not step.stop_reason.isdigit()
     if not by_string or step.text is None or case.codec is None:
         return None

@@ -1,4 +1,4 @@
-"""What one step's own tokens tell: ids that are missing or made up, ids against text, canonical or not."""
+"""Checks one step by itself: missing or made-up ids, ids against the text, canonical form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONSTANT = 4
 
 
 def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
-    """Ids that are absent, outside the vocabulary, or one id over and over where the reply says something else."""
+    """Ids are absent, outside the vocabulary, or one id many times although the reply says something else."""
     step = case.steps[index]
     n = len(step.prompt_ids)
     reason = _missing(case, step)
@@ -42,12 +42,12 @@ def _missing(case: DiagnosisContext, step: Step) -> tuple[str, int, int] | None:
     if not n:
         return "the prompt has no ids", 0, 0
     if total == n:
-        # An aborted call may have sampled nothing; any other samples at least one token.
+        # An aborted call may have sampled nothing. Every other call samples at least one token.
         silent = step.finish_reason == "abort" or step.text == ""
         return None if silent else ("the completion has no ids", n, n)
     for name, ids, start in (("prompt", step.prompt_ids, 0), ("completion", step.completion_ids, n)):
         limit = 2**31 if case.codec is None else case.codec.vocab_size
-        if int(ids.view(np.uint32).max()) >= limit:  # a negative id is a huge one here
+        if int(ids.view(np.uint32).max()) >= limit:  # as unsigned, a negative id is a huge one
             unknown = (ids < 0) | (ids >= limit)
             place = int(unknown.argmax())
             return (
@@ -57,7 +57,7 @@ def _missing(case: DiagnosisContext, step: Step) -> tuple[str, int, int] | None:
             )
         if ids[0] == ids[-1] and (ids == ids[0]).all() and _made_up(case, step, ids, name == "completion"):
             return (
-                f"the {name} holds nothing but the id {int(ids[0])} ({len(ids)} time{'s' * (len(ids) != 1)})",
+                f"the {name} holds only the id {int(ids[0])} ({len(ids)} time{'s' * (len(ids) != 1)})",
                 start,
                 start + len(ids),
             )
@@ -65,7 +65,7 @@ def _missing(case: DiagnosisContext, step: Step) -> tuple[str, int, int] | None:
 
 
 def _made_up(case: DiagnosisContext, step: Step, ids: Ids, is_completion: bool) -> bool:
-    """Whether a constant stretch is no sample: its text is not what the source says was said."""
+    """Whether a stretch of one id was not sampled: its text differs from the reply of the source."""
     if not is_completion:
         return len(ids) >= _CONSTANT or int(ids[0]) == 0
     said = _said(step)
@@ -75,7 +75,7 @@ def _made_up(case: DiagnosisContext, step: Step, ids: Ids, is_completion: bool) 
 
 
 def _said(step: Step) -> str | None:
-    """What the source says was said; None when it does not say."""
+    """What the model said, by the source. None when the source does not tell."""
     if step.text is not None:
         return step.text
     if step.reply is None:
@@ -87,7 +87,7 @@ def _said(step: Step) -> str | None:
 
 
 def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
-    """Ids against logprobs, and ids against the returned text."""
+    """The ids disagree with the logprobs, or with the returned text."""
     step = case.steps[index]
     n, sampled = len(step.prompt_ids), len(step.completion_ids)
     cost = Cost(trained_tokens_wrong=sampled, rows=len(case.merged))
@@ -101,7 +101,7 @@ def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
         return None
     if (place := _text_differs(case, index)) is not None:
         verdict = Verdict(
-            "engine_ids_inconsistent", f"The ids that step {index} sampled do not spell the text that came with them."
+            "engine_ids_inconsistent", f"The decoded ids of step {index} differ from the text that came with them."
         )
         text = clipped(step.text if step.text is not None else _said(step) or "", 1000)
         span = StepSpan(n + place, n + sampled, step.completion_ids[place:], expected_text=text)
@@ -110,20 +110,20 @@ def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
 
 
 def _text_differs(case: DiagnosisContext, index: int) -> int | None:
-    """Offset in the completion at which ids and text part; None = they agree as far as can be told."""
+    """The offset in the completion at which ids and text differ. None = no difference is known."""
     step = case.steps[index]
     data = case.completion_bytes[index]
     if step.text is None:
         silent = step.reply is None or _reply_has_trace(case, step.reply, data) or not _said(step)
         return None if silent else 0
-    # What decoding with special tokens skipped leaves out is often less than all control tokens.
+    # Decoding with special tokens skipped often leaves out fewer tokens than all control tokens.
     skipped = np.isin(step.completion_ids, sorted(getattr(case.codec, "skipped_ids", ())))
     kept = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
     as_decoded = [case.text(step.completion_ids[~left_out]).strip() for left_out in kept]
     if any(_cut_from(step.text.strip(), whole) for whole in as_decoded):
         return None
     if any(_cut_from(case.as_decoded(step.text).strip(), whole) for whole in as_decoded):
-        return None  # the tokenizer does not give text back as it was
+        return None  # the tokenizer does not restore text exactly
     decoded = data.decode("utf-8", "replace")
     same = next((i for i, (a, b) in enumerate(zip(decoded, step.text, strict=False)) if a != b), 0)
     assert case.codec is not None
@@ -132,13 +132,12 @@ def _text_differs(case: DiagnosisContext, index: int) -> int | None:
 
 
 def _cut_from(text: str, whole: str) -> bool:
-    """Whether a text is a whole one but for its end: a stop string or the stop token may be cut, nothing in front."""
+    """Whether a text is the start of the whole one: a stop string or stop token may be cut, nothing at the front."""
     return whole.startswith(text) or (text.endswith("�") and whole.startswith(text.rstrip("�")))
 
 
 def _reply_has_trace(case: DiagnosisContext, reply: Message, data: bytes) -> bool:
-    """Whether something of what the reply says stands in the sampled bytes. Parsers move things, so order is not
-    asked."""
+    """Whether some of the reply's text is in the sampled bytes, in any order, because parsers move parts."""
     empty = True
     for value in _spoken(reply):
         if value.strip():
@@ -158,7 +157,7 @@ def _spoken(reply: Message) -> Iterator[str]:
 
 
 def doubled_bos(case: DiagnosisContext, index: int) -> Finding | None:
-    """BOS twice at the start of a prompt that nothing precedes."""
+    """BOS stands twice at the start of the first prompt of a chain."""
     bos = case.codec.bos_id if case.codec else None
     prompt_ids = case.steps[index].prompt_ids
     if bos is None or len(prompt_ids) < 2 or int(prompt_ids[0]) != bos or int(prompt_ids[1]) != bos:
@@ -179,7 +178,7 @@ def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Fin
             continue
         start, drift = len(case.steps[index].prompt_ids), drifts[0]
         more = f", and {len(drifts) - 1} more places" if len(drifts) > 1 else ""
-        half = " It holds bytes that are no whole character." if any(d.invalid_utf8 for d in drifts) else ""
+        half = " It holds bytes that are not a whole character." if any(d.invalid_utf8 for d in drifts) else ""
         verdict = Verdict(
             "noncanonical_sampling",
             f"Step {index} sampled {listed(drift.actual_ids)} where the encoder chooses "
@@ -193,7 +192,7 @@ def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Fin
 def control_text_in(
     content: object, data: bytes, case: DiagnosisContext, ids: Ids, pieces: Sequence[bytes]
 ) -> tuple[int, int] | None:
-    """The first control token that a message's own text was encoded to, as ``[start, stop)`` among ``ids``."""
+    """The first control token that was encoded from a message's text, as ``[start, stop)`` among ``ids``."""
     special = case.is_special(ids)
     if not special.any():
         return None
@@ -207,7 +206,7 @@ def control_text_in(
             parts = pattern.split(form)
             if len(parts) == 1:
                 continue
-            # SentencePiece may put a space behind a control token; WordPiece drops those around it, and capitals.
+            # SentencePiece may put a space after a control token. WordPiece drops spaces around it, and capitals.
             found = re.search(b" *".join(re.escape(part.strip(b" ")) for part in parts), data, re.IGNORECASE)
             if found is None:
                 continue

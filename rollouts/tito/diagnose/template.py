@@ -1,4 +1,4 @@
-"""Breaks that the template or the tokenizer explains: scaffold that comes and goes, another vocabulary."""
+"""Breaks that the template or the tokenizer explains: template text that comes and goes, another vocabulary."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rollouts.tito.snippets import quoted_or_nothing
 
 
 def template_not_append_only(b: Break) -> Verdict | None:
-    """The streams part in text that the template wrote, with equal messages on both sides."""
+    """The streams differ in text that the template wrote, and the messages are equal."""
     if b.known_messages is not None and b.first_changed is not None:
         return None
-    start = b.text_start  # tokens that merged over the seam of prompt and completion are not the template's doing
+    start = b.text_start  # the template does not cause tokens that merge over the seam of prompt and completion
     in_prompt = not b.sampled_at(start, start + 1)
     tail = b.expected[start:]
     if not in_prompt and not (len(tail) <= 4 and b.case.is_special(tail).all()):
@@ -29,7 +29,7 @@ def template_not_append_only(b: Break) -> Verdict | None:
     return Verdict(
         "template_not_append_only",
         f"The template wrote {quoted_or_nothing(b.a)} {where} step {b.parent_index}'s prompt and "
-        f"{quoted_or_nothing(b.b)} in its place once messages followed.",
+        f"{quoted_or_nothing(b.b)} in its place when messages followed.",
     )
 
 
@@ -46,14 +46,14 @@ def _tail_length(b: Break) -> int:
 
 
 def _template_did_it(b: Break) -> bool:
-    """Whether the stored template itself gives both prompts, so that the difference is its own."""
+    """Whether the stored template renders both prompts, so that it causes the difference."""
     if b.known_messages is None:
         return False
     first = b.case.render(b.parent, b.known_messages[0], True, key=("prompt", b.parent_index))
     second = b.case.render(b.step, b.known_messages[1], True, key=("prompt", b.index))
     if first is None or second is None:
         return False
-    # A date in the text before may make the prompts that were sent longer or shorter than the renders.
+    # A date in the text before may make the sent prompts longer or shorter than the renders.
     start = common_prefix(first, second)
     n = min(8, len(first) - start)
     left, right = b.expected[b.start : b.start + n], b.actual[b.start : b.start + 8]
@@ -61,7 +61,7 @@ def _template_did_it(b: Break) -> bool:
 
 
 def tokenizer_mismatch(b: Break) -> Verdict | None:
-    """The prompt's ids do not spell the request's messages under this tokenizer."""
+    """With this tokenizer the prompt's text is not that of the request's messages."""
     if b.known_messages is None or not foreign(b.case, b.index):
         return None
     return _foreign_verdict(b.index)
@@ -75,7 +75,7 @@ def _foreign_verdict(index: int) -> Verdict:
 
 
 def foreign(case: DiagnosisContext, index: int) -> bool:
-    """Whether most message texts of a request are not to be found in its decoded prompt."""
+    """Whether most message texts of a request are missing in its decoded prompt."""
     messages = case.request_messages(index)
     if case.codec is None or not messages:
         return False
@@ -86,7 +86,7 @@ def foreign(case: DiagnosisContext, index: int) -> bool:
 
 
 def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
-    """A prompt that nothing precedes: its text is what the template gives, its ids are another tokenizer's."""
+    """The first prompt of a chain has the template's text, but another tokenizer's ids."""
     step = case.steps[index]
     messages = case.request_messages(index)
     if case.codec is None or messages is None or index in case.no_ids:
@@ -100,15 +100,15 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     if start == len(rendered) == len(step.prompt_ids):
         return None
     if case.bytes_of(rendered[start:]) != case.bytes_of(step.prompt_ids[start:]):
-        return None  # another text: the template is not the one that made the prompt
+        return None  # another text: another template made the prompt
     if case.is_special(rendered[start:]).sum() != case.is_special(step.prompt_ids[start:]).sum():
-        return None  # content was encoded with control tokens split, as it should be
+        return None  # content whose control tokens were encoded as text, which is right
     tail = common_prefix(rendered[start:][::-1], step.prompt_ids[start:][::-1])
     stop = len(step.prompt_ids) - tail
     verdict = Verdict(
         "tokenizer_mismatch",
-        f"The prompt of step {index} spells what the template gives for its messages, in other ids than this tokenizer "
-        f"gives, from offset {start} on.",
+        f"The prompt of step {index} has the text that the template writes for its messages, but from offset "
+        f"{start} on other ids than this tokenizer writes.",
     )
     span = StepSpan(start, stop, step.prompt_ids[start:stop], rendered[start : len(rendered) - tail])
     return finding_on_step(case, index, verdict, span)

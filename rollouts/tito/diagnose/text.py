@@ -21,7 +21,7 @@ _TAG_BEHIND = re.compile(r"\s*(?=<[^<>]{1,64}>|\[/?[A-Z_]{2,64}\])")
 
 
 def special_tokens_dropped(b: Break) -> Verdict | None:
-    """Every token that is missing is a control token."""
+    """Every missing token is a control token."""
     if b.case.codec is None:
         return None
     expected, actual = b.expected_stretch, b.actual_stretch
@@ -40,12 +40,12 @@ def special_tokens_dropped(b: Break) -> Verdict | None:
     names = ", ".join(b.case.text(np.array([kind])) for kind in kinds[:4]) + " and others" * (len(kinds) > 4)
     return Verdict(
         "special_tokens_dropped",
-        f"Nothing but control tokens is missing from the prompt of step {b.index}: {names}.",
+        f"Only control tokens are missing from the prompt of step {b.index}: {names}.",
     )
 
 
 def _text_alone_came_back(b: Break) -> bool:
-    """Whether the rest of what was sampled came back whole but for its control tokens, up to an end of turn."""
+    """Whether the rest of the sampled text came back whole, except for control tokens, up to an end of turn."""
     expected, actual = b.expected[b.start :], b.actual[b.start :]
     dropped = b.case.is_special(expected)
     said = b.case.bytes_of(expected[~dropped]) if b.in_completion and dropped[:-1].any() else b""
@@ -55,7 +55,7 @@ def _text_alone_came_back(b: Break) -> bool:
 
 
 def _gone_for_good(b: Break) -> Ids:
-    """The control tokens that are nowhere in a prompt that otherwise spells what was sampled; empty = it does not."""
+    """The control tokens that are missing in a prompt with otherwise the sampled text. Empty = the text differs too."""
     expected, actual = b.expected[b.start :], b.actual[b.start :]
     gone = expected[b.case.is_special(expected) & ~np.isin(expected, actual)]
     said, came = (b.case.text(ids).split() for ids in (expected[~np.isin(expected, gone)], actual))
@@ -64,7 +64,7 @@ def _gone_for_good(b: Break) -> Ids:
 
 
 def _stop_alone_is_lost(b: Break) -> bool:
-    """Whether the template writes the sampled stop token and, behind it, just what the later prompt goes on with."""
+    """Whether the template writes the sampled stop token, followed by exactly what the later prompt holds."""
     lost, behind = b.expected[b.start :], b.actual[b.start :]
     if b.known_messages is None or not len(behind) or not b.case.is_special(lost).all():
         return False
@@ -73,18 +73,18 @@ def _stop_alone_is_lost(b: Break) -> bool:
 
 
 def invalid_utf8(b: Break) -> Verdict | None:
-    """A replacement character on either side of the difference."""
+    """A replacement character stands in one of the differing texts."""
     if b.case.codec is None or "�" not in b.a + b.b or foreign(b.case, b.index):
         return None
     return Verdict(
         "invalid_utf8",
-        f"What step {b.parent_index} sampled holds bytes that are no whole character; as text they became U+FFFD, "
+        f"What step {b.parent_index} sampled holds bytes that are not a whole character. As text they became U+FFFD, "
         "which encodes to other tokens.",
     )
 
 
 def tool_call_reserialized(b: Break) -> Verdict | None:
-    """The texts part inside a tool call whose values are the same on both sides."""
+    """The texts differ inside a tool call, and the values of the call are equal."""
     if b.case.codec is None or b.same_text or not b.sampled_at(b.text_start, b.text_start + 1):
         return None
     chain = (b.case.steps[index] for index in b.case.chain(b.parent_index))
@@ -92,7 +92,7 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
     old, new = b.text_from(len(turn.prompt_ids))
     place = _first_difference(old, new)
     if _only_white_space(b) and place >= len(_said(b, turn)):
-        return None  # behind the call, not in it
+        return None  # after the call, not in it
     names = [call["name"] for call in msg.calls_of(b.sent_back or b.parent.reply or {})]
     names += [b.case.as_decoded(name) for name in names if isinstance(name, str)]
     for start, stop in call_regions(old, names):
@@ -115,7 +115,7 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
 
 
 def whitespace_changed(b: Break) -> Verdict | None:
-    """Both sides are the same but for white space."""
+    """The texts are equal except for white space."""
     if b.case.codec is None or b.same_text or not _only_white_space(b):
         return None
     sampled, came = contrast(b.a, b.b)
@@ -135,23 +135,23 @@ def _said(b: Break, step: Step) -> str:
 
 
 def boundary_merge(b: Break) -> Verdict | None:
-    """The same text in other tokens, over the seam of two pieces that were encoded apart."""
+    """The same text in other tokens, across the seam of two pieces that were encoded separately."""
     if b.case.codec is None or not b.same_text or _inside_sampled(b):
         return None
     return Verdict(
         "boundary_merge",
-        f"Both sides spell the same text; tokens {listed(b.expected_stretch)} were put together from pieces and "
+        f"The text is the same. Tokens {listed(b.expected_stretch)} were joined from pieces and "
         f"became {listed(b.actual_stretch)} when the text was encoded as a whole.",
     )
 
 
 def noncanonical_sampling(b: Break) -> Verdict | None:
-    """The same text in other tokens, all of them sampled."""
+    """The same text in other tokens. All of them were sampled."""
     if b.case.codec is None or not b.same_text or not _inside_sampled(b):
         return None
     return Verdict(
         "noncanonical_sampling",
-        f"Both sides spell the same text; the model sampled {listed(b.expected_stretch)} where the encoder "
+        f"The text is the same. The model sampled {listed(b.expected_stretch)} where the encoder "
         f"chooses {listed(b.actual_stretch)}.",
         message_index=len(b.known_messages[0]) if b.known_messages and b.in_completion else None,
     )
@@ -163,14 +163,14 @@ def _inside_sampled(b: Break) -> bool:
         return b.sampled_at(b.start, b.start + 1)
     if not b.sampled_at(b.start + group.left_start, b.start + group.left_stop):
         return False
-    # A token of the other side that reaches over the end of the sampled bytes belongs to what follows as well.
+    # A token of the prompt that reaches over the end of the sampled bytes belongs to the text after them too.
     left = b.case.bytes_of(b.expected[b.start + group.left_start : b.start + group.left_stop])
     right = b.case.bytes_of(b.actual[b.start + group.right_start : b.start + group.right_stop])
     return len(left) == len(right)
 
 
 def call_regions(text: str, names: list[Any]) -> list[tuple[int, int]]:
-    """Where tool calls stand in a completion: their payload, and white space between it and the tags around it."""
+    """Where tool calls stand in a completion: the payload, and the white space between it and its tags."""
     regions = []
     for start, stop, value in json_objects(text):
         named = isinstance(value, dict) and isinstance(value.get("name") or value.get("function"), str | dict)
@@ -195,7 +195,7 @@ def _padded(text: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def json_objects(text: str, limit: int = 64) -> list[tuple[int, int, Any]]:
-    """Objects ``(start, stop, value)`` that stand in a text as JSON, or as Python writes them."""
+    """Objects ``(start, stop, value)`` in a text, as JSON or in Python's notation."""
     decoder = json.JSONDecoder(strict=False)
     found: list[tuple[int, int, Any]] = []
     place = text.find("{")

@@ -1,4 +1,4 @@
-"""Breaks around reasoning: blocks that come and go, are left out, or are parsed wrong."""
+"""Breaks around reasoning: think blocks that come and go, are left out, or are parsed wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.snippets import counted
 
 _WORD = r"(?:[\w:.\-]*?(?:think|thought|reason|reflection)[\w:.\-]*)"
-# Markers as templates write them: <think>, [THINK], <|think|>, ◁think▷; and a channel of its own.
+# Markers as templates write them: <think>, [THINK], <|think|>, ◁think▷; and a channel of reasoning.
 _PAIRS = (
     (rf"<\|?{_WORD}\|?>", rf"<\|?/\|?{_WORD}\|?>"),
     (rf"<\|?(?:begin|start)_of_{_WORD}\|?>", rf"<\|?end_of_{_WORD}\|?>"),
@@ -31,11 +31,11 @@ _SPACE = re.compile(r"\s+")
 
 
 def empty_think_toggled(b: Break) -> Verdict | None:
-    """The run that was removed or inserted is an opening marker, white space and a closing one."""
+    """The removed or inserted text is an opening marker, white space and a closing marker."""
     if b.case.codec is None:
         return None
-    sides = _both_texts(b)
-    for removed, (one, other) in ((True, sides), (False, sides[::-1])):
+    texts = _both_texts(b)
+    for removed, (one, other) in ((True, texts), (False, texts[::-1])):
         if (body := lone_block(one, other)) is not None and not body.strip():
             what = "is gone from" if removed else "has appeared in"
             return Verdict(
@@ -47,7 +47,7 @@ def empty_think_toggled(b: Break) -> Verdict | None:
 
 
 def thinking_stripped(b: Break) -> Verdict | None:
-    """The run that is missing holds reasoning, and nobody changed a message."""
+    """The missing text holds reasoning, and no message was changed."""
     if b.case.codec is None:
         return None
     expected, actual = _both_texts(b)
@@ -60,13 +60,13 @@ def thinking_stripped(b: Break) -> Verdict | None:
     return Verdict(
         "thinking_stripped",
         f"The reasoning ({counted(len(body.split()), 'word')}) that step {b.parent_index} or an earlier one "
-        f"sampled is not in the prompt of step {b.index}; its messages still hold what was said.",
+        f"sampled is not in the prompt of step {b.index}. Its messages still hold what was said.",
         message_index=_place(b),
     )
 
 
 def reasoning_misparsed(b: Break) -> Verdict | None:
-    """The prompt had opened the think block; the parser missed that, and the reasoning came back as content."""
+    """The prompt had opened the think block. The parser missed that, and the reasoning came back as content."""
     if b.case.codec is None:
         return None
     prompt_tail = b.case.text(b.parent.prompt_ids[-48:])
@@ -85,23 +85,23 @@ def reasoning_misparsed(b: Break) -> Verdict | None:
         return None
     return Verdict(
         "reasoning_misparsed",
-        f"The prompt of step {b.parent_index} ends inside a think block that the completion closes; it was parsed as "
-        f"if there were none, and step {b.index} sends the reasoning as content.",
+        f"The prompt of step {b.parent_index} ends inside a think block that the completion closes. It was parsed as "
+        f"if there were no block, and step {b.index} sends the reasoning as content.",
         message_index=_place(b),
     )
 
 
 def _turn(b: Break) -> str:
-    """The turn that the break lies in, as the later prompt renders it: up to the sampled stop token."""
+    """The turn of the break, as the later prompt renders it: up to the sampled stop token."""
     start = max(0, min(b.start, len(b.parent.prompt_ids)) - 16)
     return b.case.text(b.actual[start : max(b.turn_stop, start + 1)])
 
 
 def _both_texts(b: Break) -> tuple[str, str]:
-    """Both streams as text from the control token before the break on, the sampled one to its end."""
+    """Both streams as text, from the control token before the break. The sampled one ends at its end."""
     special = b.case.is_special(b.expected[: b.start])
     start = b.start
-    for _ in range(4):  # markers are often control tokens themselves: go back to the turn's own
+    for _ in range(4):  # markers are often control tokens: go back to the token of the turn
         before = special[:start].nonzero()[0]
         start = int(before[-1]) if before.size else max(0, start - 32)
     return b.case.text(b.expected[start:]), b.case.text(b.actual[start:])
@@ -109,15 +109,16 @@ def _both_texts(b: Break) -> tuple[str, str]:
 
 @lru_cache(maxsize=64)
 def lone_block(one: str, other: str) -> str | None:
-    """The body of a think block at the first difference that only ``one`` has: without it, the two go on alike.
+    """The text of a think block that only ``one`` has at the first difference. Without the block both texts go on
+    alike.
 
-    A template that leaves the markers standing around nothing has taken the body as well.
+    A template that leaves the markers around nothing has removed the text too.
     """
     shared = _common(one, other)
     for pattern in _BLOCKS:
         for match in pattern.finditer(one):
             start, stop = match.span()
-            # White space around a block may be shared with what follows it.
+            # White space around a block may also belong to what follows it.
             if not start - 4 <= shared <= stop:
                 continue
             left = _SPACE.sub("", one[:start] + one[stop:])
@@ -138,7 +139,7 @@ def _common(a: str, b: str) -> int:
     if a[:n] == b[:n]:
         return n
     low, high = 0, n
-    while high - low > 1:  # a[:low] == b[:low] holds throughout
+    while high - low > 1:  # invariant: a[:low] == b[:low]
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

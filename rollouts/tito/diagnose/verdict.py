@@ -1,4 +1,4 @@
-"""What a rule answers, and the finding that it becomes."""
+"""The result of a rule, and the finding that it becomes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Verdict:
     kind: str
     evidence: str
     severity: Severity | None = None
-    """None = the kind's own."""
+    """None = that of the kind."""
     message_index: int | None = None
     missing: str = ""
     aside: int | None = None
@@ -29,14 +29,14 @@ def bounded(ids: Ids) -> Ids:
     return ids[:MAX_STRETCH].copy()
 
 
-def bound_note(*sides: Ids) -> str:
-    """A sentence when a side is longer than what is stored."""
-    longest = max(len(ids) for ids in sides)
-    return f" The difference is {longest} ids long; the first {MAX_STRETCH} a side are kept." * (longest > MAX_STRETCH)
+def bound_note(*stretches: Ids) -> str:
+    """A sentence when a stretch is longer than what is stored."""
+    longest = max(len(ids) for ids in stretches)
+    return f" The difference is {longest} ids long; {MAX_STRETCH} of each side are kept." * (longest > MAX_STRETCH)
 
 
 def finding_at_break(b: Break, verdict: Verdict) -> Finding:
-    """The finding of a stream break: the differing stretch on both sides, and what it costs."""
+    """The finding of a stream break: the differing stretch of both streams, and what it costs."""
     kind = KINDS[verdict.kind]
     expected, actual = b.expected_stretch, b.actual_stretch
     return Finding(
@@ -59,10 +59,10 @@ def finding_at_break(b: Break, verdict: Verdict) -> Finding:
 
 
 def break_cost(b: Break, kind: str) -> Cost:
-    """A break costs what was sampled behind it in the continued row, one more row, and what the two rows share, which
-    is forwarded once more: the quantity that a replay counts (``strategies.replay.repaid_tokens``).
+    """The cost of a break: the tokens sampled after it in the row, one more row, and tokens that are forwarded twice.
 
-    Nothing is lost where a later step goes on from what was sampled; of a call that was made twice, the dropped answer.
+    The last count is the prefix that both rows share, as ``strategies.replay.repaid_tokens`` counts it. Nothing is lost
+    when a later step continues the sampled stream. Of a call that was made twice, the dropped answer is lost.
     """
     case = b.case
     lost = 0
@@ -84,15 +84,15 @@ def break_cost(b: Break, kind: str) -> Cost:
 
 @dataclass(frozen=True, eq=False)
 class StepSpan:
-    """The place in a step's stream that a finding is about, and what stands there."""
+    """The place in a step's stream that a finding is about, and the ids there."""
 
     start: int = 0
     stop: int = 0
-    """``[start, stop)`` of prompt and completion."""
+    """The place is ``[start, stop)`` of prompt and completion."""
     actual_ids: Ids = field(default_factory=lambda: NO_IDS)
-    """What stands there."""
+    """The ids that stand there."""
     expected_ids: Ids = field(default_factory=lambda: NO_IDS)
-    """What should stand there; empty = not known."""
+    """The ids that should stand there; empty = not known."""
     expected_text: str | None = None
     """None = the text of ``expected_ids``."""
 
@@ -105,9 +105,9 @@ def finding_on_step(
     axis: Axis | None = None,
     cost: Cost | None = None,
 ) -> Finding:
-    """A finding about one step's own tokens.
+    """A finding about the tokens of one step.
 
-    ``axis``: None = the kind's own. ``cost``: None = nothing but the rows that the trajectory has.
+    ``axis``: None = that of the kind. ``cost``: None = only the rows of the trajectory.
     """
     kind = KINDS[verdict.kind]
     stream = case.steps[index].stream
