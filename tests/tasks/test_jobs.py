@@ -168,7 +168,7 @@ def test_the_command_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
     call_command("diagnose", run.code, "--json", stdout=out)
     assert json.loads(out.getvalue())["trajectories"] == 3 and run.jobs.get().status == "done"
     job = asked(run)
-    with pytest.raises(CommandError, match="is being judged already"):
+    with pytest.raises(CommandError, match="is being diagnosed already"):
         call_command("diagnose", run.code)
     services.cancel_job(job)
     sent: list[int] = []
