@@ -1,4 +1,4 @@
-"""The registry of engines: every fact about an engine that the launch, its form and the worker need.
+"""The registry of engines: every fact that the launch, its form and the worker need about an engine.
 
 An engine is one module and one entry of ``ENGINES``. No other module knows an engine by its name.
 """
@@ -22,15 +22,16 @@ class EngineSpec:
     title: str = ""
     """The engine's name in sentences."""
     seed_note: str = ""
-    """What a seed is worth, for the form and the page of a run."""
+    """How far a seed makes a run repeatable, for the form and the page of a run."""
     is_server: bool = False
-    """The engine asks a server: it is built with the server's address instead of a model's folder."""
+    """The engine asks a server. It is built with the server's address instead of a model's folder."""
     is_light: bool = False
-    """The engine computes next to nothing here. A worker gives each engine that is not light a process of its own."""
+    """The engine computes next to nothing here. A worker starts a separate process for each engine that is not
+    light."""
     is_offered: bool = True
-    """A run can choose the engine; False = for tests alone."""
+    """Whether a run can choose the engine. False = for tests alone."""
     temperature_range: tuple[float, float] | None = None
-    """The lowest and the highest temperature above 0 that the engine samples at; None = all that the form takes."""
+    """The lowest and the highest temperature above 0 that the engine samples at. None = all that the form accepts."""
 
     def temperature_problem(self, temperature: float) -> str:
         """Why the engine cannot sample at a temperature, as a sentence; empty = it can."""
@@ -43,7 +44,7 @@ class EngineSpec:
 
 
 _VLLM_TEMPERATURES = (0.01, 2.0)
-"""vLLM would sample at 0.01 instead of a lower one, and refuses each request above 2."""
+"""vLLM samples at 0.01 instead of any lower temperature, and refuses each request above 2."""
 
 ENGINES: dict[str, EngineSpec] = {
     one.name: one
@@ -59,8 +60,8 @@ ENGINES: dict[str, EngineSpec] = {
             "rollouts.engines.vllm_engine:VllmEngine",
             title="vLLM",
             seed_note=(
-                "vLLM draws by the seed, but its sums depend on what else is in the batch: two runs with one seed are "
-                "nearly alike, not surely the same."
+                "vLLM draws by the seed, but its sums depend on what else is in the batch. Two runs with one seed are "
+                "nearly equal, but not always identical."
             ),
             temperature_range=_VLLM_TEMPERATURES,
         ),
@@ -69,8 +70,8 @@ ENGINES: dict[str, EngineSpec] = {
             "rollouts.engines.vllm_server:VllmServerEngine",
             title="vLLM",
             seed_note=(
-                "The server draws by the seed, but its sums depend on what else is in its batch, other people's "
-                "requests included: a seed does not make the run repeatable."
+                "The server draws by the seed, but its sums depend on what else is in its batch, also on other "
+                "people's requests. A seed does not make the run repeatable."
             ),
             is_server=True,
             is_light=True,
@@ -81,7 +82,7 @@ ENGINES: dict[str, EngineSpec] = {
             "rollouts.engines.sglang_server:SglangServerEngine",
             title="SGLang",
             seed_note=(
-                "SGLang honours a seed only where it was started with --enable-deterministic-inference: else a seed "
+                "SGLang uses a seed only if it was started with --enable-deterministic-inference. Otherwise a seed "
                 "does not make the run repeatable."
             ),
             is_server=True,
@@ -99,7 +100,7 @@ def offered_engines() -> list[str]:
 
 
 def engine_spec(name: str) -> EngineSpec:
-    """The facts about an engine. For an unknown name, which ``build_engine`` refuses, the defaults."""
+    """The facts about an engine. An unknown name gets the defaults; ``build_engine`` refuses it."""
     return ENGINES.get(name) or EngineSpec(name, "")
 
 

@@ -150,7 +150,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
         ({"a": 1}, "neither a slime debug dump"),
         ([1], "holds a list"),
         ({"samples": []}, "no samples"),
-        ({"samples": [3]}, r"samples\[0\] is no object"),
+        ({"samples": [3]}, r"samples\[0\] is not an object"),
         ({"samples": [sample(0, response_length=9)]}, "response_length is 9, but there are 6"),
         ({"samples": [sample(0, tokens=["a"])]}, "not a list of numbers"),
         ({"samples": [sample(0, response_length="x")]}, "of an unknown shape"),

@@ -1,6 +1,6 @@
-"""Strategies: every way in use of building a multi-turn token stream.
+"""Strategies: the ways in use to build a multi-turn token stream.
 
-A strategy is one class and one line in ``STRATEGIES``. The class says everything about it: slug, sentence, needs.
+A strategy is one class and one line in ``STRATEGIES``. The class holds everything about it: slug, sentence, needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The strategies that keep completions verbatim in one growing buffer and differ in what they put in between."""
+"""The strategies that keep completions verbatim in one growing buffer. They differ in the ids between completions."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Appending(Strategy):
     def _written(self, messages: Sequence[Message], is_closed: bool = True) -> tuple[Ids, Origins]:
         delta = self._delta(messages)
         if not is_closed:
-            # A stop text ended the completion: the stop token is the template's, and has mask 0.
+            # A stop text ended the completion. So the stop token is the template's, with mask 0.
             delta = np.concatenate([self._closing, delta])
-        key = "origins", delta.tobytes(), self._context.as_decoded(messages)  # strategies mostly agree on a delta
+        key = "origins", delta.tobytes(), self._context.as_decoded(messages)  # most strategies make the same delta
         return delta, self._context.remember(key, lambda: self._context.origins(delta, messages))
 
     def _probe(self, messages: Sequence[Message]) -> None:
@@ -96,12 +96,12 @@ class Appending(Strategy):
     def _difference(
         self, before: Sequence[Message], messages: Sequence[Message], tools: Tools, stops: frozenset[int]
     ) -> Ids:
-        """``R(before + messages) - R(before)``, the shorter cut behind its last stop token: the rest is not sampled."""
+        """``R(before + messages) - R(before)``. The shorter render ends after its last stop token."""
 
         def render_shorter() -> Ids:
             ids = self._context.renderer.render_ids(before, tools, self._kwargs, False)
             cut = self._context.after_last(ids, stops)
-            # Only separators may be cut. Anything else says that the last message ends without a stop token.
+            # Only separators may be cut. Other text means that the last message ends without a stop token.
             return ids[:cut] if cut and not self._context.codec.decode(ids[cut:]).strip() else ids
 
         shorter = self._context.remember(self._shorter_key(before, tools), render_shorter)
@@ -117,11 +117,11 @@ USER: Mapping[str, Any] = {"role": "user", "content": "dummy"}
 
 
 class ToolDelta(Appending):
-    """``R([user, call] + new) - R([user, call])``; the dummy call carries the real tool's name (the TITO post)."""
+    """``R([user, call] + new) - R([user, call])``. The dummy call has the real tool's name (source: the TITO post)."""
 
     slug = "tool_delta"
     about = (
-        "What was sampled stays as it is; the ids between two completions are the difference of two renders of a "
+        "Sampled ids stay as they are. The ids between two completions are the difference of two renders of a "
         "small conversation that ends in the same tool call."
     )
 
@@ -137,7 +137,7 @@ class ToolDelta(Appending):
             self._context.remember(self._key(with_id), lambda: self._written(with_id))
 
     def _delta(self, messages: Sequence[Message]) -> Ids:
-        """Templates want a call's arguments as an object or as JSON text: the first form that renders is taken."""
+        """Templates want a call's arguments as an object or as JSON text. The first form that renders is used."""
         failure: RenderFailed | None = None
         for arguments in FORMS:
             before = self._before(messages, arguments)
@@ -152,7 +152,7 @@ class ToolDelta(Appending):
         yield from self._foresee_difference(self._before(messages, FORMS[0]), messages, self._tools)
 
     def _before(self, messages: Sequence[Message], arguments: Any) -> list[Message]:
-        """The same objects for equal calls, so that a render made ahead is found."""
+        """Returns the same objects for equal calls, so that a prefetched render is found."""
         asked = [(m.get("role"), m.get("name"), m.get("tool_call_id")) for m in messages]
         key = ("dummy", repr(asked), repr(arguments))
         return self._context.remember(key, lambda: dummy_conversation(messages, arguments))
@@ -163,7 +163,7 @@ FORMS: tuple[Any, ...] = ({}, "{}")
 
 
 def dummy_conversation(messages: Sequence[Message], arguments: Any) -> list[Message]:
-    """The smallest conversation such messages may follow: a call for each tool message, under its real name and id."""
+    """The smallest conversation before such messages: a call for each tool message, with its real name and id."""
     calls = []
     for message in messages:
         if message.get("role") == "tool":
@@ -184,11 +184,11 @@ BASE: tuple[Message, ...] = (
 
 
 class FixedBase(Appending):
-    """``R(BASE + new) - R(BASE)``, the base cut behind its last EOS so that the newline comes back (SkyRL, verl)."""
+    """``R(BASE + new) - R(BASE)``. The base is cut after its last EOS, so that the newline stays (SkyRL, verl)."""
 
     slug = "fixed_base"
     about = (
-        "What was sampled stays as it is; new messages are rendered behind one fixed short conversation, and its ids "
+        "Sampled ids stay as they are. New messages are rendered after one fixed short conversation, and its ids "
         "are cut away."
     )
 
@@ -204,12 +204,13 @@ class FixedBase(Appending):
 class SingleMessage(Appending):
     """Everything in one assistant message: the completion without its stop token, then the observation, encoded raw.
 
-    At the end one EOS closes the message: sampled when the last completion ended with it, else inserted with mask 0.
+    At the end one EOS closes the message. It is sampled if the last completion ended with it, else inserted with mask
+    0.
     """
 
     slug = "single_message"
     about = (
-        "The whole episode is one assistant message: observations are encoded raw and put behind what was sampled, "
+        "The whole episode is one assistant message. Observations are encoded raw and put after the sampled ids, "
         "and one end-of-sequence token closes it."
     )
     rows_follow_from_steps = False
@@ -226,7 +227,7 @@ class SingleMessage(Appending):
         self._stop = (ids[body:], None if logprobs is None else logprobs[body:])
 
     def observe(self, messages: Sequence[Message]) -> Ids:
-        self._stop = (NO_IDS, None)  # the message goes on, so its end is not kept
+        self._stop = (NO_IDS, None)  # the message goes on, so its end is dropped
         return super().observe(messages)
 
     def _delta(self, messages: Sequence[Message]) -> Ids:

@@ -1,4 +1,4 @@
-"""The stream extended by an object that knows the model's format, or a refusal where it cannot do so exactly."""
+"""The strategy with an object that knows the model's format. It extends the stream exactly, or refuses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message
 
 
 class Bridge(Appending):
-    """``bridge_to_next_turn`` of the ``renderers`` library (source 3): hand-written for each family of models."""
+    """``bridge_to_next_turn`` of the ``renderers`` library (source 3), written by hand for each family of models."""
 
     slug = "bridge"
     package = "renderers"
-    about = "An object that knows the model's format extends the stream, or refuses where it cannot do so exactly."
+    about = "An object that knows the model's format extends the stream exactly, or refuses."
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -27,9 +27,7 @@ class Bridge(Appending):
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         if self._context.bridge is None:
-            raise StrategyRefused(
-                "bridge needs the package renderers beside a run's tokenizer; neither is at hand here."
-            )
+            raise StrategyRefused("bridge needs the package renderers and a run's tokenizer. Here both are missing.")
         self._bridge = self._context.bridge(kwargs)
         self._prompt = super().begin(messages, tools, kwargs)
         return self._prompt
@@ -52,7 +50,7 @@ class Bridge(Appending):
         if extended is None or common_prefix(stream, extended) < len(stream):
             roles = ", ".join(str(message.get("role")) for message in messages) or "no"
             raise StrategyRefused(
-                f"The renderer {self._bridge.name} cannot extend this stream by {roles} messages without changing what "
-                "stands before them. Choose tool_delta, or another strategy."
+                f"The renderer {self._bridge.name} cannot extend this stream by {roles} messages without changing the "
+                "text before them. Choose tool_delta, or another strategy."
             )
         return extended[len(stream) :]

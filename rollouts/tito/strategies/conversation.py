@@ -1,4 +1,4 @@
-"""A recorded trajectory as strategies see it: conversations that grow, a new one wherever history was rewritten."""
+"""Cuts a recorded trajectory into conversations that grow. A new one begins where history was rewritten."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MAX_REMEMBERED = 8192
 
 
 class StrategyRefused(Exception):
-    """The strategy cannot work with this chat template or conversation; the message says why and what would help."""
+    """The strategy cannot work with this chat template or conversation. The message says why and what would help."""
 
     of_rows = False
     """The refusal is about the chat template of the rows, where that is another one."""
@@ -123,7 +123,7 @@ class Context:
     def are(self, ids: Ids, wanted: frozenset[int]) -> Mask:
         """``[n]``: whether each id is in ``wanted``."""
         if len(wanted) > 8:
-            # What lies outside of the table reads its first or its last entry, and they are False.
+            # An id outside the table reads its first or last entry. Both are False.
             return self.remember(wanted, lambda: _table(wanted)).take(ids + 1, mode="clip")
         if not wanted:
             return np.zeros(len(ids), dtype=np.bool_)
@@ -134,7 +134,7 @@ class Context:
         return found
 
     def after_last(self, ids: Ids, stops: frozenset[int]) -> int:
-        """The place right behind the last stop token; 0 where there is none."""
+        """The offset after the last stop token; 0 when there is none."""
         places = self.are(ids, stops).nonzero()[0]
         return int(places[-1]) + 1 if places.size else 0
 

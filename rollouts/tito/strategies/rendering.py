@@ -1,4 +1,4 @@
-"""The strategies that keep messages and render them again: what the engine reads was encoded, not sampled."""
+"""The strategies that keep messages and render them again. The engine reads encoded text, not sampled ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin,
 
 
 class RenderedPiece(NamedTuple):
-    """Ids that were encoded alone, and those of them ``[start, stop)`` that stand for what an assistant said."""
+    """Ids that were encoded alone, and the range ``[start, stop)`` of them that is an assistant's text."""
 
     ids: Ids
     start: int = 0
@@ -25,6 +25,7 @@ class RenderedPiece(NamedTuple):
 
 
 def joined(pieces: Sequence[RenderedPiece], n_steps: int) -> Row:
+    """Several pieces as one row."""
     """Pieces as one row."""
     ids = np.concatenate([NO_IDS, *(piece.ids for piece in pieces)])
     mask: Mask = np.zeros(len(ids), dtype=np.bool_)
@@ -36,7 +37,7 @@ def joined(pieces: Sequence[RenderedPiece], n_steps: int) -> Row:
 
 
 def row_of_text(ids: Ids, mask: Mask, n_steps: int) -> Row:
-    """A row in which nothing was sampled as it stands: it has no log-probabilities."""
+    """A row without verbatim sampled ids: it has no log-probabilities."""
     origin: Origins = np.where(mask, _INSERTED, _TEMPLATE)
     origin[: int(mask.argmax()) if mask.any() else len(mask)] = int(Origin.PROMPT)
     return Row(ids, mask, None, origin, step_indices=tuple(range(n_steps)))
@@ -46,7 +47,7 @@ _INSERTED, _TEMPLATE = np.uint8(Origin.INSERTED), np.uint8(Origin.TEMPLATE)
 
 
 class Rendering(Strategy):
-    """Keeps the conversation as messages. Subclasses say how it becomes ids."""
+    """Keeps the conversation as messages. Subclasses turn them into ids."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -61,7 +62,7 @@ class Rendering(Strategy):
 
     def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
         if reply is None:
-            raise StrategyRefused(f"{self.slug} keeps messages, and this completion was parsed to none.")
+            raise StrategyRefused(f"{self.slug} keeps messages, and this completion has no parsed message.")
         self._messages.append(reply)
         self._n_steps += 1
 
@@ -83,7 +84,8 @@ class Rendering(Strategy):
 
 
 class Retokenize(Rendering):
-    """Render and encode everything each turn, and once more for the row; ``{% generation %}`` says what is trained."""
+    """Render and encode everything at each turn, and once more for the row. ``{% generation %}`` tags mark what is
+    trained."""
 
     slug = "retokenize"
     about = (
@@ -92,7 +94,7 @@ class Retokenize(Rendering):
     )
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        # Where another template makes the rows, this one needs no tags.
+        # If another template makes the rows, this one needs no tags.
         if self._context.rows is None and not self._has_tags():
             raise StrategyRefused(
                 "retokenize takes its loss mask from {% generation %} tags, and the chat template has none. Put them "
@@ -128,17 +130,17 @@ def _whole(segment: ConversationSegment) -> list[Message]:
 
 
 def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int, int]]) -> Mask:
-    """Which tokens overlap the character spans ``[start, stop)``, in order, of the text that they encode; ``stops`` are
-    the bytes at which the tokens end."""
+    """Which tokens overlap the character spans ``[start, stop)`` of their text. ``stops``: the byte where each token
+    ends."""
     mask: Mask = np.zeros(len(stops), dtype=np.bool_)
     starts = np.concatenate([[0], stops[:-1]]) if len(stops) else stops
-    # A decoder that drops a leading space has one byte more than the text.
+    # A decoder that drops a leading space leaves the tokens one byte longer than the text.
     n_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-    ahead = max(0, (int(stops[-1]) if len(stops) else 0) - n_bytes)
+    extra = max(0, (int(stops[-1]) if len(stops) else 0) - n_bytes)
     places = [place for span in spans for place in span]
     if n_bytes != len(text):
         places = [len(text[:place].encode("utf-8", "surrogatepass")) for place in places]
-    found = np.array(places, dtype=np.int64).reshape(-1, 2) + ahead
+    found = np.array(places, dtype=np.int64).reshape(-1, 2) + extra
     firsts, lasts = stops.searchsorted(found[:, 0], side="right"), starts.searchsorted(found[:, 1], side="left")
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         mask[first:last] = True
@@ -146,7 +148,7 @@ def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int
 
 
 class MessageDelta(Rendering):
-    """The difference of two text renders, each piece encoded alone (verl's first version)."""
+    """The difference of two text renders. Each piece is encoded alone (verl's first version)."""
 
     slug = "message_delta"
     about = (
@@ -188,7 +190,7 @@ class MessageDelta(Rendering):
         text = self._text(self._messages, generation)
         if not text.startswith(self._text_so_far):
             raise StrategyRefused(
-                "message_delta takes the difference of two renders, and the chat template changed what stood before "
+                "message_delta takes the difference of two renders, and the chat template changed the text before "
                 f"message {len(self._messages) - 1}. Repair the template or choose another strategy."
             )
         delta = text[len(self._text_so_far) :]
@@ -205,10 +207,10 @@ DUMMY: tuple[Message, ...] = ({"role": "user", "content": "dummy"},)
 
 
 class PerMessage(Rendering):
-    """Encode each message alone and concatenate (hand-kept role formats)."""
+    """Encodes each message alone and joins the ids (hand-written role formats)."""
 
     slug = "per_message"
-    about = "Each message is written and encoded alone, and the pieces are put one behind the other."
+    about = "Each message is rendered and encoded alone, and the ids are joined."
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -266,15 +268,15 @@ class PerMessage(Rendering):
 
 
 class Reconcile(Rendering):
-    """Render each turn; where the stream breaks, keep (CLEAN), rewrite the tail (REALIGN) or begin a row (FORK)."""
+    """Renders each turn. Where the stream breaks: keep (CLEAN), rewrite the tail (REALIGN) or begin a row (FORK)."""
 
     slug = "reconcile"
     about = (
-        "The conversation is rendered again at every turn; where the stream breaks, a small drift is taken over "
-        "masked, and a larger one opens a new row."
+        "The conversation is rendered again at every turn. Where the stream breaks, a small drift is accepted with "
+        "mask 0, and a larger one opens a new row."
     )
     MAX_REALIGNED = 16
-    """Ids of the last response that may be rewritten; a longer drift forks."""
+    """Ids of the last response that may be rewritten. A longer drift forks."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -291,7 +293,7 @@ class Reconcile(Rendering):
         return prompt
 
     def fork(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        """Open a row with a conversation that somebody rewrote; the rows before it stay."""
+        """Open a row for a conversation with a rewritten history. The earlier rows stay."""
         self._close()
         return self.begin(messages, tools, kwargs)
 
@@ -331,12 +333,12 @@ class Reconcile(Rendering):
 
 
 class EosSplice(Rendering):
-    """Render everything, then put the sampled stream in place of what lies before the last reply's EOS (NeMo RL)."""
+    """Renders everything, then puts the sampled stream in place of the ids before the last reply's EOS (NeMo RL)."""
 
     slug = "eos_splice"
     about = (
-        "The whole conversation is rendered again at every turn, and what lies before its last end-of-turn token is "
-        "replaced by the stream as it was."
+        "The whole conversation is rendered again at every turn, and everything before its last end-of-turn token is "
+        "replaced by the earlier stream."
     )
 
     def __init__(self, context: Context) -> None:
@@ -361,11 +363,11 @@ class EosSplice(Rendering):
         places = self._context.are(full, stops).nonzero()[0]
         if not n_stops or len(places) < n_stops:
             raise StrategyRefused(
-                "eos_splice looks for the EOS that ends the last reply, and the chat template writes none there. "
+                "eos_splice needs the EOS that ends the last reply, and the chat template writes none there. "
                 "Choose another strategy."
             )
         kept = stream[:-1] if len(stream) and int(stream[-1]) in stops else stream
-        # The EOS itself comes from the template: the same id, unless the model stopped at another one.
+        # The template writes the EOS. It is the same id, unless the model stopped at another one.
         self._last_prompt = np.concatenate([kept, full[places[n_stops - 1] :]])
         return self._last_prompt
 

@@ -34,7 +34,7 @@ class FirstDifference:
 
     step: int
     offset: int
-    """In the recorded stream of that step."""
+    """Counts in the recorded stream of that step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +48,18 @@ class StrategyResult:
     lost_tokens: int = 0
     """Sampled tokens that no row trains as they were sampled."""
     prompt_tokens_repaid: int = 0
-    """Tokens of later rows that an earlier row has forwarded already."""
+    """Tokens of later rows that an earlier row has already forwarded."""
     sampled_tokens: int = 0
-    """All that the trajectory sampled."""
+    """All tokens that the trajectory sampled."""
     frozen_steps: int = 0
-    """Steps before the last point where history was rewritten: the strategy has them as prompt, masked."""
+    """Steps before the last rewrite of history. The strategy has them as prompt, masked."""
     differs_at: FirstDifference | None = None
     refused: str = ""
-    """Why the strategy cannot be replayed; everything else is empty then."""
+    """Why the strategy cannot be replayed. All other fields are then empty."""
 
     @property
     def trained_share(self) -> float:
-        """How much of what was sampled is still under the gradient, as it was sampled: 0 to 1."""
+        """The share of sampled tokens that is still under the gradient as sampled, from 0 to 1."""
         return (self.sampled_tokens - self.lost_tokens) / self.sampled_tokens if self.sampled_tokens else 0.0
 
 
@@ -80,7 +80,7 @@ def replay_many(
 ) -> Generator[list[StrategyResult]]:
     """For each trajectory, what :func:`replay` returns for each strategy.
 
-    Where the renderer can foresee, the renders of a batch are made together, those of the next one meanwhile.
+    If the renderer can prefetch, the renders of a batch are made in one call while the batch before is replayed.
     """
     context = replace(context, as_decoded=_ReprCache())
     renderer = context.renderer
@@ -92,29 +92,29 @@ def replay_many(
     with ThreadPoolExecutor(1, thread_name_prefix="foresee") as thread:
 
         def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Conversation], Future[Any]]:
-            talks = [_Conversation(one) for one in batch]
-            asks = [ask for conversation in talks for ask in _asks(conversation, strategies, context)]
-            return batch, talks, thread.submit(renderer.foresee, asks)
+            conversations = [_Conversation(one) for one in batch]
+            asks = [ask for conversation in conversations for ask in _asks(conversation, strategies, context)]
+            return batch, conversations, thread.submit(renderer.foresee, asks)
 
         begun = map(begin, batches)
-        ahead = next(begun, None)
-        while ahead:
-            batch, talks, foreseen = ahead
+        upcoming = next(begun, None)
+        while upcoming:
+            batch, conversations, foreseen = upcoming
             renderer.use(foreseen.result())
-            ahead = next(begun, None)
-            for one, conversation in zip(batch, talks, strict=True):
+            upcoming = next(begun, None)
+            for one, conversation in zip(batch, conversations, strict=True):
                 yield [_replayed(one, conversation, strategy, context) for strategy in strategies]
 
 
 class _ReprCache(dict[int, tuple[Any, str]]):
-    """``repr``, once for the strategies that ask it of the same recorded message."""
+    """``repr`` with a cache, because several strategies ask for it of the same recorded message."""
 
     def __call__(self, value: Any) -> str:
         kept = self.get(id(value))
         if kept is None:
             if len(self) >= MAX_REMEMBERED:
                 self.clear()
-            kept = self[id(value)] = value, repr(value)  # it keeps the value, so that its identity stays taken
+            kept = self[id(value)] = value, repr(value)  # keeps the value, so that its identity is not used again
         return kept[1]
 
 
@@ -132,8 +132,8 @@ class _Conversation:
 
 
 def _asks(conversation: _Conversation, strategies: Sequence[New], context: Context) -> list[Conversation]:
-    """What the strategies will have rendered: the growing conversation first, so that each text extends the one before
-    it, and nothing twice."""
+    """The renders that the strategies will need, none twice. The growing conversation comes first: each text extends
+    the one before it."""
     asks: dict[int, Conversation] = {}
     for make in strategies:
         one = start(make, context)
@@ -217,7 +217,7 @@ def _other(index: int, recorded: Ids, prompt: Ids) -> FirstDifference | None:
 
 
 def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> FirstDifference | None:
-    """Where the row that ends with the last step is not that step's stream."""
+    """The first difference between the row that ends with the last step and that step's stream."""
     last = len(steps) - 1
     for row in rows:
         if row.step_indices and row.step_indices[-1] == last:
@@ -226,7 +226,7 @@ def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> FirstDifference
 
 
 def _placed(row: Row, start: int) -> Row:
-    """A row that counts its steps from the one at which the replay began."""
+    """The row with step indices that count from the step at which the replay began."""
     return replace(row, step_indices=tuple(index + start for index in row.step_indices)) if start else row
 
 
@@ -235,7 +235,7 @@ def _with_matching_logprobs(step: Step) -> Step:
 
 
 def _verbatim(steps: Sequence[Step], rows: Sequence[Row]) -> int:
-    """The sampled tokens that the rows' trained stretches repeat, completion by completion."""
+    """How many sampled tokens the rows' trained stretches repeat, completion by completion."""
     verbatim = 0
     for row in rows:
         if row.origin is not None:
@@ -249,7 +249,7 @@ def _verbatim(steps: Sequence[Step], rows: Sequence[Row]) -> int:
 
 
 def _repeated(sampled: Ids, stretch: Ids) -> int:
-    """How many ids of a completion stand in a trained stretch as they were sampled: common prefix and suffix."""
+    """How many ids of a completion a trained stretch repeats as sampled: common prefix and suffix."""
     prefix = common_prefix(sampled, stretch)
     if prefix == min(len(sampled), len(stretch)):
         return prefix
@@ -258,12 +258,12 @@ def _repeated(sampled: Ids, stretch: Ids) -> int:
 
 
 def repaid_tokens(rows: Sequence[Row]) -> int:
-    """Tokens that a row shares with an earlier one from its start on, of all rows: they are forwarded again."""
+    """How many tokens of all rows are forwarded again: each row's longest common start with an earlier row."""
     total = 0
     for index, row in enumerate(rows):
         best = 0
         for earlier in reversed(rows[:index]):
-            # One look at the id behind the best prefix so far spares most comparisons.
+            # Comparing one id, the one after the best prefix so far, makes most full comparisons unnecessary.
             n = min(len(earlier.ids), len(row.ids))
             if best < n and earlier.ids[best] == row.ids[best]:
                 best = max(best, common_prefix(row.ids, earlier.ids))
@@ -272,7 +272,7 @@ def repaid_tokens(rows: Sequence[Row]) -> int:
 
 
 def with_replies(trajectory: Trajectory, parse: Callable[[Ids, Ids, Any], Message]) -> Trajectory:
-    """The trajectory with a parsed message for each completion whose message neither it nor the next request has."""
+    """The trajectory with a parsed message for each completion that lacks one, in its step and in the next request."""
     lacking = set(lacks_reply(trajectory))
     steps = tuple(
         replace(step, reply=parse(step.prompt_ids, step.completion_ids, step.request and step.request.tools))

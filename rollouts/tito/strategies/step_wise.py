@@ -1,7 +1,7 @@
-"""One row for each step, or rows merged as long as the prefix holds.
+"""One row for each step, or rows merged while the prefix holds.
 
-A launched run's prompts are built as ``tool_delta`` builds them. A recorded run keeps its own: the prompt of a step is
-the context that the model saw at that turn, with no need to extend the step before.
+The prompts of a launched run are built like those of ``tool_delta``. A recorded run keeps its prompts: each is the
+context that the model saw, even if it does not extend the step before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StepWise(ToolDelta):
 
     slug = "step_wise"
     about = (
-        "Every engine call is a row of its own: its prompt masked, its completion trained; the cost grows with the "
+        "Every engine call is one row, with its prompt masked and its completion trained. The cost grows with the "
         "square of the turns."
     )
     rows_follow_from_steps = False
@@ -45,7 +45,7 @@ class StepWise(ToolDelta):
         return self._last_prompt
 
     def take_recorded(self, steps: Sequence[Step]) -> None:
-        """Stand where a recorded trajectory ended: a row holds what the engine read, whoever rewrote it."""
+        """Take the recorded steps. A row holds what the engine read, even if history was rewritten."""
         self._steps = list(steps)
 
     def rows(self) -> list[Row]:
@@ -54,12 +54,11 @@ class StepWise(ToolDelta):
 
 
 class StepWiseMerged(StepWise):
-    """The step-wise rows, neighbours merged while the next prompt starts with prompt and response (SkyRL, tinker)."""
+    """The step-wise rows. Neighbours are merged while the next prompt starts with prompt and response (SkyRL,
+    tinker)."""
 
     slug = "step_wise_merged"
-    about = (
-        "The step-wise rows, neighbours merged as long as the next prompt starts with the prompt and completion before."
-    )
+    about = "Step-wise rows, merged while the next prompt starts with the prompt and completion before it."
     rows_follow_from_steps = True
 
     def rows(self) -> list[Row]:

@@ -1,4 +1,4 @@
-"""One chat template for what the engine reads, another one for what the trainer gets (verl, source 4)."""
+"""One chat template for the engine's prompts, another for the trainer's rows (verl, source 4)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TwoTemplates(Strategy):
 
 
 class _OfTheRows:
-    """Marks a refusal that passes through as one about the template of the rows."""
+    """Marks a refusal as one about the template of the rows."""
 
     def __enter__(self) -> None: ...
 
@@ -59,5 +59,5 @@ class _OfTheRows:
 
 
 def start(make: Callable[[Context], Strategy], context: Context) -> Strategy:
-    """One trajectory under a strategy, with the template of the rows where the context has one."""
+    """One trajectory under a strategy, with a second template for the rows if the context has one."""
     return make(context) if context.rows is None else TwoTemplates(make(context), make(context.rows))

@@ -69,7 +69,7 @@ def test_without_the_package_it_is_listed_with_a_sentence(corpus: Path, monkeypa
     monkeypatch.setattr(renderers_package, "_found", {})
     with pytest.raises(StrategyRefused, match="which is not installed"):
         STRATEGIES["bridge"](context(corpus, "qwen3", "qwen3")).begin([USER], None, {})
-    with pytest.raises(StrategyRefused, match="neither is at hand"):
+    with pytest.raises(StrategyRefused, match="both are missing"):
         loaded: Any = load(corpus / "tokenizers" / "qwen3")
         STRATEGIES["bridge"](Context(loaded, renderer(loaded, "x"), loaded.stop_ids)).begin([USER], None, {})
 

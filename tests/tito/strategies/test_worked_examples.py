@@ -262,7 +262,7 @@ class TestMessageDelta:
         self, context: Make, tokenizer: str, template: str
     ) -> None:
         strategy, _ = started("message_delta", context(tokenizer, template))
-        with pytest.raises(StrategyRefused, match="changed what stood before"):
+        with pytest.raises(StrategyRefused, match="changed the text before"):
             strategy.sampled(ids_array(SAMPLED), None, THOUGHT)  # QwQ's begins the thought, and writes none here
             strategy.observe([THANKS])
 
