@@ -30,8 +30,7 @@ IN_MEMORY_BYTES = 8 << 20
 
 
 class PushError(Exception):
-    """The server did not accept the request; the message says why. ``status`` is the HTTP status, None without an
-    answer."""
+    """The server did not accept the request; the message says why. ``status``: the HTTP status, None if unanswered."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -52,8 +51,7 @@ class Client:
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def create_run(self, name: str, tokenizer: str | None = None, chat_template: str | None = None) -> str:
-        """Create a run, push to it from now on and return its code. ``tokenizer`` is a name registered on the
-        server."""
+        """Create a run, push to it from now on, return its code. ``tokenizer`` is a name registered on the server."""
         asked = {"name": name, "tokenizer": tokenizer, "chat_template": chat_template}
         body = json.dumps({key: value for key, value in asked.items() if value is not None}).encode()
         self.run = str(self._post("/api/runs", body, {"Content-Type": "application/json"})["run"])

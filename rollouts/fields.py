@@ -38,8 +38,7 @@ class IdsField(ArrayField):
 
 
 class FloatsField(ArrayField):
-    """Log-probabilities and the like: 4 bytes each. Float16 would round enough to change an importance ratio by
-    itself."""
+    """Log-probabilities and the like: 4 bytes each. The rounding of float16 alone would change an importance ratio."""
 
     dtype = np.dtype("<f4")
 

@@ -175,8 +175,7 @@ class HttpEngine(ABC):
         return self._loop.run_until_complete(wait())
 
     async def _call(self, path: str, body: Any = None, timeout: float = ANSWER_SECONDS) -> Any:
-        """POST ``body`` (GET without one) and decode JSON. Raises :class:`ServerAnswer`, ``OSError``,
-        ``ValueError``."""
+        """POST ``body`` (GET without it) and decode JSON. Raises :class:`ServerAnswer`, ``OSError``, ``ValueError``."""
         import aiohttp
 
         method = "GET" if body is None else "POST"
@@ -230,8 +229,7 @@ class HttpEngine(ABC):
         raise AssertionError("unreachable")
 
     async def _first(self, path: str, pick: Callable[[Any], Any], default: Any = None) -> Any:
-        """One value from a GET, or ``default`` when the server does not have it. Raises :class:`EngineError` without
-        an answer."""
+        """One value from a GET, or ``default`` if the server lacks it. Raises :class:`EngineError` if unanswered."""
         import aiohttp
 
         try:

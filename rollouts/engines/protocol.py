@@ -37,8 +37,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Texts that end a completion too, together with the token that completes the text. No sampled id is cut off."""
     seed: int | None = None
-    """With a seed, the same request returns the same completion again, alone or in a batch, where the engine can do
-    so."""
+    """With a seed, the same request returns the same completion again, alone or in a batch, if the engine can do so."""
 
 
 @dataclass(frozen=True, eq=False)

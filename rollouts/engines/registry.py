@@ -26,8 +26,7 @@ class EngineSpec:
     is_server: bool = False
     """The engine asks a server. It is built with the server's address instead of a model's folder."""
     is_light: bool = False
-    """The engine computes next to nothing here. A worker starts a separate process for each engine that is not
-    light."""
+    """The engine computes next to nothing here. A worker starts a separate process for each other engine."""
     is_offered: bool = True
     """Whether a run can choose the engine. False = for tests alone."""
     temperature_range: tuple[float, float] | None = None

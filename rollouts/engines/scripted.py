@@ -40,8 +40,7 @@ def echo(vocab_size: int) -> Script:
 
 
 class ScriptedEngine:
-    """Each ``step`` adds the next token of its script to every live request. Its log-probability is ``-1 / (1 +
-    id)``."""
+    """Each ``step`` adds the next token of its script to each live request, with log-probability ``-1 / (1 + id)``."""
 
     name = "scripted"
     version = "1"

@@ -1,5 +1,4 @@
-"""Keys and values of many sequences in one tensor, one slot each. Live slots come first; finished ones are kept for
-reuse."""
+"""Keys and values of many sequences in one tensor, one slot each. Live slots come first; finished ones are reused."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ class SlotCache:
         slot.extend(self.slots[source].ids[:length])
 
     def begin(self, low: int, high: int, positions: Tensor, length: int) -> None:
-        """Prepare the next forward over rows ``[low, high)``. ``positions [n, q]`` are of the new tokens; -1 = a
-        pad."""
+        """Prepare the next forward over rows ``[low, high)``. ``positions [n, q]`` of the new tokens; -1 = a pad."""
         self._rows = slice(low, high)
         self._row_index = torch.arange(low, high)[:, None]
         self._positions = torch.where(positions < 0, self.capacity, positions)
@@ -111,8 +109,7 @@ def grouped_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention without a copy of the key heads: with one query token a row, that copy would take longer than the
-    rest."""
+    """Attention without a copy of the key heads: with one query token a row, the copy takes longer than the rest."""
     n, n_heads, n_queries, head_dim = query.shape
     n_kv_heads, length = key.shape[1], key.shape[2]
     grouped = query.reshape(n, n_kv_heads, -1, head_dim)

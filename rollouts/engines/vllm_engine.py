@@ -134,8 +134,7 @@ class VllmEngine:
             self._watched[request.request_id] = _Watched(sampling.stop)
 
     def new_params(self, **values: Any) -> Any:
-        """vLLM's sampling parameters: ids without text, returned at the end of a completion, unless ``values`` say
-        otherwise."""
+        """vLLM's sampling parameters: ids without text, returned when a completion ends, unless ``values`` differ."""
         return self._params(detokenize=False, **{"output_kind": self._kinds.FINAL_ONLY, **values})
 
     def score(self, streams: Sequence[Ids]) -> list[Floats]:

@@ -39,8 +39,7 @@ class Passage:
 
 
 def read_corpus(path: Path) -> list[Passage]:
-    """Passages from JSONL lines ``{"text", "question"?, "answer"?}``. Raises ``ValueError`` with the number of the
-    line."""
+    """Passages from JSONL lines ``{"text", "question"?, "answer"?}``. Raises ``ValueError`` with the line's number."""
     passages = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -129,8 +128,7 @@ class LookupEnvironment:
         self._index = Index(self._passages)
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """Returns ``n`` questions of the corpus, in an order that the seed decides. They repeat when the corpus has
-        fewer."""
+        """Returns ``n`` questions of the corpus in an order by the seed. They repeat when the corpus has fewer."""
         asked = [passage for passage in self._passages if passage.question and passage.answer]
         rng = random.Random(f"lookup tasks {seed}")
         order: list[Passage] = []

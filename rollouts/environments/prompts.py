@@ -69,8 +69,7 @@ def read_prompts(source: Path | BinaryIO) -> list[Prompt]:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines with their numbers. A line that is too long is cut; its rest is skipped without being kept in
-    memory."""
+    """The lines with their numbers. A line that is too long is cut; its rest is skipped and not kept in memory."""
     number = 0
     while line := file.readline(MAX_LINE + 1):
         number += 1

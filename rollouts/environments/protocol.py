@@ -1,5 +1,4 @@
-"""What an environment is to the loop: a source of tasks, and one episode for each trajectory that answers and
-scores."""
+"""What an environment is to the loop: a source of tasks, and an episode for each trajectory that answers and scores."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Episode(Protocol):
     """The environment's half of one trajectory. It remembers what has happened so far."""
 
     def step(self, message: Mapping[str, Any]) -> Outcome:
-        """Answer a parsed assistant message (``role``, ``content``, maybe ``tool_calls``). A malformed one raises
-        nothing."""
+        """Answer a parsed assistant message (``role``, ``content``, maybe ``tool_calls``), even a malformed one."""
         ...
 
     def truncated(self, reason: str) -> Outcome:

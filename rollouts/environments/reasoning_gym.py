@@ -112,8 +112,7 @@ class ReasoningGymEpisode:
 
 
 class ReasoningGymEnvironment:
-    """Tasks of one data set. Equal seeds make equal tasks, so a worker can make the entry again that the scorer
-    needs."""
+    """Tasks of one data set. Equal seeds make equal tasks, so a worker can make again what the scorer needs."""
 
     def __init__(self, dataset: str) -> None:
         self.name = f"reasoning_gym:{dataset}"

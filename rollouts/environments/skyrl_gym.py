@@ -66,8 +66,7 @@ def load_package() -> ModuleType:
 
 
 class SkyRLGymEpisode:
-    """One of the package's environments. The reward of a trajectory is the sum of its turns' rewards, which are kept
-    too."""
+    """One of the package's environments. A trajectory's reward is the sum of its turns' rewards, which are kept too."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -105,8 +104,7 @@ def _action(message: Mapping[str, Any]) -> str:
 
 
 class SkyRLGymEnvironment:
-    """An environment of the package, which has no tasks. A file of prompts holds them; else arithmetic with whole
-    answers."""
+    """The package has no tasks. They come from a file of prompts; without one, arithmetic with whole answers."""
 
     def __init__(self, env: str, prompts: Sequence[Prompt] = ()) -> None:
         self.name = f"skyrl_gym:{env}"

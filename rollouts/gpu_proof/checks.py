@@ -35,8 +35,7 @@ class IdsReport:
 
 
 def check_ids(stored: Sequence[tuple[int, Trajectory]], seen: Witness) -> IdsReport:
-    """Compare ``stored`` (trajectories with their keys) with the witness. A request is named by trajectory key and
-    step."""
+    """Compare ``stored`` (trajectories with their keys) with the witness, which names requests by key and step."""
     sent = {tuple(name.split(".")[:2]): ids for name, ids in seen.sent.items()}
     received = {tuple(name.split(".")[:2]): ids for name, ids in seen.received.items()}
     wrong_prompts = wrong_completions = missing = broken = 0

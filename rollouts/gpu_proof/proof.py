@@ -58,8 +58,7 @@ class Plans:
     demo_trajectories: int = 256
     max_model_len: int = 4096
     tolerance: float = 0.05
-    """Mean absolute difference of a re-scored log-probability in nats. The bfloat16 type rounds each logit by up to
-    0.015."""
+    """Mean absolute difference of a re-scored log-probability in nats. One bfloat16 logit is off by up to 0.015."""
     shape: Shape = FULL
     seed: int = 7
 

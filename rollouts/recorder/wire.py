@@ -184,8 +184,7 @@ def _add_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def recorded_line(session: str, request: bytes, answer: bytes | dict[str, Any], created_at: str) -> bytes:
-    """A call as a line of the format of recorded calls. Raises ``msgspec.DecodeError`` for a body that is not an
-    object."""
+    """A call as a line of the format of recorded calls. Raises ``msgspec.DecodeError`` if a body is not an object."""
     asked = _object.decode(request)
     prompt = bytes(asked.get("prompt", b""))
     if prompt.startswith(b"["):

@@ -143,8 +143,7 @@ class Writer:
         return batch
 
     def _again(self, work: Callable[[], None]) -> bool:
-        """Repeat the work until the database accepts it. False when it can never be done, or was given up at the
-        end."""
+        """Repeat the work until the database accepts it. False if that can never happen or was given up at the end."""
         wait = FIRST_WAIT_SECONDS
         while True:
             try:
@@ -222,8 +221,7 @@ class Writer:
         log.error("%d calls not stored, kept in %s run=%s", len(lines), self.rescue_file, self.run.code)
 
     def _settle(self, everything: bool) -> None:
-        """Diagnose and close the trajectories that have ended: by a session's end, after a long silence, or at the
-        end."""
+        """Diagnose and close the trajectories that have ended: by a session's end, a long silence, or the run's end."""
         before = time.monotonic() - self.idle_s
         silent = [name for name, last in self._open.items() if everything or last < before]
         for name in dict.fromkeys([*self._ends, *silent]):
@@ -265,6 +263,5 @@ class Writer:
 
 
 def _lacks_ids(step: Step) -> bool:
-    """Whether a call lacks its ids. When a client leaves before the first token there is no completion, and none is
-    missing."""
+    """Whether a call lacks its ids. A client that left before the first token has no completion; none is missing."""
     return not len(step.prompt_ids) or (not len(step.completion_ids) and step.finish_reason != "abort")

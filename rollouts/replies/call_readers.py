@@ -1,5 +1,4 @@
-"""Chooses how tool calls are read: by the tokenizer's response template, or in the form that the chat template
-writes."""
+"""Chooses how tool calls are read: by the tokenizer's response template, or in the form that a chat template writes."""
 
 from __future__ import annotations
 

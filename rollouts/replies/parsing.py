@@ -63,8 +63,7 @@ def _compiled(response_template: Any) -> Any:
 
 
 def _without_stop(message: Mapping[str, Any], stop: str) -> dict[str, Any]:
-    """The message without the stop token in a call that was never closed: such a call reaches to the completion's
-    end."""
+    """The message without the stop token in a call that was never closed. Such a call reaches to the end."""
     calls = message.get("tool_calls")
     if not stop or not isinstance(calls, list):
         return dict(message)
@@ -119,8 +118,7 @@ def with_call_ids(reply: Mapping[str, Any], trajectory: object, first: int) -> d
 
 
 def answering(reply: Message, messages: Sequence[Message]) -> list[Message]:
-    """Tool messages with the ids of the calls that they answer, in the order of the calls. Other messages are
-    unchanged."""
+    """Tool messages with the ids of the calls that they answer, in the calls' order. Others are unchanged."""
     calls = reply.get("tool_calls")
     ids = iter([call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else [])
     answered: list[Message] = []

@@ -385,8 +385,7 @@ def _strict(literal: str) -> str:
 
 
 def _closing(literal: str) -> str:
-    """A pattern for what may follow a call: the literal or its beginning, because the stop token is not part of the
-    text."""
+    """A pattern for what may follow a call: the literal or its beginning, because the text has no stop token."""
     for call_id in _IDS:
         literal = literal.replace(call_id, "CALLID")
     parts = [part for part in re.split(r"\s+|(?=<)|(?<=>)", literal) if part]

@@ -14,10 +14,7 @@ _Part = tuple[int, int | Origins, bool, Floats | None]
 
 
 class Buffer:
-    """A stream that grows by verbatim completions and by deltas. Each append is O(its length), amortised.
-
-    Mask, logprobs and origins are written only when a row is asked for.
-    """
+    """A stream that grows by completions and deltas, each append in amortised O(its length). Arrays form on demand."""
 
     def __init__(self) -> None:
         self._n = 0

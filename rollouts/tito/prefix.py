@@ -130,8 +130,7 @@ def _chain_to_join(
     length = 0
     for chain in reversed(chains):
         n = stream_length(steps[chain[-1]])
-        # A chain that the step extends shares its whole stream, so it is not longer than the prefix shared with the
-        # parent.
+        # A chain that the step extends shares its whole stream, so it is no longer than what the parent shares.
         if length < n <= link.shared_length and shared_with_stream(step.prompt_ids, steps[chain[-1]]) == n:
             best, length = chain, n
     return best

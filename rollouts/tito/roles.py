@@ -29,8 +29,7 @@ class RoleTurn:
     start: int
     stop: int
     role: str
-    """``system``, ``developer``, ``user``, ``assistant`` or ``tool``; ``prompt`` for what stands before the first
-    header."""
+    """``system``, ``developer``, ``user``, ``assistant`` or ``tool``; ``prompt`` for text before the first header."""
 
 
 def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[bytes]]) -> list[RoleTurn]:

@@ -111,8 +111,7 @@ def _find_messages(
 def _find(
     whole: bytes, cursor: int, end: int, forms: Sequence[bytes], headers: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """The place of the earliest form; of several the longest. A place inside a role header only if there is no
-    other."""
+    """The place of the earliest form; of several the longest. Inside a role header only if there is no other."""
     inside: tuple[int, int] | None = None
     best: tuple[int, int] | None = None
     for form in forms:

@@ -14,8 +14,7 @@ _TOKEN = re.compile(r"<[^<>\s]{1,40}>")
 
 
 def quoted(text: str, most: int = 60) -> str:
-    """A text in quotes, with control characters escaped. A long text ends after a word; an ellipsis follows the
-    quotes."""
+    """A text in quotes, with control characters escaped. A long text ends after a word, then an ellipsis."""
     head = clipped(text, most)
     return f"{head!r} …" if len(head) < len(text) else repr(text)
 
@@ -26,8 +25,7 @@ def quoted_or_nothing(text: str, most: int = 60) -> str:
 
 
 def clipped(text: str, most: int) -> str:
-    """The start of a text, about ``most`` characters. Control tokens stay whole, and words if one ends in the second
-    half."""
+    """The start of a text, about ``most`` characters. Control tokens stay whole; the cut is at a blank if possible."""
     if len(text) <= most:
         return text
     stop = _whole(text, most)
@@ -85,8 +83,7 @@ def listed(ids: Ids | Sequence[int], most: int = 8) -> str:
 
 
 def window_text(data: bytes, cut_before: bool, cut_behind: bool) -> str:
-    """The text of a window of tokens. Where the window cuts it, half characters are dropped and an ellipsis is
-    written."""
+    """The text of a window of tokens. At a cut, half a character is dropped and an ellipsis is written."""
     start, stop = 0, len(data)
     if cut_before:
         while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:

@@ -129,8 +129,7 @@ NO_PARENT = Link(parent=None, shared_length=0, parent_length=0)
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One training sequence as a trainer holds it. All arrays are ``[T]``; another length is a finding, not an
-    error."""
+    """One training sequence as a trainer holds it. All arrays are ``[T]``; another length makes a finding."""
 
     ids: Ids
     loss_mask: Mask

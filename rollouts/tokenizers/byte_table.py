@@ -52,8 +52,7 @@ class ByteTable:
         return [data[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def joined(self, ids: NDArray[np.int32] | Sequence[int]) -> tuple[bytes, NDArray[np.int64]]:
-        """The bytes of a stream, and for each of its ids ``[n]`` where its bytes end. No Python object is made per
-        token."""
+        """The bytes of a stream, and for each of its ids ``[n]`` where its bytes end. Makes no object per token."""
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
         if not len(array):
             return b"", array

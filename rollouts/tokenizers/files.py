@@ -156,8 +156,7 @@ def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The text of chat_template.jinja, else of tokenizer_config.json (of several templates the one named
-    ``default``)."""
+    """The text of chat_template.jinja, else of tokenizer_config.json (of several the one named ``default``)."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         if path.stat().st_size > MAX_TEMPLATE_BYTES:

@@ -1,5 +1,4 @@
-"""The one way to a tokenizer: ``load`` returns a codec that encodes exactly, decodes to bytes and knows its stop
-ids."""
+"""The one way to a tokenizer: ``load`` returns a codec that encodes exactly, decodes to bytes, knows its stop ids."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ class LoadedTokenizer:
 
     @cached_property
     def vocab_hash(self) -> str:
-        """Equal for two tokenizers exactly when every id has the same bytes and is a control token in both or in
-        neither."""
+        """Equal for two tokenizers exactly when each id has the same bytes and is a control token in both or none."""
         digest = hashlib.sha256(self.table.special.tobytes())
         for piece in self.table.token_bytes(np.arange(self.vocab_size, dtype=np.int32)):
             digest.update(len(piece).to_bytes(4, "little") + piece)

@@ -46,8 +46,7 @@ class PieceEncoder:
             self._pattern = None
 
     def encode(self, text: str) -> Ids:
-        """The ids ``[n]`` that the tokenizer returns for the whole text. The memory keeps the array: do not write to
-        it."""
+        """The ids ``[n]`` that the tokenizer returns for the whole text. They are cached: do not write to the array."""
         if self._pattern is None:
             return self._piece(text)
         if not text.isascii():  # a lone surrogate must be replaced before the text is cut

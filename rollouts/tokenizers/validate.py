@@ -29,8 +29,7 @@ def _size_limit(name: str) -> int:
 
 
 def check_folder(path: str | Path) -> list[str]:
-    """What is wrong with a folder, a tokenizer.json or a zip of either, in sentences. Empty when it can be
-    registered."""
+    """What is wrong with a folder, a tokenizer.json or a zip of either, as sentences. Empty = it can be registered."""
     path = Path(path)
     if not path.exists():
         return [f"There is no {path.name}."]
@@ -123,8 +122,7 @@ def check_zip(path: Path) -> list[str]:
 
 
 def unpack_zip(path: str | Path, target: str | Path) -> Path:
-    """Unpack the wanted files into ``target``, without sub-folders. Raises :class:`TokenizerUnusable` with all
-    problems."""
+    """Unpack the wanted files into ``target``, flat. Raises :class:`TokenizerUnusable` with all problems."""
     problems = check_zip(Path(path))
     if problems:
         raise TokenizerUnusable(" ".join(problems))

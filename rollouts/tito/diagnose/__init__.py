@@ -84,8 +84,7 @@ def diagnose(
 
 
 def _is_text_alone(trajectory: Trajectory) -> bool:
-    """Whether a dump holds texts alone. A call without ids still has its finish reason, a text has nothing of an
-    engine."""
+    """Whether a dump holds texts alone, without anything of an engine. Even a call without ids has a finish reason."""
     return (
         not trajectory.rows
         and bool(trajectory.steps)

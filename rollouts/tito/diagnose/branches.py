@@ -51,8 +51,7 @@ def _of_one_answer(one: Step, other: Step) -> bool:
 
 
 def branch(b: Break) -> Verdict | None:
-    """A conversation beside the main one. Either the main one goes on later, or this step goes back before its
-    parent."""
+    """A conversation beside the main one. The main one goes on later, or this step goes back before its parent."""
     steps = b.case.steps
     other = next((n for n in range(b.index - 1, -1, -1) if _of_one_answer(steps[n], b.step)), None)
     if other is not None:

@@ -1,5 +1,4 @@
-"""What the rules see: one trajectory with its tokenizer and templates, and one of its breaks. Values are computed
-lazily."""
+"""What the rules see: one trajectory with its tokenizer and templates, and one of its breaks. Computed lazily."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _WIDEN = 512
 
 @lru_cache(maxsize=4)
 def _special_table(vocab_size: int, special_ids: frozenset[int] = frozenset()) -> Mask:
-    """``[vocab_size + 2]``: whether id - 1 is a control token. First and last entry are for ids outside the
-    vocabulary."""
+    """``[vocab_size + 2]``: whether id - 1 is a control token. Both ends are for ids outside the vocabulary."""
     table: Mask = np.zeros(vocab_size + 2, dtype=np.bool_)
     table[1 + np.fromiter(special_ids, np.int64)] = True
     return table
@@ -228,8 +226,7 @@ class Break:
 
     @cached_property
     def first_changed(self) -> int | None:
-        """The index of the parent's first message that the later request changed. None = the later request extends
-        them."""
+        """Index of the parent's first message that the later request changed. None = the later request extends them."""
         if self.known_messages is None:
             return None
         before, after = self.known_messages
@@ -269,8 +266,7 @@ class Break:
 
     @cached_property
     def text_start(self) -> int:
-        """The first offset of the sampled stream with another text. Before it only the cuts between tokens may
-        differ."""
+        """The first offset of the sampled stream with another text. Before it only token cuts may differ."""
         if self.case.codec is None:
             return self.start
         tails = self._expected_tail_bytes, self._actual_tail_bytes[: len(self._expected_tail_bytes)]
@@ -335,8 +331,7 @@ class Break:
         return self.start, self.start
 
     def _turn_end(self, group: AlignedGroup) -> int:
-        """Where a difference ends in the prompt if it lasts to the end of the sampled stream: at the latest at the
-        turn's end."""
+        """Where a difference up to the sampled stream's end ends in the prompt: at the latest at the turn's end."""
         if self.case.codec is None or self.same_text:
             return group.right_stop
         right = self.actual[self.start + group.right_start : self.start + group.right_stop]

@@ -25,8 +25,7 @@ from rollouts.tito.trajectory import Ids, Message, Step
 
 
 class Delta:
-    """The tokens that a step adds to its parent's stream, and the tokens that the template writes for the same
-    messages."""
+    """The tokens that a step adds to its parent's stream, and those that the template writes for the same messages."""
 
     def __init__(self, case: DiagnosisContext, index: int) -> None:
         link = case.links[index]
@@ -218,8 +217,7 @@ def _any_of(names: Iterable[bytes]) -> re.Pattern[bytes]:
 
 
 def _loose(data: bytes, names: Iterable[bytes]) -> str:
-    """The text without what tokenizers change around control tokens written as text: spaces, the mark ``▁``,
-    capitals."""
+    """The text without what tokenizers change around control tokens in text: spaces, the mark ``▁``, capitals."""
     mark = "\u2581"
     ordered = sorted((name.decode("utf-8", "replace").replace(mark, "") for name in names), key=len, reverse=True)
     spaced = "|".join(" *".join(map(re.escape, name)) for name in ordered)

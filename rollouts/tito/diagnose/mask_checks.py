@@ -25,8 +25,7 @@ class TurnBoundaries:
     blank: Mask
     """``[T]``: which tokens are white space alone."""
     headers: tuple[Ids, ...]
-    """The ids that open the assistant's turn (the generation prompt), after a user and after a tool. Empty = not
-    known."""
+    """The ids that open the assistant's turn (generation prompt), after a user and after a tool. Empty = not known."""
     stop_ids: frozenset[int]
     """The control tokens that end the assistant's turn."""
 
@@ -55,8 +54,7 @@ def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
 
 
 def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
-    """The header without a template: the ids between the turn before and a trained stretch, as most stretches have
-    them."""
+    """The header without a template: the ids between the turn before and a trained stretch, as in most stretches."""
     stops = derived_stops(ids, mask, special)
     starts = [start for start, _ in mask_runs(mask)][:16]
     found: list[Ids] = []

@@ -180,8 +180,7 @@ def advantage_misplaced(row: Row) -> RowFault | None:
 
 
 def logprobs_other_distribution(row: Row) -> RowFault | None:
-    """The trainer's logprobs are a multiple of the sampler's, or differ by a constant: another temperature or
-    filter."""
+    """The trainer's logprobs are a multiple of the sampler's, or off by a constant: another temperature or filter."""
     if row.logprobs is None:
         return None
     name = next((name for name in TRAINER_LOGPROBS if name in row.columns), None)

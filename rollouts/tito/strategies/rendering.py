@@ -84,8 +84,7 @@ class Rendering(Strategy):
 
 
 class Retokenize(Rendering):
-    """Render and encode everything at each turn, and once more for the row. ``{% generation %}`` tags mark what is
-    trained."""
+    """Renders and encodes everything at each turn and for the row. ``{% generation %}`` tags mark what is trained."""
 
     slug = "retokenize"
     about = (
@@ -130,8 +129,7 @@ def _whole(segment: ConversationSegment) -> list[Message]:
 
 
 def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int, int]]) -> Mask:
-    """Which tokens overlap the character spans ``[start, stop)`` of their text. ``stops``: the byte where each token
-    ends."""
+    """Which tokens overlap the character spans ``[start, stop)`` of their text. ``stops``: their end bytes."""
     mask: Mask = np.zeros(len(stops), dtype=np.bool_)
     starts = np.concatenate([[0], stops[:-1]]) if len(stops) else stops
     # A decoder that drops a leading space leaves the tokens one byte longer than the text.

@@ -132,8 +132,7 @@ class _Conversation:
 
 
 def _asks(conversation: _Conversation, strategies: Sequence[New], context: Context) -> list[Conversation]:
-    """The renders that the strategies will need, none twice. The growing conversation comes first: each text extends
-    the one before it."""
+    """The renders that the strategies will need, none twice. Growing conversations first: texts extend each other."""
     asks: dict[int, Conversation] = {}
     for make in strategies:
         one = start(make, context)

@@ -54,8 +54,7 @@ class StepWise(ToolDelta):
 
 
 class StepWiseMerged(StepWise):
-    """The step-wise rows. Neighbours are merged while the next prompt starts with prompt and response (SkyRL,
-    tinker)."""
+    """The step-wise rows. Neighbours are merged while the next prompt starts with prompt and response (SkyRL)."""
 
     slug = "step_wise_merged"
     about = "Step-wise rows, merged while the next prompt starts with the prompt and completion before it."
