@@ -12,7 +12,7 @@ from rollouts.tito.diagnose import diagnose
 from rollouts.tito.prefix import link_steps
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import load
-from tests.tito.worlds import world
+from tests.tito.model_setups import world
 
 
 @pytest.mark.bench

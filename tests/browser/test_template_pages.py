@@ -13,7 +13,7 @@ from rollouts import services
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks
 from rollouts.work import template_checks
-from tests.web.test_template_lab import BROKEN, SAFE, TALK
+from tests.web.test_template_pages import BROKEN, SAFE, TALK
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Any]

@@ -20,8 +20,9 @@ from rollouts.tito.diagnose import KINDS, Axis, Finding, Severity, diagnose
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollouts.work.reproduce import CannotReproduce, _literal, _material, script
+from tests.tito.model_setups import STABLE, tokenizer_folder, world
 from tests.tito.plant import planted
-from tests.tito.test_rows import (
+from tests.tito.test_row_findings import (
     LINE,
     N_HEAD,
     N_ONE,
@@ -35,7 +36,6 @@ from tests.tito.test_rows import (
     row,
     steps,
 )  # fmt: skip
-from tests.tito.worlds import STABLE, tokenizer_folder, world
 
 FOLDERS = {
     "toggling": ("bytes", "<|shut|>"), "stable": ("bytes", "<|shut|>"), "bare": ("bytes", "<|end|>"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tests.tito import plant_delta, plant_request, plant_text  # noqa: F401 - each registers its planters
-from tests.tito.plant_world import PLANTERS, CannotPlant, Case, World
+from tests.tito.plant_setup import PLANTERS, CannotPlant, Case, World
 
 __all__ = ["PLANTERS", "CannotPlant", "Case", "World", "planted", "with_lead"]
 

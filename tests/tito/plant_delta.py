@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.tito.plant_world import CannotPlant, Case, World, eos_text, planter, split_token, two_tools
+from tests.tito.plant_setup import CannotPlant, Case, World, eos_text, planter, split_token, two_tools
 from tests.tokenizers.oracles import encode_plain
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollouts.tito.trajectory import Trajectory
-from tests.tito.plant_world import CannotPlant, Case, World, planter
+from tests.tito.plant_setup import CannotPlant, Case, World, planter
 
 
 @planter

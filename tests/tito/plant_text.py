@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollouts.tito.trajectory import Trajectory, ids_array
-from tests.tito.plant_world import CannotPlant, Case, World, eos_text, planter, split_token
+from tests.tito.plant_setup import CannotPlant, Case, World, eos_text, planter, split_token
 
 
 @planter

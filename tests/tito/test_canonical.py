@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollouts.tito.canonical import canonical_check, canonical_check_batch
 from rollouts.tito.trajectory import ids_array
 from rollouts.tokenizers import LoadedTokenizer, load
-from tests.tito.worlds import tokenizer_folder
+from tests.tito.model_setups import tokenizer_folder
 from tests.tokenizers.oracles import encode_plain
 
 KINDS = ("bytes", "pieces")

@@ -15,7 +15,7 @@ from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import load
 from tests.tito.plant import PLANTERS, World, planted
-from tests.tito.test_diagnose_worlds import problem
+from tests.tito.test_diagnose_planted import problem
 
 TEMPLATES = {"qwen3-fixed": ("qwen3", "qwen3--seed-one-line-fix")}
 

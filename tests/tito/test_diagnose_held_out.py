@@ -7,8 +7,8 @@ from rollouts.chat_templates import renderer
 from rollouts.tito.diagnose import Finding, Severity, diagnose
 from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
+from tests.tito.model_setups import STABLE, world
 from tests.tito.plant import PLANTERS, World
-from tests.tito.worlds import STABLE, world
 from tests.tokenizers.oracles import encode_plain
 
 PLAIN_TURNS = """\

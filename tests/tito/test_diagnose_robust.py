@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollouts.tito.diagnose import KINDS, diagnose
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
-from tests.tito.worlds import world
+from tests.tito.model_setups import world
 
 W = world("stable")
 SIZE = W.codec.vocab_size

@@ -19,7 +19,7 @@ from django.test import Client
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.tasks import checks as tasks
 from tests.chat_templates.test_command import run
-from tests.web.test_template_lab import BROKEN, SAFE
+from tests.web.test_template_pages import BROKEN, SAFE
 
 pytestmark = pytest.mark.django_db
 

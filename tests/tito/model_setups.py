@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tests.tito.plant_world import CITIES, TOOLS, TOPICS, World
+from tests.tito.plant_setup import CITIES, TOOLS, TOPICS, World
 
 CHAT = """\
 {%- macro think(m, last) -%}

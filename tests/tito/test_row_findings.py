@@ -14,7 +14,7 @@ from rollouts.tito.diagnose import Finding, diagnose
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
-from tests.tito.worlds import world
+from tests.tito.model_setups import world
 
 W = world("stable")
 

@@ -9,8 +9,8 @@ from rollouts.tito.diagnose import BREAK_RULES, KINDS, Finding, Severity, diagno
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.strategies.replay import repaid_tokens
 from rollouts.tito.trajectory import Step, Trajectory, ids_array
+from tests.tito.model_setups import world
 from tests.tito.plant import PLANTERS, CannotPlant, Case, World, planted, with_lead
-from tests.tito.worlds import world
 
 WORLDS = ("toggling", "stable", "bare", "headers", "pieces")
 OPTIONS = ({}, {"history": True}, {"system": False}, {"tools": False})
