@@ -12,7 +12,7 @@ from rollouts.tito.diagnose import diagnose
 from rollouts.tito.prefix import link_steps
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import load
-from tests.tito.model_setups import world
+from tests.tito.model_setups import model_setup
 
 
 @pytest.mark.bench
@@ -39,14 +39,14 @@ def test_canonical_check_against_a_loop_of_encode(corpus: Path) -> None:
 
 @pytest.mark.bench
 def test_an_n_step_trajectory_costs_its_new_tokens() -> None:
-    w = world("stable")
-    turn = w.turn()
+    s = model_setup("stable")
+    turn = s.turn()
     messages, stream, steps = list(turn.messages), turn.p, []
     for _ in range(64):
-        steps.append(w.step(messages, stream, turn.g, turn.reply))
+        steps.append(s.step(messages, stream, turn.g, turn.reply))
         messages = [*messages, turn.reply, *turn.new]
         stream = np.concatenate([stream, turn.g, turn.d])
-    diagnose(Trajectory("warm", tuple(steps[:2])), w.codec, lambda sha: w.renderer)
+    diagnose(Trajectory("warm", tuple(steps[:2])), s.codec, lambda sha: s.renderer)
     first = 0.0
     print("\nsteps  new tokens  links us/step  diagnosis ms/step")
     for n in (1, 2, 4, 8, 16, 32, 64):
@@ -55,7 +55,7 @@ def test_an_n_step_trajectory_costs_its_new_tokens() -> None:
         link_steps(some.steps)
         linked = time.perf_counter() - began
         began = time.perf_counter()
-        findings = diagnose(some, w.codec, lambda sha: w.renderer)
+        findings = diagnose(some, s.codec, lambda sha: s.renderer)
         took = time.perf_counter() - began
         assert all(f.severity == "info" for f in findings)
         first = first or took

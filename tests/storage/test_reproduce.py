@@ -20,7 +20,7 @@ from rollouts.tito.diagnose import KINDS, Axis, Finding, Severity, diagnose
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollouts.work.reproduce import CannotReproduce, _literal, _material, script
-from tests.tito.model_setups import STABLE, tokenizer_folder, world
+from tests.tito.model_setups import STABLE, model_setup, tokenizer_folder
 from tests.tito.plant import planted
 from tests.tito.test_row_findings import (
     LINE,
@@ -30,7 +30,7 @@ from tests.tito.test_row_findings import (
     SHUT,
     TOOL,
     WITNESSES,
-    W,
+    S,
     hotter,
     merged,
     row,
@@ -55,11 +55,11 @@ def run(text: str, tmp_path: Path) -> str:
 def test_every_planted_kind_is_reproduced_by_its_script(tmp_path: Path) -> None:
     done: set[str] = set()
     for name, folder in FOLDERS.items():
-        w = world(name)
-        for case in planted(w, 1):
+        s = model_setup(name)
+        for case in planted(s, 1):
             if case.kind is None or case.kind in done:
                 continue
-            found = diagnose(case.trajectory, w.codec, lambda sha, w=w: w.renderer)
+            found = diagnose(case.trajectory, s.codec, lambda sha, s=s: s.renderer)
             finding = next(f for f in found if f.kind in (case.kind, *case.also) and f.step == case.step)
             text = script(finding, case.trajectory, tokenizer=str(tokenizer_folder(*folder)), chat_template="{{ 1 }}")
             said = run(text, tmp_path)
@@ -188,7 +188,7 @@ PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
     (
         "stop_string_misaligned",
         Trajectory("t", (replace(FIRST, text="I call", stop_reason=" the"),)),
-        Trajectory("t", (replace(FIRST, text=W.codec.decode(FIRST.completion_ids), stop_reason=" the"),)),
+        Trajectory("t", (replace(FIRST, text=S.codec.decode(FIRST.completion_ids), stop_reason=" the"),)),
     ),
     (
         "truncated_trained",
@@ -202,7 +202,7 @@ PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
 def test_the_script_of_a_row_fault_asserts_the_fault_itself(
     kind: str, bad: Trajectory, good: Trajectory, tmp_path: Path
 ) -> None:
-    finding = next(f for f in diagnose(bad, W.codec, lambda sha: W.renderer) if f.kind == kind)
+    finding = next(f for f in diagnose(bad, S.codec, lambda sha: S.renderer) if f.kind == kind)
     text = script(finding, bad, tokenizer=str(tokenizer_folder(*FOLDERS["stable"])), chat_template=STABLE)
     assert f"Reproduced: {finding.evidence}"[:40] in run(text, tmp_path)
     with pytest.raises(AssertionError):
@@ -211,7 +211,7 @@ def test_the_script_of_a_row_fault_asserts_the_fault_itself(
 
 def test_a_script_needs_transformers_and_no_torch(tmp_path: Path) -> None:
     bad = WITNESSES["observation_trained"][0]
-    (finding,) = diagnose(Trajectory("t", (), (bad,)), W.codec, lambda sha: W.renderer)
+    (finding,) = diagnose(Trajectory("t", (), (bad,)), S.codec, lambda sha: S.renderer)
     folder = str(tokenizer_folder(*FOLDERS["stable"]))
     path = tmp_path / "finding.py"
     path.write_text(script(finding, Trajectory("t", (), (bad,)), tokenizer=folder, chat_template=STABLE))

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tests.tito.plant_setup import CITIES, TOOLS, TOPICS, World
+from tests.tito.plant_setup import CITIES, TOOLS, TOPICS, ModelSetup
 
 CHAT = """\
 {%- macro think(m, last) -%}
@@ -141,7 +141,7 @@ def tokenizer_folder(kind: str = "bytes", eos: str = "<|shut|>") -> Path:
         tokenizer = _byte_pieces_as_vocabulary(tokenizer)
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in PLAIN])
-    folder = Path(mkdtemp(prefix="inspector-world-"))
+    folder = Path(mkdtemp(prefix="inspector-model-setup-"))
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos}
     if eos != "<|shut|>" or kind != "bytes":
@@ -159,8 +159,8 @@ def _byte_pieces_as_vocabulary(tokenizer):  # type: ignore[no-untyped-def]
     return Tokenizer.from_str(json.dumps(definition))
 
 
-def world(name: str, seed: int = 7, **options: object) -> World:
-    """A world by name: ``toggling``, ``stable``, ``bare``, ``headers``, ``pieces``, ``prefixed``, ``words``."""
+def model_setup(name: str, seed: int = 7, **options: object) -> ModelSetup:
+    """A setup by name: ``toggling``, ``stable``, ``bare``, ``headers``, ``pieces``, ``prefixed``, ``words``."""
     from rollouts.chat_templates import renderer
     from rollouts.tokenizers import load
 
@@ -175,4 +175,4 @@ def world(name: str, seed: int = 7, **options: object) -> World:
     }[name]
     codec = load(tokenizer_folder(kind, eos))
     settings = {"tools": tools, **options}
-    return World(name, codec, renderer(codec, template), random.Random(seed), **settings)  # type: ignore[arg-type]
+    return ModelSetup(name, codec, renderer(codec, template), random.Random(seed), **settings)  # type: ignore[arg-type]

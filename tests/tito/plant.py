@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from tests.tito import plant_delta, plant_request, plant_text  # noqa: F401 - each registers its planters
-from tests.tito.plant_setup import PLANTERS, CannotPlant, Case, World
+from tests.tito.plant_setup import PLANTERS, CannotPlant, Case, ModelSetup
 
-__all__ = ["PLANTERS", "CannotPlant", "Case", "World", "planted", "with_lead"]
+__all__ = ["PLANTERS", "CannotPlant", "Case", "ModelSetup", "planted", "with_lead"]
 
 
-def with_lead(w: World, case: Case) -> Case:
+def with_lead(s: ModelSetup, case: Case) -> Case:
     """The same fault one step later: the earlier exchange of the first prompt as a step of its own."""
     if case.name == "history_summary":
         raise CannotPlant("what goes on from a whole earlier step, with another user message, is a branch")
@@ -23,8 +23,8 @@ def with_lead(w: World, case: Case) -> Case:
     if place is None:
         raise CannotPlant("no earlier exchange")
     asked, reply = [dict(m) for m in messages[: place + 1]], dict(messages[place + 1])
-    prompt, completion = w.answer(asked, reply)
-    lead = w.step(asked, w.codec.encode(prompt), w.codec.encode(completion), reply)
+    prompt, completion = s.answer(asked, reply)
+    lead = s.step(asked, s.codec.encode(prompt), s.codec.encode(completion), reply)
     if not np.array_equal(first.prompt_ids[: len(lead.stream)], lead.stream):
         raise CannotPlant("the template does not only append")
     steps = (lead, *case.trajectory.steps)
@@ -32,11 +32,11 @@ def with_lead(w: World, case: Case) -> Case:
     return replace(case, name=f"{case.name}_later", trajectory=replace(case.trajectory, steps=steps), step=step)
 
 
-def planted(world: World, n: int = 3) -> Iterator[Case]:
-    """Every fault that the world has a place for, ``n`` times."""
+def planted(setup: ModelSetup, n: int = 3) -> Iterator[Case]:
+    """Every fault that the setup has a place for, ``n`` times."""
     for plant in PLANTERS.values():
         for _ in range(n):
             try:
-                yield plant(world)
+                yield plant(setup)
             except CannotPlant:
                 break

@@ -6,171 +6,171 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.tito.plant_setup import CannotPlant, Case, World, eos_text, planter, split_token, two_tools
+from tests.tito.plant_setup import CannotPlant, Case, ModelSetup, eos_text, planter, split_token, two_tools
 from tests.tokenizers.oracles import encode_plain
 
 
 @planter
-def clean(w: World) -> Case:
-    return Case("clean", w.turn().tito(), None, None)
+def clean(s: ModelSetup) -> Case:
+    return Case("clean", s.turn().tito(), None, None)
 
 
 @planter
-def clean_noncanonical(w: World) -> Case:
-    turn = w.turn()
-    g, _ = split_token(w, turn.g)
+def clean_noncanonical(s: ModelSetup) -> Case:
+    turn = s.turn()
+    g, _ = split_token(s, turn.g)
     return Case("clean_noncanonical", turn.tito(g), None, None)
 
 
 @planter
-def clean_user_turns(w: World) -> Case:
-    turn = w.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
+def clean_user_turns(s: ModelSetup) -> Case:
+    turn = s.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
     return Case("clean_user_turns", turn.tito(), None, None)
 
 
 @planter
-def clean_truncated(w: World) -> Case:
-    turn = w.turn()
+def clean_truncated(s: ModelSetup) -> Case:
+    turn = s.turn()
     step = turn.first(turn.g[:-2], finish_reason="length")
     return Case("clean_truncated", turn.trajectory(replace(step, reply=None)), None, None)
 
 
 @planter
-def clean_two_tools(w: World) -> Case:
-    return Case("clean_two_tools", two_tools(w).tito(), None, None)
+def clean_two_tools(s: ModelSetup) -> Case:
+    return Case("clean_two_tools", two_tools(s).tito(), None, None)
 
 
 @planter
-def clean_control_text(w: World) -> Case:
+def clean_control_text(s: ModelSetup) -> Case:
     """Content that spells a control token, encoded with control tokens split."""
-    stop, before = eos_text(w), w.turn()
+    stop, before = eos_text(s), s.turn()
     new = [{**before.new[0], "content": f"note {stop} end"}]
-    delta = w.delta([*before.messages, before.reply, *new], before.stop, str(new[0]["content"]))
+    delta = s.delta([*before.messages, before.reply, *new], before.stop, str(new[0]["content"]))
     head, found, tail = delta.partition(f" {stop} end")
     if not found:
         raise CannotPlant("the template rewrites content")
-    d = np.concatenate([w.codec.encode(head), encode_plain(w.codec, found), w.codec.encode(tail)])
-    if w.bytes(d) != delta.encode():
+    d = np.concatenate([s.codec.encode(head), encode_plain(s.codec, found), s.codec.encode(tail)])
+    if s.bytes(d) != delta.encode():
         raise CannotPlant("the encoder adds a space to each piece")
-    last = w.final([*before.messages, before.reply, *new], np.concatenate([before.p, before.g, d]))
+    last = s.final([*before.messages, before.reply, *new], np.concatenate([before.p, before.g, d]))
     return Case("clean_control_text", before.trajectory(before.first(), last), None, None)
 
 
 @planter
-def clean_skipped_text(w: World) -> Case:
+def clean_skipped_text(s: ModelSetup) -> Case:
     """The returned text lacks the tokens that skip_special_tokens drops, and holds other added tokens."""
-    turn = w.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
-    marks = sorted(w.codec.skipped_ids - {int(turn.g[-1])})
-    g = np.concatenate([w.codec.encode("<call>"), marks[:1], turn.g]).astype(np.int32)
+    turn = s.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
+    marks = sorted(s.codec.skipped_ids - {int(turn.g[-1])})
+    g = np.concatenate([s.codec.encode("<call>"), marks[:1], turn.g]).astype(np.int32)
     text = "<call>" + turn.completion[: -len(turn.stop)]
     first = turn.first(g, text=text)
     return Case("clean_skipped_text", turn.trajectory(replace(first, reply=None)), None, None)
 
 
 @planter
-def message_dropped_alike(w: World) -> Case:
+def message_dropped_alike(s: ModelSetup) -> Case:
     """Two results in nearly the same words, and only the first is there."""
-    turn = two_tools(w)
+    turn = two_tools(s)
     one, other = "Found in the harbour log: 17 boats.", "Found in the harbour log: 23 boats."
     new = [{**turn.new[0], "content": one}, {**turn.new[1], "content": other}]
-    alone = w.codec.encode(w.delta([*turn.messages, turn.reply, new[0]], turn.stop, one))
-    last = w.final([*turn.messages, turn.reply, *new], np.concatenate([turn.p, turn.g, alone]))
+    alone = s.codec.encode(s.delta([*turn.messages, turn.reply, new[0]], turn.stop, one))
+    last = s.final([*turn.messages, turn.reply, *new], np.concatenate([turn.p, turn.g, alone]))
     return Case("message_dropped_alike", turn.trajectory(turn.first(), last), "message_dropped", 1)
 
 
 @planter
-def message_dropped(w: World) -> Case:
-    turn = two_tools(w)
-    alone = w.delta([*turn.messages, turn.reply, turn.new[0]], turn.stop, turn.new[0]["content"])
-    return Case("message_dropped", turn.tito(d=w.codec.encode(alone)), "message_dropped", 1)
+def message_dropped(s: ModelSetup) -> Case:
+    turn = two_tools(s)
+    alone = s.delta([*turn.messages, turn.reply, turn.new[0]], turn.stop, turn.new[0]["content"])
+    return Case("message_dropped", turn.tito(d=s.codec.encode(alone)), "message_dropped", 1)
 
 
 @planter
-def tool_messages_split(w: World) -> Case:
-    turn = two_tools(w)
+def tool_messages_split(s: ModelSetup) -> Case:
+    turn = two_tools(s)
     first, second = turn.new
     single = [*turn.messages, turn.reply, first]
-    together = w.text(turn.after, gen=False)
-    one = w.text(single, gen=False)
+    together = s.text(turn.after, gen=False)
+    one = s.text(single, gen=False)
     if together.startswith(one):
         raise CannotPlant("the template itself renders tool messages one by one")
-    a = w.delta(single, turn.stop, first["content"])
-    with_gen, without = w.text(single), w.text(single, gen=False)
+    a = s.delta(single, turn.stop, first["content"])
+    with_gen, without = s.text(single), s.text(single, gen=False)
     a = a[: len(a) - (len(with_gen) - len(without))]
-    b = w.delta([*turn.messages, turn.reply, second], turn.stop, second["content"])
+    b = s.delta([*turn.messages, turn.reply, second], turn.stop, second["content"])
     seam = len(b) - len(b.lstrip())
-    d = w.codec.encode(a + b[seam:])
+    d = s.codec.encode(a + b[seam:])
     if np.array_equal(d, turn.d):
         raise CannotPlant("the template itself renders tool messages one by one")
     return Case("tool_messages_split", turn.tito(d=d), "tool_messages_split", 1)
 
 
 @planter
-def turn_separator_lost(w: World) -> Case:
-    turn = w.turn()
+def turn_separator_lost(s: ModelSetup) -> Case:
+    turn = s.turn()
     if turn.delta[:1] != "\n":
         raise CannotPlant("the template writes no separator")
     lost = turn.delta.lstrip()
-    if not w.special(w.codec.encode(lost)[:1])[0]:
+    if not s.special(s.codec.encode(lost)[:1])[0]:
         raise CannotPlant("the separator is no token of its own")
-    return Case("turn_separator_lost", turn.tito(d=w.codec.encode(lost)), "turn_separator_lost", 1)
+    return Case("turn_separator_lost", turn.tito(d=s.codec.encode(lost)), "turn_separator_lost", 1)
 
 
 @planter
-def stop_token_doubled(w: World) -> Case:
-    turn = w.turn()
-    d = np.concatenate([w.codec.encode(turn.stop), turn.d])
+def stop_token_doubled(s: ModelSetup) -> Case:
+    turn = s.turn()
+    d = np.concatenate([s.codec.encode(turn.stop), turn.d])
     return Case("stop_token_doubled", turn.tito(d=d), "stop_token_doubled", 1)
 
 
 @planter
-def system_prompt_injected(w: World) -> Case:
-    turn = w.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
-    alone = w.text(turn.new, tools=None)
+def system_prompt_injected(s: ModelSetup) -> Case:
+    turn = s.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
+    alone = s.text(turn.new, tools=None)
     seam = turn.delta[: len(turn.delta) - len(turn.delta.lstrip())]
     if seam + alone == turn.delta:
         raise CannotPlant("a message alone renders like a message behind others")
-    return Case("system_prompt_injected", turn.tito(d=w.codec.encode(seam + alone)), "system_prompt_injected", 1)
+    return Case("system_prompt_injected", turn.tito(d=s.codec.encode(seam + alone)), "system_prompt_injected", 1)
 
 
 @planter
-def special_tokens_injected(w: World) -> Case:
-    content = f"result {w.rng.randrange(9999)} {eos_text(w)} trailing"
-    if w.tools:
-        w_turn = w.turn(new=None)
-        turn = w.turn(new=[w_turn.world.result(content)])
+def special_tokens_injected(s: ModelSetup) -> Case:
+    content = f"result {s.rng.randrange(9999)} {eos_text(s)} trailing"
+    if s.tools:
+        other = s.turn(new=None)
+        turn = s.turn(new=[other.setup.result(content)])
     else:
-        turn = w.turn(new=[{"role": "user", "content": content}])
+        turn = s.turn(new=[{"role": "user", "content": content}])
     return Case("special_tokens_injected", turn.tito(), "special_tokens_injected", 1)
 
 
 @planter
-def generation_prompt_missing(w: World) -> Case:
-    turn = w.turn()
-    with_gen, without = w.text(turn.after), w.text(turn.after, gen=False)
+def generation_prompt_missing(s: ModelSetup) -> Case:
+    turn = s.turn()
+    with_gen, without = s.text(turn.after), s.text(turn.after, gen=False)
     n = len(with_gen) - len(without)
     if n <= 0 or not with_gen.startswith(without):
         raise CannotPlant("the template has no generation prompt")
     return Case(
-        "generation_prompt_missing", turn.tito(d=w.codec.encode(turn.delta[:-n])), "generation_prompt_missing", 1
+        "generation_prompt_missing", turn.tito(d=s.codec.encode(turn.delta[:-n])), "generation_prompt_missing", 1
     )
 
 
 @planter
-def generation_prompt_closed(w: World) -> Case:
+def generation_prompt_closed(s: ModelSetup) -> Case:
     """Thinking is switched off behind the right header."""
-    turn = w.turn()
-    if w.text(turn.after) == w.text(turn.after, gen=False):
+    turn = s.turn()
+    if s.text(turn.after) == s.text(turn.after, gen=False):
         raise CannotPlant("the template has no generation prompt")
-    d = w.codec.encode(turn.delta + "<think>\n\n</think>\n\n")
+    d = s.codec.encode(turn.delta + "<think>\n\n</think>\n\n")
     if not np.array_equal(d[: len(turn.d)], turn.d):
         raise CannotPlant("the header merges with what follows")
     return Case("generation_prompt_closed", turn.tito(d=d), "generation_prompt_missing", 1)
 
 
 @planter
-def delta_differs(w: World) -> Case:
-    turn = w.turn()
+def delta_differs(s: ModelSetup) -> Case:
+    turn = s.turn()
     content = str(turn.new[0]["content"])
     changed = turn.delta.replace(content, content + " (seen)")
-    return Case("delta_differs", turn.tito(d=w.codec.encode(changed)), "delta_differs", 1)
+    return Case("delta_differs", turn.tito(d=s.codec.encode(changed)), "delta_differs", 1)

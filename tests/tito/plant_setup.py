@@ -1,4 +1,4 @@
-"""Worlds to plant faults in: a tokenizer, a chat template, and turns made by rendering and splitting.
+"""Setups to plant faults in: a tokenizer, a chat template, and turns made by rendering and splitting.
 
 Nothing here is shared with the diagnosis: a fault is planted in ids or messages, and its name is known.
 """
@@ -61,7 +61,7 @@ class Case:
 
 
 @dataclass
-class World:
+class ModelSetup:
     """A tokenizer with a chat template, and what a conversation of them needs."""
 
     name: str
@@ -220,7 +220,7 @@ def _closes_markup(text: str) -> bool:
 
 @dataclass
 class Turn:
-    world: World
+    setup: ModelSetup
     messages: list[dict[str, Any]]
     reply: dict[str, Any]
     new: list[dict[str, Any]]
@@ -235,18 +235,18 @@ class Turn:
 
     @property
     def p(self) -> Ids:
-        return self.world.codec.encode(self.prompt)
+        return self.setup.codec.encode(self.prompt)
 
     @property
     def g(self) -> Ids:
-        return self.world.codec.encode(self.completion)
+        return self.setup.codec.encode(self.completion)
 
     @property
     def d(self) -> Ids:
-        return self.world.codec.encode(self.delta)
+        return self.setup.codec.encode(self.delta)
 
     def first(self, g: Ids | None = None, **fields: Any) -> Step:
-        return self.world.step(self.messages, self.p, self.g if g is None else g, self.reply, **fields)
+        return self.setup.step(self.messages, self.p, self.g if g is None else g, self.reply, **fields)
 
     def trajectory(self, *steps: Step) -> Trajectory:
         return Trajectory("planted", steps)
@@ -254,10 +254,10 @@ class Turn:
     def tito(self, g: Ids | None = None, d: Ids | None = None) -> Trajectory:
         """Two steps, the second on top of what was sampled."""
         g, d = self.g if g is None else g, self.d if d is None else d
-        return self.trajectory(self.first(g), self.world.final(self.after, np.concatenate([self.p, g, d])))
+        return self.trajectory(self.first(g), self.setup.final(self.after, np.concatenate([self.p, g, d])))
 
 
-Planter = Callable[[World], Case]
+Planter = Callable[[ModelSetup], Case]
 PLANTERS: dict[str, Planter] = {}
 
 
@@ -266,30 +266,30 @@ def planter(function: Planter) -> Planter:
     return function
 
 
-def split_token(w: World, ids: Ids, start: int = 0) -> tuple[Ids, int]:
+def split_token(s: ModelSetup, ids: Ids, start: int = 0) -> tuple[Ids, int]:
     """The same text with one token cut in two, and where."""
-    table = {piece: i for i, piece in reversed(list(enumerate(w.codec.token_bytes(np.arange(w.codec.vocab_size)))))}
-    places = [i for i in range(start, len(ids)) if not w.special(ids[i : i + 1])[0]]
-    w.rng.shuffle(places)
+    table = {piece: i for i, piece in reversed(list(enumerate(s.codec.token_bytes(np.arange(s.codec.vocab_size)))))}
+    places = [i for i in range(start, len(ids)) if not s.special(ids[i : i + 1])[0]]
+    s.rng.shuffle(places)
     for i in places:
-        piece = w.codec.token_bytes(ids[i : i + 1])[0]
+        piece = s.codec.token_bytes(ids[i : i + 1])[0]
         for cut in range(1, len(piece)):
             a, b = table.get(piece[:cut]), table.get(piece[cut:])
-            if a is None or b is None or a in w.codec.special_ids or b in w.codec.special_ids:
+            if a is None or b is None or a in s.codec.special_ids or b in s.codec.special_ids:
                 continue
             new = np.concatenate([ids[:i], [a, b], ids[i + 1 :]]).astype(np.int32)
-            if np.array_equal(w.codec.encode(w.decode(new)), ids):
+            if np.array_equal(s.codec.encode(s.decode(new)), ids):
                 return new, i
     raise CannotPlant("no token can be cut")
 
 
-def two_tools(w: World) -> Turn:
-    if not w.tools:
+def two_tools(s: ModelSetup) -> Turn:
+    if not s.tools:
         raise CannotPlant("no tools")
-    calls = w.call(), w.call("lookup", "callbbbb2", query="x")
-    return w.turn(w.calling(*calls), [w.result(), w.result("found it", "lookup", "callbbbb2")])
+    calls = s.call(), s.call("lookup", "callbbbb2", query="x")
+    return s.turn(s.calling(*calls), [s.result(), s.result("found it", "lookup", "callbbbb2")])
 
 
-def eos_text(w: World) -> str:
-    assert w.codec.eos_id is not None
-    return w.decode(ids_array([w.codec.eos_id]))
+def eos_text(s: ModelSetup) -> str:
+    assert s.codec.eos_id is not None
+    return s.decode(ids_array([s.codec.eos_id]))

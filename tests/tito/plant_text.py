@@ -9,152 +9,152 @@ from dataclasses import replace
 import numpy as np
 
 from rollouts.tito.trajectory import Trajectory, ids_array
-from tests.tito.plant_setup import CannotPlant, Case, World, eos_text, planter, split_token
+from tests.tito.plant_setup import CannotPlant, Case, ModelSetup, eos_text, planter, split_token
 
 
 @planter
-def thinking_stripped(w: World) -> Case:
+def thinking_stripped(s: ModelSetup) -> Case:
     reply = {
         "role": "assistant",
-        "content": f"It is {w.rng.randrange(999)}.",
+        "content": f"It is {s.rng.randrange(999)}.",
         "reasoning_content": "I should multiply.",
     }
     new = [{"role": "user", "content": "And doubled?"}]
-    messages = w.opening()
-    prompt = w.text(messages)
+    messages = s.opening()
+    prompt = s.text(messages)
     try:
-        _, completion = w.answer(messages, reply)
+        _, completion = s.answer(messages, reply)
     except CannotPlant:
         completion = ""
     if "I should multiply." not in completion:
         for opened in ("<think>\n", "<think>"):
             if prompt.endswith(opened):
-                completion = f"I should multiply.\n</think>\n\n{reply['content']}{eos_text(w)}"
+                completion = f"I should multiply.\n</think>\n\n{reply['content']}{eos_text(s)}"
                 break
         else:
-            completion = f"<think>\nI should multiply.\n</think>\n\n{reply['content']}{eos_text(w)}"
+            completion = f"<think>\nI should multiply.\n</think>\n\n{reply['content']}{eos_text(s)}"
     after = [*messages, reply, *new]
-    whole = w.text(after)
+    whole = s.text(after)
     if "I should multiply." in whole:
         raise CannotPlant("the template keeps reasoning")
-    first = w.step(messages, w.codec.encode(prompt), w.codec.encode(completion), reply)
+    first = s.step(messages, s.codec.encode(prompt), s.codec.encode(completion), reply)
     try:
-        last = w.final(after, w.codec.encode(whole))
+        last = s.final(after, s.codec.encode(whole))
     except CannotPlant:
-        last = w.step(
-            after, w.codec.encode(whole), w.codec.encode("ok" + eos_text(w)), {"role": "assistant", "content": "ok"}
+        last = s.step(
+            after, s.codec.encode(whole), s.codec.encode("ok" + eos_text(s)), {"role": "assistant", "content": "ok"}
         )
     return Case("thinking_stripped", Trajectory("planted", (first, last)), "thinking_stripped", 1)
 
 
 @planter
-def empty_think_toggled(w: World) -> Case:
-    messages = w.opening()
+def empty_think_toggled(s: ModelSetup) -> Case:
+    messages = s.opening()
     for reply, new in (
-        (w.calling(), w.result()),
+        (s.calling(), s.result()),
         ({"role": "assistant", "content": "So it is."}, {"role": "user", "content": "And doubled?"}),
     ):
-        if "tool_calls" in reply and not w.tools:
+        if "tool_calls" in reply and not s.tools:
             continue
         try:
-            prompt, completion = w.answer(messages, reply)
+            prompt, completion = s.answer(messages, reply)
         except CannotPlant:
             continue
         after = [*messages, reply, new]
-        whole = w.text(after)
+        whole = s.text(after)
         if "<think>\n\n</think>" in completion and not whole.startswith(prompt + completion):
-            first = w.step(messages, w.codec.encode(prompt), w.codec.encode(completion), reply)
-            last = w.final(after, w.codec.encode(whole))
+            first = s.step(messages, s.codec.encode(prompt), s.codec.encode(completion), reply)
+            last = s.final(after, s.codec.encode(whole))
             return Case("empty_think_toggled", Trajectory("planted", (first, last)), "empty_think_toggled", 1)
     raise CannotPlant("the template toggles no empty block")
 
 
 @planter
-def reasoning_misparsed(w: World) -> Case:
-    messages = w.opening()
-    prompt = w.text(messages)
+def reasoning_misparsed(s: ModelSetup) -> Case:
+    messages = s.opening()
+    prompt = s.text(messages)
     if not prompt.rstrip().endswith("<think>"):
         raise CannotPlant("the generation prompt opens no think block")
-    completion = f"I should multiply.\n</think>\n\nIt is so.{eos_text(w)}"
+    completion = f"I should multiply.\n</think>\n\nIt is so.{eos_text(s)}"
     reply = {"role": "assistant", "content": "I should multiply.\n</think>\n\nIt is so."}
     after = [*messages, reply, {"role": "user", "content": "And doubled?"}]
     head = prompt[: prompt.rindex("<think>")]
-    again = f"{head}<think>\n\n</think>\n\nI should multiply.\n</think>\n\nIt is so.{eos_text(w)}"
-    first = w.step(messages, w.codec.encode(prompt), w.codec.encode(completion), reply)
-    last = w.step(after, w.codec.encode(again + "\nAnd doubled?"), w.codec.encode("ok" + eos_text(w)), None)
+    again = f"{head}<think>\n\n</think>\n\nI should multiply.\n</think>\n\nIt is so.{eos_text(s)}"
+    first = s.step(messages, s.codec.encode(prompt), s.codec.encode(completion), reply)
+    last = s.step(after, s.codec.encode(again + "\nAnd doubled?"), s.codec.encode("ok" + eos_text(s)), None)
     return Case("reasoning_misparsed", Trajectory("planted", (first, last)), "reasoning_misparsed", 1)
 
 
 @planter
-def template_not_append_only(w: World) -> Case:
-    messages = w.opening()
+def template_not_append_only(s: ModelSetup) -> Case:
+    messages = s.opening()
     reply = {"role": "assistant", "content": "One moment."}
     after = [*messages, reply, {"role": "user", "content": "Please go on."}]
-    p, g = w.render(messages), w.codec.encode("One moment." + eos_text(w))
-    q = w.render(after)
-    if np.array_equal(q[: len(p)], p) or re.search(r"<think>\s*</think>", w.decode(p)):
+    p, g = s.render(messages), s.codec.encode("One moment." + eos_text(s))
+    q = s.render(after)
+    if np.array_equal(q[: len(p)], p) or re.search(r"<think>\s*</think>", s.decode(p)):
         raise CannotPlant("the template only appends")
-    first = w.step(messages, p, g, reply)
-    last = w.step(after, q, w.codec.encode("ok" + eos_text(w)), {"role": "assistant", "content": "ok"})
+    first = s.step(messages, p, g, reply)
+    last = s.step(after, q, s.codec.encode("ok" + eos_text(s)), {"role": "assistant", "content": "ok"})
     return Case("template_not_append_only", Trajectory("planted", (first, last)), "template_not_append_only", 1)
 
 
 @planter
-def tokenizer_mismatch(w: World) -> Case:
-    turn = w.turn()
-    other = (w.render(turn.after) * 7 + 3) % min(w.codec.vocab_size, 90_000)
+def tokenizer_mismatch(s: ModelSetup) -> Case:
+    turn = s.turn()
+    other = (s.render(turn.after) * 7 + 3) % min(s.codec.vocab_size, 90_000)
     return Case(
-        "tokenizer_mismatch", turn.trajectory(turn.first(), w.final(turn.after, other)), "tokenizer_mismatch", 1
+        "tokenizer_mismatch", turn.trajectory(turn.first(), s.final(turn.after, other)), "tokenizer_mismatch", 1
     )
 
 
 @planter
-def special_tokens_dropped(w: World) -> Case:
-    turn = w.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
-    marks = [i for i in sorted(w.codec.special_ids) if w.decode(ids_array([i])).strip() and i != int(turn.g[-1])]
+def special_tokens_dropped(s: ModelSetup) -> Case:
+    turn = s.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
+    marks = [i for i in sorted(s.codec.special_ids) if s.decode(ids_array([i])).strip() and i != int(turn.g[-1])]
     mark = next(
-        (i for i in marks if "tool" in w.decode(ids_array([i])) or "ipython" in w.decode(ids_array([i]))), marks[-1]
+        (i for i in marks if "tool" in s.decode(ids_array([i])) or "ipython" in s.decode(ids_array([i]))), marks[-1]
     )
-    inside = w.codec.encode("Here")
-    sampled = np.concatenate([inside, [mark], w.codec.encode(" it comes" + turn.stop)]).astype(np.int32)
-    prompt = w.codec.encode(turn.prompt + "Here it comes" + turn.stop + turn.delta)
+    inside = s.codec.encode("Here")
+    sampled = np.concatenate([inside, [mark], s.codec.encode(" it comes" + turn.stop)]).astype(np.int32)
+    prompt = s.codec.encode(turn.prompt + "Here it comes" + turn.stop + turn.delta)
     reply = {"role": "assistant", "content": "Here it comes"}
     after = [*turn.messages, reply, *turn.new]
-    first = w.step(turn.messages, turn.p, sampled, reply)
-    return Case("special_tokens_dropped", turn.trajectory(first, w.final(after, prompt)), "special_tokens_dropped", 1)
+    first = s.step(turn.messages, turn.p, sampled, reply)
+    return Case("special_tokens_dropped", turn.trajectory(first, s.final(after, prompt)), "special_tokens_dropped", 1)
 
 
 @planter
-def invalid_utf8(w: World) -> Case:
-    turn = w.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
+def invalid_utf8(s: ModelSetup) -> Case:
+    turn = s.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
     for character in ("🧪", "𓀀", "🪐", "藝", "é"):
-        ids = w.codec.encode(character)
+        ids = s.codec.encode(character)
         if len(ids) > 1:
             break
     else:
         raise CannotPlant("no character is cut")
-    half = np.concatenate([w.codec.encode("The sign is "), ids[:1], w.codec.encode(" and more." + turn.stop)])
-    text = w.decode(half)
+    half = np.concatenate([s.codec.encode("The sign is "), ids[:1], s.codec.encode(" and more." + turn.stop)])
+    text = s.decode(half)
     if "�" not in text:
         raise CannotPlant("no half character")
     reply = {"role": "assistant", "content": text[: -len(turn.stop)]}
     after = [*turn.messages, reply, *turn.new]
-    prompt = w.codec.encode(turn.prompt + text + turn.delta)
-    first = w.step(turn.messages, turn.p, half.astype(np.int32), reply)
-    return Case("invalid_utf8", turn.trajectory(first, w.final(after, prompt)), "invalid_utf8", 1)
+    prompt = s.codec.encode(turn.prompt + text + turn.delta)
+    first = s.step(turn.messages, turn.p, half.astype(np.int32), reply)
+    return Case("invalid_utf8", turn.trajectory(first, s.final(after, prompt)), "invalid_utf8", 1)
 
 
 @planter
-def tool_call_reserialized(w: World) -> Case:
-    if not w.tools:
+def tool_call_reserialized(s: ModelSetup) -> Case:
+    if not s.tools:
         raise CannotPlant("no tools")
-    turn = w.turn()
-    sampled = _respelled(turn.completion, w.rng)
+    turn = s.turn()
+    sampled = _respelled(turn.completion, s.rng)
     if sampled == turn.completion:
         raise CannotPlant("the call has no JSON")
-    g = w.codec.encode(sampled)
-    prompt = np.concatenate([w.codec.encode(turn.prompt + turn.completion), turn.d])
-    return Case("tool_call_reserialized", turn.trajectory(turn.first(g), w.final(turn.after, prompt)),
+    g = s.codec.encode(sampled)
+    prompt = np.concatenate([s.codec.encode(turn.prompt + turn.completion), turn.d])
+    return Case("tool_call_reserialized", turn.trajectory(turn.first(g), s.final(turn.after, prompt)),
                 "tool_call_reserialized", 1)  # fmt: skip
 
 
@@ -169,65 +169,65 @@ def _respelled(text: str, rng: random.Random) -> str:
 
 
 @planter
-def whitespace_changed(w: World) -> Case:
-    reply = w.calling(content="I will compute that.") if w.tools else {"role": "assistant", "content": "It is so."}
-    turn = w.turn(reply)
+def whitespace_changed(s: ModelSetup) -> Case:
+    reply = s.calling(content="I will compute that.") if s.tools else {"role": "assistant", "content": "It is so."}
+    turn = s.turn(reply)
     content = reply["content"]
     place = turn.completion.find(content) + len(content)
     if place < len(content):
         raise CannotPlant("the template drops the content of a call")
     sampled = turn.completion[:place] + "\n\n\n" + turn.completion[place:].lstrip()
-    g = w.codec.encode(sampled)
-    prompt = np.concatenate([w.codec.encode(turn.prompt + turn.completion), turn.d])
-    if w.bytes(np.concatenate([turn.p, g])) == w.bytes(prompt[: len(prompt) - len(turn.d)]):
+    g = s.codec.encode(sampled)
+    prompt = np.concatenate([s.codec.encode(turn.prompt + turn.completion), turn.d])
+    if s.bytes(np.concatenate([turn.p, g])) == s.bytes(prompt[: len(prompt) - len(turn.d)]):
         raise CannotPlant("nothing changed")
     return Case(
-        "whitespace_changed", turn.trajectory(turn.first(g), w.final(turn.after, prompt)), "whitespace_changed", 1
+        "whitespace_changed", turn.trajectory(turn.first(g), s.final(turn.after, prompt)), "whitespace_changed", 1
     )
 
 
 @planter
-def boundary_merge(w: World) -> Case:
-    turn = w.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
+def boundary_merge(s: ModelSetup) -> Case:
+    turn = s.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
     for begin in ("\nLet me think", "\n\nLet me", " Let me", "ly put", "s it"):
-        g = w.codec.encode(begin + " about it." + turn.stop)
-        whole = w.codec.encode(turn.prompt + begin + " about it." + turn.stop)
+        g = s.codec.encode(begin + " about it." + turn.stop)
+        whole = s.codec.encode(turn.prompt + begin + " about it." + turn.stop)
         if not np.array_equal(whole, np.concatenate([turn.p, g])):
             break
     else:
         raise CannotPlant("nothing merges with the generation prompt")
     reply = {"role": "assistant", "content": begin + " about it."}
     after = [*turn.messages, reply, *turn.new]
-    first = w.step(turn.messages, turn.p, g, reply)
+    first = s.step(turn.messages, turn.p, g, reply)
     prompt = np.concatenate([whole, turn.d])
-    return Case("boundary_merge", turn.trajectory(first, w.final(after, prompt)), "boundary_merge", 1)
+    return Case("boundary_merge", turn.trajectory(first, s.final(after, prompt)), "boundary_merge", 1)
 
 
 @planter
-def noncanonical_sampling(w: World) -> Case:
-    turn = w.turn()
-    g, _ = split_token(w, turn.g)
-    prompt = np.concatenate([w.codec.encode(turn.prompt + turn.completion), turn.d])
+def noncanonical_sampling(s: ModelSetup) -> Case:
+    turn = s.turn()
+    g, _ = split_token(s, turn.g)
+    prompt = np.concatenate([s.codec.encode(turn.prompt + turn.completion), turn.d])
     merges = not np.array_equal(prompt[: len(turn.p)], turn.p)
-    return Case("noncanonical_sampling", turn.trajectory(turn.first(g), w.final(turn.after, prompt)),
+    return Case("noncanonical_sampling", turn.trajectory(turn.first(g), s.final(turn.after, prompt)),
                 "boundary_merge" if merges else "noncanonical_sampling", 1)  # fmt: skip
 
 
 @planter
-def token_ids_missing(w: World) -> Case:
-    turn = w.turn()
-    g = w.rng.choice([ids_array([]), ids_array([0]), ids_array([w.codec.vocab_size + 7, 3]), ids_array([0] * 9)])
-    return Case("token_ids_missing", turn.trajectory(turn.first(g), w.final(turn.after, w.render(turn.after))),
+def token_ids_missing(s: ModelSetup) -> Case:
+    turn = s.turn()
+    g = s.rng.choice([ids_array([]), ids_array([0]), ids_array([s.codec.vocab_size + 7, 3]), ids_array([0] * 9)])
+    return Case("token_ids_missing", turn.trajectory(turn.first(g), s.final(turn.after, s.render(turn.after))),
                 "token_ids_missing", 0)  # fmt: skip
 
 
 @planter
-def engine_ids_inconsistent(w: World) -> Case:
-    turn = w.turn()
+def engine_ids_inconsistent(s: ModelSetup) -> Case:
+    turn = s.turn()
     trajectory = turn.tito()
     first = trajectory.steps[0]
     assert first.logprobs is not None
-    if w.rng.random() < 0.5:
+    if s.rng.random() < 0.5:
         first = replace(first, logprobs=np.append(first.logprobs, np.float32(-0.5)))
     else:
         first = replace(first, text="Something else entirely was said here.")
@@ -235,12 +235,12 @@ def engine_ids_inconsistent(w: World) -> Case:
 
 
 @planter
-def thinking_dropped_by_harness(w: World) -> Case:
-    messages = w.opening()
-    content = f"It is {w.rng.randrange(999)}."
+def thinking_dropped_by_harness(s: ModelSetup) -> Case:
+    messages = s.opening()
+    content = f"It is {s.rng.randrange(999)}."
     reply = {"role": "assistant", "content": content, "reasoning_content": "I should multiply."}
-    completion = f"<think>\nI should multiply.\n</think>\n\n{content}{eos_text(w)}"
+    completion = f"<think>\nI should multiply.\n</think>\n\n{content}{eos_text(s)}"
     after = [*messages, {"role": "assistant", "content": content}, {"role": "user", "content": "And doubled?"}]
-    first = w.step(messages, w.render(messages), w.codec.encode(completion), reply)
-    last = w.step(after, w.render(after), w.codec.encode("ok" + eos_text(w)), {"role": "assistant", "content": "ok"})
+    first = s.step(messages, s.render(messages), s.codec.encode(completion), reply)
+    last = s.step(after, s.render(after), s.codec.encode("ok" + eos_text(s)), {"role": "assistant", "content": "ok"})
     return Case("thinking_dropped_by_harness", Trajectory("planted", (first, last)), "assistant_rewritten", 1)

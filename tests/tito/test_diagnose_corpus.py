@@ -14,7 +14,7 @@ from rollouts.tito.diagnose import Severity, diagnose
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import load
-from tests.tito.plant import PLANTERS, World, planted
+from tests.tito.plant import PLANTERS, ModelSetup, planted
 from tests.tito.test_diagnose_planted import problem
 
 TEMPLATES = {"qwen3-fixed": ("qwen3", "qwen3--seed-one-line-fix")}
@@ -51,10 +51,10 @@ def test_planted_faults_of_other_families_are_named(corpus: Path, tokenizer: str
     template_renderer = renderer(codec, (corpus / "templates" / f"{template}.jinja").read_text(encoding="utf-8"))
     problems, n = [], 0
     for options in ({}, {"string_arguments": True}, {"tools": False, "history": True}, {"system": False}):
-        w = World(f"{tokenizer}/{template}", codec, template_renderer, random.Random(11), **options)  # type: ignore[arg-type]
-        for case in planted(w, 1):
+        s = ModelSetup(f"{tokenizer}/{template}", codec, template_renderer, random.Random(11), **options)  # type: ignore[arg-type]
+        for case in planted(s, 1):
             n += 1
-            problems.append(problem(case, w, diagnose(case.trajectory, codec, lambda sha: template_renderer)))
+            problems.append(problem(case, s, diagnose(case.trajectory, codec, lambda sha: template_renderer)))
     assert n > 20
     assert [text for text in problems if text] == []
 
@@ -75,7 +75,7 @@ def test_an_answer_behind_a_tool_result_is_the_assistants(
     text = (corpus / "tokenizers" / name / "chat_template.jinja").read_text(encoding="utf-8")
     template_renderer = renderer(codec, text)
     trajectory = PLANTERS["clean"](
-        World(name, codec, template_renderer, random.Random(3), system=False, **options)
+        ModelSetup(name, codec, template_renderer, random.Random(3), system=False, **options)
     ).trajectory
     (row,) = merged_rows(trajectory.steps)
     bare = replace(row, origin=None, step_indices=(), logprobs=np.nan_to_num(row.logprobs))

@@ -7,8 +7,8 @@ from rollouts.chat_templates import renderer
 from rollouts.tito.diagnose import Finding, Severity, diagnose
 from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
-from tests.tito.model_setups import STABLE, world
-from tests.tito.plant import PLANTERS, World
+from tests.tito.model_setups import STABLE, model_setup
+from tests.tito.plant import PLANTERS, ModelSetup
 from tests.tokenizers.oracles import encode_plain
 
 PLAIN_TURNS = """\
@@ -22,78 +22,78 @@ ASKED = {"role": "user", "content": "Where does Ada live?"}
 SAID = {"role": "assistant", "content": "She lives in Cusco."}
 
 
-def loud(w: World, *steps: Step, rows: tuple[Row, ...] = ()) -> list[tuple[str, int | None]]:
-    found: list[Finding] = diagnose(Trajectory("t", steps, rows=rows), w.codec, lambda sha: w.renderer)
+def loud(s: ModelSetup, *steps: Step, rows: tuple[Row, ...] = ()) -> list[tuple[str, int | None]]:
+    found: list[Finding] = diagnose(Trajectory("t", steps, rows=rows), s.codec, lambda sha: s.renderer)
     return [(f.kind, f.step) for f in found if f.severity is not Severity.INFO]
 
 
-def talk(w: World, *new: Message, delta: Ids) -> tuple[Step, Step]:
+def talk(s: ModelSetup, *new: Message, delta: Ids) -> tuple[Step, Step]:
     """An answer, and a step whose prompt puts a delta behind it."""
-    completion = w.codec.encode("She lives in Cusco.<|shut|>")
-    first = w.step([ASKED], w.render([ASKED]), completion, SAID, text="She lives in Cusco.")
-    return first, w.final([ASKED, SAID, *new], np.concatenate([first.stream, delta]), "Yes.")
+    completion = s.codec.encode("She lives in Cusco.<|shut|>")
+    first = s.step([ASKED], s.render([ASKED]), completion, SAID, text="She lives in Cusco.")
+    return first, s.final([ASKED, SAID, *new], np.concatenate([first.stream, delta]), "Yes.")
 
 
 @pytest.fixture(autouse=True)
 def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`World.final` needs them only where it writes a sentence of its own."""
-    monkeypatch.setattr(World, "a", 2, raising=False)
-    monkeypatch.setattr(World, "b", 3, raising=False)
+    """`ModelSetup.final` needs them only where it writes a sentence of its own."""
+    monkeypatch.setattr(ModelSetup, "a", 2, raising=False)
+    monkeypatch.setattr(ModelSetup, "b", 3, raising=False)
 
 
 def test_a_tokenizer_that_lowers_case_is_no_fault() -> None:
-    w = world("words", tools=False)
-    delta = w.codec.encode("\n<|open|>user\nGo On, Please.<|shut|>\n<|open|>assistant\n")
-    first, last = talk(w, {"role": "user", "content": "Go On, Please."}, delta=delta)
-    assert w.decode(first.completion_ids) != "She lives in Cusco.<|shut|>"
-    assert loud(w, first, last) == []
-    other = w.step([ASKED], first.prompt_ids, first.completion_ids, SAID, text="He lived in Lisbon.")
-    assert loud(w, other) == [("engine_ids_inconsistent", 0)]
+    s = model_setup("words", tools=False)
+    delta = s.codec.encode("\n<|open|>user\nGo On, Please.<|shut|>\n<|open|>assistant\n")
+    first, last = talk(s, {"role": "user", "content": "Go On, Please."}, delta=delta)
+    assert s.decode(first.completion_ids) != "She lives in Cusco.<|shut|>"
+    assert loud(s, first, last) == []
+    other = s.step([ASKED], first.prompt_ids, first.completion_ids, SAID, text="He lived in Lisbon.")
+    assert loud(s, other) == [("engine_ids_inconsistent", 0)]
 
 
 @pytest.mark.parametrize("name", ["stable", "prefixed", "words"])
 def test_control_text_that_was_encoded_apart_is_no_fault(name: str) -> None:
     """Each piece may bring a space of its own, and a WordPiece takes the control token's name apart."""
-    w = world(name, tools=False)
+    s = model_setup(name, tools=False)
     asked = {"role": "user", "content": "note <|end|> here"}
     head, tail = "\n<|open|>user\nnote ", " here<|shut|>\n<|open|>assistant\n"
-    behind = w.codec.encode("<|shut|>" + head)[1:]
-    parts = [behind, encode_plain(w.codec, "<|end|>"), w.codec.encode(tail)]
-    assert loud(w, *talk(w, asked, delta=np.concatenate(parts).astype(np.int32))) == []
-    parts[1] = w.codec.encode("<|end|>")
-    assert [kind for kind, _ in loud(w, *talk(w, asked, delta=np.concatenate(parts)))] == ["special_tokens_injected"]
+    behind = s.codec.encode("<|shut|>" + head)[1:]
+    parts = [behind, encode_plain(s.codec, "<|end|>"), s.codec.encode(tail)]
+    assert loud(s, *talk(s, asked, delta=np.concatenate(parts).astype(np.int32))) == []
+    parts[1] = s.codec.encode("<|end|>")
+    assert [kind for kind, _ in loud(s, *talk(s, asked, delta=np.concatenate(parts)))] == ["special_tokens_injected"]
 
 
 def test_structure_that_was_encoded_as_text_is_a_fault_beside_control_text() -> None:
-    w = world("stable", tools=False)
+    s = model_setup("stable", tools=False)
     asked = {"role": "user", "content": "note <|shut|> here"}
-    delta = encode_plain(w.codec, "\n<|open|>user\nnote <|shut|> here<|shut|>\n<|open|>assistant\n")
-    assert [kind for kind, _ in loud(w, *talk(w, asked, delta=delta))] == ["delta_differs"]
+    delta = encode_plain(s.codec, "\n<|open|>user\nnote <|shut|> here<|shut|>\n<|open|>assistant\n")
+    assert [kind for kind, _ in loud(s, *talk(s, asked, delta=delta))] == ["delta_differs"]
 
 
 def test_control_tokens_of_a_call_that_were_dropped() -> None:
     """One of them is the stop token, so that the turns of both sides do not end at the same count."""
-    w = world("stable", tools=False)
-    sampled = w.codec.encode("<|shut|>We call<|tool|> for Cusco.<|shut|>")
+    s = model_setup("stable", tools=False)
+    sampled = s.codec.encode("<|shut|>We call<|tool|> for Cusco.<|shut|>")
     said, asked = {"role": "assistant", "content": "We call for Cusco."}, {"role": "user", "content": "Go on."}
-    prompt = w.render([ASKED])
-    back = w.codec.encode("We call for Cusco.<|shut|>\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")
-    first = w.step([ASKED], prompt, sampled, said)
-    last = w.final([ASKED, said, asked], np.concatenate([prompt, back]), "Yes.")
-    assert loud(w, first, last) == [("special_tokens_dropped", 1)]
+    prompt = s.render([ASKED])
+    back = s.codec.encode("We call for Cusco.<|shut|>\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")
+    first = s.step([ASKED], prompt, sampled, said)
+    last = s.final([ASKED, said, asked], np.concatenate([prompt, back]), "Yes.")
+    assert loud(s, first, last) == [("special_tokens_dropped", 1)]
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_compaction_that_keeps_the_first_step_whole_is_no_branch(role: str) -> None:
-    w = world("stable")
-    turn = w.turn()
-    second = w.final(turn.after, np.concatenate([turn.p, turn.g, turn.d]), "So it is.")
-    asked = w.codec.encode("\n<|open|>user\nWhy?<|shut|>\n<|open|>assistant\n")
+    s = model_setup("stable")
+    turn = s.turn()
+    second = s.final(turn.after, np.concatenate([turn.p, turn.g, turn.d]), "So it is.")
+    asked = s.codec.encode("\n<|open|>user\nWhy?<|shut|>\n<|open|>assistant\n")
     longer = [*turn.after, {"role": "assistant", "content": "So it is."}, {"role": "user", "content": "Why?"}]
-    third = w.final(longer, np.concatenate([second.stream, asked]), "Because.")
+    third = s.final(longer, np.concatenate([second.stream, asked]), "Because.")
     cut = [*turn.after, {"role": role, "content": "Summary: it was computed."}, {"role": "user", "content": "Go on."}]
-    last = w.final(cut, w.render(cut), "Gladly.")
-    kinds = {step: kind for kind, step in loud(w, turn.first(), second, third, last)}
+    last = s.final(cut, s.render(cut), "Gladly.")
+    kinds = {step: kind for kind, step in loud(s, turn.first(), second, third, last)}
     assert kinds == {3: "history_rewritten"}
 
 
@@ -108,23 +108,23 @@ def test_what_a_template_moves_was_not_cut() -> None:
 
 
 def test_a_stop_token_behind_another_control_token_is_still_the_stop_token() -> None:
-    w = world("stable", tools=False)
-    prompt, said, stop = w.render([ASKED]), w.codec.encode("I call.<|tool|>"), w.codec.encode("<|shut|>")
-    ids = np.concatenate([prompt, said, stop, w.codec.encode("<|shut|>\n")[1:]]).astype(np.int32)
+    s = model_setup("stable", tools=False)
+    prompt, said, stop = s.render([ASKED]), s.codec.encode("I call.<|tool|>"), s.codec.encode("<|shut|>")
+    ids = np.concatenate([prompt, said, stop, s.codec.encode("<|shut|>\n")[1:]]).astype(np.int32)
     mask = np.zeros(len(ids), dtype=np.bool_)
     mask[len(prompt) : len(prompt) + len(said) + 1] = True
-    assert loud(w, rows=(Row(ids, mask),)) == []
+    assert loud(s, rows=(Row(ids, mask),)) == []
     mask[len(prompt) + len(said)] = False
-    assert loud(w, rows=(Row(ids, mask),)) == [("stop_token_untrained", None)]
+    assert loud(s, rows=(Row(ids, mask),)) == [("stop_token_untrained", None)]
 
 
 def rewritten(before: list[Message], after: list[Message]) -> list[tuple[str, int | None]]:
     """What a second step is called whose prompt is the render of other messages."""
-    w = world("stable", tools=False)
-    first = w.step(
-        before, w.render(before), w.codec.encode("It is so.<|shut|>"), {"role": "assistant", "content": "It is so."}
+    s = model_setup("stable", tools=False)
+    first = s.step(
+        before, s.render(before), s.codec.encode("It is so.<|shut|>"), {"role": "assistant", "content": "It is so."}
     )
-    return loud(w, first, w.final(after, w.render(after), "Yes."))
+    return loud(s, first, s.final(after, s.render(after), "Yes."))
 
 
 def test_messages_that_are_gone_or_new_are_no_rewritten_answer() -> None:
@@ -142,64 +142,64 @@ def test_messages_that_are_gone_or_new_are_no_rewritten_answer() -> None:
 
 
 def test_a_stop_token_that_only_the_harness_lost_was_dropped() -> None:
-    w = world("stable", tools=False)
+    s = model_setup("stable", tools=False)
     asked: Message = {"role": "user", "content": "Go on."}
-    first, _ = talk(w, asked, delta=w.codec.encode(""))
-    behind = w.codec.encode("<|shut|>\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")[1:]
-    lost = w.final([ASKED, SAID, asked], np.concatenate([first.stream[:-1], behind]), "Yes.")
-    assert loud(w, first, lost) == [("special_tokens_dropped", 1)]
-    more = w.final([ASKED, SAID, asked], np.concatenate([first.stream[:-1], behind[1:]]), "Yes.")
-    assert loud(w, first, more) != [("special_tokens_dropped", 1)]
+    first, _ = talk(s, asked, delta=s.codec.encode(""))
+    behind = s.codec.encode("<|shut|>\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")[1:]
+    lost = s.final([ASKED, SAID, asked], np.concatenate([first.stream[:-1], behind]), "Yes.")
+    assert loud(s, first, lost) == [("special_tokens_dropped", 1)]
+    more = s.final([ASKED, SAID, asked], np.concatenate([first.stream[:-1], behind[1:]]), "Yes.")
+    assert loud(s, first, more) != [("special_tokens_dropped", 1)]
 
 
 def test_a_prompt_made_of_text_without_control_tokens() -> None:
-    w = world("stable", tools=False)
+    s = model_setup("stable", tools=False)
     asked: Message = {"role": "user", "content": "Go on."}
-    first, _ = talk(w, asked, delta=w.codec.encode(""))
-    text = w.decode(first.stream) + "\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n"
+    first, _ = talk(s, asked, delta=s.codec.encode(""))
+    text = s.decode(first.stream) + "\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n"
     bare = text.replace("<|open|>", "").replace("<|shut|>", "")
     for prompt, kind in ((bare, "special_tokens_dropped"), (bare.replace("lives", "lived"), "unclassified")):
-        last = w.final([ASKED, SAID, asked], w.codec.encode(prompt), "Yes.")
-        assert loud(w, first, last) == [(kind, 1)]
+        last = s.final([ASKED, SAID, asked], s.codec.encode(prompt), "Yes.")
+        assert loud(s, first, last) == [(kind, 1)]
 
 
 def test_white_space_behind_a_call_without_json() -> None:
-    w = world("headers")
-    turn = w.turn()
-    line = w.codec.encode("</call>\n")[len(w.codec.encode("</call>")) :]
+    s = model_setup("headers")
+    turn = s.turn()
+    line = s.codec.encode("</call>\n")[len(s.codec.encode("</call>")) :]
     back = np.concatenate([turn.p, turn.g, turn.d])
     for place, kind in ((len(turn.g) - 1, "whitespace_changed"), (1, "tool_call_reserialized")):
         sampled = np.concatenate([turn.g[:place], line, turn.g[place:]]).astype(np.int32)
-        first = w.step(turn.messages, turn.p, sampled, turn.reply)
-        assert loud(w, first, w.final(turn.after, back)) == [(kind, 1)]
+        first = s.step(turn.messages, turn.p, sampled, turn.reply)
+        assert loud(s, first, s.final(turn.after, back)) == [(kind, 1)]
 
 
 def test_a_system_block_whose_header_is_one_token_or_none() -> None:
     for template, header in ((PLAIN_TURNS, "<|system|>"), (PLAIN_TURNS.replace("<|system|>", ""), "")):
-        w = world("stable", tools=False)
-        w.renderer = renderer(w.codec, template)
+        s = model_setup("stable", tools=False)
+        s.renderer = renderer(s.codec, template)
         system: Message = {"role": "system", "content": "You answer briefly."}
         asked: Message = {"role": "user", "content": "Go on."}
-        prompt = w.render([system, ASKED])
-        first = w.step([system, ASKED], prompt, w.codec.encode("Thus.</think>She does.<|shut|>"), None)
+        prompt = s.render([system, ASKED])
+        first = s.step([system, ASKED], prompt, s.codec.encode("Thus.</think>She does.<|shut|>"), None)
         for added, kinds in ((f"{header}You answer briefly.", ["system_prompt_injected"]), ("", [])):
-            delta = w.codec.encode(f"{added}<|user|>Go on.<|bot|><think>")
+            delta = s.codec.encode(f"{added}<|user|>Go on.<|bot|><think>")
             said = {"role": "assistant", "content": "She does.", "reasoning_content": "Thus."}
-            last = w.step(
+            last = s.step(
                 [system, ASKED, said, asked], np.concatenate([first.stream, delta]), first.completion_ids, None
             )
-            assert [kind for kind, _ in loud(w, first, last)] == kinds
+            assert [kind for kind, _ in loud(s, first, last)] == kinds
 
 
 def test_reasoning_that_came_back_as_content_without_its_opening_tag() -> None:
-    w = world("stable", tools=False)
-    w.renderer = renderer(w.codec, PLAIN_TURNS)
+    s = model_setup("stable", tools=False)
+    s.renderer = renderer(s.codec, PLAIN_TURNS)
     asked: Message = {"role": "user", "content": "Go on."}
     for content, kind in (("Thus.</think>She does.", "reasoning_misparsed"), ("She does.", "thinking_stripped")):
         said = {"role": "assistant", "content": content}
-        first = w.step([ASKED], w.render([ASKED]), w.codec.encode("Thus.</think>She does.<|shut|>"), said)
-        last = w.step([ASKED, said, asked], w.render([ASKED, said, asked]), first.completion_ids, None)
-        assert loud(w, first, last)[0] == (kind, 1)
+        first = s.step([ASKED], s.render([ASKED]), s.codec.encode("Thus.</think>She does.<|shut|>"), said)
+        last = s.step([ASKED, said, asked], s.render([ASKED, said, asked]), first.completion_ids, None)
+        assert loud(s, first, last)[0] == (kind, 1)
 
 
 def test_a_block_of_which_only_the_markers_are_left() -> None:
@@ -211,16 +211,16 @@ def test_a_block_of_which_only_the_markers_are_left() -> None:
 
 
 def test_sentences_show_both_sides() -> None:
-    w = world("stable", tools=False)
+    s = model_setup("stable", tools=False)
     asked: Message = {"role": "user", "content": "Go on."}
-    delta = w.codec.encode("\n<|open|>user\nGo on.<|shut|>\n<|open|>tools\n<|open|>assistant\n")
-    (other,) = diagnose(Trajectory("t", talk(w, asked, delta=delta)), w.codec, lambda sha: w.renderer)
+    delta = s.codec.encode("\n<|open|>user\nGo on.<|shut|>\n<|open|>tools\n<|open|>assistant\n")
+    (other,) = diagnose(Trajectory("t", talk(s, asked, delta=delta)), s.codec, lambda sha: s.renderer)
     assert other.kind == "delta_differs"
     assert other.evidence.endswith(r"where the template writes nothing, 'tools\n<|open|>' stands.")
     before: list[Message] = [{"role": "system", "content": "It is Monday."}, ASKED]
     after: list[Message] = [{"role": "system", "content": "It is Friday."}, ASKED, SAID, asked]
-    first = w.step(before, w.render(before), w.codec.encode("She lives in Cusco.<|shut|>"), SAID)
-    found = diagnose(Trajectory("t", (first, w.final(after, w.render(after), "Yes."))), w.codec, lambda sha: w.renderer)
+    first = s.step(before, s.render(before), s.codec.encode("She lives in Cusco.<|shut|>"), SAID)
+    found = diagnose(Trajectory("t", (first, s.final(after, s.render(after), "Yes."))), s.codec, lambda sha: s.renderer)
     assert [(f.kind, "Monday" in f.evidence and "Friday" in f.evidence) for f in found] == [("request_changed", True)]
 
 
@@ -228,48 +228,48 @@ def test_a_call_that_merges_with_the_header_is_still_a_call() -> None:
     """The end of the generation prompt and the start of the call are one token when they are encoded as one text."""
     line = "{% if not loop.first or m.content %}\n{% endif %}"
     assert line in STABLE
-    w = world("stable")
+    s = model_setup("stable")
     template = STABLE.replace("{{ think(m, true) }}", "").replace(line, "n short: ")
-    w.renderer = renderer(w.codec, template.replace("<|open|>assistant\n", "<|open|>assistant\nI"))
-    messages = w.opening()
-    reply, result = w.calling(), w.result()
-    prompt, after = w.text(messages), [*messages, reply, result]
-    completion = w.text([*messages, reply], gen=False)[len(prompt) : -1]
-    back = w.render(after)
+    s.renderer = renderer(s.codec, template.replace("<|open|>assistant\n", "<|open|>assistant\nI"))
+    messages = s.opening()
+    reply, result = s.calling(), s.result()
+    prompt, after = s.text(messages), [*messages, reply, result]
+    completion = s.text([*messages, reply], gen=False)[len(prompt) : -1]
+    back = s.render(after)
     for sampled, kind in (
         (completion.replace('": ', '":'), "tool_call_reserialized"),
         (completion.replace("false", "False"), "tool_call_reserialized"),
         (completion, "boundary_merge"),
     ):
-        first = w.step(messages, w.codec.encode(prompt), w.codec.encode(sampled), reply)
+        first = s.step(messages, s.codec.encode(prompt), s.codec.encode(sampled), reply)
         assert not np.array_equal(back[: len(first.prompt_ids)], first.prompt_ids)
-        assert loud(w, first, w.final(after, back)) == [(kind, 1)]
+        assert loud(s, first, s.final(after, back)) == [(kind, 1)]
 
 
 def test_choices_of_one_answer_are_branches() -> None:
-    w = world("stable", tools=False)
-    said = [w.codec.encode(f"{place}.<|shut|>") for place in ("Cusco", "Lima")]
-    prompt, prompt_b = w.render([ASKED]), w.render([{"role": "user", "content": "And Bo?"}])
+    s = model_setup("stable", tools=False)
+    said = [s.codec.encode(f"{place}.<|shut|>") for place in ("Cusco", "Lima")]
+    prompt, prompt_b = s.render([ASKED]), s.render([{"role": "user", "content": "And Bo?"}])
 
     def step(n: int, prompt: Ids, name: str) -> Step:
         extra = {"response": {"id": name}, "choice": {"index": n} if n else {}}
-        return w.step([ASKED], prompt, said[n], None, extra=extra)
+        return s.step([ASKED], prompt, said[n], None, extra=extra)
 
     for prompts in ((prompt, prompt), (prompt, prompt_b)):
         for names, kind in ((("c1", "c1"), "branch"), (("c1", "c2"), "duplicate_call")):
             if kind == "branch" or prompts[0] is prompts[1]:
                 steps = tuple(step(n, prompts[n], names[n]) for n in (0, 1))
-                found = diagnose(Trajectory("t", steps), w.codec, lambda sha: w.renderer)
+                found = diagnose(Trajectory("t", steps), s.codec, lambda sha: s.renderer)
                 assert [f.kind for f in found if f.kind in ("branch", "duplicate_call", "unclassified")] == [kind]
 
 
 def test_what_a_retry_and_a_side_call_cost() -> None:
     """Nothing is lost where the conversation goes on from what was sampled; of a retry, the answer that was dropped."""
-    w = world("stable")
+    s = model_setup("stable")
     for name in ("duplicate_call", "branch", "tools_dropped_once", "request_changed"):
         for _ in range(4):
-            case = PLANTERS[name](w)
-            found = diagnose(case.trajectory, w.codec, lambda sha: w.renderer)
+            case = PLANTERS[name](s)
+            found = diagnose(case.trajectory, s.codec, lambda sha: s.renderer)
             (broken,) = [f for f in found if f.kind == case.kind and f.step == case.step]
             steps = case.trajectory.steps
             on = [np.array_equal(steps[-1].prompt_ids[: len(step.stream)], step.stream) for step in steps[:-1]]

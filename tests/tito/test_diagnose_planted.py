@@ -9,19 +9,19 @@ from rollouts.tito.diagnose import BREAK_RULES, KINDS, Finding, Severity, diagno
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.strategies.replay import repaid_tokens
 from rollouts.tito.trajectory import Step, Trajectory, ids_array
-from tests.tito.model_setups import world
-from tests.tito.plant import PLANTERS, CannotPlant, Case, World, planted, with_lead
+from tests.tito.model_setups import model_setup
+from tests.tito.plant import PLANTERS, CannotPlant, Case, ModelSetup, planted, with_lead
 
-WORLDS = ("toggling", "stable", "bare", "headers", "pieces")
+SETUPS = ("toggling", "stable", "bare", "headers", "pieces")
 OPTIONS = ({}, {"history": True}, {"system": False}, {"tools": False})
 MILD = {"duplicate_call"}
 
 
-def findings_of(case: Case, w: World) -> list[Finding]:
-    return diagnose(case.trajectory, w.codec, lambda sha: w.renderer)
+def findings_of(case: Case, s: ModelSetup) -> list[Finding]:
+    return diagnose(case.trajectory, s.codec, lambda sha: s.renderer)
 
 
-def problem(case: Case, w: World, findings: list[Finding]) -> str:
+def problem(case: Case, s: ModelSetup, findings: list[Finding]) -> str:
     """What is wrong with the findings; empty = the planted fault was named, at its step, and nothing else."""
     loud = [f for f in findings if f.severity is not Severity.INFO]
     right = [f for f in findings if f.kind in (case.kind, *case.also) and f.step == case.step]
@@ -29,30 +29,30 @@ def problem(case: Case, w: World, findings: list[Finding]) -> str:
     if (case.kind is None or right) and not false:
         return ""
     return (
-        f"{w.name} {case.name}: wanted {case.kind} at {case.step}, got {[(f.kind, f.step, f.evidence) for f in loud]}"
+        f"{s.name} {case.name}: wanted {case.kind} at {case.step}, got {[(f.kind, f.step, f.evidence) for f in loud]}"
     )
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", SETUPS)
 def test_planted_faults_are_named(name: str) -> None:
     problems = []
     for options in OPTIONS:
-        w = world(name, **options)
-        for case in planted(w, 1):
-            problems.append(problem(case, w, findings_of(case, w)))
+        s = model_setup(name, **options)
+        for case in planted(s, 1):
+            problems.append(problem(case, s, findings_of(case, s)))
             try:
-                later = with_lead(w, case)
+                later = with_lead(s, case)
             except CannotPlant:
                 continue
-            problems.append(problem(later, w, findings_of(later, w)))
+            problems.append(problem(later, s, findings_of(later, s)))
     assert len(problems) > 10
     assert [text for text in problems if text] == []
 
 
 def test_every_stream_and_delta_kind_has_a_witness() -> None:
     seen = {"unclassified", "not_decidable"}  # witnessed below
-    for name in WORLDS:
-        seen |= {case.kind for case in planted(world(name), 1) if case.kind}
+    for name in SETUPS:
+        seen |= {case.kind for case in planted(model_setup(name), 1) if case.kind}
     assert {slug for slug, kind in KINDS.items() if kind.axis != "row"} - seen == set()
 
 
@@ -61,73 +61,73 @@ def test_every_rule_names_a_kind_of_the_list() -> None:
     assert named <= set(KINDS)
 
 
-def first(name: str, kind: str, **options: object) -> tuple[World, Case, Finding]:
-    w = world(name, **options)
-    case = PLANTERS[kind](w)
-    finding = next(f for f in findings_of(case, w) if f.kind == case.kind and f.step == case.step)
-    return w, case, finding
+def first(name: str, kind: str, **options: object) -> tuple[ModelSetup, Case, Finding]:
+    s = model_setup(name, **options)
+    case = PLANTERS[kind](s)
+    finding = next(f for f in findings_of(case, s) if f.kind == case.kind and f.step == case.step)
+    return s, case, finding
 
 
 def test_offsets_and_ids_of_a_boundary_merge() -> None:
-    w, case, finding = first("stable", "boundary_merge")
+    s, case, finding = first("stable", "boundary_merge")
     before, after = case.trajectory.steps
     assert finding.start < len(before.prompt_ids)
     assert finding.actual_ids.tolist() == after.prompt_ids[finding.start : finding.stop].tolist()
     sampled = before.stream[finding.start : finding.start + len(finding.expected_ids)]
     assert finding.expected_ids.tolist() == sampled.tolist()
-    assert w.bytes(finding.expected_ids) == w.bytes(finding.actual_ids)
+    assert s.bytes(finding.expected_ids) == s.bytes(finding.actual_ids)
     assert len(finding.expected_ids) + len(finding.actual_ids) < 8
 
 
 def test_what_a_break_pays_again_is_what_a_replay_counts() -> None:
-    w = world("toggling")
+    s = model_setup("toggling")
     repaid = {}
-    for case in planted(w, 1):
-        paid = sum(found.cost.prompt_tokens_repaid for found in findings_of(case, w))
+    for case in planted(s, 1):
+        paid = sum(found.cost.prompt_tokens_repaid for found in findings_of(case, s))
         repaid[case.name] = paid, repaid_tokens(merged_rows(case.trajectory.steps))
     assert {name: pair for name, pair in repaid.items() if pair[0] != pair[1]} == {}
     assert repaid["boundary_merge"][0] > 0 and repaid["clean"] == (0, 0)
 
 
 def test_offsets_and_ids_of_a_noncanonical_sample() -> None:
-    w, case, finding = first("stable", "noncanonical_sampling")
+    s, case, finding = first("stable", "noncanonical_sampling")
     before, after = case.trajectory.steps
     stop = finding.start + len(finding.expected_ids)
     assert finding.expected_ids.tolist() == before.stream[finding.start : stop].tolist()
     assert finding.actual_ids.tolist() == after.prompt_ids[finding.start : finding.stop].tolist()
     assert (len(finding.expected_ids), len(finding.actual_ids)) == (2, 1)
-    assert finding.expected_text == finding.actual_text and w.codec.decode(finding.actual_ids) in finding.actual_text
+    assert finding.expected_text == finding.actual_text and s.codec.decode(finding.actual_ids) in finding.actual_text
     assert finding.cost.rows == 2 and finding.cost.trained_tokens_lost > 0
     assert finding.evidence and finding.remedy
 
 
 def test_a_lost_separator_is_a_place_where_something_is_missing() -> None:
-    w, case, finding = first("stable", "turn_separator_lost")
+    s, case, finding = first("stable", "turn_separator_lost")
     before, _ = case.trajectory.steps
     assert (finding.start, finding.stop) == (len(before.stream), len(before.stream))
-    assert w.decode(finding.expected_ids) == "\n" and not len(finding.actual_ids)
+    assert s.decode(finding.expected_ids) == "\n" and not len(finding.actual_ids)
 
 
 def test_kept_noncanonical_samples_are_information() -> None:
-    w = world("stable")
-    case = PLANTERS["clean_noncanonical"](w)
-    (finding,) = [f for f in findings_of(case, w) if f.kind == "noncanonical_sampling"]
+    s = model_setup("stable")
+    case = PLANTERS["clean_noncanonical"](s)
+    (finding,) = [f for f in findings_of(case, s) if f.kind == "noncanonical_sampling"]
     assert finding.severity is Severity.INFO
     assert len(finding.actual_ids) == 2 and len(finding.expected_ids) == 1
     assert finding.actual_ids.tolist() == case.trajectory.steps[0].stream[finding.start : finding.stop].tolist()
 
 
 def test_a_long_difference_is_bounded_and_says_so() -> None:
-    w = world("stable")
-    messages = w.opening()
+    s = model_setup("stable")
+    messages = s.opening()
     text = "word " * 900
-    p, g = w.codec.encode(w.text(messages)), w.codec.encode(text + "<|shut|>")
-    other = w.codec.encode("other " * 900 + "<|shut|>")
+    p, g = s.codec.encode(s.text(messages)), s.codec.encode(text + "<|shut|>")
+    other = s.codec.encode("other " * 900 + "<|shut|>")
     steps = (
-        w.step(messages, p, g, {"role": "assistant", "content": text}),
-        w.step([*messages, {"role": "assistant", "content": "other " * 900}], np.concatenate([p, other]), g, None),
+        s.step(messages, p, g, {"role": "assistant", "content": text}),
+        s.step([*messages, {"role": "assistant", "content": "other " * 900}], np.concatenate([p, other]), g, None),
     )
-    finding = next(f for f in diagnose(Trajectory("t", steps), w.codec) if f.severity is Severity.ERROR)
+    finding = next(f for f in diagnose(Trajectory("t", steps), s.codec) if f.severity is Severity.ERROR)
     assert finding.kind == "assistant_rewritten"
     assert len(finding.expected_ids) == len(finding.actual_ids) == 256
     assert "the first 256" in finding.evidence
@@ -167,7 +167,7 @@ def test_text_alone_is_not_decidable_and_a_call_without_its_ids_is_an_error() ->
 
 
 def test_without_messages_what_text_tells_is_still_found() -> None:
-    w = world("stable")
+    s = model_setup("stable")
     for kind in (
         "boundary_merge",
         "noncanonical_sampling",
@@ -180,43 +180,43 @@ def test_without_messages_what_text_tells_is_still_found() -> None:
         "context_truncated",
     ):
         try:
-            case = PLANTERS[kind](world("toggling") if kind == "thinking_stripped" else w)
+            case = PLANTERS[kind](model_setup("toggling") if kind == "thinking_stripped" else s)
         except CannotPlant:
             continue
         steps = tuple(replace(step, request=None, reply=None) for step in case.trajectory.steps)
-        findings = diagnose(Trajectory("t", steps), w.codec, lambda sha: w.renderer)
+        findings = diagnose(Trajectory("t", steps), s.codec, lambda sha: s.renderer)
         assert kind in [f.kind for f in findings], kind
         assert ("not_decidable", "request messages") in [(f.kind, f.missing) for f in findings]
 
 
 def test_a_clean_trajectory_without_a_template_says_what_was_not_checked() -> None:
-    w = world("stable")
-    findings = diagnose(PLANTERS["clean"](w).trajectory, w.codec)
+    s = model_setup("stable")
+    findings = diagnose(PLANTERS["clean"](s).trajectory, s.codec)
     assert [(f.kind, f.axis, f.missing) for f in findings] == [("not_decidable", "delta", "chat template")]
 
 
 def test_the_same_trajectory_always_gets_the_same_findings() -> None:
-    w = world("toggling")
-    for case in planted(w, 1):
-        once, twice = findings_of(case, w), findings_of(case, w)
+    s = model_setup("toggling")
+    for case in planted(s, 1):
+        once, twice = findings_of(case, s), findings_of(case, s)
         assert [(f.kind, f.step, f.start, f.stop, f.evidence) for f in once] == [
             (f.kind, f.step, f.start, f.stop, f.evidence) for f in twice
         ]
 
 
 def test_what_follows_from_missing_ids_is_not_reported_again() -> None:
-    w = world("stable")
-    case = PLANTERS["token_ids_missing"](w)
-    assert [f.kind for f in findings_of(case, w) if f.severity is not Severity.INFO] == ["token_ids_missing"]
+    s = model_setup("stable")
+    case = PLANTERS["token_ids_missing"](s)
+    assert [f.kind for f in findings_of(case, s) if f.severity is not Severity.INFO] == ["token_ids_missing"]
 
 
 def test_renders_do_not_grow_with_the_number_of_steps() -> None:
     """A linear trajectory asks for one short render a step, not for the whole conversation again and again."""
-    w = world("stable")
-    turn = w.turn()
+    s = model_setup("stable")
+    turn = s.turn()
     messages, stream, steps = list(turn.messages), turn.p, []
     for index in range(12):
-        steps.append(w.step(messages, stream, turn.g, turn.reply))
+        steps.append(s.step(messages, stream, turn.g, turn.reply))
         messages = [*messages, turn.reply, *turn.new]
         stream = np.concatenate([stream, turn.g, turn.d])
         assert index < 12
@@ -230,9 +230,9 @@ def test_renders_do_not_grow_with_the_number_of_steps() -> None:
 
         def render_ids(self, conversation, tools=None, kwargs=None, add_generation_prompt=False):  # type: ignore[no-untyped-def]
             sizes.append(len(conversation))
-            return w.renderer.render_ids(conversation, tools, kwargs, add_generation_prompt)
+            return s.renderer.render_ids(conversation, tools, kwargs, add_generation_prompt)
 
     counting = Counting()
-    findings = diagnose(Trajectory("t", tuple(steps)), w.codec, lambda sha: counting)
+    findings = diagnose(Trajectory("t", tuple(steps)), s.codec, lambda sha: counting)
     assert [f.kind for f in findings if f.severity is not Severity.INFO] == []
     assert len(sizes) <= 2 + len(steps) and max(sizes) <= 6

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from rollouts.tito.diagnose import KINDS, diagnose
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
-from tests.tito.model_setups import world
+from tests.tito.model_setups import model_setup
 
-W = world("stable")
-SIZE = W.codec.vocab_size
-SPECIAL = sorted(W.codec.special_ids)
+S = model_setup("stable")
+SIZE = S.codec.vocab_size
+SPECIAL = sorted(S.codec.special_ids)
 
 token = st.one_of(st.integers(0, SIZE - 1), st.sampled_from(SPECIAL), st.integers(-3, SIZE + 3))
 tokens = st.lists(token, max_size=14)
@@ -74,14 +74,14 @@ class Fragile:
         if any(not isinstance(message.get("content"), str) for message in conversation):
             raise RenderFailed("a content is missing")
         whole = "".join(f"<|open|>{m['role']}\n{m['content']}<|shut|>\n" for m in conversation)
-        return W.codec.encode(whole + "<|open|>assistant\n" * gen)
+        return S.codec.encode(whole + "<|open|>assistant\n" * gen)
 
 
 @settings(max_examples=250, deadline=None)
 @given(st.lists(steps, max_size=4), st.lists(rows, max_size=2), st.booleans(), st.booleans())
 def test_any_trajectory_gets_findings(some: list[Step], more: list[Row], with_codec: bool, with_template: bool) -> None:
     trajectory = Trajectory("t", tuple(some), tuple(more))
-    codec = W.codec if with_codec else None
+    codec = S.codec if with_codec else None
     for finding in diagnose(trajectory, codec, (lambda sha: Fragile()) if with_template else None):
         assert finding.kind in KINDS and finding.evidence
         assert 0 <= finding.start <= finding.stop
@@ -98,13 +98,13 @@ def test_any_trajectory_gets_findings(some: list[Step], more: list[Row], with_co
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.data())
 def test_steps_that_extend_have_no_stream_break(lengths: list[int], data: st.DataObject) -> None:
-    stream = W.codec.encode("<|open|>user\nhi<|shut|>\n<|open|>assistant\n")
+    stream = S.codec.encode("<|open|>user\nhi<|shut|>\n<|open|>assistant\n")
     made = []
     for _ in lengths:
         sampled = ids_array([data.draw(st.integers(1, SIZE - 1)) for _ in range(3)])
         made.append(Step(stream, sampled))
-        stream = np.concatenate([stream, sampled, W.codec.encode("\n<|open|>tools\nx<|shut|>")])
-    kinds = {f.kind for f in diagnose(Trajectory("t", tuple(made)), W.codec) if f.axis == "stream"}
+        stream = np.concatenate([stream, sampled, S.codec.encode("\n<|open|>tools\nx<|shut|>")])
+    kinds = {f.kind for f in diagnose(Trajectory("t", tuple(made)), S.codec) if f.axis == "stream"}
     assert kinds <= {"noncanonical_sampling", "not_decidable", "token_ids_missing"}
 
 

@@ -31,15 +31,15 @@ Compare = Callable[..., Finding | None]
 
 
 @pytest.fixture(scope="module")
-def world(tiny_tokenizer: Path) -> Any:
+def codec_and_renderer(tiny_tokenizer: Path) -> Any:
     tokenizer = load(tiny_tokenizer)
     return tokenizer, renderer(tokenizer, tokenizer.chat_template)
 
 
 @pytest.fixture
-def compare(world: Any) -> Compare:
+def compare(codec_and_renderer: Any) -> Compare:
     """Two steps: a call as given, its result, an answer as given; compared with what the template renders."""
-    codec, bound = world
+    codec, bound = codec_and_renderer
     head = bound.render_ids([ASK], None, {}, True)
 
     def run(
@@ -61,8 +61,8 @@ def test_the_same_stream_is_no_finding(compare: Compare, mode: str) -> None:
     assert compare(mode=mode) is None
 
 
-def test_a_call_in_other_characters_is_named_and_placed(compare: Compare, world: Any) -> None:
-    codec, _ = world
+def test_a_call_in_other_characters_is_named_and_placed(compare: Compare, codec_and_renderer: Any) -> None:
+    codec, _ = codec_and_renderer
     found = compare(called=CALL.replace('"expression": "', '"expression":"'), mode="strict")
     assert found is not None and (found.kind, found.severity, found.step) == (
         "tool_call_reserialized", Severity.INFO, 1,
@@ -84,9 +84,9 @@ def test_white_space_counts_in_strict_mode_alone(compare: Compare) -> None:
 
 
 def test_other_tokens_for_the_same_text_count_in_strict_mode_unless_they_are_known(
-    compare: Compare, world: Any
+    compare: Compare, codec_and_renderer: Any
 ) -> None:
-    codec, bound = world
+    codec, bound = codec_and_renderer
     odd = np.concatenate([codec.encode(letter) for letter in "It is 42."] + [codec.encode("<|im_end|>")])
     assert len(odd) > len(codec.encode("It is 42.<|im_end|>"))
     found = compare(answer=odd, mode="strict")
@@ -105,9 +105,9 @@ def test_scaffold_that_the_strategy_left_out_is_a_warning(compare: Compare) -> N
     assert found.kind in ("delta_differs", "template_not_append_only") and "the strategy put" in found.evidence
 
 
-def test_reasoning_that_a_render_drops_is_named(compare: Compare, world: Any) -> None:
+def test_reasoning_that_a_render_drops_is_named(compare: Compare, codec_and_renderer: Any) -> None:
     said = {"role": "assistant", "content": "It is 42.", "reasoning_content": "Six times seven."}
-    dropping = world[0].chat_template.replace("message.reasoning_content", "message.nothing_of_the_kind")
+    dropping = codec_and_renderer[0].chat_template.replace("message.reasoning_content", "message.nothing_of_the_kind")
     found = compare(answer="<think>\nSix times seven.\n</think>\n\nIt is 42.<|im_end|>", reply=said, text=dropping)
     assert found is not None and (found.kind, found.severity) == ("thinking_stripped", Severity.INFO)
     assert "Six times seven" in found.actual_text and "Six times seven" not in found.expected_text
@@ -120,8 +120,8 @@ def test_a_completion_that_was_cut_is_not_closed_for_it(compare: Compare) -> Non
     assert found is not None and "<|im_end|>" in found.expected_text
 
 
-def test_what_a_render_has_behind_the_end_is_said(compare: Compare, world: Any) -> None:
-    longer = world[0].chat_template + "{{- 'The end.' -}}"
+def test_what_a_render_has_behind_the_end_is_said(compare: Compare, codec_and_renderer: Any) -> None:
+    longer = codec_and_renderer[0].chat_template + "{{- 'The end.' -}}"
     found = compare(text=longer)
     assert found is not None and (found.kind, found.severity) == ("delta_differs", Severity.WARNING)
     assert found.start == found.stop and "goes on with 'The end.'" in found.evidence.replace("\\n", "")

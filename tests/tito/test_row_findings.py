@@ -14,13 +14,13 @@ from rollouts.tito.diagnose import Finding, diagnose
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
-from tests.tito.model_setups import world
+from tests.tito.model_setups import model_setup
 
-W = world("stable")
+S = model_setup("stable")
 
 
 def ids(text: str) -> list[int]:
-    return W.codec.encode(text).tolist()
+    return S.codec.encode(text).tolist()
 
 
 HEAD = ids("<|open|>user\nWhat is 2+2?<|shut|>\n")
@@ -52,7 +52,7 @@ def trained(index: int, flag: int) -> Row:
 
 
 def found(*rows: Row, steps: tuple[Step, ...] = (), template: bool = True, **fields: Any) -> list[Finding]:
-    findings = diagnose(Trajectory("t", steps, rows, **fields), W.codec, (lambda sha: W.renderer) if template else None)
+    findings = diagnose(Trajectory("t", steps, rows, **fields), S.codec, (lambda sha: S.renderer) if template else None)
     return [finding for finding in findings if finding.kind not in ("not_decidable", "noncanonical_sampling")]
 
 
@@ -176,7 +176,7 @@ def test_without_a_template_the_turns_are_found_in_the_row(kind: str) -> None:
 
 
 @pytest.mark.parametrize("template", [True, False])
-def test_a_stretch_over_several_turns_begins_where_the_assistants_turn_ended(template: bool) -> None:
+def test_a_stretch_over_several_turns_begins_where_the_assistantsetup_turnended(template: bool) -> None:
     between = [(LINE + TOOL, 1), (OPEN, 1)]
     last = [(LINE + TOOL, 0), (OPEN, 0), (ONE + SHUT, 1)]
     once = [(HEAD, 0), (OPEN, 0), (ONE + SHUT, 1), *between, (TWO + SHUT, 1), *last]
