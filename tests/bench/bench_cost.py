@@ -27,7 +27,7 @@ from rollouts.tito.trajectory import ids_array
 pytestmark = pytest.mark.django_db
 
 N = int(os.environ.get("INSPECTOR_BENCH_TRAJECTORIES", "100000"))
-PILE = 5_000
+BATCH = 5_000
 TIMES = 9
 
 
@@ -37,8 +37,8 @@ def large_run(n: int = N) -> models.Run:
     run = services.create_run("import", "large")
     kinds = sorted(KINDS)[:24]
     ids, text = ids_array(range(40)), "The prompt of step 3 leaves the stream of step 2. " * 4
-    for start in range(0, n, PILE):
-        size = min(PILE, n - start)
+    for start in range(0, n, BATCH):
+        size = min(BATCH, n - start)
         # Half of the runs in use score 0 or 1, the others anything: the harder case.
         rewards, counts, steps = rng.random(size), rng.poisson(1.5, size), rng.integers(1, 30, size)
         trajectories = models.StoredTrajectory.objects.bulk_create(

@@ -36,10 +36,10 @@ def templates(corpus: Path) -> dict[str, tuple[LoadedTokenizer, str]]:
 def plain_renders(tokenizer: LoadedTokenizer, template: str) -> tuple[int, float]:
     """How many conversations the probes of a template hold, and the seconds that rendering each once takes."""
     cache, _ = make_render_cache(TemplateRenderer(tokenizer, template), None, None)
-    world = RegressionSet(cache)
+    regression_set = RegressionSet(cache)
     began = time.perf_counter()
-    cache.renderer.render_many(list(world.conversations.values()))
-    return len(world.conversations), time.perf_counter() - began
+    cache.renderer.render_many(list(regression_set.conversations.values()))
+    return len(regression_set.conversations), time.perf_counter() - began
 
 
 def test_one_template(templates: dict[str, tuple[LoadedTokenizer, str]]) -> None:

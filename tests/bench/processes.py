@@ -7,7 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-NAMES = {"engines": "engine", "storage_process": "scribe", "sandbox/worker": "template sandboxes", "gunicorn": "web"}
+NAMES = {
+    "engines": "engine",
+    "storage_process": "storage process",
+    "sandbox/worker": "template sandboxes",
+    "gunicorn": "web",
+}
 """A word of the command line, and what the process is."""
 
 

@@ -46,7 +46,7 @@ def test_a_conversation_whose_answer_is_rewritten_later_counts_as_partly_proved(
     assert kept.conversations == rewritten.conversations + rewritten.partly
 
 
-def test_tags_that_mark_too_much_are_placed_anew(tiny_tokenizer: Path) -> None:
+def test_tags_that_mark_too_much_are_placed_again(tiny_tokenizer: Path) -> None:
     tokenizer = load(tiny_tokenizer)
     whole = PLAIN.replace(TURN, "{% generation %}" + TURN + "{% endgeneration %}")
     report = check(tokenizer, whole)

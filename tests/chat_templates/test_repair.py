@@ -189,10 +189,10 @@ def test_a_repair_that_hides_a_message_is_not_given(tiny_tokenizer: Path) -> Non
     tokenizer = load(tiny_tokenizer)
     repair, _ = find_repair(tokenizer, check(tokenizer, broken), seconds=5)
     cache, _ = make_render_cache(TemplateRenderer(tokenizer, broken), None, None)
-    world = RegressionSet(cache)
-    assert world.loses(broken.replace("m.role == 'tool' and loop.last", "false"))
-    assert not world.loses(broken)
-    assert repair is None or not world.loses(repair.template)
+    regression_set = RegressionSet(cache)
+    assert regression_set.loses(broken.replace("m.role == 'tool' and loop.last", "false"))
+    assert not regression_set.loses(broken)
+    assert repair is None or not regression_set.loses(repair.template)
 
 
 def test_what_no_change_can_mend_is_said(tiny_tokenizer: Path) -> None:

@@ -114,8 +114,8 @@ def is_gone(pid: int) -> bool:
 
 def test_requests_and_completions_cross_the_pipe(start: Start) -> None:
     owner: EngineOwner = start(partial(build_engine, "scripted", "", vocab_size=99))
-    facts = owner.ask_info().result(60)
-    assert (facts.name, facts.vocab_size) == ("scripted", 99)
+    info = owner.ask_info().result(60)
+    assert (info.name, info.vocab_size) == ("scripted", 99)
     futures = [owner.submit(request(str(n))) for n in range(20)]
     bad = owner.submit(request("bad", ids=(-4,)))
     here = ScriptedEngine(vocab_size=99)

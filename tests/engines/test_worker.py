@@ -64,7 +64,7 @@ def test_a_refused_request_fails_alone() -> None:
     owner.close()
 
 
-def test_a_dead_engine_fails_its_futures_with_the_reason_and_is_built_anew() -> None:
+def test_a_dead_engine_fails_its_futures_with_the_reason_and_is_built_again() -> None:
     built: list[ScriptedEngine] = []
 
     class Dying(ScriptedEngine):
@@ -119,7 +119,7 @@ def test_an_engine_that_cannot_be_built_says_why_to_everybody_who_waits() -> Non
     owner.close()
 
 
-def test_facts_build_the_engine_once() -> None:
+def test_info_builds_the_engine_once() -> None:
     built = []
 
     def build() -> ScriptedEngine:
@@ -128,8 +128,8 @@ def test_facts_build_the_engine_once() -> None:
 
     owner = EngineThread(build)
     for _ in range(2):
-        facts = owner.ask_info().result(60)
-        assert (facts.name, facts.vocab_size) == ("scripted", 99)
+        info = owner.ask_info().result(60)
+        assert (info.name, info.vocab_size) == ("scripted", 99)
     owner.submit(request("x")).result(60)
     assert built == [1]
     owner.close()

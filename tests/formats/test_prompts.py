@@ -147,7 +147,7 @@ def test_what_was_sampled_is_not_parsed_again_in_the_next_prompt(monkeypatch: py
     ]
 
 
-def test_the_same_numbers_in_another_spelling_are_read_anew() -> None:
+def test_the_same_numbers_in_another_form_are_read_again() -> None:
     """Bytes that differ are no prefix, although the numbers are the same."""
     data = re.sub(rb", 2", b",  2", line([1, 2, 3], [1, 2, 3, 4]), count=1)
     value = prompts.decode(data, holders)

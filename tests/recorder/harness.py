@@ -133,8 +133,8 @@ class FakeServer:
 
 
 @dataclass
-class RenderCache:
-    """What a scenario works with."""
+class RecorderSetup:
+    """The servers and the client of a scenario."""
 
     http: aiohttp.ClientSession
     direct: str
@@ -151,7 +151,7 @@ class RenderCache:
             return await answer.json(content_type=None)
 
 
-Scenario = Callable[[RenderCache], Awaitable[Any]]
+Scenario = Callable[[RecorderSetup], Awaitable[Any]]
 
 
 def play(
@@ -174,7 +174,7 @@ def play(
             try:
                 async with aiohttp.ClientSession() as http:
                     at = f"http://127.0.0.1:{runner.addresses[0][1]}"
-                    result = await scenario(RenderCache(http, direct, at, writer, fake))
+                    result = await scenario(RecorderSetup(http, direct, at, writer, fake))
             finally:
                 await runner.cleanup()
                 await asyncio.to_thread(writer.close)

@@ -16,7 +16,7 @@ from yarl import URL
 from rollouts import formats, selectors, services
 from rollouts.models import Run, StoredTrajectory
 from rollouts.recorder import proxy, writer
-from tests.recorder.harness import FakeServer, RenderCache, Scenario, encode, play
+from tests.recorder.harness import FakeServer, RecorderSetup, Scenario, encode, play
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,16 +34,16 @@ def record(run: Run, tmp_path: Path) -> Callable[..., Any]:
     return lambda scenario, **options: play(run, tmp_path, scenario, **options)[0]
 
 
-async def episode(bench: RenderCache, session: str | None, question: str = "hi", **more: Any) -> None:
-    first = await bench.chat(question, session=session, **more)
+async def episode(setup: RecorderSetup, session: str | None, question: str = "hi", **more: Any) -> None:
+    first = await setup.chat(question, session=session, **more)
     said = first["choices"][0]["message"]["content"]
-    await bench.chat(question, said, "and?", session=session, **more)
+    await setup.chat(question, said, "and?", session=session, **more)
 
 
 class TestWhatIsStored:
     def test_each_call_is_a_step_of_its_session(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
-            await asyncio.gather(*(episode(bench, f"s{n}", f"q{n}") for n in range(5)))
+        async def scenario(setup: RecorderSetup) -> None:
+            await asyncio.gather(*(episode(setup, f"s{n}", f"q{n}") for n in range(5)))
 
         record(scenario)
         assert (run.status, run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == ("done", 5, 5, 10, 5)
@@ -58,11 +58,11 @@ class TestWhatIsStored:
         assert run.n_sampled == sum(one.n_sampled for one in run.trajectories.all())
 
     def test_a_stream_and_a_whole_answer_leave_the_same_step(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
-            await bench.chat("hi", session="whole")
+        async def scenario(setup: RecorderSetup) -> None:
+            await setup.chat("hi", session="whole")
             headers = {"X-Session-Id": "stream"}
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body, headers=headers) as answer:
+            async with setup.http.post(f"{setup.recorded}/v1/chat/completions", json=body, headers=headers) as answer:
                 await answer.read()
 
         record(scenario, logprobs=True)
@@ -76,29 +76,29 @@ class TestWhatIsStored:
         assert (stream[0].finish_reason, stream[0].request is not None) == ("stop", True)
 
     def test_a_session_by_the_path(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
-            await episode(bench, None, base=f"{bench.recorded}/session/my%20agent")
+        async def scenario(setup: RecorderSetup) -> None:
+            await episode(setup, None, base=f"{setup.recorded}/session/my%20agent")
 
         record(scenario)
         assert list(run.trajectories.values_list("external_id", "n_steps")) == [("my agent", 2)]
 
     def test_unnamed_calls_follow_their_conversation(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
+        async def scenario(setup: RecorderSetup) -> None:
             # A group of one prompt over shared connections: told apart by nothing but what they quote.
-            await asyncio.gather(*(episode(bench, None, "same") for _ in range(3)))
-            await bench.chat("another")
+            await asyncio.gather(*(episode(setup, None, "same") for _ in range(3)))
+            await setup.chat("another")
 
         record(scenario)
         assert sorted(run.trajectories.values_list("n_steps", flat=True)) == [1, 2, 2, 2]
 
     def test_text_completions_follow_their_stream(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
-            url = f"{bench.recorded}/v1/completions"
-            async with bench.http.post(url, json={"model": "m", "prompt": [5, 6]}) as answer:
+        async def scenario(setup: RecorderSetup) -> None:
+            url = f"{setup.recorded}/v1/completions"
+            async with setup.http.post(url, json={"model": "m", "prompt": [5, 6]}) as answer:
                 assert (await answer.json())["choices"][0]["token_ids"] is None
             text = [100 + ord(letter) % 1000 for letter in "text"]
             for prompt in ([5, 6, *text, 9, 7], [5, 6, 8]):
-                async with bench.http.post(url, json={"model": "m", "prompt": prompt}) as answer:
+                async with setup.http.post(url, json={"model": "m", "prompt": prompt}) as answer:
                     await answer.read()
 
         record(scenario)
@@ -107,8 +107,8 @@ class TestWhatIsStored:
         assert first.steps[0].prompt_ids.tolist() == [5, 6] and first.steps[0].text == "text"
 
     def test_the_harness_may_say_how_it_ended(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> list[int]:
-            await episode(bench, "s")
+        async def scenario(setup: RecorderSetup) -> list[int]:
+            await episode(setup, "s")
             statuses = []
             for body in (
                 b'{"reward": 0.5, "stop_reason": "answered"}',
@@ -119,7 +119,7 @@ class TestWhatIsStored:
                 b'{"reward": 1e300}',
                 b'{"reward": NaN}',
             ):
-                async with bench.http.post(f"{bench.recorded}/recorder/sessions/s", data=body) as answer:
+                async with setup.http.post(f"{setup.recorded}/recorder/sessions/s", data=body) as answer:
                     statuses.append(answer.status)
             return statuses
 
@@ -129,40 +129,40 @@ class TestWhatIsStored:
         assert (stored.run.n_rewards, stored.run.reward_sum) == (1, 0.5)
 
     def test_the_end_of_a_session_that_had_no_call_is_said(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
-            await bench.chat("hi", session="s")
-            await (await bench.http.post(f"{bench.recorded}/recorder/sessions/sess", data=b'{"reward": 1.0}')).read()
+        async def scenario(setup: RecorderSetup) -> None:
+            await setup.chat("hi", session="s")
+            await (await setup.http.post(f"{setup.recorded}/recorder/sessions/sess", data=b'{"reward": 1.0}')).read()
 
         record(scenario)
         assert run.n_trajectories == run.n_rejected == 1 and "'sess'" in run.rejections.get().reason
 
     def test_a_settled_trajectory_goes_on(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
-            await bench.chat("hi", session="s")
+        async def scenario(setup: RecorderSetup) -> None:
+            await setup.chat("hi", session="s")
             for _ in range(1200):
                 await asyncio.sleep(0.05)
                 if await asyncio.to_thread(lambda: run.trajectories.filter(status="done").exists()):
                     break
-            await bench.chat("hi", "turn 0", "on", session="s")
+            await setup.chat("hi", "turn 0", "on", session="s")
 
         record(scenario, idle_s=0.1)
         assert (run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == (1, 1, 2, 1)
 
     def test_a_run_is_gone_on_with(self, run: Run, record: Any) -> None:
-        async def first(bench: RenderCache) -> None:
-            await bench.chat("hi", session="s")
+        async def first(setup: RecorderSetup) -> None:
+            await setup.chat("hi", session="s")
 
-        async def second(bench: RenderCache) -> None:
-            await bench.chat("hi", "turn 0", "on", session="s")
+        async def second(setup: RecorderSetup) -> None:
+            await setup.chat("hi", "turn 0", "on", session="s")
 
         record(first)
         record(second)
         assert (run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == (1, 1, 2, 1)
 
     def test_line_breaks_in_bodies(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
+        async def scenario(setup: RecorderSetup) -> None:
             body = json.dumps({"messages": [{"role": "user", "content": "a\nb"}]}, indent=3)
-            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
+            async with setup.http.post(f"{setup.recorded}/v1/chat/completions", data=body) as answer:
                 await answer.read()
 
         record(scenario, server=FakeServer(pretty=True))
@@ -180,11 +180,11 @@ class TestWhatTheClientSees:
     )  # fmt: skip
     @pytest.mark.parametrize("stream", [False, True])
     def test_the_same_as_without_the_recorder(self, record: Any, asked: Any, stream: bool, logprobs: bool) -> None:
-        async def scenario(bench: RenderCache) -> list[Any]:
+        async def scenario(setup: RecorderSetup) -> list[Any]:
             seen = []
-            for base in (bench.direct, bench.recorded):
+            for base in (setup.direct, setup.recorded):
                 body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream, **asked}
-                async with bench.http.post(f"{base}/v1/chat/completions", json=body) as answer:
+                async with setup.http.post(f"{base}/v1/chat/completions", json=body) as answer:
                     text = await answer.text()
                     parts = [part.removeprefix("data: ") for part in text.split("\n\n")] if stream else [text]
                     values = [json.loads(part) for part in parts if part.startswith("{")]
@@ -209,37 +209,37 @@ class TestWhatTheClientSees:
             assert direct == recorded
 
     def test_numbers_keep_their_bytes(self, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> bytes:
+        async def scenario(setup: RecorderSetup) -> bytes:
             body = b'{"messages": [{"role": "user", "content": "\\u00e9"}], "top_p": 1.00, "n":12345678901234567890}'
-            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
+            async with setup.http.post(f"{setup.recorded}/v1/chat/completions", data=body) as answer:
                 await answer.read()
-            return bench.server.seen[-1][2]
+            return setup.server.seen[-1][2]
 
         sent = record(scenario)
         assert b'"top_p":1.00' in sent and b"12345678901234567890" in sent and b"\\u00e9" in sent
         assert b'"return_token_ids":true' in sent
 
     def test_errors_pass_as_they_are_and_are_not_recorded(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> Any:
-            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json={"messages": []}) as answer:
+        async def scenario(setup: RecorderSetup) -> Any:
+            async with setup.http.post(f"{setup.recorded}/v1/chat/completions", json={"messages": []}) as answer:
                 return answer.status, await answer.read()
 
         assert record(scenario, server=FakeServer(status=429)) == (429, b'{"error":  "as it is"}')
         assert run.n_trajectories == 0 and run.n_rejected == 0
 
     def test_a_body_that_is_no_object_passes_as_it_is(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> Any:
+        async def scenario(setup: RecorderSetup) -> Any:
             for body in (b"[1]", b"{", b"\xff", b"[" * 100_000):
-                async with bench.http.post(f"{bench.recorded}/v1/chat/completions", data=body) as answer:
+                async with setup.http.post(f"{setup.recorded}/v1/chat/completions", data=body) as answer:
                     await answer.read()
-            return [body for _, _, body in bench.server.seen]
+            return [body for _, _, body in setup.server.seen]
 
         assert record(scenario, server=FakeServer(status=400)) == [b"[1]", b"{", b"\xff", b"[" * 100_000]
 
     def test_everything_else_passes_untouched(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> Any:
-            url = URL(f"{bench.recorded}/v1/embeddings?a=%2Fb&c", encoded=True)
-            async with bench.http.put(url, data=b"\x01\x02", headers={"Authorization": "Bearer k"}) as answer:
+        async def scenario(setup: RecorderSetup) -> Any:
+            url = URL(f"{setup.recorded}/v1/embeddings?a=%2Fb&c", encoded=True)
+            async with setup.http.put(url, data=b"\x01\x02", headers={"Authorization": "Bearer k"}) as answer:
                 return answer.status, answer.headers.get("X-Kept"), answer.headers.get("X-Gone"), await answer.read()
 
         server = FakeServer()
@@ -252,8 +252,8 @@ class TestWhatTheClientSees:
         "path", ["/", "/metrics", "/v1/../sleep", "/v1/%2e%2e/sleep", "/session/x/reset", "/session/x"]
     )
     def test_other_addresses_are_not_reached(self, record: Any, path: str) -> None:
-        async def scenario(bench: RenderCache) -> Any:
-            async with bench.http.get(URL(bench.recorded + path, encoded=True)) as answer:
+        async def scenario(setup: RecorderSetup) -> Any:
+            async with setup.http.get(URL(setup.recorded + path, encoded=True)) as answer:
                 return answer.status, (await answer.json())["error"]["message"]
 
         server = FakeServer()
@@ -261,8 +261,8 @@ class TestWhatTheClientSees:
         assert status == 404 and "and nothing else" in sentence and server.seen == []
 
     def test_a_server_that_is_not_there(self, run: Run, tmp_path: Path) -> None:
-        async def scenario(bench: RenderCache) -> Any:
-            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json={"messages": []}) as answer:
+        async def scenario(setup: RecorderSetup) -> Any:
+            async with setup.http.post(f"{setup.recorded}/v1/chat/completions", json={"messages": []}) as answer:
                 return answer.status, (await answer.json())["error"]["message"]
 
         class Gone(FakeServer):
@@ -275,45 +275,45 @@ class TestWhatTheClientSees:
 
 class TestWhatGoesWrong:
     def test_no_ids_are_reported_on_the_run(self, run: Run, record: Any) -> None:
-        record(lambda bench: bench.chat("hi", session="s"), server=FakeServer(gives_ids=False))
+        record(lambda setup: setup.chat("hi", session="s"), server=FakeServer(gives_ids=False))
         assert "1 of 1 recorded calls" in run.error and "without token ids" in run.error and run.status == "done"
         assert run.n_steps == 1
 
     def test_the_report_counts_the_calls_that_came_after(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
-            await bench.chat("hi", session="s")
+        async def scenario(setup: RecorderSetup) -> None:
+            await setup.chat("hi", session="s")
             server.gives_ids = True
             for n in range(3):
-                await bench.chat(f"q{n}", session=f"s{n}")
+                await setup.chat(f"q{n}", session=f"s{n}")
 
         server = FakeServer(gives_ids=False)
         record(scenario, server=server)
         assert "1 of 4 recorded calls" in run.error
 
     def test_ids_are_no_report(self, run: Run, record: Any) -> None:
-        record(lambda bench: bench.chat("hi", session="s"))
+        record(lambda setup: setup.chat("hi", session="s"))
         assert run.error == ""
 
     def test_a_stream_that_breaks_off_is_kept_as_far_as_it_came(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
+        async def scenario(setup: RecorderSetup) -> None:
             with pytest.raises(aiohttp.ClientError):
-                await stream(bench)
+                await stream(setup)
 
         record(scenario, server=FakeServer(break_off_after=4))
         (step,) = selectors.load_trajectory(run.trajectories.get()).steps
         assert step.completion_ids.size == 3 and step.finish_reason == "abort"
 
     def test_a_client_that_leaves_stops_the_server_and_what_came_is_kept(self, run: Run, record: Any) -> None:
-        async def scenario(bench: RenderCache) -> None:
+        async def scenario(setup: RecorderSetup) -> None:
             body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
             headers = {"X-Session-Id": "s"}
-            async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body, headers=headers) as answer:
+            async with setup.http.post(f"{setup.recorded}/v1/chat/completions", json=body, headers=headers) as answer:
                 await answer.content.readuntil(b"\n\n")
                 await answer.content.readuntil(b"\n\n")
                 answer.close()
             for _ in range(1200):
                 await asyncio.sleep(0.05)
-                if bench.writer.counts["stored"]:
+                if setup.writer.counts["stored"]:
                     return
             raise AssertionError("the server was not let go")
 
@@ -338,10 +338,10 @@ class TestWhatGoesWrong:
         ]
         events = ['data: {"choices": [{"delta": {"tool_calls": [{"index": 5000}]}}]}\n\n', 'data: {"choices": 3}\n\n']
 
-        async def scenario(bench: RenderCache) -> None:
+        async def scenario(setup: RecorderSetup) -> None:
             for say, kind in [*((s, "application/json") for s in said), *((e, "text/event-stream") for e in events)]:
                 body = {"messages": [{"role": "user", "content": "x"}], "say": say, "type": kind}
-                async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body) as answer:
+                async with setup.http.post(f"{setup.recorded}/v1/chat/completions", json=body) as answer:
                     text = (await answer.text()).replace(" ", "")
                     # What looks like ids is taken out whatever it holds.
                     masked = say.replace("[-1]", "null").replace('"x"', "null")
@@ -353,7 +353,7 @@ class TestWhatGoesWrong:
 
     def test_a_huge_answer_passes_and_is_reported(self, run: Run, record: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(proxy, "MAX_KEPT_BYTES", 50)
-        assert record(lambda bench: bench.chat("hi"))["choices"]
+        assert record(lambda setup: setup.chat("hi"))["choices"]
         assert run.n_trajectories == 0 and "larger than" in run.rejections.get().reason
 
     def test_a_busy_database_is_tried_again(self, run: Run, record: Any, monkeypatch: Any) -> None:
@@ -367,7 +367,7 @@ class TestWhatGoesWrong:
 
         monkeypatch.setattr(writer, "append_steps", flaky)
         monkeypatch.setattr(writer, "FIRST_WAIT_SECONDS", 0.01)
-        record(lambda bench: episode(bench, "s"))
+        record(lambda setup: episode(setup, "s"))
         assert len(failures) == 2 and run.n_steps == 2
 
     def test_a_lost_database_loses_no_call(self, run: Run, tmp_path: Path, monkeypatch: Any) -> None:
@@ -377,7 +377,7 @@ class TestWhatGoesWrong:
         monkeypatch.setattr(writer, "append_steps", lost)
         monkeypatch.setattr(writer, "FIRST_WAIT_SECONDS", 0.01)
         monkeypatch.setattr(writer, "AT_END_SECONDS", 0.05)
-        _, used = play(run, tmp_path, lambda bench: episode(bench, "s"))
+        _, used = play(run, tmp_path, lambda setup: episode(setup, "s"))
         assert used.state()["rescued"] == 2 and run.n_steps == 0
         _, items = formats.read(formats.Source.of_path(used.rescue_file))
         (value,) = list(items)
@@ -386,8 +386,8 @@ class TestWhatGoesWrong:
     def test_more_calls_than_there_is_room_wait_and_are_stored(self, run: Run, record: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(proxy, "MAX_UNWRITTEN", 2)
 
-        async def scenario(bench: RenderCache) -> None:
-            await asyncio.gather(*(bench.chat("hi", session=f"s{n}") for n in range(40)))
+        async def scenario(setup: RecorderSetup) -> None:
+            await asyncio.gather(*(setup.chat("hi", session=f"s{n}") for n in range(40)))
 
         record(scenario)
         assert run.n_trajectories == 40
@@ -395,11 +395,11 @@ class TestWhatGoesWrong:
     def test_cancelling_the_run_stops_the_recording_alone(self, run: Run, record: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(writer, "BEAT_SECONDS", 0.05)
 
-        async def scenario(bench: RenderCache) -> Any:
-            await bench.chat("hi", session="before")
+        async def scenario(setup: RecorderSetup) -> Any:
+            await setup.chat("hi", session="before")
             await asyncio.to_thread(services.cancel_run, run)
-            assert await asyncio.to_thread(bench.writer.cancelled.wait, 10)
-            return await bench.chat("hi", session="after")
+            assert await asyncio.to_thread(setup.writer.cancelled.wait, 10)
+            return await setup.chat("hi", session="after")
 
         assert record(scenario)["choices"]
         assert run.status == "cancelled" and list(run.trajectories.values_list("external_id", flat=True)) == ["before"]
@@ -407,22 +407,22 @@ class TestWhatGoesWrong:
     def test_odd_session_names(self, run: Run, record: Any) -> None:
         names = ["a" * 500, "a" * 500 + "b", "é/%00", " x "]
 
-        async def scenario(bench: RenderCache) -> None:
+        async def scenario(setup: RecorderSetup) -> None:
             for name in names:
-                await bench.chat("hi", session=name)
+                await setup.chat("hi", session=name)
 
         record(scenario)
         found = list(run.trajectories.order_by("index").values_list("external_id", flat=True))
         assert len(set(found)) == 4 and found[3] == "x" and all(len(name) <= 200 for name in found)
 
 
-async def stream(bench: RenderCache) -> bytes:
+async def stream(setup: RecorderSetup) -> bytes:
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-    async with bench.http.post(f"{bench.recorded}/v1/chat/completions", json=body) as answer:
+    async with setup.http.post(f"{setup.recorded}/v1/chat/completions", json=body) as answer:
         return await answer.read()
 
 
-def test_queries_of_a_pile_do_not_grow_with_it(run: Run, django_assert_max_num_queries: Any) -> None:
+def test_queries_of_a_batch_do_not_grow_with_it(run: Run, django_assert_max_num_queries: Any) -> None:
     from rollouts.services.recorded import append_steps
     from rollouts.tito.trajectory import Step, ids_array
 

@@ -28,13 +28,13 @@ def test_nothing_ready_is_not_the_end_and_the_end_is_said() -> None:
         assert slow.wait(60)
         return next(batches)
 
-    with LeasePrefetcher(lease, 4) as ahead:
-        assert keys(ahead.more(2, False)) == []  # not ready yet, and nobody has waited
+    with LeasePrefetcher(lease, 4) as prefetcher:
+        assert keys(prefetcher.more(2, False)) == []  # not ready yet, and nobody has waited
         slow.set()
-        assert keys(ahead.more(2, True)) == [1, 2]
-        assert keys(ahead.more(2, True)) == [3]
-        assert ahead.more(2, True) is None
-        assert ahead.more(2, False) is None
+        assert keys(prefetcher.more(2, True)) == [1, 2]
+        assert keys(prefetcher.more(2, True)) == [3]
+        assert prefetcher.more(2, True) is None
+        assert prefetcher.more(2, False) is None
 
 
 def test_what_leasing_raised_comes_behind_what_it_gave() -> None:
@@ -45,7 +45,7 @@ def test_what_leasing_raised_comes_behind_what_it_gave() -> None:
             return batch
         raise OSError("the database is gone")
 
-    with LeasePrefetcher(lease, 4) as ahead:
-        assert keys(ahead.more(4, True)) == [1]
+    with LeasePrefetcher(lease, 4) as prefetcher:
+        assert keys(prefetcher.more(4, True)) == [1]
         with pytest.raises(OSError, match="the database is gone"):
-            ahead.more(4, True)
+            prefetcher.more(4, True)

@@ -27,7 +27,7 @@ def loud(s: ModelSetup, *steps: Step, rows: tuple[Row, ...] = ()) -> list[tuple[
     return [(f.kind, f.step) for f in found if f.severity is not Severity.INFO]
 
 
-def talk(s: ModelSetup, *new: Message, delta: Ids) -> tuple[Step, Step]:
+def exchange(s: ModelSetup, *new: Message, delta: Ids) -> tuple[Step, Step]:
     """An answer, and a step whose prompt puts a delta behind it."""
     completion = s.codec.encode("She lives in Cusco.<|shut|>")
     first = s.step([ASKED], s.render([ASKED]), completion, SAID, text="She lives in Cusco.")
@@ -44,7 +44,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tokenizer_that_lowers_case_is_no_fault() -> None:
     s = model_setup("words", tools=False)
     delta = s.codec.encode("\n<|open|>user\nGo On, Please.<|shut|>\n<|open|>assistant\n")
-    first, last = talk(s, {"role": "user", "content": "Go On, Please."}, delta=delta)
+    first, last = exchange(s, {"role": "user", "content": "Go On, Please."}, delta=delta)
     assert s.decode(first.completion_ids) != "She lives in Cusco.<|shut|>"
     assert loud(s, first, last) == []
     other = s.step([ASKED], first.prompt_ids, first.completion_ids, SAID, text="He lived in Lisbon.")
@@ -59,16 +59,18 @@ def test_control_text_that_was_encoded_apart_is_no_fault(name: str) -> None:
     head, tail = "\n<|open|>user\nnote ", " here<|shut|>\n<|open|>assistant\n"
     behind = s.codec.encode("<|shut|>" + head)[1:]
     parts = [behind, encode_plain(s.codec, "<|end|>"), s.codec.encode(tail)]
-    assert loud(s, *talk(s, asked, delta=np.concatenate(parts).astype(np.int32))) == []
+    assert loud(s, *exchange(s, asked, delta=np.concatenate(parts).astype(np.int32))) == []
     parts[1] = s.codec.encode("<|end|>")
-    assert [kind for kind, _ in loud(s, *talk(s, asked, delta=np.concatenate(parts)))] == ["special_tokens_injected"]
+    assert [kind for kind, _ in loud(s, *exchange(s, asked, delta=np.concatenate(parts)))] == [
+        "special_tokens_injected"
+    ]
 
 
 def test_structure_that_was_encoded_as_text_is_a_fault_beside_control_text() -> None:
     s = model_setup("stable", tools=False)
     asked = {"role": "user", "content": "note <|shut|> here"}
     delta = encode_plain(s.codec, "\n<|open|>user\nnote <|shut|> here<|shut|>\n<|open|>assistant\n")
-    assert [kind for kind, _ in loud(s, *talk(s, asked, delta=delta))] == ["delta_differs"]
+    assert [kind for kind, _ in loud(s, *exchange(s, asked, delta=delta))] == ["delta_differs"]
 
 
 def test_control_tokens_of_a_call_that_were_dropped() -> None:
@@ -144,7 +146,7 @@ def test_messages_that_are_gone_or_new_are_no_rewritten_answer() -> None:
 def test_a_stop_token_that_only_the_harness_lost_was_dropped() -> None:
     s = model_setup("stable", tools=False)
     asked: Message = {"role": "user", "content": "Go on."}
-    first, _ = talk(s, asked, delta=s.codec.encode(""))
+    first, _ = exchange(s, asked, delta=s.codec.encode(""))
     behind = s.codec.encode("<|shut|>\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")[1:]
     lost = s.final([ASKED, SAID, asked], np.concatenate([first.stream[:-1], behind]), "Yes.")
     assert loud(s, first, lost) == [("special_tokens_dropped", 1)]
@@ -155,7 +157,7 @@ def test_a_stop_token_that_only_the_harness_lost_was_dropped() -> None:
 def test_a_prompt_made_of_text_without_control_tokens() -> None:
     s = model_setup("stable", tools=False)
     asked: Message = {"role": "user", "content": "Go on."}
-    first, _ = talk(s, asked, delta=s.codec.encode(""))
+    first, _ = exchange(s, asked, delta=s.codec.encode(""))
     text = s.decode(first.stream) + "\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n"
     bare = text.replace("<|open|>", "").replace("<|shut|>", "")
     for prompt, kind in ((bare, "special_tokens_dropped"), (bare.replace("lives", "lived"), "unclassified")):
@@ -214,7 +216,7 @@ def test_sentences_show_both_sides() -> None:
     s = model_setup("stable", tools=False)
     asked: Message = {"role": "user", "content": "Go on."}
     delta = s.codec.encode("\n<|open|>user\nGo on.<|shut|>\n<|open|>tools\n<|open|>assistant\n")
-    (other,) = diagnose(Trajectory("t", talk(s, asked, delta=delta)), s.codec, lambda sha: s.renderer)
+    (other,) = diagnose(Trajectory("t", exchange(s, asked, delta=delta)), s.codec, lambda sha: s.renderer)
     assert other.kind == "delta_differs"
     assert other.evidence.endswith(r"where the template writes nothing, 'tools\n<|open|>' stands.")
     before: list[Message] = [{"role": "system", "content": "It is Monday."}, ASKED]

@@ -36,7 +36,7 @@ def contexts(corpus: Path, template: str) -> tuple[Context, Context]:
     )
 
 
-def talk(template: str, turns: int, name: str) -> list[Message]:
+def conversation(template: str, turns: int, name: str) -> list[Message]:
     """User and assistant in turn; every second turn a call and its result, in the form the template wants."""
     said: list[Message] = [{**ASK, "content": f"{ASK['content']} {name}"}]
     for turn in range(turns):
@@ -57,7 +57,7 @@ def talk(template: str, turns: int, name: str) -> list[Message]:
 
 def recorded(context: Context, template: str, name: str, turns: int = 5, tools: Any = TOOLS) -> Trajectory:
     """Prompts as a server that re-renders makes them; completions that no encoder would choose."""
-    said = talk(template, turns, name)
+    said = conversation(template, turns, name)
     steps = []
     for turn in range(turns):
         messages = tuple(said[: 2 * turn + 1])
