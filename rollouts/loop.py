@@ -1,7 +1,7 @@
 """The TITO loop: many trajectories at once, each a small state machine between the engine and its environment.
 
-A completion joins the stream verbatim. It is parsed only to know where the turn goes; the parsed message is never
-encoded. A completion that hits a limit ends its trajectory as it stands: nothing is synthesised.
+A completion joins the stream verbatim. It is parsed only to route the turn; the parsed message is never encoded. A
+completion that hits a limit ends its trajectory as it is: nothing is added to it.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
 
 POLL_SECONDS = 0.05
-"""How often the loop asks whether it should stop."""
+"""How often the loop checks whether it should stop."""
 
 
 @dataclass(frozen=True, eq=False)
 class RolloutJob:
-    """A trajectory to make, or to go on with."""
+    """A trajectory to make, or to continue."""
 
     key: Any
-    """The caller's name for it."""
+    """The caller's name for the trajectory."""
     task: Task
     seed: int | None = None
     steps: tuple[Step, ...] = ()
-    """Steps that an earlier attempt has stored: they are taken over, not sampled again."""
+    """Steps that an earlier attempt has stored. They are taken over, not sampled again."""
 
 
 @dataclass(frozen=True)
 class RolloutLimits:
     sampling: Sampling
-    """Its ``seed`` is ignored: each step's follows from the job's."""
+    """Its ``seed`` is ignored: the seed of each step follows from the job's seed."""
     max_turns: int = 8
     environment_seconds: float = 30.0
     """How long the environment may take to answer one turn."""
@@ -56,15 +56,16 @@ class RolloutLimits:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """How the caller takes part; all are called in the loop's own thread."""
+    """How the caller takes part. All are called in the loop's thread."""
 
     more: Callable[[int, bool], Sequence[RolloutJob] | None]
-    """Up to so many further jobs; None = there are no more. Waits for the first only when told to."""
+    """Returns up to so many further jobs; None = there are no more. Waits for the first job only if the bool is
+    True."""
     on_steps: Callable[[Sequence[tuple[RolloutJob, int, Step]]], None]
-    """Steps as soon as they are sampled: (job, step index, step)."""
+    """Takes steps as soon as they are sampled: (job, step index, step)."""
     on_done: Callable[[Sequence[TrajectoryEnd]], None]
     should_stop: Callable[[], bool]
-    """Asked at least every ``POLL_SECONDS``."""
+    """Called at least every ``POLL_SECONDS``."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class BatchEnd:
     """Why ``run_batch`` returned."""
 
     stopped: tuple[RolloutJob, ...] = ()
-    """Jobs that were under way when it was told to stop (or the engine shut down); they can be taken up again."""
+    """Jobs that were under way when the loop was told to stop or the engine shut down. They can be taken up again."""
     error: str = ""
-    """Set when the engine died and died again: the sentence that says why."""
+    """Set when the engine died twice in a row: a sentence with the reason."""
 
 
 @dataclass(eq=False)
@@ -88,11 +89,11 @@ class _Live:
     n_calls: int = 0
     request_id: str = ""
     deadline: float = 0.0
-    """When the environment must have answered; 0 = it is not being asked."""
+    """When the environment must have answered; 0 = no answer is due."""
 
 
 def step_seed(seed: int | None, index: int) -> int | None:
-    """The seed of a trajectory's step: a trajectory that is taken up again goes on as it would have."""
+    """The seed of a trajectory's step. A trajectory that is taken up again continues as it would have."""
     if seed is None:
         return None
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4], "big") >> 1
@@ -109,9 +110,9 @@ def run_batch(
     policy_version: str = "",
     call_ids: bool = False,
 ) -> BatchEnd:
-    """Run jobs until there are no more. A trajectory's own trouble ends that trajectory; only callbacks may raise.
+    """Run jobs until there are no more. A fault of one trajectory ends that trajectory alone; only callbacks may raise.
 
-    ``call_ids``: give every parsed call an id and its answer the same one, for templates that want them.
+    ``call_ids``: add an id to every parsed call, and the same id to its answer, for templates that need ids.
     """
     try:
         info = _engine_info(engine, callbacks.should_stop)
@@ -129,7 +130,7 @@ def run_batch(
 
 
 def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineInfo | None:
-    """What the engine is, once it is loaded; None when told to stop first. Its loading goes on for the next run."""
+    """What the engine is, once it is loaded. None when told to stop first; the loading goes on for the next run."""
     asked = engine.ask_info()
     while not should_stop():
         try:
@@ -141,7 +142,7 @@ def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> Engine
 
 
 _numbers = count()
-"""Of batches: no two requests of this process have one name, or an abort that is still under way would end another."""
+"""Numbers the batches, so that request names in this process are unique. An abort then never ends another request."""
 
 
 class _Batch:
@@ -168,7 +169,7 @@ class _Batch:
         self._steps: list[tuple[RolloutJob, int, Step]] = []
         self._done: list[TrajectoryEnd] = []
         self._exhausted = False
-        self._n_deaths = 0  # of the engine, since the last completion that came back
+        self._n_deaths = 0  # deaths of the engine since the last finished completion
         self._last_death: EngineError | None = None
         self._closing = False
 
@@ -214,7 +215,7 @@ class _Batch:
             self._start(job)
 
     def _flush(self) -> None:
-        """Hand over what has finished: steps before the trajectories they belong to."""
+        """Pass on what has finished: steps before the trajectories they belong to."""
         if self._steps:
             steps, self._steps = self._steps, []
             self._callbacks.on_steps(steps)
@@ -247,7 +248,7 @@ class _Batch:
         if live.n_steps < len(live.job.steps):
             stored = live.job.steps[live.n_steps]
             if not np.array_equal(stored.prompt_ids, live.prompt_ids):
-                self._end(live, error=f"Step {live.n_steps} cannot be taken up again: its prompt would be another now.")
+                self._end(live, error=f"Step {live.n_steps} cannot be taken up again: its prompt has changed.")
                 return
             self._completed(live, stored.completion_ids, stored.logprobs, stored.finish_reason)
             return
@@ -274,7 +275,7 @@ class _Batch:
             self._end(live, error=str(error))
             return
         except EngineError as error:
-            # One death fails every future with the same exception: it counts once.
+            # One death fails every future with the same exception. It counts once.
             if error is not self._last_death:
                 self._last_death = error
                 self._n_deaths += 1
@@ -286,12 +287,12 @@ class _Batch:
         self._completed(live, generation.completion_ids, generation.logprobs, generation.finish_reason, reply)
 
     def _reply(self, live: _Live, ids: Ids) -> Message:
-        """A completion as a message. Where the prompt ends inside that same message, its earlier calls do not count."""
+        """A completion as a message. If the prompt ends inside that message, its earlier calls do not count."""
         before = NO_IDS if live.strategy.continues_message else live.prompt_ids
         reply = self._parse(before, ids, live.job.task.tools)
         if not self.call_ids:
             return reply
-        # By the seed, where there is one: a run that is made again renders the same ids.
+        # Ids follow from the seed if there is one, so that a repeated run renders the same ids.
         return with_call_ids(reply, live.job.key if live.job.seed is None else live.job.seed, live.n_calls)
 
     def _step(self, live: _Live, generation: Generation, reply: Message) -> Step:
@@ -318,7 +319,7 @@ class _Batch:
     def _completed(
         self, live: _Live, ids: Ids, logprobs: Floats | None, finish_reason: str, reply: Message | None = None
     ) -> None:
-        """Let the stream grow by a completion, then ask the environment; a truncated one ends here."""
+        """Let the stream grow by a completion, then ask the environment. A truncated completion ends the trajectory."""
         if reply is None:
             reply = self._reply(live, ids)
         live.messages.append(reply)
@@ -341,7 +342,7 @@ class _Batch:
 
     def _answered(self, live: _Live, outcome: Outcome | Exception) -> None:
         if live not in self._live:
-            return  # it took too long and has been given up
+            return  # it took too long and was given up
         live.deadline = 0.0
         if isinstance(outcome, Exception):
             self._end(live, error=f"The environment failed: {reason(outcome)}.")
@@ -401,7 +402,7 @@ class _Batch:
 
 
 class _Answers:
-    """Threads that wait for environments, so that a slow one holds up nobody; one that hangs is left behind."""
+    """Threads that wait for environments, so that a slow one does not delay others. A thread that hangs is given up."""
 
     def __init__(self, n: int = 4) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Outcome], Callable[[Outcome | Exception], None]] | None] = (
@@ -415,7 +416,7 @@ class _Answers:
         self._calls.put((call, answered))
 
     def give_up(self) -> None:
-        """A call hangs: another thread takes the place of the one it holds."""
+        """A call hangs: another thread takes the place of its thread."""
         self._spawn()
 
     def close(self) -> None:
