@@ -109,7 +109,7 @@ class Client:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise PushError(f"{self.url} is no Rollout Inspector: it answered {text[:80]!r}.")
+            raise PushError(f"{self.url} is not Rollout Inspector: it answered {text[:80]!r}.")
         return found
 
 

@@ -25,17 +25,17 @@ class _Offered:
 
 OFFERED: dict[str, _Offered] = {
     "gsm8k": _Offered(
-        "SkyRL-Gym's gsm8k: one turn, the answer behind ####.",
+        "SkyRL-Gym's gsm8k: one turn, the answer after ####.",
         'Think step by step and write the final number behind "####".',
         "reward_spec",
     ),
     "gsm8k_multi_turn": _Offered(
-        "SkyRL-Gym's gsm8k in up to five turns, each scored: the answer behind ####.",
+        "SkyRL-Gym's gsm8k in up to five turns, each scored: the answer after ####.",
         'Think step by step and end every turn with your number so far behind "####".',
         "reward_spec",
     ),
     "aime": _Offered(
-        "SkyRL-Gym's aime: one turn, 1 or -1 for the number behind Answer:.",
+        "SkyRL-Gym's aime: one turn, 1 or -1 for the number after Answer:.",
         'Think step by step. The last line is "Answer: " and the number.',
         "reward_model",
     ),

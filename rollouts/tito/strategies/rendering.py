@@ -89,7 +89,7 @@ class Retokenize(Rendering):
     slug = "retokenize"
     about = (
         "Only text is kept: the whole conversation is rendered and encoded again at every turn and for the row, so "
-        "the trainer may see ids that nobody sampled."
+        "the trainer may see ids that were never sampled."
     )
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
