@@ -126,8 +126,8 @@ def test_it_tries_again_with_the_same_bytes(serve: Any, failure: tuple[int, byte
     [
         ((400, b'{"error": "A sentence."}'), 1, "A sentence"),
         ((302, b""), 1, "HTTP 302"),
-        ((200, b"<html>"), 1, "no Rollout Inspector"),
-        ((200, b"[1]"), 1, "no Rollout Inspector"),
+        ((200, b"<html>"), 1, "not Rollout Inspector"),
+        ((200, b"[1]"), 1, "not Rollout Inspector"),
         ((500, b"\xff"), 2, "HTTP 500"),
         ((0, b""), 2, "does not answer"),
     ],
