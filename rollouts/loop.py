@@ -59,8 +59,7 @@ class Callbacks:
     """How the caller takes part. All are called in the loop's thread."""
 
     more: Callable[[int, bool], Sequence[RolloutJob] | None]
-    """Returns up to so many further jobs; None = there are no more. Waits for the first job only if the bool is
-    True."""
+    """Returns up to so many further jobs; None = no more. Waits for the first job only if the bool is True."""
     on_steps: Callable[[Sequence[tuple[RolloutJob, int, Step]]], None]
     """Takes steps as soon as they are sampled: (job, step index, step)."""
     on_done: Callable[[Sequence[TrajectoryEnd]], None]

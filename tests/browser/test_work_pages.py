@@ -84,7 +84,7 @@ def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
     going_on: list[models.StoredTrajectory] = []
 
     def is_held_in_the_middle_of_one() -> bool:
-        """Hold the worker and its scribe while a trajectory has called a tool and has yet to answer."""
+        """Hold the worker and its storage process while a trajectory has called a tool and has yet to answer."""
         if not run.trajectories.filter(status="running", n_steps=1).exists():
             return False
         os.killpg(worker.pid, signal.SIGSTOP)

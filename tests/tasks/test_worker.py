@@ -202,12 +202,12 @@ def _sampled_by_worker() -> dict[str, int]:
 
 
 @pytest.mark.sqlite_only
-def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: Path) -> None:
+def test_a_killed_storage_process_costs_nothing(celery_worker_process: Start, tmp_path: Path) -> None:
     worker = celery_worker_process("engine.demo", env=few_at_once())
     run = launch(LaunchSettings(prompts=15, group=4, seed=8))
-    wait_until(lambda: len(_scribes_of(worker.pid)) == 1, 120, "something is to be stored")
-    # At once, so with the first pile in its hands: how much of the run that is depends on the machine.
-    (lost,) = _scribes_of(worker.pid)
+    wait_until(lambda: len(_storage_processes_of(worker.pid)) == 1, 120, "something is to be stored")
+    # At once, while it stores the first batch: how much of the run that is depends on the machine.
+    (lost,) = _storage_processes_of(worker.pid)
     os.kill(lost, signal.SIGKILL)
     wait_until(lambda: _ended(run), 240, "the run has ended")
     assert (run.status, run.n_finished, run.n_failed) == ("done", 60, 0)
@@ -218,18 +218,18 @@ def test_a_killed_scribe_costs_nothing(celery_worker_process: Start, tmp_path: P
         StoredStep.objects.filter(trajectory__run=run).values_list("completion_length", flat=True)
     )
     _check_streams(run)
-    (storage,) = _scribes_of(worker.pid)
+    (storage,) = _storage_processes_of(worker.pid)
     assert storage != lost
     # Where cores are scarce the engine and the loop go first.
     assert os.getpriority(os.PRIO_PROCESS, storage) > os.getpriority(os.PRIO_PROCESS, worker.pid)
 
 
-def _scribes_of(pid: int) -> list[int]:
+def _storage_processes_of(pid: int) -> list[int]:
     """The living processes that a worker has store for it."""
     children = [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _read(task / "children").split()
     ]
-    return [child for child in children if b"scribe.main" in _read(Path(f"/proc/{child}/cmdline"))]
+    return [child for child in children if b"storage_process.main" in _read(Path(f"/proc/{child}/cmdline"))]
 
 
 def _read(path: Path) -> bytes:

@@ -486,7 +486,7 @@ def delta_differs(d: Delta) -> DeltaFault | None:
     tail = common_prefix(d.expected[start:][::-1], d.ids[start:][::-1])
     texts = [d.case.text(ids[start : len(ids) - tail]) for ids in (d.expected, d.ids)]
     wanted, found = (quoted_or_nothing(text) for text in texts)
-    how = f"{found} stands there" if texts[0] != texts[1] else "other ids spell it"
+    how = f"{found} stands" if texts[0] != texts[1] else "other ids spell it"
     return DeltaFault(
         "delta_differs",
         f"After the completion of step {d.parent_index} the template writes {len(d.expected)} ids, and the prompt of "

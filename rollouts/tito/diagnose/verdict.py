@@ -32,7 +32,7 @@ def bounded(ids: Ids) -> Ids:
 def bound_note(*stretches: Ids) -> str:
     """A sentence when a stretch is longer than what is stored."""
     longest = max(len(ids) for ids in stretches)
-    return f" The difference is {longest} ids long; {MAX_STRETCH} of each side are kept." * (longest > MAX_STRETCH)
+    return f" The difference is {longest} ids long; the first {MAX_STRETCH} of both are kept." * (longest > MAX_STRETCH)
 
 
 def finding_at_break(b: Break, verdict: Verdict) -> Finding:
