@@ -32,14 +32,14 @@ class Kept(Enum):
     CONTENT = auto()
     """A JSON body that is stored once for all steps that have it (``Content``)."""
     CODED = auto()
-    """Not by itself: the codec takes it apart (:class:`CodedStep`, ``REQUEST_FIELDS``)."""
+    """Nowhere as a whole: the codec splits it into parts (:class:`CodedStep`, ``REQUEST_FIELDS``)."""
 
 
 class Holds(Enum):
-    """What a field holds. Readers check a foreign value by it, and writers write by it."""
+    """What a field holds. Readers check foreign values with it, and writers choose the form of a value by it."""
 
     TEXT = auto()
-    """A short text; the empty text says nothing."""
+    """A short text; an empty one counts as no value."""
     NUMBER = auto()
     WHOLE = auto()
     """A whole number."""
@@ -50,7 +50,7 @@ class Holds(Enum):
     OBJECT = auto()
     """A JSON object; the empty object is a value."""
     MAPPING = auto()
-    """A JSON object; the empty object says nothing."""
+    """A JSON object; an empty one counts as no value."""
     TOOLS = auto()
     """JSON objects in a list."""
     REQUEST = auto()
@@ -59,14 +59,14 @@ class Holds(Enum):
 
 @dataclass(frozen=True)
 class StepField:
-    """One field of a step: of the value, of the JSON line and of the database."""
+    """One field of a step, in the value, in the JSON line and in the database."""
 
     name: str
-    """Of the attribute of ``Step`` or ``Request``, and the key in our own JSON lines."""
+    """The name of the attribute of ``Step`` or ``Request``, and the key in our own JSON lines."""
     kept: Kept
     holds: Holds
     limit: int = 0
-    """Characters that the column of a short text holds."""
+    """How many characters the column of a short text holds."""
     column: str = ""
     """The name in the database; empty = ``name``."""
 
@@ -76,7 +76,7 @@ class StepField:
         return (self.column or self.name) + ("_id" if self.kept is Kept.CONTENT else "")
 
     def says(self, value: Any) -> bool:
-        """Whether a value says something. A value that says nothing is neither written nor stored as a JSON body."""
+        """Whether a value is to be written. Otherwise it is neither written nor stored as a JSON body."""
         return bool(value) if self.holds in (Holds.TEXT, Holds.MAPPING) else value is not None
 
     def of_body(self, body: JSON) -> Any:
@@ -113,25 +113,25 @@ REQUEST_FIELDS = (
     StepField("tools", Kept.CONTENT, Holds.TOOLS),
     StepField("chat_template_kwargs", Kept.CONTENT, Holds.MAPPING, column="template_kwargs"),
 )
-"""Every field of ``Request`` but its messages."""
+"""Every field of ``Request`` except its messages."""
 
 
 # -- the codec
 
 
 class CodedStep(NamedTuple):
-    """What the codec makes of a step."""
+    """A step as the codec stores it."""
 
     link: Link
     """The parent, and how much of its stream the prompt starts with."""
     delta_ids: Ids
     """``prompt_ids[shared_length:]``."""
     delta_origin: Origins | None
-    """Origin of each id of ``delta_ids``; None where no strategy wrote it, or wrote it for another length."""
+    """The origin of each id of ``delta_ids``; None when no strategy wrote it, or one of another length."""
     messages_shared: int
-    """Leading messages of the request that are those of the parent's request."""
+    """How many leading messages the request shares with the parent's request."""
     messages_new: tuple[Message, ...]
-    """The messages behind them."""
+    """The messages after them."""
 
 
 class StepCodec:
@@ -143,16 +143,16 @@ class StepCodec:
 
     def __init__(self, text: Callable[[Message], str]) -> None:
         self.steps: list[Step] = []
-        """The steps so far. Who decodes a step appends it."""
+        """The steps so far. After decoding a step the caller appends it."""
         self._text = text
         self._texts: dict[int, str] = {}
-        """By the identity of the message, which ``steps`` keep alive."""
+        """JSON texts by the identity of their message. ``steps`` keep the messages alive."""
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def encode(self, step: Step, link: Link | None = None) -> CodedStep:
-        """Appends the next step and returns it as it is stored. A known ``link`` spares the search for the parent."""
+        """Append the next step and return it as it is stored. A known ``link`` saves the search for the parent."""
         link = link_step(self.steps, step) if link is None else link
         self.steps.append(step)
         messages = _messages(step)
@@ -181,7 +181,7 @@ class StepCodec:
         return (*before[:shared], *new)
 
     def text(self, message: Message) -> str:
-        """Returns the JSON text of a message of a step that was taken over; it is made once."""
+        """Returns the JSON text of a message of an appended step. It is made once."""
         text = self._texts.get(id(message))
         if text is None:
             text = self._texts[id(message)] = self._text(message)
