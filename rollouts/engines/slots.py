@@ -29,6 +29,7 @@ class Slot:
         return common_prefix(self.ids[: self.length], prompt[:-1])
 
     def extend(self, values: Ids) -> None:
+        """Append ids ``[n]`` whose keys and values are now in the tensor."""
         end = self.length + len(values)
         if end > self.ids.size:
             grown = np.zeros(max(end, 2 * self.ids.size, 256), dtype=np.int32)

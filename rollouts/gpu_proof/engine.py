@@ -71,6 +71,7 @@ def reset_cache(engine: ProofEngine) -> None:
 
 
 def score(streams: Sequence[Ids], engine: ProofEngine) -> list[Floats]:
+    """The log-probabilities ``[T]`` of each stream, by vLLM itself."""
     return engine.vllm.score(streams)
 
 

@@ -359,10 +359,12 @@ class Break:
 
     @property
     def expected_stretch(self) -> Ids:
+        """The differing ids of the sampled stream."""
         return self.expected[self.start : self.expected_stop]
 
     @property
     def actual_stretch(self) -> Ids:
+        """The ids in their place in the prompt."""
         return self.actual[self.start : self.actual_stop]
 
     @cached_property

@@ -144,6 +144,7 @@ class Delta:
 
     @cached_property
     def generation_prompt(self) -> Ids:
+        """The ids of the assistant header that the template writes at the end of a prompt; empty when unknown."""
         if self.full is None or self.full_without_prompt is None:
             return self.ids[:0]
         n = len(self.full_without_prompt)

@@ -26,6 +26,7 @@ class Verdict:
 
 
 def bounded(ids: Ids) -> Ids:
+    """The first ids of a stretch, at most ``MAX_STRETCH``."""
     return ids[:MAX_STRETCH].copy()
 
 
