@@ -6,7 +6,7 @@ from rollouts.chat_templates.probes.report import Check, CheckReport, CheckStatu
 from rollouts.chat_templates.repair.generation_tags import GenerationTags, find_marks, with_marks
 from rollouts.chat_templates.repair.search import Repair, find_repair, with_repair
 from rollouts.chat_templates.sandbox.prefetching_renderer import PrefetchingRenderer
-from rollouts.chat_templates.sandbox.render import Conversation, Provenance, TemplateRenderer, renderer
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, renderer
 
 VERSION = 4
 """Raise it when a check can come out differently: stored reports of older versions are made anew."""
@@ -19,7 +19,6 @@ __all__ = [
     "Conversation",
     "GenerationTags",
     "PrefetchingRenderer",
-    "Provenance",
     "Purpose",
     "Repair",
     "TemplateRenderer",

@@ -14,7 +14,7 @@ from rollouts.chat_templates.probes.checks import make_render_cache
 from rollouts.chat_templates.probes.compare import token_start, whole_until
 from rollouts.chat_templates.probes.message_shape import MessageShape, find_message_shape
 from rollouts.chat_templates.probes.report import CheckReport
-from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.snippets import quoted
 from rollouts.tokenizers import load
@@ -294,9 +294,7 @@ def test_masks_are_those_of_transformers(corpus: Path, trimming: Path) -> None:
             expected = tokenizer.hf.apply_chat_template(
                 messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
             )["assistant_masks"]
-            written = provenance(
-                renderer(tokenizer, template).render_many([Conversation(messages)], lines=True)[0].or_raise()
-            )
+            written = renderer(tokenizer, template).render_many([Conversation(messages)], lines=True)[0].or_raise()
             if "strftime_now" in template:
                 continue
             mask = transformers_mask(tokenizer, written.text, written.tracked_spans)

@@ -136,7 +136,7 @@ def grown(template: str) -> None:
     lengths = [*range(1, len(LONG) + 1), *range(len(LONG), 0, -2)]
     renders = [(list(range(n)), 0 if n > 5 else None, 0, with_prompt) for n in lengths for with_prompt in (True, False)]
     renders.insert(9, ([1, 2, 3], None, 0, True))
-    job = {"variables": {"bos_token": "<s>"}, "messages": LONG, "tools": [TOOLS], "kwargs": [{}], "series": renders}
+    job = {"variables": {"bos_token": "<s>"}, "messages": LONG, "tools": [TOOLS], "kwargs": [{}], "renders": renders}
     before, spans = "", []
     made = serving.answer_series(template, job)["series"]
     for (indices, tools, _, with_prompt), outcome in zip(renders, made, strict=True):
@@ -193,7 +193,7 @@ def test_the_last_body_is_run_again_only_if_it_may_have_seen_what_comes_behind(
     skipped: list[int], template: str, again: int
 ) -> None:
     renders = [(list(range(n)), None, 0, True) for n in range(1, len(LONG) + 1)]
-    job = {"variables": {}, "messages": LONG, "tools": [], "kwargs": [{}], "series": renders}
+    job = {"variables": {}, "messages": LONG, "tools": [], "kwargs": [{}], "renders": renders}
     serving.answer_series(template, job)
     assert skipped == [max(0, n - again) for n in range(len(LONG))]
 

@@ -9,7 +9,8 @@ import pytest
 
 from rollouts.chat_templates import Conversation, renderer
 from rollouts.chat_templates.probes.checks import all_probes, make_render_cache
-from rollouts.chat_templates.sandbox.render import Provenance, TemplateRenderer, provenance
+from rollouts.chat_templates.sandbox.client import Rendered
+from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tokenizers import load
 
@@ -86,8 +87,8 @@ def test_golden_ids(corpus: Path) -> None:
     assert seen > 150
 
 
-def written_by(template: TemplateRenderer, messages: list[dict[str, Any]]) -> Provenance:
-    return provenance(template.render_many([Conversation(messages)], lines=True)[0].or_raise())
+def written_by(template: TemplateRenderer, messages: list[dict[str, Any]]) -> Rendered:
+    return template.render_many([Conversation(messages)], lines=True)[0].or_raise()
 
 
 def test_the_line_that_wrote_a_character(corpus: Path) -> None:
@@ -150,7 +151,7 @@ def test_provenance_of_a_batch_is_in_order() -> None:
     outcomes = renderer(None, "{{ messages[0].content }}").render_many(
         [Conversation([{"role": "user", "content": str(n)}]) for n in range(20)], lines=True
     )
-    assert [provenance(outcome).text for outcome in outcomes] == [str(n) for n in range(20)]
+    assert [outcome.text for outcome in outcomes] == [str(n) for n in range(20)]
 
 
 def test_every_probe_on_every_template_renders_as_in_transformers(corpus: Path, fixed_clock: None) -> None:

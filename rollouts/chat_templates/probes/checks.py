@@ -109,19 +109,16 @@ def check_tito_post(cache: RenderCache) -> Check:
     if not own_words and cache.form != MessageShape():
         probe = tito_post_probe(cache.form, cache)
         check = check_append(probe, cache)
-    marked = _marked(cache)
-    void = check.status is CheckStatus.OK and marked is not None and marked.void
+    marked = next(
+        check_append(probe, cache)
+        for probe in append_probes(cache.form, cache.tools, cache.kwargs)
+        if probe.name == "tool_append_marked"
+    )
+    void = check.status is CheckStatus.OK and marked.void
     note = "" if own_words else f" Probed in the form the template accepts: {cache.form.describe()}."
-    detail = marked.detail if void and marked is not None else check.detail
+    detail = marked.detail if void else check.detail
     status = CheckStatus.UNSUPPORTED if void else check.status
     return replace(check, status=status, detail=detail + note, void=void)
-
-
-def _marked(cache: RenderCache) -> Check | None:
-    for probe in append_probes(cache.form, cache.tools, cache.kwargs):
-        if probe.name == "tool_append_marked":
-            return check_append(probe, cache)
-    return None
 
 
 def all_probes(cache: RenderCache, conversation: Sequence[Message] | None = None) -> list[Probe]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollouts.chat_templates.sandbox.render import Conversation, Provenance
+from rollouts.chat_templates.sandbox.client import Rendered
+from rollouts.chat_templates.sandbox.render import Conversation
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.trajectory import NO_IDS, Ids
@@ -47,19 +48,24 @@ class CharacterCodec:
 
 @dataclass(frozen=True, eq=False)
 class RenderSide:
-    """One render, as text, ids and provenance; or the sentence that came instead."""
+    """One render and its ids."""
 
     conversation: Conversation
     codec: Codec
-    provenance: Provenance
+    rendered: Rendered
+    """With ``lines``."""
     ids: Ids = field(default_factory=lambda: NO_IDS)
-    error: str = ""
-    error_kind: str = ""
-    error_line: int | None = None
+    """``[T]``; empty where the render failed."""
 
     @property
     def text(self) -> str:
-        return self.provenance.text
+        """The rendered text; empty where the render failed."""
+        return self.rendered.text
+
+    @property
+    def error(self) -> str:
+        """The sentence that came instead of a text."""
+        return self.rendered.error
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -84,14 +90,14 @@ class RenderSide:
             {
                 "id": int(self.ids[start + n]),
                 "text": piece.decode("utf-8", "replace"),
-                "line": self.provenance.line_at(self.char_of(start + n)),
+                "line": self.rendered.line_at(self.char_of(start + n)),
             }
             for n, piece in enumerate(pieces)
         ]
 
     def to_dict(self, with_ids: bool) -> dict[str, Any]:
         """The whole render as JSON."""
-        found: dict[str, Any] = {"text": self.text, "lines": [list(pair) for pair in self.provenance.lines]}
+        found: dict[str, Any] = {"text": self.text, "lines": [list(pair) for pair in self.rendered.lines]}
         if self.error:
             found["error"] = self.error
         if with_ids:
@@ -176,7 +182,7 @@ class RenderComparison:
         char = self.char_index
         if char is None:
             return None, None
-        return self.before.provenance.line_at(char), self.after.provenance.line_at(char)
+        return self.before.rendered.line_at(char), self.after.rendered.line_at(char)
 
     @property
     def delta_ids(self) -> Ids:

@@ -34,7 +34,7 @@ def default_system(cache: RenderCache) -> Check:
         if replaced
         else ", beside a given one too."
     )
-    return asked.broken(detail, line=bare.provenance.line_at(0))
+    return asked.broken(detail, line=bare.rendered.line_at(0))
 
 
 def system_supported(cache: RenderCache) -> Check:
@@ -73,7 +73,7 @@ def bos_once(cache: RenderCache) -> Check:
     places = [n for n, token_id in enumerate(side.ids.tolist()) if token_id == bos]
     if len(places) > 1:
         detail = f"The render holds BOS {len(places)} times, at the tokens {places[:4]}."
-        return asked.broken(detail, line=side.provenance.line_at(side.char_of(places[1])))
+        return asked.broken(detail, line=side.rendered.line_at(side.char_of(places[1])))
     if not places:
         return asked.ok("The template writes no BOS; the engine may add one.")
     return asked.ok(
@@ -95,7 +95,7 @@ def dates(cache: RenderCache) -> Check:
     for one, other in zip(today, later, strict=True):
         if not one.error and other.ok and one.text != other.text:
             place = common_length(one.text, other.text)
-            line = one.provenance.line_at(place)
+            line = one.rendered.line_at(place)
             shown = quoted(one.text[one.text.rfind(" ", 0, max(0, place - 8)) + 1 :], 24)
             detail = (
                 f"The render holds today's date ({shown}, line {line}): a run across midnight changes its prompts. "
@@ -121,7 +121,7 @@ def control_text(cache: RenderCache) -> Check:
         f"A message that contains {stop!r} writes the real control token when the render is encoded as one text. "
         "Encode content apart, with control tokens split, if the text is not trusted."
     )
-    return asked.broken(detail, line=side.provenance.line_at(start))
+    return asked.broken(detail, line=side.rendered.line_at(start))
 
 
 def content_form(

@@ -35,7 +35,7 @@ def seam(cache: RenderCache) -> Check:
     tail = once.text[once.text.index(stop, once.text.rindex("ANSX1") + 5) + len(stop) :]
     if not tail:
         return asked.ok(f"The model stops at {stop!r} and the template writes nothing after it.")
-    line = once.provenance.line_at(len(once.text) - 1)
+    line = once.rendered.line_at(len(once.text) - 1)
     detail = (
         f"The model stops at {stop!r}; the template then writes {tail!r} (line {line}), which nobody samples. A delta "
         "must bring it, with mask 0: cut the dummy prefix at its last stop token."
@@ -79,7 +79,7 @@ def fixed_base(name: str, title: str, in_call: bool) -> CheckFunction:
             return asked.ok(f"The delta is {found!r} either way.")
         detail = f"The base gives {quoted(found, 80)} where the conversation has {quoted(wanted, 80)}."
         first = len(real_delta.before.text) + common_length(wanted, found)
-        return asked.broken(detail, line=real_delta.after.provenance.line_at(first))
+        return asked.broken(detail, line=real_delta.after.rendered.line_at(first))
 
     return answer
 
@@ -102,7 +102,7 @@ def generation_prompt_written(cache: RenderCache) -> Check:
     header = answered.text[start:].partition("ANSX1")[0].strip()
     if header:
         detail = f"add_generation_prompt changes nothing: the model must write {header!r} itself, or is never prompted."
-        return asked.broken(detail, decisive=False, line=answered.provenance.line_at(start))
+        return asked.broken(detail, decisive=False, line=answered.rendered.line_at(start))
     detail = "add_generation_prompt changes nothing here: what follows a user message already prompts the model."
     return asked.unsupported(detail, decisive=False)
 
@@ -120,7 +120,7 @@ def per_message(cache: RenderCache) -> Check:
     shared = common_length(joined, whole.text)
     one, other = (quoted(text[token_start(text, shared) :], 40) for text in (joined, whole.text))
     detail = f"Joined, the renders have {one} where the conversation has {other}."
-    return asked.broken(detail, line=whole.provenance.line_at(shared))
+    return asked.broken(detail, line=whole.rendered.line_at(shared))
 
 
 DELTA_CHECKS: tuple[CheckFunction, ...] = (

@@ -78,9 +78,9 @@ def _fault(
     whole: RenderSide, prompts: Sequence[RenderSide], histories: Sequence[RenderSide], stop: str | None
 ) -> tuple[str, int | None]:
     """The first span that does not fit, in a sentence, with the template line."""
-    text, spans = whole.text, merged(whole.provenance.spans)
+    text, spans = whole.text, merged(whole.rendered.spans)
     if len(spans) != len(prompts):
-        line = whole.provenance.line_at(spans[-1][0]) if spans else None
+        line = whole.rendered.line_at(spans[-1][0]) if spans else None
         return f"{len(prompts)} assistant messages have {len(spans)} marked spans.", line
     for (start, end), prompt, history in zip(spans, prompts, histories, strict=True):
         if not text.startswith(prompt.text) or not text.startswith(history.text):
@@ -88,7 +88,7 @@ def _fault(
         begin, close = len(prompt.text), len(history.text)
         if stop is not None and text.rfind(stop, begin, close) >= 0:
             close = text.rfind(stop, begin, close) + len(stop)
-        line = whole.provenance.line_at(start)
+        line = whole.rendered.line_at(start)
         if start > begin and _HEADER.fullmatch(text[begin:start]):
             begin = start  # a template without a generation prompt: its header is nobody's sample all the same
         if start < begin:
@@ -109,4 +109,4 @@ def _overrun(cache: RenderCache, whole: RenderSide) -> int:
     codec: Any = cache.codec
     if not hasattr(codec, "encode_offsets"):
         return 0
-    return overrun(codec, whole.text, whole.provenance.tracked_spans)
+    return overrun(codec, whole.text, whole.rendered.tracked_spans)

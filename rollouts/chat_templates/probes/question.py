@@ -45,7 +45,7 @@ class Question:
         if failed is None:
             return None
         place = ""
-        if failed.error_kind == "raises" and failed.conversation.messages:
+        if failed.rendered.kind == "raises" and failed.conversation.messages:
             roles = ", ".join(str(message.get("role")) for message in failed.conversation.messages)
             place = f" (with the messages {roles})."
-        return self._check(CheckStatus.RAISES, failed.error + place, {"failed": failed, "line": failed.error_line})
+        return self._check(CheckStatus.RAISES, failed.error + place, {"failed": failed, "line": failed.rendered.line})

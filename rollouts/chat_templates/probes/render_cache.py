@@ -13,7 +13,7 @@ import numpy as np
 
 from rollouts.chat_templates.probes.compare import CharacterCodec, RenderSide
 from rollouts.chat_templates.probes.message_shape import TOOLS, MessageShape, Tool, user
-from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import NO_IDS, Message
 
@@ -86,15 +86,8 @@ class RenderCache:
         texts = list(dict.fromkeys(outcome.text for outcome in outcomes if outcome.ok))
         encoded = dict(zip(texts, self.codec.encode_batch(texts), strict=True))
         for (key, conversation), outcome in zip(wanted.items(), outcomes, strict=True):
-            self._renders[key] = RenderSide(
-                conversation=conversation,
-                codec=self.codec,
-                provenance=provenance(outcome),
-                ids=encoded[outcome.text] if outcome.ok else NO_IDS,
-                error=outcome.error,
-                error_kind=outcome.kind,
-                error_line=outcome.line,
-            )
+            ids = encoded[outcome.text] if outcome.ok else NO_IDS
+            self._renders[key] = RenderSide(conversation, self.codec, outcome, ids)
 
     def answer(self, checks: Sequence[Callable[[RenderCache], T]]) -> list[T]:
         """What each check returns, in order; renders are fetched for all of them at once."""

@@ -48,16 +48,7 @@ class GenerationTags:
 
     def to_dict(self) -> dict[str, Any]:
         """The tags as JSON."""
-        return {
-            "diff": self.diff,
-            "template": self.template,
-            "verified": True,
-            "blocks": self.blocks,
-            "conversations": self.conversations,
-            "partly": self.partly,
-            "renders": self.renders,
-            "by_tokens": self.by_tokens,
-        }
+        return {**vars(self), "verified": True}
 
 
 def find_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> tuple[GenerationTags | None, str]:

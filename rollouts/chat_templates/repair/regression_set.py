@@ -12,7 +12,7 @@ from rollouts.chat_templates.probes.conversations import Probe, markers_of
 from rollouts.chat_templates.probes.message_shape import MessageShape
 from rollouts.chat_templates.probes.render_cache import RenderCache, key_of
 from rollouts.chat_templates.probes.report import conversation_dict
-from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, provenance
+from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollouts.tito.trajectory import Message
 
 CANARIES = 12
@@ -137,7 +137,7 @@ class RegressionSet:
         for before, after in zip(outcomes[::2], outcomes[1::2], strict=True):
             if before.ok and after.ok:
                 char = common_length(before.text, after.text)
-                found.append((provenance(before).line_at(char), provenance(after).line_at(char)))
+                found.append((before.line_at(char), after.line_at(char)))
             else:
                 found.append((before.line, after.line))
         return found

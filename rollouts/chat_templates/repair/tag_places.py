@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 
 from rollouts.chat_templates.jinja_source.parts import BranchGroup, Leaf, Node, Operand, cut, explicit, take_apart, walk
 from rollouts.chat_templates.repair.regression_set import RegressionSet
@@ -38,36 +37,27 @@ class OperandUse:
         """One of the states; None when no test tells inside and outside apart."""
         if not self.outside:
             return IN if self.inside else NONE
-        if not self.inside:
-            return OUT
-        if self.inside & self.outside:
-            return None
-        return next((test for test, answers in self._conditions() if self._parts(answers)), None)
+        return next(self._fitting(), None) if self.inside else OUT
 
     def fits(self, condition: str) -> bool:
         """Does the condition hold wherever the operand wrote inside, and nowhere else?"""
-        return any(test == condition and self._parts(answers) for test, answers in self._conditions())
+        return condition in self._fitting()
 
-    def _parts(self, answers: Callable[[str], bool]) -> bool:
-        return all(map(answers, self.inside)) and not any(map(answers, self.outside))
-
-    def _conditions(self) -> Iterator[tuple[str, Callable[[str], bool]]]:
-        """Single tests and their negations, then two of them joined."""
-        tests = enumerate(self.tests)
-        single = [part for n, test in tests for part in ((test, n, "1"), (f"not ({test})", n, "0"))]
-        for test, n, yes in single:
-            yield test, partial(_all_are, ((n, yes),))
-        for (one, n, yes), (other, m, too) in combinations(single, 2):
-            yield f"{one} and {other}", partial(_all_are, ((n, yes), (m, too)))
-            yield f"{one} or {other}", partial(_any_is, ((n, yes), (m, too)))
-
-
-def _all_are(wanted: Sequence[tuple[int, str]], answers: str) -> bool:
-    return all(answers[n] == value for n, value in wanted)
-
-
-def _any_is(wanted: Sequence[tuple[int, str]], answers: str) -> bool:
-    return any(answers[n] == value for n, value in wanted)
+    def _fitting(self) -> Iterator[str]:
+        """Conditions that hold inside and not outside: a test or its negation, then two of these joined."""
+        single = [
+            (test, {answers for answers in self.inside | self.outside if answers[n] == yes})
+            for n, name in enumerate(self.tests)
+            for test, yes in ((name, "1"), (f"not ({name})", "0"))
+        ]
+        joined = (
+            pair
+            for (one, here), (other, there) in combinations(single, 2)
+            for pair in ((f"{one} and {other}", here & there), (f"{one} or {other}", here | there))
+        )
+        return (
+            test for test, holding in chain(single, joined) if holding == self.inside and not holding & self.outside
+        )
 
 
 def learn_places(

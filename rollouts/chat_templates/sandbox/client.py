@@ -16,10 +16,13 @@ import struct
 import subprocess
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rollouts.processes import ChildProcess, ProcessEnded
 from rollouts.tito.interfaces import RenderFailed
@@ -49,9 +52,6 @@ class RenderJob:
     now: str = ""
     """ISO date and time that ``strftime_now`` tells; empty = the fixed clock."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"variables": self.variables, "lines": self.lines, "now": self.now}
-
 
 @dataclass(frozen=True)
 class Series:
@@ -67,14 +67,9 @@ class Series:
     """(indices into ``messages``, index into ``tools``, index into ``kwargs``, generation prompt)."""
     now: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "variables": self.variables, "messages": self.messages, "tools": self.tools, "kwargs": self.kwargs,
-            "series": self.renders, "now": self.now,
-        }  # fmt: skip
 
-
-class Rendered(NamedTuple):
+@dataclass(frozen=True)
+class Rendered:
     """The outcome of a job: ``text``, or a sentence in ``error``."""
 
     text: str = ""
@@ -94,6 +89,7 @@ class Rendered(NamedTuple):
 
     @property
     def ok(self) -> bool:
+        """Whether there is a text."""
         return not self.error
 
     def or_raise(self) -> Rendered:
@@ -101,6 +97,17 @@ class Rendered(NamedTuple):
         if self.error:
             raise RenderFailed(self.error)
         return self
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        return list(accumulate(n for n, _ in self.lines))
+
+    def line_at(self, character: int) -> int | None:
+        """The template line that wrote a character; at the end of the text, the line that wrote the last one."""
+        if not self.lines:
+            return None
+        index = min(bisect_right(self._stops, character), len(self.lines) - 1)
+        return self.lines[index][1] or None
 
 
 class _Late(Exception):
@@ -136,7 +143,7 @@ class Worker(ChildProcess):
             ) from error
 
     def send(self, value: Any) -> None:
-        """Send a request. Raises :class:`RenderFailed` for a value that is no JSON, ``_Died``."""
+        """Send a request. Raises :class:`RenderFailed` for a value that is no JSON, ``ProcessEnded``."""
         try:
             data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
         except (TypeError, ValueError, RecursionError) as error:
@@ -167,7 +174,7 @@ class Worker(ChildProcess):
     def answer(self, until: float) -> Any:
         """The next message, within ``WALL_SECONDS``, or ``STARVED_WALL_SECONDS`` where it gets no computing time.
 
-        Raises ``_Late`` or ``_Died``.
+        Raises ``_Late`` or ``ProcessEnded``.
         """
         used = self.cpu_seconds()
         try:
@@ -253,7 +260,7 @@ class Pool:
             "template": chat_template,
             "output_chars": OUTPUT_CHARS,
             "cpu_seconds": CPU_SECONDS,
-            "jobs": [job.to_dict() for job in jobs],
+            "jobs": [vars(job) for job in jobs],
         }
         until = time.monotonic() + BATCH_SECONDS
         try:
@@ -275,15 +282,13 @@ class Pool:
 
 def _outcome(message: Mapping[str, Any]) -> Rendered:
     if "error" in message:
-        return Rendered(error=message["error"], kind=message["kind"], line=message["line"])
+        return Rendered(**message)
     if "series" in message:
         return Rendered(series=tuple(_series(message["series"])))
-    return Rendered(
-        text=message["text"],
-        lines=tuple((n, line) for n, line in message.get("lines", ())),
-        spans=tuple((a, b) for a, b in message.get("spans", ())),
-        tracked_spans=tuple((a, b) for a, b in message["tracked_spans"]),
+    lines, spans, tracked = (
+        tuple((a, b) for a, b in message.get(name, ())) for name in ("lines", "spans", "tracked_spans")
     )
+    return Rendered(text=message["text"], lines=lines, spans=spans, tracked_spans=tracked)
 
 
 def _series(outcomes: Sequence[Any]) -> Iterator[Rendered]:

@@ -19,13 +19,9 @@ _LASTING = ("raises", "syntax", "forbidden", "depth")
 Key = tuple[Any, ...]
 
 
-def _key(
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    kwargs: Mapping[str, Any] | None,
-    generation: bool,
-) -> Key:
+def _key(conversation: Conversation) -> Key:
     # By identity: comparing conversations by what they say would cost more than a short render.
+    messages, tools, kwargs, generation = conversation
     return (*map(id, messages), 0 if tools is None else id(tools), id(kwargs) if kwargs else 0, generation)
 
 
@@ -67,18 +63,10 @@ class PrefetchingRenderer(TemplateRenderer):
         self._foreseen = foreseen
         self._ids = {}
 
-    def render_tracked(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> tuple[str, tuple[tuple[int, int], ...]]:
-        found = self._foreseen.rendered.get(_key(messages, tools, kwargs, add_generation_prompt))
-        if found is None:
-            return super().render_tracked(messages, tools, kwargs, add_generation_prompt)
-        rendered = found.or_raise()
-        return rendered.text, rendered.tracked_spans
+    def rendered(self, conversation: Conversation) -> client.Rendered:
+        """The render of one conversation, remembered or made now. Raises :class:`RenderFailed`."""
+        found = self._foreseen.rendered.get(_key(conversation))
+        return super().rendered(conversation) if found is None else found.or_raise()
 
     def render_ids(
         self,
@@ -88,14 +76,13 @@ class PrefetchingRenderer(TemplateRenderer):
         add_generation_prompt: bool = False,
     ) -> Ids:
         """As :meth:`TemplateRenderer.render_ids`. The array is shared: do not write to it."""
-        key = _key(messages, tools, kwargs, add_generation_prompt)
+        conversation = Conversation(messages, tools, kwargs, add_generation_prompt)
+        key = _key(conversation)
         ids = self._ids.get(key)
-        if ids is not None:
-            return ids
-        found = self._foreseen.rendered.get(key)
-        if found is None:
-            return self._encode(super().render_tracked(messages, tools, kwargs, add_generation_prompt)[0])
-        ids = self._ids[key] = self._encode(found.or_raise().text)
+        if ids is None:
+            ids = self._encode(self.rendered(conversation).text)
+            if key in self._foreseen.rendered:
+                self._ids[key] = ids
         return ids
 
     def _series(self, asks: Sequence[Conversation], kept: list[Any]) -> tuple[client.Series, list[Key]]:
@@ -110,7 +97,7 @@ class PrefetchingRenderer(TemplateRenderer):
                 kwargs.place(clean, ask.kwargs) if clean else 0,
                 ask.add_generation_prompt,
             ))  # fmt: skip
-            keys.append(_key(ask.messages, ask.tools, ask.kwargs, ask.add_generation_prompt))
+            keys.append(_key(ask))
         kept += (*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs))
         base = self.base_variables()
         return client.Series(base, messages.values, tools.values, kwargs.values, renders, self.now), keys

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
 from typing import Any, Protocol
 
 from rollouts.chat_templates.sandbox import client
@@ -26,30 +22,6 @@ class TemplateTokenizer(Codec, Protocol):
     """A codec that also knows the tokens a chat template can name."""
 
     named_tokens: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """A render with the template line of every character, and the characters that generation blocks wrote."""
-
-    text: str
-    lines: tuple[tuple[int, int], ...]
-    """(number of characters, 1-based template line) in order; line 0 = not known."""
-    spans: tuple[tuple[int, int], ...]
-    """Characters ``[start, stop)`` inside ``{% generation %}``."""
-    tracked_spans: tuple[tuple[int, int], ...]
-    """The same as ``transformers`` counts them for ``return_assistant_tokens_mask``."""
-
-    @cached_property
-    def _stops(self) -> list[int]:
-        return list(accumulate(n for n, _ in self.lines))
-
-    def line_at(self, character: int) -> int | None:
-        """The template line that wrote a character; at the end of the text, the line that wrote the last one."""
-        if not self.lines:
-            return None
-        index = min(bisect_right(self._stops, character), len(self.lines) - 1)
-        return self.lines[index][1] or None
 
 
 class TemplateRenderer:
@@ -88,6 +60,10 @@ class TemplateRenderer:
         jobs = [client.RenderJob(self.variables(c), lines=lines, now=clock) for c in conversations]
         return client.render(self.chat_template, jobs)
 
+    def rendered(self, conversation: Conversation) -> client.Rendered:
+        """The render of one conversation. Raises :class:`RenderFailed`."""
+        return self.render_many([conversation])[0].or_raise()
+
     def render_text(
         self,
         messages: Sequence[Message],
@@ -96,7 +72,7 @@ class TemplateRenderer:
         add_generation_prompt: bool = False,
     ) -> str:
         """The rendered conversation. Raises :class:`RenderFailed`."""
-        return self.render_tracked(messages, tools, kwargs, add_generation_prompt)[0]
+        return self.rendered(Conversation(messages, tools, kwargs, add_generation_prompt)).text
 
     def render_tracked(
         self,
@@ -109,8 +85,7 @@ class TemplateRenderer:
 
         Raises :class:`RenderFailed`.
         """
-        conversation = Conversation(messages, tools, kwargs, add_generation_prompt)
-        rendered = self.render_many([conversation])[0].or_raise()
+        rendered = self.rendered(Conversation(messages, tools, kwargs, add_generation_prompt))
         return rendered.text, rendered.tracked_spans
 
     def render_ids(
@@ -124,11 +99,6 @@ class TemplateRenderer:
         if self.tokenizer is None:
             raise RenderFailed("Without a tokenizer a conversation can be rendered to text, not to ids.")
         return self.tokenizer.encode(self.render_text(messages, tools, kwargs, add_generation_prompt))
-
-
-def provenance(rendered: client.Rendered) -> Provenance:
-    """The provenance of a render that was asked for with ``lines=True``."""
-    return Provenance(rendered.text, rendered.lines, rendered.spans, rendered.tracked_spans)
 
 
 def renderer(tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "") -> TemplateRenderer:

@@ -44,7 +44,7 @@ def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
     before = ""
     spans_before: list[tuple[int, int]] = []
     earlier: ResumableRender | None = None
-    for n, (indices, tools_index, kwargs, generation) in enumerate(job["series"]):
+    for n, (indices, tools_index, kwargs, generation) in enumerate(job["renders"]):
         variables = {
             **base, **job["kwargs"][kwargs], "messages": [messages[index] for index in indices],
             "tools": None if tools_index is None else tools[tools_index], "add_generation_prompt": generation,
@@ -118,7 +118,7 @@ def main(memory: int) -> None:
         SandboxLimits.output_chars = request["output_chars"]
         SandboxLimits.cpu_seconds = request["cpu_seconds"]
         for job in request["jobs"]:
-            answers_to = answer_series if "series" in job else answer
+            answers_to = answer_series if "renders" in job else answer
             answered = answers_to(request["template"], job)
             try:
                 write_message(answers, answered)
