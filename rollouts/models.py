@@ -23,6 +23,21 @@ def new_code() -> str:
     return "".join(ALPHABET[n // size**k % size] for k in range(12))
 
 
+class WorkStatus(models.TextChoices):
+    """Where a run, a trajectory or a job stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    """``error`` says why."""
+    CANCELLED = "cancelled"
+
+
+ACTIVE = (WorkStatus.QUEUED, WorkStatus.RUNNING)
+"""What has one of these still changes."""
+
+
 class Content(models.Model):
     """JSON text stored once by its hash: messages, tools, template kwargs, replies, tasks."""
 
@@ -68,13 +83,7 @@ class Run(models.Model):
         IMPORT = "import"
         """Trajectories that somebody else's trainer wrote."""
 
-    class Status(models.TextChoices):
-        QUEUED = "queued"
-        RUNNING = "running"
-        DONE = "done"
-        FAILED = "failed"
-        """``error`` says why."""
-        CANCELLED = "cancelled"
+    Status = WorkStatus
 
     code = models.CharField(max_length=16, unique=True, default=new_code)
     name = models.CharField(max_length=200)
@@ -154,12 +163,7 @@ class Rejection(models.Model):
 class StoredTrajectory(models.Model):
     """One episode."""
 
-    class Status(models.TextChoices):
-        QUEUED = "queued"
-        RUNNING = "running"
-        DONE = "done"
-        FAILED = "failed"
-        CANCELLED = "cancelled"
+    Status = WorkStatus
 
     code = models.CharField(max_length=16, unique=True, default=new_code)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="trajectories")
@@ -343,45 +347,48 @@ class StoredFinding(models.Model):
 
 
 class TemplateCheck(models.Model):
-    """A chat-template check: the same question has the same code."""
+    """A chat-template check: the same question has the same code. ``job`` answers it, then looks for a repair."""
 
-    class Status(models.TextChoices):
-        QUEUED = "queued"
-        RUNNING = "running"
-        DONE = "done"
-        FAILED = "failed"
+    Status = WorkStatus
 
     code = models.CharField(max_length=16, unique=True, help_text="From the hash of the question.")
     tokenizer = models.ForeignKey(Tokenizer, null=True, on_delete=models.SET_NULL)
     chat_template = models.ForeignKey(ChatTemplate, on_delete=models.PROTECT)
     question = models.JSONField(default=dict, help_text="tools, kwargs, own conversation.")
-    status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
-    error = models.TextField(blank=True)
     report = models.JSONField(null=True, help_text="rollouts.chat_templates' report.")
     cells = models.JSONField(null=True, help_text="The report in short, for the matrix: each probe with its outcome.")
-    progress = models.CharField(
-        max_length=200, blank=True, help_text="How far the search for a repair is; empty = over."
-    )
     version = models.PositiveIntegerField(default=0)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(auto_now_add=True)
+
+    @property
+    def is_answered(self) -> bool:
+        """Its job has stored the report, or looks for a repair of a report that was stored before."""
+        return self.job.kind == Job.Kind.REPAIR_TEMPLATE or self.job.n_done > 0
+
+    @property
+    def status(self) -> str:
+        """That of its job; done as soon as the report is stored, although the search for a repair may go on."""
+        return WorkStatus.DONE if self.is_answered else self.job.status
+
+    @property
+    def error(self) -> str:
+        """Why the check could not be made; empty when it could."""
+        return "" if self.is_answered else self.job.error
+
+    @property
+    def progress(self) -> str:
+        """How far the search for a repair is; empty when nobody searches."""
+        searching = self.is_answered and self.job.status in ACTIVE
+        return (self.job.progress or "waiting for a worker") if searching else ""
 
 
 class Replay(models.Model):
     """What every strategy would have made of a trajectory. It follows from what is stored, so it is made once."""
 
-    class Status(models.TextChoices):
-        QUEUED = "queued"
-        RUNNING = "running"
-        DONE = "done"
-        FAILED = "failed"
-
     trajectory = models.OneToOneField(StoredTrajectory, on_delete=models.CASCADE, related_name="replay")
     key = models.CharField(max_length=64, help_text="Hash of all that it follows from; another one makes it stale.")
-    status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
-    error = models.TextField(blank=True)
     report = models.JSONField(null=True, help_text="The figures of each strategy.")
-    asked_at = models.DateTimeField(default=timezone.now)
 
 
 class ReplayRows(models.Model):
@@ -399,34 +406,43 @@ class ReplayRows(models.Model):
 
 
 class Job(models.Model):
-    """Work on a run that has ended, done by a worker: its judgement anew, a file of it, or what other strategies would
-    have made of it. The row is the result."""
+    """Work that a worker of the queue ``default`` does. It belongs to one run, one replay or one template check.
+
+    A run keeps the jobs that were asked for. A replay and a template check have one job: the last one.
+    """
+
+    Status = WorkStatus
 
     class Kind(models.TextChoices):
         DIAGNOSE = "diagnose"
-        """Every finished trajectory is judged anew."""
+        """Every finished trajectory of a run is diagnosed again."""
         EXPORT = "export"
-        """The run is written to a file, ``options`` says how."""
+        """A run is written to a file; ``options`` says how."""
         REPLAY = "replay"
-        """Every strategy is replayed over every finished trajectory, ``report`` adds up what each would have made."""
-
-    class Status(models.TextChoices):
-        QUEUED = "queued"
-        RUNNING = "running"
-        DONE = "done"
-        FAILED = "failed"
-        """``error`` says why."""
-        CANCELLED = "cancelled"
+        """Every strategy is replayed over a run; ``report`` adds up what each would have made."""
+        IMPORT = "import"
+        """The files that ``options`` names are read into a run."""
+        DIAGNOSE_PUSHED = "diagnose_pushed"
+        """The trajectories that were pushed since the last time are diagnosed."""
+        REPLAY_TRAJECTORY = "replay_trajectory"
+        """Every strategy is replayed over one trajectory."""
+        CHECK_TEMPLATE = "check_template"
+        """A template check is answered; ``options["repair"]`` = then a repair is searched for."""
+        REPAIR_TEMPLATE = "repair_template"
+        """A repair is searched for a template check that was answered without."""
 
     code = models.CharField(max_length=16, unique=True, default=new_code)
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="jobs")
-    kind = models.CharField(max_length=10, choices=Kind.choices)
+    run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE, related_name="jobs")
+    replay = models.OneToOneField(Replay, null=True, on_delete=models.CASCADE)
+    template_check = models.OneToOneField(TemplateCheck, null=True, on_delete=models.CASCADE)
+    kind = models.CharField(max_length=20, choices=Kind.choices)
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
     error = models.TextField(blank=True)
     options = models.JSONField(default=dict)
     attempt = models.PositiveIntegerField(default=0, help_text="Goes up with each worker that takes it.")
     n_done = models.PositiveIntegerField(default=0)
     n_total = models.PositiveIntegerField(default=0, help_text="Trajectories it has to go through.")
+    progress = models.CharField(max_length=200, blank=True, help_text="Of a search for a repair: how far it is.")
     reached = models.BigIntegerField(default=-1, help_text="Index of the last trajectory that is done for good.")
     n_written = models.PositiveIntegerField(default=0, help_text="Of an export: rows or trajectories in the file.")
     bytes_written = models.PositiveBigIntegerField(default=0)
@@ -444,7 +460,13 @@ class Job(models.Model):
             # One of a kind at a time: a second press finds the first.
             models.UniqueConstraint(
                 fields=["run", "kind"], condition=Q(status__in=("queued", "running")), name="job_at_a_time"
-            )
+            ),
+            models.CheckConstraint(
+                condition=Q(run__isnull=False, replay=None, template_check=None)
+                | Q(run=None, replay__isnull=False, template_check=None)
+                | Q(run=None, replay=None, template_check__isnull=False),
+                name="job_of_one_subject",
+            ),
         ]
 
 

@@ -123,6 +123,46 @@ def _answers(url: str) -> bool:
         return False
 
 
+Take = Callable[[Callable[[str, int], object]], None]
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Take:
+    """`broker(take)`: every order to a worker goes to `take(queue, key)` instead of a broker."""
+    from inspector.celery import app
+
+    def use(take: Callable[[str, int], object]) -> None:
+        monkeypatch.setattr(app, "send_task", lambda _, args, queue: take(queue or "default", args[0]))
+
+    return use
+
+
+@pytest.fixture
+def sent(broker: Take) -> list[int]:
+    """The keys of the jobs and runs that workers were sent for; nothing is done."""
+    keys: list[int] = []
+    broker(lambda _, key: keys.append(key))
+    return keys
+
+
+@pytest.fixture
+def no_broker(broker: Take) -> None:
+    """A broker that does not answer."""
+
+    def refuse(*_: object) -> None:
+        raise ConnectionError("no Redis")
+
+    broker(refuse)
+
+
+@pytest.fixture
+def answered(broker: Take) -> None:
+    """A worker that does each job at once."""
+    from rollouts.tasks.jobs import do_job
+
+    broker(lambda _, key: do_job(key))
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """A real Redis: the embedded one, or INSPECTOR_TEST_REDIS, which the tests empty.

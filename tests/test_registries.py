@@ -44,7 +44,7 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.appending import ToolDelta
 from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.work import replays, reproduce_rows
+from rollouts.work import imports, replays, reproduce_rows
 from rollouts.work.diagnosis import diagnose_and_save
 from rollouts.work.launch import LaunchSettings, ServedModel
 from rollouts.work.reproduce import script
@@ -146,7 +146,7 @@ def test_a_format_of_the_registry_is_recognised_imported_and_explained(
     assert ("fake", "Fakes") in ImportForm().fields["format"].choices  # type: ignore[attr-defined]
     run = services.create_run(Run.Kind.IMPORT, "fakes")
     data = json.dumps({"fake_prompt": [1, 2], "fake_answer": [3]}).encode()
-    services.import_files(run, [Source.of_bytes(data)])
+    imports.import_files(run, [Source.of_bytes(data)])
     run.refresh_from_db()
     assert (run.status, run.format, run.n_trajectories, run.n_tokens) == ("done", "fake", 1, 3)
     assert lacks in member.get(reverse("run", args=[run.code])).content.decode()

@@ -13,10 +13,10 @@ from django.views.decorators.http import require_http_methods, require_safe
 from inspector.chat_templates import template_compare, template_matrix
 from inspector.chat_templates.pages import ComparePage
 from inspector.web.twins import page
-from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.models import ChatTemplate, Tokenizer
 from rollouts.selectors.registered import find_chat_template, list_tokenizers, tokenizers_with_template
-from rollouts.tasks.checks import order
 from rollouts.work import template_checks
+from rollouts.work.sending import send
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -25,7 +25,7 @@ def matrix(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         for tokenizer in tokenizers_with_template(texts=True):
             assert tokenizer.chat_template is not None
-            _order(tokenizer, tokenizer.chat_template, request)
+            _ask(tokenizer, tokenizer.chat_template, request)
         return redirect("templates-matrix")
     shown = template_matrix.matrix(request.GET)
     legend = [
@@ -51,11 +51,10 @@ def matrix_csv(request: HttpRequest) -> HttpResponse:
     return response
 
 
-def _order(tokenizer: Tokenizer | None, chat_template: ChatTemplate, request: HttpRequest) -> TemplateCheck:
-    check, to_do = template_checks.ask(tokenizer, chat_template, user=request.user)
+def _ask(tokenizer: Tokenizer | None, chat_template: ChatTemplate, request: HttpRequest) -> None:
+    check, to_do = template_checks.ask(tokenizer, chat_template, user=request.user, repair=False)
     if to_do:
-        order(check, repair=False)
-    return check
+        send(check.job)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -72,7 +71,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     tokenizer = _tokenizer(given.get("tokenizer"), tokenizers, a, b)
     if request.method == "POST":
         for one in (a, b):
-            _order(tokenizer, one, request)
+            _ask(tokenizer, one, request)
         query = urlencode({"a": a.sha256, "b": b.sha256, "tokenizer": tokenizer.name if tokenizer else ""})
         return redirect(f"{reverse('templates-compare')}?{query}")
     shown = template_compare.compare(listed, a, b, tokenizer)

@@ -9,6 +9,7 @@ from typing import Any, Self
 from inspector.web.twins import Page, from_columns
 from rollouts.chat_templates.probes.checks import TITO_POST
 from rollouts.models import TemplateCheck
+from rollouts.selectors.activity import is_active
 from rollouts.work import template_checks
 
 
@@ -68,7 +69,7 @@ class CheckState(CheckSummary):
     @classmethod
     def of(cls, check: TemplateCheck, /, **more: Any) -> Self:
         """As :meth:`CheckSummary.of`."""
-        under_way = check.status in (TemplateCheck.Status.QUEUED, TemplateCheck.Status.RUNNING)
+        under_way = is_active(check)
         lost = under_way and template_checks.is_stale(check)
         return super().of(check, under_way=under_way, lost=lost, **more)
 

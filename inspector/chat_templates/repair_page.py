@@ -77,7 +77,8 @@ def search(check: TemplateCheck) -> dict[str, Any]:
         if one["status"] == "broken" and one["decisive"] and one["purpose"] in PREFIX
     ]
     if template_checks.wants_repair(check):
-        return {"state": "unasked" if broken else "none"}
+        failed = f"No repair was looked for: {check.job.error}" if check.job.error else ""
+        return {"state": "unasked" if broken else "none", "detail": failed}
     if report.get("repair"):
         return {"state": "found", "detail": report["repair_detail"]}
     return {"state": "failed" if broken else "none", "detail": report["repair_detail"], "broken": broken}

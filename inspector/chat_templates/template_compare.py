@@ -10,6 +10,7 @@ from inspector.chat_templates.pages import ComparedPage
 from inspector.chat_templates.repair_page import diff_lines, text_diff
 from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.selectors.activity import is_active
 from rollouts.selectors.checks import find_checks
 from rollouts.selectors.registered import newest_chat_templates
 from rollouts.work import template_checks
@@ -38,7 +39,7 @@ def compare(
         diff="\n".join(lines),
         tokenizer=tokenizer.name if tokenizer else None,
         missing=[one.sha256 for one, check in zip((a, b), found, strict=True) if is_missing(check)],
-        under_way=any(check is not None and check.status in ("queued", "running") for check in found),
+        under_way=any(check is not None and is_active(check) for check in found),
         ready=bool(first and second),
         probes=_probes(first, second) if first and second else [],
     )

@@ -6,7 +6,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from django import forms
 from django.conf import settings
@@ -14,6 +14,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
+from rollouts.services.text import tidy_name
 from rollouts.tokenizers.validate import WANTED
 
 
@@ -72,10 +73,3 @@ def with_template(folder: Path, text: str, scratch: Path) -> Path:
             (target / name).write_bytes((folder / name).read_bytes())
     (target / "chat_template.jinja").write_text(text, encoding="utf-8")
     return target
-
-
-def tidy_name(name: str) -> str:
-    """A folder's name from a file's: without the suffix, and with nothing that a path could stumble over."""
-    stem = PurePath(name.replace("\\", "/")).name.removesuffix(".zip").removesuffix(".json")
-    kept = "".join(letter if letter.isalnum() or letter in "._- " else "-" for letter in stem).strip(". ")[:100]
-    return kept or "tokenizer"

@@ -27,8 +27,8 @@ from rollouts import services
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.selectors.checks import find_check, recent_checks
 from rollouts.selectors.registered import tokenizers_with_template
-from rollouts.tasks.checks import order, order_repair
 from rollouts.work import template_checks
+from rollouts.work.sending import send
 
 RECENT = 20
 PROBE_NAME = 60
@@ -116,12 +116,10 @@ def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> 
         form.add_error("chat_template", str(error))
         return None
     check, to_do = template_checks.ask(
-        tokenizer, chat_template, asked["tools"], asked["kwargs"], request.user, asked["conversation"]
+        tokenizer, chat_template, asked["tools"], asked["kwargs"], request.user, asked["conversation"], repair
     )
     if to_do:
-        order(check, repair=repair)
-    elif repair:
-        order_repair(check)
+        send(check.job)
     return check
 
 
@@ -177,5 +175,6 @@ def _file(change: Mapping[str, Any], kind: str) -> HttpResponse:
 @writes_check
 def repair(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """Have a worker look for a repair of a check that was answered without."""
-    order_repair(check)
+    if template_checks.ask_for_repair(check, request.user):
+        send(check.job)
     return redirect(reverse("check", args=[check.code]) + "#repair")

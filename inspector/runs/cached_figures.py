@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from django.core.cache import cache
 
-from inspector.runs.values import is_active
 from rollouts.models import Run
 from rollouts.selectors import RunSummary, run_summary
+from rollouts.selectors.activity import is_active
 from rollouts.selectors.figures import RunCost, cost_in, is_large, run_cost, state_of, stored_figures, summary_in
 
 log = logging.getLogger(__name__)

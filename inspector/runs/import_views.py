@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.files.uploadedfile import TemporaryUploadedFile, UploadedFile
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from inspector.chat_templates.uploaded_tokenizer import register_upload, tidy_name
+from inspector.chat_templates.uploaded_tokenizer import register_upload
 from inspector.runs.pages import RunValues
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
 from rollouts.models import Run, Tokenizer
+from rollouts.work import imports
+from rollouts.work.sending import send
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -61,55 +60,11 @@ def _start(form: ImportForm, request: HttpRequest) -> Run | None:
         tokenizer=tokenizer,
         chat_template=template or (tokenizer.chat_template if tokenizer else None),
     )
-    kept = keep_files(given["files"], settings.INSPECTOR_DATA / "uploads" / run.code)
-    run.settings = {
-        "files": [str(path) for path in kept],
-        "format": given["format"],
-        "use_recorded_tokenizer": given["tokenizer"] == "" and tokenizer is None,
-    }
+    kept = imports.keep_files(given["files"], settings.INSPECTOR_DATA / "uploads" / run.code)
     run.bytes_total = sum(path.stat().st_size for path in kept)
-    run.save(update_fields=["settings", "bytes_total"])
-    send(run)
+    run.save(update_fields=["bytes_total"])
+    job = imports.ask(run, kept, given["format"], given["tokenizer"] == "" and tokenizer is None)
+    if sentence := send(job):
+        sentence += " Or use manage.py import_rollouts, which needs no worker."
+        services.end_run(run, Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
     return run
-
-
-def keep_files(files: Sequence[UploadedFile], folder: Path) -> list[Path]:
-    """Move uploads into `folder` under names that are theirs, made safe; a second file of a name gets a number."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept: list[Path] = []
-    for file in files:
-        target = folder / tidy_file(file.name or "")
-        number = 2
-        while target.exists():
-            target = folder / f"{number}-{tidy_file(file.name or '')}"
-            number += 1
-        if isinstance(file, TemporaryUploadedFile):
-            shutil.move(file.temporary_file_path(), target)
-        else:
-            with target.open("wb") as out:
-                for chunk in file.chunks():
-                    out.write(chunk)
-        kept.append(target)
-    return kept
-
-
-def tidy_file(name: str) -> str:
-    """A file's name with its suffixes, and nothing that a path could stumble over."""
-    plain = Path(name.replace("\\", "/")).name
-    suffixes = "".join(Path(plain).suffixes[-3:])[:40] if plain else ""
-    stem = plain.removesuffix(suffixes) if suffixes else plain
-    return tidy_name(stem) + "".join(letter for letter in suffixes if letter.isalnum() or letter in "._-")
-
-
-def send(run: Run) -> None:
-    """Order the work; a broker that does not answer fails the run with a sentence."""
-    from rollouts.tasks.imports import import_files
-
-    try:
-        import_files.apply_async((run.pk,))
-    except Exception as error:  # kombu's OperationalError, and what redis raises below it
-        sentence = (
-            f"The import could not be sent to a worker: Redis does not answer ({type(error).__name__}). Start it "
-            "(make run starts an embedded one) and import again, or use manage.py import_rollouts, which needs none."
-        )
-        services.end_run(run, Run.Status.FAILED, sentence)

@@ -13,16 +13,16 @@ from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from inspector.runs.jobs import for_page, is_offered, job_values
-from inspector.runs.values import is_active
+from inspector.runs.jobs import LISTED, for_page, is_offered, job_values
 from inspector.web.access import reads_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollouts import services
 from rollouts.formats.writers.exports import ExportRefused
 from rollouts.models import Job, Run, Tokenizer
-from rollouts.tasks import jobs
+from rollouts.selectors.activity import is_active
 from rollouts.work import exporting
 from rollouts.work.exporting import Wanted
+from rollouts.work.sending import send as send_job
 
 MAX_TOKENS_IN_REQUEST = 500_000
 """Tokens of a run that a request writes; a larger one is written by a worker."""
@@ -49,7 +49,7 @@ def diagnose(request: HttpRequest, code: str) -> HttpResponse:
         run.tokenizer = tokenizer
         run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
         run.save(update_fields=["tokenizer", "chat_template"])
-    if sentence := jobs.send(job):
+    if sentence := send_job(job):
         return _told(request, run, sentence, 503)
     return _told(request, run, "A worker judges this run anew; how far it is stands below.", 202, job)
 
@@ -145,7 +145,7 @@ def begin_export(request: HttpRequest, code: str) -> HttpResponse:
     if not send:
         sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."
         return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
-    if sentence := jobs.send(job):
+    if sentence := send_job(job):
         return _told(request, run, sentence, 503)
     return _told(request, run, "A worker writes the file; how far it is, and then the file, stand below.", 202, job)
 
@@ -159,7 +159,7 @@ def replay(request: HttpRequest, code: str) -> HttpResponse:
         sentence, status = "This run still works. Wait until it has ended, or cancel it first.", 409
     else:
         job, send = services.ask_job(run, Job.Kind.REPLAY, {}, request.user)
-        if send and (sentence := jobs.send(job)):
+        if send and (sentence := send_job(job)):
             status = 503
     if wants_json(request):
         return json_page(
@@ -173,7 +173,8 @@ def replay(request: HttpRequest, code: str) -> HttpResponse:
 @require_POST
 def cancel_job(request: HttpRequest, code: str, job: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
-    held = get_object_or_404(Job.objects.select_related("run"), run__code=code, code=job)
+    held = get_object_or_404(Job.objects.select_related("run"), run__code=code, code=job, kind__in=LISTED)
+    assert held.run is not None
     services.cancel_job(held)
     if wants_json(request):
         return json_page(job_values(held, held.run))
@@ -189,7 +190,7 @@ def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     held = run.jobs.filter(code=job, kind=Job.Kind.EXPORT).first()
     if held is None:
         raise Http404(f"This run has no export with the code {job}.")
-    path = jobs.file_of(held)
+    path = exporting.file_of(held)
     if not is_offered(held) or not path.is_file():
         return error_page(
             request, 410, "This file is not offered",

@@ -9,20 +9,16 @@ from django.urls import reverse
 from django.utils import timezone
 
 from rollouts.models import Job, Run
-from rollouts.services.jobs import is_silent
+from rollouts.selectors.activity import is_active, is_silent
 
 MAX_JOBS = 10
-ACTIVE = (Job.Status.QUEUED, Job.Status.RUNNING)
+LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY)
+"""The kinds that the page of a run lists. An import is told by its run, and pushed trajectories by their findings."""
 
 
 def latest_jobs(run: Run) -> list[Job]:
     """The newest first. One query."""
-    return list(run.jobs.select_related("created_by").order_by("-pk")[:MAX_JOBS])
-
-
-def is_active(job: Job) -> bool:
-    """It still changes."""
-    return job.status in ACTIVE
+    return list(run.jobs.filter(kind__in=LISTED).select_related("created_by").order_by("-pk")[:MAX_JOBS])
 
 
 def has_just_diagnosed(job: Job) -> bool:

@@ -23,7 +23,6 @@ from inspector.runs.refusal import refusal
 from inspector.runs.values import (
     finding_choices,
     findings_sentences,
-    is_active,
     is_flat,
     progress,
     stop_choices,
@@ -31,6 +30,7 @@ from inspector.runs.values import (
 from inspector.web.twins import fields_of, from_columns, whole_number
 from rollouts import selectors
 from rollouts.models import Run
+from rollouts.selectors.activity import is_active
 from rollouts.work import launch
 
 TRAJECTORIES_PER_PAGE = 50

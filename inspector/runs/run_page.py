@@ -9,7 +9,7 @@ from django.shortcuts import render
 
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import SORTS, TrajectoryFilter
-from inspector.runs.jobs import has_just_diagnosed, is_active, job_values, latest_jobs
+from inspector.runs.jobs import has_just_diagnosed, job_values, latest_jobs
 from inspector.runs.launch_form import form_labels
 from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
 from inspector.runs.refusal import refusal
@@ -19,6 +19,7 @@ from inspector.web.access import may_write
 from inspector.web.twins import from_columns, json_page, page, wants_json
 from rollouts import selectors
 from rollouts.models import Run
+from rollouts.selectors.activity import is_active
 
 MAX_REJECTIONS = 100
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from inspector.runs.jobs import is_active as is_active_job
 from inspector.runs.jobs import job_values
-from inspector.runs.values import is_active
 from rollouts.models import Job, Run
+from rollouts.selectors.activity import is_active
 from rollouts.tito.strategies import about_strategy
 from rollouts.work import replays
 
@@ -23,7 +22,7 @@ def strategies_of(run: Run) -> dict[str, Any]:
     report = done.report if done is not None else None
     return {
         "job": job_values(latest, run) if latest is not None else None,
-        "live": latest is not None and is_active_job(latest),
+        "live": latest is not None and is_active(latest),
         "why_not": _why_not(run),
         "recorded": report["recorded"] if report else None,
         "lines": [_line(one, report["recorded"]["tokens"], run) for one in report["strategies"]] if report else [],

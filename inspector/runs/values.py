@@ -15,19 +15,14 @@ from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
 from rollouts.models import Run
 from rollouts.selectors import GroupStats, RunSummary
+from rollouts.selectors.activity import is_active
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import engine_queue
 
-ACTIVE = (Run.Status.QUEUED, Run.Status.RUNNING)
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
 """Settings of an import that tell its worker what to do, and a reader nothing."""
 SILENCE_SECONDS = 60
 """After so long without a report the page calls an import silent. A worker may need long for one line."""
-
-
-def is_active(run: Run) -> bool:
-    """The run still changes."""
-    return run.status in ACTIVE
 
 
 def _queue_of(run: Run) -> str:

@@ -13,11 +13,11 @@ from inspector.runs.filters import STATUSES, TrajectoryFilter
 from inspector.runs.pages import ListedRun, RunsPage, RunValues
 from inspector.runs.refusal import refusal
 from inspector.runs.run_page import jobs_part, whole_page
-from inspector.runs.values import is_active
 from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import selectors, services
 from rollouts.models import Run
+from rollouts.selectors.activity import is_active
 from rollouts.selectors.figures import worst_of
 from rollouts.work import launch
 

@@ -118,11 +118,6 @@ def base_url(trajectory: StoredTrajectory) -> str:
     return reverse("trajectory", args=[trajectory.code])
 
 
-def is_live(trajectory: StoredTrajectory) -> bool:
-    """Still growing: its page asks again."""
-    return trajectory.status in (StoredTrajectory.Status.QUEUED, StoredTrajectory.Status.RUNNING)
-
-
 def fingerprint(trajectory: StoredTrajectory) -> str:
     """Changes whenever the trajectory does."""
     moment = trajectory.finished_at.timestamp() if trajectory.finished_at else 0

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils import timezone
 
 from inspector.html.tokens import Tokens
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.trajectories import reads as data
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, is_live
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.group_compare import MAX_ROW_TOKENS
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
@@ -31,8 +32,8 @@ from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollouts import models
 from rollouts.selectors import parts
+from rollouts.selectors.activity import is_active
 from rollouts.selectors.parts import RowSummary, StepSummary, StepWise
-from rollouts.tasks.replays import order
 from rollouts.tito.align import align_ids
 from rollouts.tito.strategies import STRATEGIES, about_strategy
 from rollouts.tito.trajectory import Origin
@@ -111,7 +112,9 @@ class StrategiesHtml:
     notices: list[str]
     tokenizer_missing: str
     is_pending: bool
-    can_retry: bool
+    can_ask: bool
+    ask_url: str
+    """Where a POST has the strategies replayed."""
     lines: list[StrategyLine]
     keep: list[tuple[str, str]]
     """The filter of the list that led here, as fields of the form."""
@@ -126,7 +129,7 @@ class StrategiesHtml:
 
 def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, StrategiesHtml]:
     """The figures, and the comparison that the address asks for."""
-    state, made, words = _replay_of(request, trajectory)
+    state, made, words = _replay_of(trajectory)
     rows, steps = parts.rows_and_steps(trajectory)
     figures = made.report["strategies"] if made is not None and made.report else []
     page = StrategiesPage(
@@ -145,7 +148,8 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         notices=notices,
         tokenizer_missing=missing,
         is_pending=state in ("queued", "running"),
-        can_retry=state == "failed" and may_write(request),
+        can_ask=state in ("unasked", "failed") and may_write(request),
+        ask_url=f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
         lines=[_line(one, trajectory, steps, request.GET) for one in page.strategies],
         keep=[(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
     )
@@ -174,30 +178,24 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     )
 
 
-def _replay_of(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
-    """How far the replay is, the replay, and a sentence. Who is logged in sends a worker by opening the page."""
-    if is_live(trajectory):
+def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
+    """How far the replay is, the replay, and a sentence."""
+    if is_active(trajectory):
         return "live", None, "Strategies are replayed when the trajectory has ended."
     reason = replays.missing(trajectory)
     if reason:
         return "missing", None, reason
-    if may_write(request):
-        made, is_new = replays.ask(trajectory)
-        if is_new:
-            order(made)
-    else:
-        found = parts.find_replay(trajectory, replays.key_of(trajectory))
-        if found is None:
-            return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
-        made = found
-    if made.status == models.Replay.Status.FAILED:
-        return "failed", made, made.error
-    return made.status, made, _waiting(made)
+    made = replays.current(trajectory)
+    if made is None:
+        return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
+    if made.job.status == models.Job.Status.FAILED:
+        return "failed", made, made.job.error
+    return made.job.status, made, _waiting(made.job)
 
 
-def _waiting(made: models.Replay) -> str:
-    waited = (timezone.now() - made.asked_at).total_seconds()
-    if made.status != models.Replay.Status.QUEUED or waited < PATIENCE_SECONDS:
+def _waiting(job: models.Job) -> str:
+    waited = (timezone.now() - job.created_at).total_seconds()
+    if job.status != models.Job.Status.QUEUED or waited < PATIENCE_SECONDS:
         return ""
     if has_worker("default"):
         return "A worker is there but busy with something else."

@@ -12,7 +12,7 @@ from django.urls import reverse
 from inspector.html.tokens import Tokens, value_classes
 from inspector.trajectories import legends, lenses
 from inspector.trajectories import reads as data
-from inspector.trajectories.frame import Link, TrajectoryHead, base_url, fingerprint, head_of, is_live
+from inspector.trajectories.frame import Link, TrajectoryHead, base_url, fingerprint, head_of
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View, read_place
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
@@ -21,6 +21,7 @@ from inspector.trajectories.turns import FindingItem, Turn
 from rollouts.formats import lacks_of
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
+from rollouts.selectors.activity import is_active
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.findings import worst_severity
 
@@ -286,7 +287,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
         more_from=f"{reader.stop:,}",
         nothing_here=_nothing(trajectory),
         record_url=reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
-        live_url=f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_live(trajectory) else "",
+        live_url=f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_active(trajectory) else "",
     )  # fmt: skip
 
 
@@ -335,7 +336,7 @@ def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) 
 
 
 def _no_findings(trajectory: StoredTrajectory) -> str:
-    if is_live(trajectory):
+    if is_active(trajectory):
         return "None yet: the diagnosis runs when the trajectory ends."
     return (
         "None: every prompt starts with what was sampled before it, and every completion is canonical, "
@@ -344,7 +345,7 @@ def _no_findings(trajectory: StoredTrajectory) -> str:
 
 
 def _nothing(trajectory: StoredTrajectory) -> str:
-    if is_live(trajectory):
+    if is_active(trajectory):
         return "No step has finished yet. This page grows by itself."
     return "This trajectory has no tokens" + (": the source recorded none." if not trajectory.error else ".")
 

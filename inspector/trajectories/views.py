@@ -11,17 +11,19 @@ from django.conf import settings
 from django.contrib.staticfiles.storage import staticfiles_storage
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.urls import reverse
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
 
 from inspector.trajectories import tabs, tokens_page
-from inspector.trajectories.frame import Tab, fingerprint, frame_of, is_live
+from inspector.trajectories.frame import Tab, fingerprint, frame_of
 from inspector.web.access import may_write, reads_trajectory
 from inspector.web.twins import fields_of, json_page, page, wants_json
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
-from rollouts.tasks.replays import order
+from rollouts.selectors.activity import is_active
 from rollouts.work import replays
+from rollouts.work.sending import send
 
 
 def _version_of_pages() -> str:
@@ -44,7 +46,7 @@ def conditional(view: View) -> View:
 
     @wraps(view)
     def wrapped(request: HttpRequest, trajectory: StoredTrajectory, *args: Any, **kwargs: Any) -> HttpResponse:
-        if is_live(trajectory):
+        if is_active(trajectory):
             response = view(request, trajectory, *args, **kwargs)
             response["Cache-Control"] = "no-store"
             return response
@@ -118,12 +120,12 @@ def _not_kept(view: View) -> View:
 
 @require_POST
 def strategies_again(request: HttpRequest, code: str) -> HttpResponse:
-    """Send a worker once more for a replay that failed."""
+    """Send a worker for the replay of a trajectory, unless it is there or under way."""
     found = parts.find_trajectory(code)
     if found is None:
         raise Http404(f"There is no trajectory with the code {code}.")
-    if not is_live(found) and not replays.missing(found):
+    if not is_active(found) and not replays.missing(found):
         made, is_new = replays.ask(found, again=True)
         if is_new:
-            order(made)
-    return redirect("trajectory-strategies", code=code)
+            send(made.job)
+    return redirect(f"{reverse('trajectory-strategies', args=[code])}?{request.GET.urlencode()}".rstrip("?"))

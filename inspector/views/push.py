@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 from collections.abc import Callable
 from functools import wraps
@@ -19,13 +18,12 @@ from django.views.decorators.csrf import csrf_exempt
 from inspector.web.twins import fields_of, json_page, whole_number
 from rollouts import services
 from rollouts.formats import FileRefused, Source
-from rollouts.models import ApiToken, Run
+from rollouts.models import ApiToken, Job, Run
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
 from rollouts.services.api_tokens import find_api_token
 from rollouts.work.pushing import Pushed, take_push
-
-log = logging.getLogger(__name__)
+from rollouts.work.sending import send
 
 CHUNK_BYTES = 1 << 20
 MAX_RUN_BYTES = 4 << 20
@@ -196,13 +194,7 @@ def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpRespo
 
 def _diagnose_later(run: Run, pushed: Pushed) -> None:
     """The diagnosis needs a tokenizer and time, so a worker makes it."""
-    from rollouts.tasks.pushed import diagnose_pushed
-
-    try:
-        diagnose_pushed.apply_async((run.pk,))
-    except Exception as error:  # kombu's OperationalError, and what redis raises below it
-        log.warning("diagnosis not ordered run=%s: %s", run.code, type(error).__name__)
-        pushed.notice = f"{pushed.notice or ''} ".lstrip() + (
-            "The trajectories are stored without findings, because no worker could be reached "
-            f"({type(error).__name__}). `manage.py diagnose {run.code}` makes them."
-        )
+    job, is_new = services.ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    if is_new and (sentence := send(job)):
+        notice = f"The trajectories are stored without findings. {sentence} `manage.py diagnose {run.code}` makes them."
+        pushed.notice = f"{pushed.notice or ''} {notice}".lstrip()

@@ -12,7 +12,7 @@ from rollouts.selectors.runs import find_run
 
 
 def _checks() -> QuerySet[TemplateCheck]:
-    return TemplateCheck.objects.select_related("tokenizer", "chat_template")
+    return TemplateCheck.objects.select_related("tokenizer", "chat_template", "job")
 
 
 def find_check(code: str, report: bool = True) -> TemplateCheck | None:
@@ -23,7 +23,7 @@ def find_check(code: str, report: bool = True) -> TemplateCheck | None:
 
 def find_checks(codes: Iterable[str], report: bool = False) -> dict[str, TemplateCheck]:
     """Code -> check, of those that exist. One query; tokenizer and template are not loaded."""
-    found = TemplateCheck.objects.filter(code__in=list(codes))
+    found = TemplateCheck.objects.select_related("job").filter(code__in=list(codes))
     return {check.code: check for check in (found if report else found.defer("report", "question"))}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Length, Substr
 
-from rollouts.models import ChatTemplate, Content, Replay, RowColumn, StoredFinding, StoredRow, StoredStep
+from rollouts.models import ChatTemplate, Content, RowColumn, StoredFinding, StoredRow, StoredStep
 from rollouts.models import StoredTrajectory as Stored
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.trajectory import Floats
@@ -231,11 +231,6 @@ def others_of_group(trajectory: Stored, limit: int) -> list[Stored]:
     group = Stored.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
     ended = group.filter(status=Stored.Status.DONE).exclude(pk=trajectory.pk)
     return list(ended.order_by("index").only("code", "external_id", "reward", "run_id", "status")[:limit])
-
-
-def find_replay(trajectory: Stored, key: str) -> Replay | None:
-    """The replay of this key. One query."""
-    return Replay.objects.filter(trajectory=trajectory, key=key).first()
 
 
 def step_wise_scopes(trajectory: Stored) -> list[StepWise]:

@@ -123,8 +123,7 @@ def list_runs(filters: RunFilters, after: str, limit: int) -> list[models.Run]:
 
 def unfinished_launches(limit: int) -> list[models.Run]:
     """Launched runs that wait or work, the oldest first. One query."""
-    Status, Kind = models.Run.Status, models.Run.Kind
-    found = models.Run.objects.filter(status__in=[Status.QUEUED, Status.RUNNING], kind=Kind.LAUNCH)
+    found = models.Run.objects.filter(status__in=models.ACTIVE, kind=models.Run.Kind.LAUNCH)
     return list(found.order_by("created_at", "pk")[:limit])
 
 

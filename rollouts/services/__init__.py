@@ -2,7 +2,6 @@
 
 from rollouts.services.figures import take_figures
 from rollouts.services.findings import note_diagnosed, replace_findings
-from rollouts.services.imports import import_files
 from rollouts.services.jobs import ask_job, cancel_job
 from rollouts.services.launched import (
     NewTrajectory,
@@ -22,7 +21,10 @@ from rollouts.services.runs import (
     create_run,
     delete_run,
     delete_trajectories,
+    end_active_run,
     end_run,
+    fail_run,
+    is_cancelled,
     recount,
     start_run,
 )
@@ -51,12 +53,14 @@ __all__ = [
     "create_share",
     "delete_run",
     "delete_trajectories",
+    "end_active_run",
     "end_run",
+    "fail_run",
     "fail_trajectory",
     "fill_origins",
     "find_tokenizer",
     "finish_trajectories",
-    "import_files",
+    "is_cancelled",
     "lease_trajectories",
     "note_diagnosed",
     "recount",

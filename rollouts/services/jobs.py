@@ -1,67 +1,76 @@
-"""Jobs: work on a run that has ended. Who holds one is said by its attempt; a heartbeat says that it lives."""
+"""Jobs: who works on one is said by its attempt; a heartbeat says that the worker lives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Q
 from django.utils import timezone
 
-from rollouts.models import Job, Run
+from rollouts.models import ACTIVE, Job, Replay, Run, TemplateCheck
+from rollouts.selectors.activity import is_silent
 
-SILENT_SECONDS = 45
-"""A job under way without a sign of life for so long has lost its worker."""
-LOST_SECONDS = 180
-"""A job that has been queued for so long may have lost its message with a Redis that was restarted."""
-_OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
+TELL_SECONDS = 0.5
+"""How often progress is written at most."""
 
 
 class JobLost(Exception):
-    """The job is no longer ours: it was cancelled, taken over, or deleted with its run."""
+    """The job is no longer ours: it was cancelled, taken over, or deleted with what it belongs to."""
 
 
-def is_silent(job: Job) -> bool:
-    """Whether it should be under way and shows no sign of life."""
-    quiet = (timezone.now() - job.heartbeat_at).total_seconds()
-    return (job.status == Job.Status.RUNNING and quiet > SILENT_SECONDS) or (
-        job.status == Job.Status.QUEUED and quiet > LOST_SECONDS
-    )
+class JobFailed(Exception):
+    """The job cannot be done; the message is a sentence that says why."""
 
 
-def ask_job(run: Run, kind: str, options: Mapping[str, Any], user: Any = None) -> tuple[Job, bool]:
-    """The job of a kind that works on a run, and whether a worker has to be sent for it.
+def ask_job(
+    subject: Run | Replay | TemplateCheck, kind: str, options: Mapping[str, Any] | None = None, user: Any = None
+) -> tuple[Job, bool]:
+    """The job of a kind for its subject, and whether a worker has to be sent for it.
 
-    One that works already is given as it is. One whose worker is lost goes on where it was when the same is asked, else
-    it ends and a new one begins.
+    A job that is under way already is returned as it is. A job whose worker is lost goes on where it was when the same
+    is asked; else it ends and a new one begins.
     """
+    column = {Run: "run", Replay: "replay", TemplateCheck: "template_check"}[type(subject)]
+    of_subject = Job.objects.filter(**{column: subject})
     owner = user if user is not None and getattr(user, "is_authenticated", False) else None
+    wanted = dict(options or {})
     with transaction.atomic():
-        Run.objects.select_for_update().get(pk=run.pk)  # two presses at once queue here
-        held = Job.objects.filter(run=run, kind=kind, status__in=_OPEN).first()
+        type(subject).objects.select_for_update().get(pk=subject.pk)  # two presses at once queue here
+        # A replay and a template check have one job in all, a run one of each kind.
+        held = of_subject.filter(Q(kind=kind) if column == "run" else Q(), status__in=ACTIVE).first()
         if held is not None and not is_silent(held):
             return held, False
-        if held is not None and held.options == dict(options):
+        if held is not None and (held.kind, held.options) == (kind, wanted):
             held.heartbeat_at, held.status, held.cancel_requested = timezone.now(), Job.Status.QUEUED, False
             held.save(update_fields=["heartbeat_at", "status", "cancel_requested"])
             return held, True
         if held is not None:
             held.status, held.error, held.finished_at = Job.Status.FAILED, "Its worker was lost.", timezone.now()
             held.save(update_fields=["status", "error", "finished_at"])
-        return Job.objects.create(run=run, kind=kind, options=dict(options), created_by=owner), True
+        if column != "run":
+            of_subject.delete()
+        return Job.objects.create(**{column: subject}, kind=kind, options=wanted, created_by=owner), True
 
 
 def take_job(pk: int) -> Job | None:
-    """The job for the worker that takes it now; None when another one has it, or it has ended."""
-    job = Job.objects.filter(pk=pk, status__in=_OPEN).first()
+    """The job for the worker that takes it now; None when another worker has it, or it has ended."""
+    job = Job.objects.filter(pk=pk, status__in=ACTIVE).first()
     if job is None or (job.status == Job.Status.RUNNING and not is_silent(job)):
         return None
     ours = Job.objects.filter(pk=pk, status=job.status, attempt=job.attempt).update(
         status=Job.Status.RUNNING, attempt=F("attempt") + 1, heartbeat_at=timezone.now()
     )
     return Job.objects.get(pk=pk) if ours else None
+
+
+def touch_job(job: Job) -> None:
+    """Say that the worker lives; nothing changes when it does not hold the job any more."""
+    ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status=Job.Status.RUNNING)
+    ours.update(heartbeat_at=timezone.now())
 
 
 def beat_job(job: Job, **fields: Any) -> None:
@@ -73,9 +82,26 @@ def beat_job(job: Job, **fields: Any) -> None:
         setattr(job, name, value)
 
 
+class Beat:
+    """:func:`beat_job` for one job, as its work calls it; ``tell`` hears of each call."""
+
+    def __init__(self, job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:
+        self.job, self._tell, self._last = job, tell, time.monotonic()
+
+    def __call__(self, **fields: Any) -> None:
+        self._last = time.monotonic()
+        beat_job(self.job, **fields)
+        self._tell(self.job)
+
+    def now_and_then(self, **fields: Any) -> None:
+        """The same, unless the last call was a moment ago."""
+        if time.monotonic() - self._last >= TELL_SECONDS:
+            self(**fields)
+
+
 def end_job(job: Job, status: str, error: str = "", **fields: Any) -> bool:
     """The work is over; False, and nothing changed, when another worker holds the job by now."""
-    ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status__in=_OPEN)
+    ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status__in=ACTIVE)
     return bool(ours.update(status=status, error=error, finished_at=timezone.now(), **fields))
 
 
@@ -83,7 +109,7 @@ def cancel_job(job: Job) -> None:
     """Ask a job to stop. One that nobody works on stops at once; a worker sees the flag at its next sign of life."""
     with transaction.atomic():
         held = Job.objects.select_for_update().get(pk=job.pk)
-        if held.status in _OPEN:
+        if held.status in ACTIVE:
             held.cancel_requested = True
             if held.status == Job.Status.QUEUED or is_silent(held):
                 held.status, held.finished_at = Job.Status.CANCELLED, timezone.now()
@@ -94,18 +120,15 @@ def cancel_job(job: Job) -> None:
 def adopt_jobs() -> list[Job]:
     """Jobs that have lost their worker or their message. Each is given to one caller alone."""
     now = timezone.now()
-    lost = [job for job in Job.objects.filter(status__in=_OPEN).order_by("pk") if is_silent(job)]
-    return [job for job in lost if _same(job).update(heartbeat_at=now, status=Job.Status.QUEUED)]
-
-
-def _same(job: Job) -> QuerySet[Job]:
-    """The job as it was seen; whoever changes its heartbeat has it."""
-    return Job.objects.filter(pk=job.pk, status=job.status, heartbeat_at=job.heartbeat_at)
+    lost = [job for job in Job.objects.filter(status__in=ACTIVE).order_by("pk") if is_silent(job)]
+    # The caller that changes the heartbeat has the job.
+    seen = (Job.objects.filter(pk=job.pk, status=job.status, heartbeat_at=job.heartbeat_at) for job in lost)
+    return [job for job, same in zip(lost, seen, strict=True) if same.update(heartbeat_at=now, status="queued")]
 
 
 def files_in_use() -> set[str]:
     """Codes of the exports whose files are still offered, or are being written."""
-    alive = Q(status__in=_OPEN) | Q(status=Job.Status.DONE, expires_at__gt=timezone.now())
+    alive = Q(status__in=ACTIVE) | Q(status=Job.Status.DONE, expires_at__gt=timezone.now())
     return set(Job.objects.filter(alive, kind=Job.Kind.EXPORT).values_list("code", flat=True))
 
 

@@ -208,7 +208,7 @@ def fail_trajectory(end: TrajectoryEnd) -> bool:
 
 def cancel_remaining(run: models.Run) -> int:
     """Every trajectory that is not finished becomes cancelled; gives how many."""
-    return run.trajectories.filter(status__in=(Status.QUEUED, Status.RUNNING)).update(
+    return run.trajectories.filter(status__in=models.ACTIVE).update(
         status=Status.CANCELLED, finished_at=timezone.now(), lease_until=None, attempt=F("attempt") + 1
     )
 

@@ -11,8 +11,12 @@ from django.utils import timezone
 
 from rollouts import models
 from rollouts.formats.containers.json_text import canonical_json
+from rollouts.selectors.activity import is_active
 from rollouts.services.trajectories import TokenTable, save_trajectories
 from rollouts.tito.trajectory import Trajectory
+
+DIAGNOSED_TO = "judged_to"
+"""In the run's settings: the key of the last trajectory that was diagnosed. Keys of a run grow as it is stored."""
 
 
 def add_new_trajectories(
@@ -66,10 +70,15 @@ def note_push(run: models.Run, format_name: str) -> None:
         names = held.format.split(", ") if held.format else []
         if format_name and format_name not in names:
             held.format = ", ".join([*names, format_name])[:200]
-        if held.status not in (
-            models.Run.Status.QUEUED,
-            models.Run.Status.RUNNING,
-        ):  # else a worker or recorder ends it
+        if not is_active(held):  # else a worker or recorder ends it
             held.status, held.finished_at = models.Run.Status.DONE, timezone.now()
             held.started_at = held.started_at or held.finished_at
         held.save(update_fields=["format", "status", "finished_at", "started_at"])
+
+
+def note_pushed_diagnosed(run: models.Run, key: int) -> None:
+    """Remember that the pushed trajectories up to a key were diagnosed."""
+    with transaction.atomic():
+        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        held.settings[DIAGNOSED_TO] = max(int(held.settings.get(DIAGNOSED_TO, 0)), key)
+        held.save(update_fields=["settings"])

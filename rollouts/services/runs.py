@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Exists, OuterRef, Q, Sum
+from django.db.models import Count, Exists, F, OuterRef, Q, Sum
 from django.utils import timezone
 
 from rollouts import models
+from rollouts.selectors.activity import is_active
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
 from rollouts.tito.batches import batched
@@ -34,9 +35,30 @@ def end_run(run: models.Run, status: str, error: str = "") -> None:
     take_figures(run)
 
 
+def end_active_run(run: models.Run, status: str, error: str = "") -> None:
+    """End a run that may have ended already: then nothing changes."""
+    active = models.Run.objects.filter(pk=run.pk, status__in=models.ACTIVE)
+    if active.update(status=status, error=error, finished_at=timezone.now()):
+        take_figures(run)
+
+
+def fail_run(run: models.Run, error: str) -> None:
+    """End a launched run with a reason; trajectories that were not made fail for the same reason."""
+    failed = run.trajectories.filter(status__in=models.ACTIVE).update(
+        status=models.StoredTrajectory.Status.FAILED, error=error, finished_at=timezone.now(), lease_until=None
+    )
+    models.Run.objects.filter(pk=run.pk).update(n_failed=F("n_failed") + failed)
+    end_active_run(run, models.Run.Status.FAILED, error)
+
+
 def beat(run: models.Run, **fields: Any) -> bool:
     """Say that the work is alive, and how far it is; True when somebody asked it to stop."""
     models.Run.objects.filter(pk=run.pk).update(heartbeat_at=timezone.now(), **fields)
+    return is_cancelled(run)
+
+
+def is_cancelled(run: models.Run) -> bool:
+    """Whether somebody asked a run to stop, or deleted it."""
     wanted = models.Run.objects.filter(pk=run.pk).values_list("cancel_requested", flat=True).first()
     return wanted is None or wanted
 
@@ -46,11 +68,14 @@ def cancel_run(run: models.Run) -> None:
     Status = models.Run.Status
     with transaction.atomic():
         held = models.Run.objects.select_for_update().get(pk=run.pk)
-        if held.status in (Status.QUEUED, Status.RUNNING):
+        if is_active(held):
             held.cancel_requested = True
             if held.status == Status.QUEUED:
                 held.status, held.finished_at = Status.CANCELLED, timezone.now()
                 cancel_remaining(held)
+                held.jobs.filter(kind=models.Job.Kind.IMPORT, status=Status.QUEUED).update(
+                    status=Status.CANCELLED, finished_at=held.finished_at
+                )
             held.save(update_fields=["cancel_requested", "status", "finished_at"])
     run.refresh_from_db()
 
@@ -73,6 +98,7 @@ def delete_trajectories(keys: list[int]) -> None:
             models.ShareLink.objects.filter(trajectory__in=keys),
             models.StoredFinding.objects.filter(trajectory__in=keys),
             models.ReplayRows.objects.filter(replay__trajectory__in=keys),
+            models.Job.objects.filter(replay__trajectory__in=keys),
             models.Replay.objects.filter(trajectory__in=keys),
             models.RowColumn.objects.filter(**in_rows),
             models.RowTokens.objects.filter(**in_rows),

@@ -1,4 +1,4 @@
-"""The sign of life of a run under way, and the flags that end it: one thread, so that neither loop nor engine waits."""
+"""The sign of life of work under way, and the flag that ends it: one thread, so that no work waits for a database."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import threading
 from collections.abc import Callable
 
 from django.db import DatabaseError, connection
-from django.utils import timezone
-
-from rollouts.models import Run
 
 log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 0.25
 """How often the cancel flag is read."""
-BEAT_SECONDS = 3.0
-"""How often the heartbeat is written and the leases are renewed."""
 
 
 class Heartbeat:
-    """Watches one run. ``cancelled`` is set when somebody asked for its end, or it has gone."""
+    """Calls ``beat`` every ``seconds``, and sets ``cancelled`` as soon as ``is_cancelled`` returns True."""
 
-    def __init__(self, run_id: int, renew: Callable[[], None]) -> None:
-        self._run_id, self._renew = run_id, renew
+    def __init__(
+        self, name: str, beat: Callable[[], object], seconds: float, is_cancelled: Callable[[], bool] | None = None
+    ) -> None:
+        self._beat, self._seconds, self._is_cancelled = beat, seconds, is_cancelled
         self._end = threading.Event()
         self.cancelled = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name=f"pulse-{run_id}", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=f"heartbeat-{name}", daemon=True)
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -37,22 +34,35 @@ class Heartbeat:
         self._thread.join()
 
     def _watch(self) -> None:
-        beats = 0.0
+        pause = self._seconds if self._is_cancelled is None else CANCEL_SECONDS
+        waited = 0.0
         try:
-            while not self._end.is_set():
+            while not self._end.wait(pause):
+                waited += pause
                 try:
-                    asked = Run.objects.filter(pk=self._run_id).values_list("cancel_requested", flat=True).first()
-                    if asked is None or asked:
+                    if self._is_cancelled is not None and self._is_cancelled():
                         self.cancelled.set()
-                    if beats <= 0:
-                        Run.objects.filter(pk=self._run_id).update(heartbeat_at=timezone.now())
-                        self._renew()
-                        beats = BEAT_SECONDS
+                    if waited >= self._seconds:
+                        self._beat()
+                        waited = 0.0
                 except DatabaseError:
-                    # A busy database is asked again; one that is gone for good ends the run where results are saved.
-                    log.warning("pulse missed a beat run=%s", self._run_id, exc_info=True)
+                    # A busy database is asked again; one that is gone for good ends the work where results are saved.
+                    log.warning("heartbeat missed thread=%s", self._thread.name, exc_info=True)
                     connection.close()
-                beats -= CANCEL_SECONDS
-                self._end.wait(CANCEL_SECONDS)
         finally:
             connection.close()
+
+
+def repeat(name: str, seconds: float, stop: threading.Event, do: Callable[[], object]) -> None:
+    """Call ``do`` every ``seconds`` in a thread of its own until ``stop`` is set; what it raises is logged."""
+
+    def watch() -> None:
+        while not stop.wait(seconds):
+            try:
+                do()
+            except Exception:
+                log.warning("thread %s goes on after an error", name, exc_info=True)
+            finally:
+                connection.close()
+
+    threading.Thread(target=watch, name=name, daemon=True).start()

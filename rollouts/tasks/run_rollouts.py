@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery import shared_task, signals
 from celery.worker.state import active_requests
-from django.db import connection
 
 from rollouts import selectors, services
 from rollouts.engines import EngineError, Sampling, build_engine, engine_spec, reason
@@ -22,15 +21,15 @@ from rollouts.engines.worker import EngineOwner, EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
 from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.models import ChatTemplate, Run, StoredTrajectory
+from rollouts.selectors.activity import is_active
 from rollouts.tasks.batch import StorageBatch
-from rollouts.tasks.checks import order, order_repair
-from rollouts.tasks.heartbeat import Heartbeat
+from rollouts.tasks.heartbeat import Heartbeat, repeat
 from rollouts.tasks.lease_prefetch import LeasePrefetcher
 from rollouts.tasks.run_state import adopt_orphans, begin, hand_back, settle
 from rollouts.tasks.storage_process import StorageClient, close_idle
 from rollouts.tasks.write_behind import Saved, WriteBehind
 from rollouts.tito.trajectory_end import TrajectoryEnd
-from rollouts.work import template_checks
+from rollouts.work import sending, template_checks
 from rollouts.work.launch import LaunchSettings, ServedModel, form_from, send, served_models
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 20.0
 """A worker that has not renewed a trajectory's lease for so long has lost it to the next one."""
+BEAT_SECONDS = 3.0
+"""How often the heartbeat is written and the leases are renewed."""
 MAX_LIVE = 64
 """Completions that an engine of a worker samples at once, where the model's options name no ``max_live``."""
 RESERVE = 1 / 4
@@ -57,7 +58,7 @@ _left: set[int] = set()
 _at_lock = threading.Lock()
 
 
-@shared_task(name="rollouts.run_rollouts")
+@shared_task(name=sending.RUN_ROLLOUTS)
 def run_rollouts(run_id: int) -> None:
     """Do what is left of a run. Workers that are sent the same run share its trajectories out by their leases."""
     if work_on(run_id):
@@ -70,16 +71,14 @@ def ask_for_repair(run_id: int) -> None:
     for template in _templates(run):
         check, to_do = template_checks.ask(run.tokenizer, template, kwargs=run.settings.get("template_kwargs"))
         if to_do:
-            order(check)
-        else:
-            order_repair(check)
+            sending.send(check.job)
 
 
 def work_on(run_id: int) -> bool:
     """The task's body; also the in-process launch. True = a chat template was refused, so a repair is wanted."""
     runs = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
     run = runs.filter(pk=run_id).first()
-    if run is None or run.status not in (Run.Status.QUEUED, Run.Status.RUNNING):
+    if run is None or not is_active(run):
         return False
     with _at_lock:
         if run_id in _working:  # sent twice
@@ -122,10 +121,12 @@ class _Work:
 
     def do(self) -> BatchEnd:
         # From the first moment: loading a tokenizer may take longer than a silent run is waited for.
-        with Heartbeat(self.run.pk, self._renew) as pulse:
-            return self._do(pulse)
+        with Heartbeat(
+            f"run-{self.run.pk}", self._beat, BEAT_SECONDS, partial(services.is_cancelled, self.run)
+        ) as held:
+            return self._do(held)
 
-    def _do(self, pulse: Heartbeat) -> BatchEnd:
+    def _do(self, heartbeat: Heartbeat) -> BatchEnd:
         from rollouts import tokenizers
         from rollouts.chat_templates import wants_call_ids
         from rollouts.engines.vllm_engine import tool_call_reader
@@ -164,7 +165,7 @@ class _Work:
             with LeasePrefetcher(self._more, limits.max_live // 2) as ahead:
 
                 def should_stop() -> bool:
-                    return pulse.cancelled.is_set() or _shutting_down.is_set() or recorder.error is not None
+                    return heartbeat.cancelled.is_set() or _shutting_down.is_set() or recorder.error is not None
 
                 end = run_batch(
                     engine_of(model, run.engine),
@@ -225,7 +226,8 @@ class _Work:
         self.refused = True
         return (finding_of_refusal(self.context.codec, refused),)
 
-    def _renew(self) -> None:
+    def _beat(self) -> None:
+        services.beat(self.run)
         with self._lock:
             leased = list(self.leased.values())
         if leased:
@@ -316,22 +318,16 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
     if not served:
         return
 
-    def watch() -> None:
-        while not _shutting_down.wait(ADOPT_SECONDS):
-            # One with all its hands full would only pile up orders that nobody takes.
-            if len(active_requests) >= sender.controller.concurrency:
-                continue
-            try:
-                for run in adopt_orphans(served):
-                    send(run)
-                if not _working:
-                    ask_to_share(served)
-            except Exception:
-                log.warning("orphans not looked for", exc_info=True)
-            finally:
-                connection.close()
+    def look() -> None:
+        # A worker without a free place would only order what nobody takes.
+        if len(active_requests) >= sender.controller.concurrency:
+            return
+        for run in adopt_orphans(served):
+            send(run)
+        if not _working:
+            ask_to_share(served)
 
-    threading.Thread(target=watch, name="adopt", daemon=True).start()
+    repeat("adopt-runs", ADOPT_SECONDS, _shutting_down, look)
 
 
 def ask_to_share(models: Collection[str]) -> Run | None:
@@ -344,7 +340,7 @@ def ask_to_share(models: Collection[str]) -> Run | None:
         queued = run.trajectories.filter(status=StoredTrajectory.Status.QUEUED)
         enough = live_trajectories(served_models()[run.model], run.engine)
         if len(queued.values_list("pk")[: enough + 1]) > enough:
-            run_rollouts.apply_async((run.pk,), queue=served_models()[run.model].queue)
+            sending.send_task(sending.RUN_ROLLOUTS, run.pk, served_models()[run.model].queue)
             return run
     return None
 

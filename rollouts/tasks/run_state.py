@@ -10,25 +10,21 @@ from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from rollouts import services
-from rollouts.models import Run, StoredTrajectory
+from rollouts.models import ACTIVE, Run, StoredTrajectory
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 10.0
 """Three heartbeats missed: the run's worker is probably gone, and what nobody holds a lease on is another one's."""
-STALE_SECONDS = 20.0
-"""A run under way without a heartbeat for so long has lost its worker: every lease of it has run out."""
 LOST_SECONDS = 120.0
 """A run that has been queued for so long may have lost its message with a Redis that was restarted; ask again."""
 
-_OPEN = (StoredTrajectory.Status.QUEUED, StoredTrajectory.Status.RUNNING)
-
 
 def begin(run_id: int) -> None:
-    """The first worker that takes a run starts its clock."""
+    """The first worker that takes a run starts its clock; each one gives a sign of life."""
     now = timezone.now()
     Run.objects.filter(pk=run_id, started_at=None).update(started_at=now)
-    Run.objects.filter(pk=run_id, status=Run.Status.QUEUED).update(status=Run.Status.RUNNING, heartbeat_at=now)
+    Run.objects.filter(pk=run_id, status__in=ACTIVE).update(status=Run.Status.RUNNING, heartbeat_at=now)
 
 
 def settle(run_id: int, error: str = "") -> None:
@@ -42,55 +38,29 @@ def settle(run_id: int, error: str = "") -> None:
         return
     if run.cancel_requested:
         services.cancel_remaining(run)
-        _end(run, Run.Status.CANCELLED, "")
+        services.end_active_run(run, Run.Status.CANCELLED)
         return
     trajectories = run.trajectories
     if error:
         if trajectories.filter(status=StoredTrajectory.Status.RUNNING, lease_until__gte=timezone.now()).exists():
             log.warning("run left to its other workers run=%s reason=%s", run.code, error)
         else:
-            fail(run, error)
+            services.fail_run(run, error)
         return
-    if trajectories.filter(status__in=_OPEN).exists():
+    if trajectories.filter(status__in=ACTIVE).exists():
         return  # another worker has them, or their leases have yet to run out
     failed = trajectories.filter(status=StoredTrajectory.Status.FAILED)
     if not failed.exists() or trajectories.filter(status=StoredTrajectory.Status.DONE).exists():
-        _end(run, Run.Status.DONE, "")
+        services.end_active_run(run, Run.Status.DONE)
     else:
         reason = failed.order_by("index").values_list("error", flat=True)[0]
-        _end(run, Run.Status.FAILED, f"Every trajectory failed; the first one: {reason}")
-
-
-def fail(run: Run, error: str) -> None:
-    """End a run with a reason; what was not made fails for the same one."""
-    failed = run.trajectories.filter(status__in=_OPEN).update(
-        status=StoredTrajectory.Status.FAILED, error=error, finished_at=timezone.now(), lease_until=None
-    )
-    Run.objects.filter(pk=run.pk).update(n_failed=F("n_failed") + failed)
-    _end(run, Run.Status.FAILED, error)
-
-
-def _end(run: Run, status: str, error: str) -> None:
-    open_run = Run.objects.filter(pk=run.pk, status__in=(Run.Status.QUEUED, Run.Status.RUNNING))
-    if open_run.update(status=status, error=error, finished_at=timezone.now()):
-        services.take_figures(run)
+        services.end_active_run(run, Run.Status.FAILED, f"Every trajectory failed; the first one: {reason}")
 
 
 def hand_back(run_id: int, leased: Sequence[StoredTrajectory]) -> None:
     """A worker that stops gives up its leases and its heartbeat, so that the next one need not wait for them."""
     services.release_trajectories(leased)
     Run.objects.filter(pk=run_id, status=Run.Status.RUNNING).update(heartbeat_at=None)
-
-
-def is_silent(run: Run) -> bool:
-    """Whether a run that should be under way shows no sign of life for so long that its worker or message is lost."""
-    now = timezone.now()
-    if run.status == Run.Status.RUNNING:
-        last = run.heartbeat_at or run.started_at or run.created_at
-        return last < now - timedelta(seconds=STALE_SECONDS)
-    return run.status == Run.Status.QUEUED and (run.heartbeat_at or run.created_at) < now - timedelta(
-        seconds=STALE_SECONDS
-    )
 
 
 def adopt_orphans(models: Collection[str]) -> list[Run]:

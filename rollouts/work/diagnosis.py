@@ -6,7 +6,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
+from django.db import transaction
+
 from rollouts import chat_templates, models, selectors, services, tokenizers
+from rollouts.models import Job
+from rollouts.services.jobs import Beat, JobLost, end_job
+from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import STRATEGIES
@@ -130,3 +135,47 @@ def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None
         services.fill_origins(batch, values, table)
     found = [findings_for(value, run) for value in values]
     services.replace_findings(run, list(zip(batch, found, strict=True)))
+
+
+# -- as jobs -----------------------------------------------------------------------------------------------------------
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Diagnose the finished trajectories of a job's run again."""
+    run = _run_of(job)
+    finished = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE)
+    n_done = finished.filter(index__lte=job.reached).count()
+    beat(n_done=n_done, n_total=finished.count())
+    for batch in diagnose_run(run, job.reached):
+        n_done += len(batch)
+        beat(n_done=n_done, reached=batch[-1].index)
+    services.note_diagnosed(run)
+    services.take_figures(run)
+    end_job(job, Job.Status.DONE)
+
+
+def do_pushed_job(job: Job, beat: Beat) -> None:
+    """Diagnose what was pushed to a job's run since the last time, until there is nothing new."""
+    while True:
+        run = _run_of(job)
+        new = run.trajectories.filter(pk__gt=int(run.settings.get(DIAGNOSED_TO, 0))).order_by("pk")
+        batch = list(new[:BATCH])
+        if batch:
+            _diagnose(run, batch)
+            note_pushed_diagnosed(run, batch[-1].pk)
+            beat(n_done=job.n_done + len(batch))
+            continue
+        with transaction.atomic():
+            # A push locks the run before it asks for a job: it either sees that this job has ended, or was stored
+            # before this last look.
+            models.Run.objects.select_for_update().get(pk=run.pk)
+            if not new.exists():
+                end_job(job, Job.Status.DONE)
+                return
+
+
+def _run_of(job: Job) -> models.Run:
+    run = models.Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(jobs=job).first()
+    if run is None:
+        raise JobLost
+    return run

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from django.conf import settings
 from django.db.models import QuerySet
 
 from rollouts import models, selectors
 from rollouts.formats import FORMATS
 from rollouts.formats.writers import exports
 from rollouts.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
+from rollouts.models import Job
+from rollouts.services.jobs import Beat, JobFailed, end_job, files_in_use, in_days
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.strategies import STRATEGIES
@@ -23,6 +28,9 @@ from rollouts.work import replays
 from rollouts.work.diagnosis import codec_of
 
 BATCH = 50
+FILE_DAYS = 7
+"""How long the file of an export is offered."""
+MAX_NOTES = 50
 WRITERS = (*(one.name for one in FORMATS.values() if one.write), *EXPORTS)
 """Names of what can be written: whole trajectories, then rows."""
 
@@ -202,3 +210,60 @@ def cause_of(run: models.Run, value: Trajectory) -> str:
         .first()
     )
     return "" if found is None else f"Finding {found.kind} at step {found.step_index}: {found.evidence}"
+
+
+# -- as a job ----------------------------------------------------------------------------------------------------------
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Write the run of a job to a file, as its options say."""
+    drop_files()
+    assert job.run is not None
+    records = job.run.trajectories.all()
+    total = records.filter(status=models.StoredTrajectory.Status.DONE).count()
+    beat(n_done=0, n_total=total, notes=[])
+    notes: list[str] = []
+    n_done = 0
+
+    def tick() -> None:
+        nonlocal n_done
+        n_done += 1
+        beat.now_and_then(n_done=n_done)
+
+    draft = exports_folder() / f"{job.code}.{job.attempt}.part"
+    try:
+        with draft.open("wb") as file:
+            written = write_run(job.run, records, Wanted(**job.options), file, tell=notes.append, tick=tick)
+        size = draft.stat().st_size
+        beat(n_done=total)
+        os.replace(draft, file_of(job))
+    except ExportRefused as refusal:
+        raise JobFailed(str(refusal)) from refusal
+    finally:
+        draft.unlink(missing_ok=True)
+    more = [f"And {len(notes) - MAX_NOTES:,} more."] * (len(notes) > MAX_NOTES)
+    end_job(
+        job, Job.Status.DONE, n_written=written.n, bytes_written=size,
+        notes=[written.left_out, *notes[:MAX_NOTES], *more] if written.left_out else [],
+        expires_at=in_days(FILE_DAYS),
+    )  # fmt: skip
+
+
+def exports_folder() -> Path:
+    """Where the files of exports are kept."""
+    folder = Path(settings.INSPECTOR_DATA) / "exports"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def file_of(job: Job) -> Path:
+    """The file of an export that is done."""
+    return exports_folder() / f"{job.code}{suffix_of(Wanted(**job.options).format)}"
+
+
+def drop_files() -> None:
+    """Remove the files that nobody is offered any more: expired, or of a run that was deleted."""
+    kept = files_in_use()
+    for path in exports_folder().iterdir():
+        if path.name.partition(".")[0] not in kept:
+            path.unlink(missing_ok=True)

@@ -19,11 +19,13 @@ from rollouts.engines.http import check_host
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
 from rollouts.formats.containers.json_text import json_problem
 from rollouts.models import ChatTemplate, Run, Tokenizer
+from rollouts.selectors.activity import is_active, is_silent
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tokenizers import TokenizerUnusable
+from rollouts.work.sending import RUN_ROLLOUTS, send_task
 
 MAX_TRAJECTORIES = 100_000
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
@@ -267,11 +269,9 @@ def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task
 def can_resume(run: Run) -> bool:
     """Whether a launched run has trajectories that are not done, and nobody at work on them: it has ended, or has been
     silent for long."""
-    from rollouts.tasks.run_state import is_silent
-
     if run.kind != Run.Kind.LAUNCH or run.n_finished >= run.n_expected:
         return False
-    return run.status not in (Run.Status.QUEUED, Run.Status.RUNNING) or is_silent(run)
+    return not is_active(run) or is_silent(run)
 
 
 def resume(run: Run) -> int:
@@ -287,17 +287,8 @@ def resume(run: Run) -> int:
 
 def send(run: Run) -> None:
     """Order the work; a broker that does not answer fails the run with a sentence."""
-    from rollouts.tasks.run_rollouts import run_rollouts
-    from rollouts.tasks.run_state import fail
-
-    try:
-        run_rollouts.apply_async((run.pk,), queue=served_models()[run.model].queue)
-    except Exception as error:  # kombu's OperationalError, and what redis raises below it
-        fail(
-            run,
-            f"The run could not be sent to a worker: Redis does not answer ({type(error).__name__}). "
-            "Start it (make run starts an embedded one) and press Resume.",
-        )
+    if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
+        services.fail_run(run, f"{sentence} Then press Resume.")
         run.refresh_from_db()
 
 

@@ -6,18 +6,19 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Count, QuerySet, Sum
-from django.utils import timezone
 
 from rollouts import chat_templates, models, selectors, tokenizers
-from rollouts.models import Replay, ReplayRows, Run, StoredTrajectory
+from rollouts.models import Job, Replay, ReplayRows, Run, StoredTrajectory
 from rollouts.replies.call_readers import parser_of
+from rollouts.selectors.activity import is_active
+from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
 from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES, Context
@@ -34,9 +35,6 @@ VERSION = 6
 MAX_STEPS = 500
 MAX_FORWARDED_TOKENS = 8_000_000
 """Prompt and completion tokens over all steps; some strategies render and encode that many."""
-
-FORGOTTEN_AFTER = timedelta(minutes=10)
-"""A replay that takes longer was lost with its worker; whoever opens the page then sends another one."""
 
 RUN_BATCH = 20
 """Trajectories of a run that are loaded at once."""
@@ -99,45 +97,50 @@ def key_of(trajectory: StoredTrajectory) -> str:
 
 
 def ask(trajectory: StoredTrajectory, again: bool = False) -> tuple[Replay, bool]:
-    """The replay of a trajectory, and whether a worker still has to be sent for it. ``again`` retries a failed one."""
+    """The replay of a trajectory, and whether a worker has to be sent for its job. ``again`` retries a failed one."""
     key = key_of(trajectory)
-    made, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
-    if created:
-        return made, True
-    pending = made.status in (Replay.Status.QUEUED, Replay.Status.RUNNING)
-    forgotten = pending and timezone.now() - made.asked_at > FORGOTTEN_AFTER
-    if made.key == key and not forgotten and not (again and made.status == Replay.Status.FAILED):
-        return made, False
-    # Whoever changes the row sends the worker; another request that saw the same finds nothing to change.
-    anew = Replay.objects.filter(pk=made.pk, key=made.key, status=made.status, asked_at=made.asked_at).update(
-        key=key, status=Replay.Status.QUEUED, error="", report=None, asked_at=timezone.now()
-    )
-    made.refresh_from_db()
-    return made, bool(anew)
+    with transaction.atomic():
+        made, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
+        if not created and not (
+            is_active(made.job) or made.key != key or (again and made.job.status == Job.Status.FAILED)
+        ):
+            return made, False
+        made.job, is_new = ask_job(made, Job.Kind.REPLAY_TRAJECTORY)
+        if is_new:
+            made.key, made.report = key, None
+            made.save(update_fields=["key", "report"])
+    return made, is_new
 
 
-def answer(made: Replay) -> None:
-    """Replay every strategy and store figures and rows; what stands in the way becomes a sentence in ``error``."""
-    Replay.objects.filter(pk=made.pk).update(status=Replay.Status.RUNNING)
+def current(trajectory: StoredTrajectory) -> Replay | None:
+    """The stored replay of a trajectory: one that still holds, or that a worker makes now; None without one."""
+    made = Replay.objects.select_related("job").filter(trajectory=trajectory).first()
+    if made is None or not (made.key == key_of(trajectory) or is_active(made.job)):
+        return None
+    return made
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Replay every strategy over a trajectory and store figures and rows."""
+    made = Replay.objects.get(job=job)
     record = StoredTrajectory.objects.select_related(
         "run__tokenizer__chat_template", "run__chat_template", "run__rows_chat_template"
     ).get(pk=made.trajectory_id)
-    key = key_of(record)
+    beat()
+    made.key = key_of(record)
+    made.save(update_fields=["key"])
     try:
         results = _replayed(record)
     except (CannotReplay, RenderFailed, OSError, ValueError) as error:
-        Replay.objects.filter(pk=made.pk).update(key=key, status=Replay.Status.FAILED, error=str(error))
-        return
-    report = {"strategies": [figures(result) for result in results]}
+        raise JobFailed(str(error)) from error
+    made.report = {"strategies": [figures(result) for result in results]}
     kept = [_kept(made, result) for result in results if result.rows]
-    try:
-        with transaction.atomic():
-            made.rows.all().delete()
-            ReplayRows.objects.bulk_create([rows for rows in kept if rows is not None])
-            Replay.objects.filter(pk=made.pk).update(key=key, status=Replay.Status.DONE, error="", report=report)
-    except IntegrityError:
-        # Delivered twice, or the trajectory is gone: the other one has stored the same, or nobody wants it.
-        return
+    with transaction.atomic():
+        if not end_job(job, Job.Status.DONE):
+            raise JobLost
+        made.rows.all().delete()
+        ReplayRows.objects.bulk_create([rows for rows in kept if rows is not None])
+        made.save(update_fields=["report"])
 
 
 def _replayed(record: StoredTrajectory) -> list[Made]:
@@ -223,6 +226,20 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[i
         record = pending.popleft()
         _add(report, made)
         yield record.index
+
+
+def do_run_job(job: Job, beat: Beat) -> None:
+    """Replay every strategy over a run; a report that an earlier worker left is gone on with."""
+    run = Run.objects.select_related("tokenizer__chat_template", "chat_template").get(jobs=job)
+    if job.report is None or job.report["key"] != run_key(run):
+        job.report, job.reached = new_report(run), -1
+    n_done = finished(run).filter(index__lte=job.reached).count()
+    beat(n_done=n_done, n_total=finished(run).count(), report=job.report, reached=job.reached)
+    with closing(replay_run(run, job.report, job.reached)) as made:
+        for index in made:
+            n_done += 1
+            beat.now_and_then(n_done=n_done, report=job.report, reached=index)
+    end_job(job, Job.Status.DONE, report=job.report, n_done=n_done)
 
 
 def loaded_trajectories(records: QuerySet[StoredTrajectory]) -> Iterator[tuple[StoredTrajectory, Value]]:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
+from django.db import transaction
 from django.utils import timezone
 
 from rollouts import chat_templates, tokenizers
 from rollouts.chat_templates import CheckReport
-from rollouts.models import ALPHABET, ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.models import ALPHABET, ChatTemplate, Job, TemplateCheck, Tokenizer
+from rollouts.selectors.activity import is_active, is_silent
+from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tokenizers import LoadedTokenizer
 from rollouts.work.strategy_deltas import strategy_deltas
 
-LOST = timedelta(minutes=3)
-"""A question that nobody has answered for so long is sent again when it is asked again."""
-SEARCHING = "waiting for a worker"
-PROGRESS_SECONDS = 0.7
 MAX_OLDER = 5
 """Answers of so many earlier versions of the checks are kept, in short."""
 
@@ -65,61 +62,80 @@ def ask(
     kwargs: Mapping[str, Any] | None = None,
     user: Any = None,
     conversation: Sequence[Mapping[str, Any]] | None = None,
+    repair: bool = True,
 ) -> tuple[TemplateCheck, bool]:
-    """The check of a question, and whether it still has to be answered (it is new, failed, or of an older version)."""
+    """The check of a question, and whether a worker has to be sent for its job.
+
+    The job answers what is new, failed, lost, or of an older version of the checks. ``repair``: the job, or one more
+    job, then looks for a repair.
+    """
     question = question_of(tools, kwargs, conversation)
-    check, created = TemplateCheck.objects.get_or_create(
-        code=code_of(tokenizer, chat_template, question),
-        defaults={
-            "tokenizer": tokenizer,
-            "chat_template": chat_template,
-            "question": question,
-            "created_by": user if user is not None and user.is_authenticated else None,
-        },
-    )
-    if not created and is_stale(check):
-        check.status, check.error, check.progress = TemplateCheck.Status.QUEUED, "", ""
-        check.created_at = timezone.now()
-        check.save(update_fields=["status", "error", "progress", "created_at"])
-        return check, True
-    return check, created
+    with transaction.atomic():
+        check, created = TemplateCheck.objects.get_or_create(
+            code=code_of(tokenizer, chat_template, question),
+            defaults={
+                "tokenizer": tokenizer,
+                "chat_template": chat_template,
+                "question": question,
+                "created_by": user if user is not None and user.is_authenticated else None,
+            },
+        )
+        if not created and not is_stale(check):
+            return check, repair and ask_for_repair(check, user)
+        check.job, is_new = ask_job(check, Job.Kind.CHECK_TEMPLATE, {"repair": repair}, user)
+        if is_new and not created:
+            check.created_at = timezone.now()
+            check.save(update_fields=["created_at"])
+    return check, is_new
+
+
+def ask_for_repair(check: TemplateCheck, user: Any = None) -> bool:
+    """Have a repair of an answered check looked for; whether a worker has to be sent for its job."""
+    if not wants_repair(check):
+        return False
+    check.job, is_new = ask_job(check, Job.Kind.REPAIR_TEMPLATE, user=user)
+    return is_new
 
 
 def is_stale(check: TemplateCheck) -> bool:
-    """It has failed, was answered by an older version, or got lost on its way to a worker."""
+    """It has failed, was answered by an older version, or its worker is lost."""
     if check.status == TemplateCheck.Status.DONE:
         return check.version != chat_templates.VERSION or check.cells is None
-    return check.status == TemplateCheck.Status.FAILED or check.created_at < timezone.now() - LOST
+    return check.status == TemplateCheck.Status.FAILED or is_silent(check.job)
 
 
 def wants_repair(check: TemplateCheck) -> bool:
-    """It was answered, and nobody has looked for a repair yet."""
-    done = check.status == TemplateCheck.Status.DONE and not check.progress
-    return done and check.report is not None and not check.report.get("repair_detail")
+    """It was answered, and nobody looks or has looked for a repair."""
+    searching = is_active(check.job) and not is_silent(check.job)
+    return check.is_answered and not searching and check.report is not None and not check.report.get("repair_detail")
 
 
-def answer(check: TemplateCheck, repair: bool = True) -> None:
-    """Run the checks and store the report, then look for a repair and store it too.
+def do_job(job: Job, beat: Beat) -> None:
+    """Run the checks of a job's template check and store the report, then look for a repair and store it too.
 
-    What a template does wrong becomes a sentence in ``error``. A reader sees the verdict while the search goes on.
+    A reader sees the verdict while the search goes on. Raises :class:`JobFailed` with what the template does wrong.
     """
-    if check.status != TemplateCheck.Status.DONE:
-        check.status = TemplateCheck.Status.RUNNING
-        check.save(update_fields=["status"])
+    check = TemplateCheck.objects.select_related("tokenizer", "chat_template").get(job=job)
+    beat()
     try:
         loaded = tokenizers.load(check.tokenizer.path) if check.tokenizer else None
         report = _report(check, loaded)
         found = report.to_dict() | _users_conversation(check, loaded, report)
     except (RenderFailed, OSError, ValueError) as error:
-        check.status, check.error, check.progress = TemplateCheck.Status.FAILED, str(error), ""
-        check.save(update_fields=["status", "error", "progress"])
-        return
+        raise JobFailed(str(error)) from error
     check.report, check.cells = found, cells_of(found) | {"older": _older(check)}
-    check.status, check.error, check.version = TemplateCheck.Status.DONE, "", chat_templates.VERSION
-    check.progress = "the first change is tried" if repair else ""
-    check.save(update_fields=["status", "error", "report", "cells", "progress", "version"])
-    if repair:
-        _repair(check, loaded, report)
+    check.version = chat_templates.VERSION
+    with transaction.atomic():
+        beat(n_done=1, progress="the first change is tried")
+        check.save(update_fields=["report", "cells", "version"])
+        if not job.options.get("repair", True):
+            end_job(job, Job.Status.DONE)
+            return
+    check.report = found | _repair(loaded, report, beat)
+    with transaction.atomic():
+        if not end_job(job, Job.Status.DONE):
+            raise JobLost
+        check.save(update_fields=["report"])
 
 
 def _older(check: TemplateCheck) -> list[dict[str, Any]]:
@@ -152,29 +168,22 @@ def _users_conversation(check: TemplateCheck, loaded: LoadedTokenizer | None, re
     return {"strategies": strategy_deltas(loaded, renderer, conversation, report.tools, report.kwargs)}
 
 
-def _repair(check: TemplateCheck, loaded: LoadedTokenizer | None, report: CheckReport) -> None:
-    last = time.monotonic()
-
-    def tell(progress: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_SECONDS:
-            last = time.monotonic()
-            TemplateCheck.objects.filter(pk=check.pk).update(progress=progress[:200])
-
+def _repair(loaded: LoadedTokenizer | None, report: CheckReport, beat: Beat) -> dict[str, Any]:
+    """The keys of a stored report that a search for a repair and for generation tags adds."""
     try:
-        repair, detail = chat_templates.find_repair(loaded, report, tell)
+        repair, detail = chat_templates.find_repair(
+            loaded, report, lambda progress: beat.now_and_then(progress=progress[:200])
+        )
         marks, marks_detail = chat_templates.find_marks(loaded, report)
     except (RenderFailed, OSError, ValueError) as error:
         repair, marks, detail = None, None, f"The search for a repair ended early: {error}"
         marks_detail = detail
-    check.report = (check.report or {}) | {
+    return {
         "repair": None if repair is None else repair.to_dict(),
         "repair_detail": detail,
         "marks": None if marks is None else marks.to_dict(),
         "marks_detail": marks_detail,
     }
-    check.progress = ""
-    check.save(update_fields=["report", "progress"])
 
 
 def cells_of(report: Mapping[str, Any]) -> dict[str, Any]:

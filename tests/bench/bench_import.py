@@ -22,7 +22,7 @@ from rollouts import services
 from rollouts.models import Run, StoredStep, StoredTrajectory
 from rollouts.tokenizers import load
 from rollouts.tokenizers.loaded import LoadedTokenizer
-from rollouts.work.diagnosis import findings_for
+from rollouts.work import imports
 from tests.bench.gym_file import rollout, write_gym_file
 from tests.conftest import ROOT
 
@@ -140,7 +140,7 @@ def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def import_file(path: Path, folder: Path) -> Run:
     run = services.create_run(Run.Kind.IMPORT, path.name, tokenizer=services.find_tokenizer(str(folder)))
-    services.import_files(run, [path], diagnose=findings_for)
+    imports.import_files(run, [path])
     assert run.status == Run.Status.DONE and not run.n_rejected, run.error
     return run
 

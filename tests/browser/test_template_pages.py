@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from rollouts import services
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
-from rollouts.tasks import checks as tasks
+from rollouts.tasks.jobs import do_job
 from rollouts.work import template_checks
 from tests.web.test_template_pages import BROKEN, SAFE, TALK
 
@@ -21,7 +21,8 @@ Open = Callable[..., Any]
 
 def checked(text: str, tokenizer: Tokenizer | None = None, **question: Any) -> TemplateCheck:
     check, _ = template_checks.ask(tokenizer, services.register_chat_template(text), **question)
-    template_checks.answer(check)
+    do_job(check.job.pk)
+    check.refresh_from_db()
     return check
 
 
@@ -67,12 +68,13 @@ def test_a_link_opens_the_probe_and_the_probe_leads_to_its_line(open_page: Open)
 
 
 def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Open) -> None:
-    check, _ = template_checks.ask(None, services.register_chat_template(BROKEN))
-    template_checks.answer(check, repair=False)
-    TemplateCheck.objects.update(progress=template_checks.SEARCHING)
+    check, _ = template_checks.ask(None, services.register_chat_template(BROKEN), repair=False)
+    do_job(check.job.pk)
+    check.refresh_from_db()
+    assert template_checks.ask_for_repair(check)
     page = open_page(f"/templates/checks/{check.code}#probe-user_append")
     page.wait_for_selector("#repair >> text=A worker looks for a repair")
-    tasks.check_template(check.pk)
+    do_job(check.job.pk)
     page.wait_for_selector("#diff-repair")
     assert page.is_visible("#probe-user_append") and page.is_visible("text=Copy the template")
 
@@ -80,10 +82,10 @@ def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Ope
 def test_the_matrix_fills_while_it_is_watched(open_page: Open, tiny_tokenizer: Path) -> None:
     demo = services.register_tokenizer(tiny_tokenizer, name="demo")
     assert demo.chat_template is not None
-    check, _ = template_checks.ask(demo, demo.chat_template)
+    check, _ = template_checks.ask(demo, demo.chat_template, repair=False)
     page = open_page("/templates/matrix")
     page.wait_for_selector("text=0 of 1 checked.")
-    template_checks.answer(check, repair=False)
+    do_job(check.job.pk)
     page.wait_for_selector("table.matrix a.cell-ok")
     assert page.get_attribute("#matrix", "hx-get") is None
     page.select_option("#m-show", "failing")
@@ -91,8 +93,7 @@ def test_the_matrix_fills_while_it_is_watched(open_page: Open, tiny_tokenizer: P
     page.wait_for_url("**show=failing**")
 
 
-def test_the_form_works_without_javascript(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: tasks.check_template(pk, repair))
+def test_the_form_works_without_javascript(open_page: Open, answered: None) -> None:
     page = open_page("/templates", javascript=False)
     page.fill("#id_chat_template", SAFE)
     page.click("button:has-text('Check')")

@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import expect
 
 from rollouts import models, selectors, services
-from rollouts.tasks import replays, run_state
 from rollouts.tasks import run_rollouts as work
+from rollouts.tasks.jobs import do_job
 from rollouts.work import launch as launching
 from rollouts.work.launch import LaunchSettings
 from tests.conftest import few_at_once, wait_until
@@ -32,18 +32,14 @@ def engines(tiny_tokenizer: Path) -> Iterator[None]:
     work.close_engines()
 
 
-def test_a_run_that_stopped_is_resumed_by_its_button(
-    open_page: Open, engines: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ordered: list[int] = []
-    monkeypatch.setattr(work.run_rollouts, "apply_async", lambda ids, **_: ordered.extend(ids))
+def test_a_run_that_stopped_is_resumed_by_its_button(open_page: Open, engines: None, sent: list[int]) -> None:
     run = launching.launch(LaunchSettings(prompts=3, group=1, seed=2), enqueue=False)
-    run_state.fail(run, "The engine broke.")
+    services.fail_run(run, "The engine broke.")
     page = open_page(f"/runs/{run.code}")
     assert "The engine broke." in page.inner_text("#run-live")
     page.click("#resume")
     page.wait_for_selector("#run-live .status-queued")
-    assert ordered == [run.pk] and not page.is_visible("#resume")
+    assert sent == [run.pk] and not page.is_visible("#resume")
     work.work_on(run.pk)
     page.wait_for_selector("#run-live .status-done")
     run.refresh_from_db()
@@ -51,10 +47,8 @@ def test_a_run_that_stopped_is_resumed_by_its_button(
 
 
 def test_strategies_appear_when_a_worker_has_replayed_them_and_two_are_compared(
-    open_page: Open, make: Maker, monkeypatch: pytest.MonkeyPatch
+    open_page: Open, make: Maker, sent: list[int]
 ) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(replays.replay_trajectory, "delay", asked.append)
     whole = make.conversation("a")
     # Cut by a limit: one end-of-sequence token is put behind it by one of the strategies alone.
     cut = replace(whole.steps[-1], completion_ids=whole.steps[-1].completion_ids[:-1], logprobs=None)
@@ -62,8 +56,8 @@ def test_strategies_appear_when_a_worker_has_replayed_them_and_two_are_compared(
     page = open_page(f"/trajectories/{stored.code}")
     page.click("nav >> text=Strategies")
     page.wait_for_selector("#strategies .status-queued")
-    (replay,) = asked
-    replays.replay_trajectory(replay)
+    (job,) = sent
+    do_job(job)
     page.wait_for_selector("#strategies table.strategies")
     assert page.locator("#strategies[hx-trigger]").count() == 0
     page.select_option("#pair-left", "tool_delta")

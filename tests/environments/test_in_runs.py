@@ -19,7 +19,7 @@ from rollouts.environments import Prompt
 from rollouts.models import Run, StoredTrajectory
 from rollouts.tasks import run_rollouts as work
 from rollouts.work.launch import LaunchRefused, LaunchSettings, launch
-from tests.conftest import missing
+from tests.conftest import Take, missing
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -80,9 +80,9 @@ def test_a_data_set_of_reasoning_gym_scores() -> None:
     ],
 )
 def test_each_is_launched_through_the_form_and_shows_its_parts(
-    environment: str, parts: tuple[str, ...], admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    environment: str, parts: tuple[str, ...], admin_client: Client, broker: Take
 ) -> None:
-    monkeypatch.setattr(work.run_rollouts, "apply_async", lambda args, **_: work.work_on(args[0]))
+    broker(lambda _, key: work.work_on(key))
     fields = admin_client.get("/runs/new").context["form"]
     asked = {name: field.value() for name, field in ((one.name, one) for one in fields) if field.value() is not None}
     asked |= {"environment": environment, "prompts": 2, "group": 1, "seed": 7, "max_turns": 2, "max_tokens": 48}

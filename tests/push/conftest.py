@@ -23,13 +23,9 @@ def run(db: None) -> Run:
 
 
 @pytest.fixture(autouse=True)
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The runs whose diagnosis was ordered; nothing is sent to a broker."""
-    from rollouts.tasks.pushed import diagnose_pushed
-
-    ordered: list[int] = []
-    monkeypatch.setattr(diagnose_pushed, "apply_async", lambda args: ordered.append(args[0]))
-    return ordered
+def diagnosed(sent: list[int]) -> list[int]:
+    """The keys of the jobs that were sent; nothing goes to a broker."""
+    return sent
 
 
 def call(session: str, prompt: list[int], completion: list[int], **more: Any) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from rollouts import services
-from rollouts.models import Run
+from rollouts.models import Job, Run
+from rollouts.services.jobs import ask_job
 from rollouts.services.pushed import add_new_trajectories
-from rollouts.tasks import pushed
+from rollouts.tasks.jobs import do_job
 from rollouts.tito.trajectory import Step, Trajectory, ids_array
 from rollouts.work import diagnosis
 
@@ -23,24 +24,29 @@ def trajectory(name: str, broken: bool) -> Trajectory:
     return Trajectory(name, (first, Step(ids_array(prompt), ids_array([12]))))
 
 
-def test_what_is_new_is_judged_once(tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def diagnose_pushed(run: Run) -> None:
+    job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    assert is_new
+    do_job(job.pk)
+
+
+def test_what_is_new_is_diagnosed_once(tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = services.register_tokenizer(tiny_tokenizer, "demo")
     run = services.create_run(Run.Kind.IMPORT, "pushed", tokenizer=tokenizer)
     add_new_trajectories(run, [trajectory("whole", False), trajectory("broken", True)])
-    judged: list[str] = []
+    diagnosed: list[str] = []
     real = diagnosis.findings_for
 
     def counted(value: Any, of: Run) -> Any:
-        judged.append(value.external_id)
+        diagnosed.append(value.external_id)
         return real(value, of)
 
     monkeypatch.setattr(diagnosis, "findings_for", counted)
-    pushed.diagnose_pushed(run.pk)
-    assert judged == ["whole", "broken"]
+    diagnose_pushed(run)
+    assert diagnosed == ["whole", "broken"]
     assert run.trajectories.get(external_id="broken").worst_severity == "error"
     assert run.trajectories.get(external_id="whole").worst_severity != "error"
     add_new_trajectories(run, [trajectory("later", True)])
-    pushed.diagnose_pushed(run.pk)
-    pushed.diagnose_pushed(run.pk)
-    assert judged == ["whole", "broken", "later"]
-    pushed.diagnose_pushed(999_999)  # deleted meanwhile
+    diagnose_pushed(run)
+    diagnose_pushed(run)
+    assert diagnosed == ["whole", "broken", "later"]

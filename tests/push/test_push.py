@@ -20,6 +20,7 @@ from rollouts import selectors, services
 from rollouts.formats import FORMATS, Rejected
 from rollouts.models import ApiToken, Run
 from rollouts.services.api_tokens import find_api_token, revoke_api_token
+from rollouts.tasks.jobs import do_job
 from rollouts.work import pushing
 from tests.push.conftest import call, episodes
 
@@ -44,7 +45,7 @@ def push(token: str | None, run: Run, records: Sequence[Any], **more: Any) -> tu
     return send(token, f"/api/runs/{run.code}/trajectories", lines(records), **more)
 
 
-def test_trajectories_are_stored_and_their_diagnosis_ordered(token: str, run: Run, judged: list[int]) -> None:
+def test_trajectories_are_stored_and_their_diagnosis_ordered(token: str, run: Run, diagnosed: list[int]) -> None:
     status, answer = push(token, run, episodes(3))
     assert status == 200
     assert answer == {"run": run.code, "trajectories": 3, "known": 0, "rejected": [], "n_rejected": 0}
@@ -52,17 +53,19 @@ def test_trajectories_are_stored_and_their_diagnosis_ordered(token: str, run: Ru
     assert (run.status, run.format, run.n_trajectories, run.n_steps) == ("done", "recorded_calls", 3, 6)
     first = selectors.load_trajectory(run.trajectories.get(external_id="s0"))
     assert first.reward == 1.0 and first.steps[1].stream.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert judged == [run.pk]
+    assert diagnosed == [run.jobs.get().pk]
 
 
-def test_what_is_there_already_is_known_and_unchanged(token: str, run: Run, judged: list[int]) -> None:
+def test_what_is_there_already_is_known_and_unchanged(token: str, run: Run, diagnosed: list[int]) -> None:
     push(token, run, episodes(2))
+    do_job(diagnosed[0])
     before = list(run.trajectories.values())
     _, answer = push(token, run, episodes(3))
     assert (answer["trajectories"], answer["known"]) == (1, 2)
     assert list(run.trajectories.order_by("index").values()[:2]) == before
+    do_job(diagnosed[1])
     _, answer = push(token, run, episodes(3))
-    assert (answer["trajectories"], answer["known"]) == (0, 3) and len(judged) == 2
+    assert (answer["trajectories"], answer["known"]) == (0, 3) and len(diagnosed) == 2
     run.refresh_from_db()
     assert run.n_trajectories == run.trajectories.count() == 3
 
@@ -242,12 +245,6 @@ def test_queries_do_not_grow_with_the_trajectories(token: str, run: Run, django_
         push(token, run, episodes(40, start=2))
 
 
-def test_no_worker_is_no_failure(token: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollouts.tasks.pushed import diagnose_pushed
-
-    def unreachable(args: Any) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr(diagnose_pushed, "apply_async", unreachable)
+def test_no_worker_is_no_failure(token: str, run: Run, no_broker: None) -> None:
     status, answer = push(token, run, episodes(1))
     assert status == 200 and answer["trajectories"] == 1 and f"diagnose {run.code}" in answer["notice"]

@@ -29,7 +29,7 @@ from rollouts.models import (
     StoredTrajectory,
     Tokenizer,
 )
-from rollouts.work.diagnosis import findings_for
+from rollouts.work import imports
 from tests.formats.test_formats import jsonl
 from tests.formats.test_mutations import EXAMPLES, changed_values, mutate_bytes
 
@@ -80,7 +80,7 @@ def test_changed_files_leave_whole_trajectories_or_a_sentence(
     for done in range(0, FILES, AT_ONCE):
         files = [changed_file(rng, name, done + n) for n in range(min(AT_ONCE, FILES - done))]
         run = services.create_run(Run.Kind.IMPORT, name, tokenizer=tokenizer if rng.random() < 0.8 else None)
-        services.import_files(run, files, rng.choice(["auto", "auto", name]), diagnose=findings_for)
+        imports.import_files(run, files, rng.choice(["auto", "auto", name]))
         check(run, [file.name for file in files])
         assert not caplog.records
         services.delete_run(run)

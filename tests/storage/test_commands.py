@@ -74,7 +74,7 @@ def test_a_chat_template_that_cannot_render_is_refused_with_its_line(file: Path,
         with pytest.raises(CommandError, match=sentence):
             call(command, *target, "--chat-template", template)
     run.refresh_from_db()
-    assert run.chat_template is None and not run.jobs.exists()
+    assert run.chat_template is None and not run.jobs.filter(kind="diagnose").exists()
     assert Run.objects.count() == 1 and not ChatTemplate.objects.filter(label="broken").exists()
 
 
@@ -144,13 +144,15 @@ def test_a_tokenizer_is_registered_and_a_run_judged_by_it(file: Path, tiny_token
 
 def test_the_import_task_reads_what_the_run_names_and_only_once(tmp_path: Path) -> None:
     from rollouts import services
-    from rollouts.tasks.imports import import_files
+    from rollouts.tasks.jobs import do_job
+    from rollouts.work import imports
 
     path = tmp_path / "gym.jsonl"
     path.write_bytes(jsonl(GYM))
-    run = services.create_run("import", "task", settings={"files": [str(path)], "format": "auto"})
-    import_files.apply((run.pk,), throw=True)
-    import_files.apply((run.pk,), throw=True)
-    import_files.apply((10**9,), throw=True)
+    run = services.create_run("import", "task")
+    job = imports.ask(run, [path])
+    do_job(job.pk)
+    do_job(job.pk)
+    do_job(10**9)
     run.refresh_from_db()
     assert (run.status, run.n_trajectories) == ("done", 1)

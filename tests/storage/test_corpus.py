@@ -9,7 +9,7 @@ import pytest
 
 from rollouts import formats, models, selectors, services
 from rollouts.formats import Source
-from rollouts.work.diagnosis import findings_for
+from rollouts.work import imports
 from tests.storage.build import assert_same
 
 pytestmark = pytest.mark.django_db
@@ -21,14 +21,14 @@ WHOLE = {"engine_ids_inconsistent", "token_ids_missing"}
 
 @pytest.fixture
 def import_labelled(corpus: Path):  # type: ignore[no-untyped-def]
-    def go(name: str, diagnose=None) -> models.Run:  # type: ignore[no-untyped-def]
+    def go(name: str) -> models.Run:  # type: ignore[no-untyped-def]
         tokenizer = services.register_tokenizer(corpus / "tokenizers" / name.removesuffix("-fixed"))
         template = tokenizer.chat_template
         if name.endswith("-fixed"):
             text = (corpus / "templates" / "qwen3--seed-one-line-fix.jinja").read_text()
             template = services.register_chat_template(text, name)
         run = services.create_run(models.Run.Kind.IMPORT, name, tokenizer=tokenizer, chat_template=template)
-        services.import_files(run, [corpus / "labelled" / f"{name}.calls.jsonl"], diagnose=diagnose)
+        imports.import_files(run, [corpus / "labelled" / f"{name}.calls.jsonl"])
         return run
 
     return go
@@ -67,7 +67,7 @@ def test_exported_and_imported_again_every_array_is_the_same(import_labelled, na
     file = io.BytesIO()
     assert formats.FORMATS["own_jsonl"].write(before, file) == len(before)  # type: ignore[misc]
     again = services.create_run(models.Run.Kind.IMPORT, "again")
-    services.import_files(again, [Source.of_bytes(file.getvalue())])
+    imports.import_files(again, [Source.of_bytes(file.getvalue())])
     after = list(selectors.load_trajectories(list(again.trajectories.order_by("index"))))
     assert len(before) == len(after) == run.n_trajectories
     for one, other in zip(before, after, strict=True):
@@ -77,7 +77,7 @@ def test_exported_and_imported_again_every_array_is_the_same(import_labelled, na
 @pytest.mark.parametrize("name", ("qwen2.5", "llama3.1"))
 def test_rows_are_read_with_their_columns(corpus: Path, name: str) -> None:
     run = services.create_run(models.Run.Kind.IMPORT, name)
-    services.import_files(run, [corpus / "labelled" / f"{name}.train_data_step1.jsonl"])
+    imports.import_files(run, [corpus / "labelled" / f"{name}.train_data_step1.jsonl"])
     expected = json.loads((corpus / "labelled" / f"{name}.rows.expect.json").read_text())
     assert set(run.trajectories.values_list("external_id", flat=True)) == set(expected) and run.format == "nemo_rl"
     for record in run.trajectories.all():
@@ -88,7 +88,7 @@ def test_rows_are_read_with_their_columns(corpus: Path, name: str) -> None:
 
 
 def test_the_findings_of_an_import_are_the_planted_ones(corpus: Path, import_labelled) -> None:  # type: ignore[no-untyped-def]
-    run = import_labelled("qwen3", findings_for)
+    run = import_labelled("qwen3")
     for record in run.trajectories.all():
         label = labels(corpus, "qwen3")[record.external_id]
         found = {(one.kind, one.step_index, one.axis) for one in record.findings.exclude(severity="info")}

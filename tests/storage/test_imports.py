@@ -6,14 +6,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from rollouts import models, services
 from rollouts.formats import Source
-from rollouts.services import imports, rejections
+from rollouts.services import rejections
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
+from rollouts.work import imports
 from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
 
 pytestmark = pytest.mark.django_db
@@ -32,6 +34,12 @@ def diagnose(trajectory: Trajectory, run: models.Run) -> list[Finding]:
     return [Finding(Axis.STREAM, "branch", Severity.INFO, step=0)]
 
 
+def read(run: models.Run, files: list[Any], find: Callable[[Trajectory, models.Run], list[Finding]]) -> None:
+    """Import files with another diagnosis."""
+    with mock.patch.object(imports, "findings_for", find):
+        imports.import_files(run, files)
+
+
 def nothing_is_left_of(run: models.Run) -> bool:
     run.refresh_from_db()
     tables = (
@@ -47,7 +55,7 @@ def nothing_is_left_of(run: models.Run) -> bool:
 
 def test_files_of_several_formats_make_one_run(run: models.Run) -> None:
     files = [Source.of_bytes(jsonl(*calls(3), b"{"), "a.jsonl"), Source.of_bytes(jsonl(GYM, TRAIN), "b.jsonl.gz")]
-    services.import_files(run, files, diagnose=diagnose)
+    read(run, files, diagnose)
     assert (run.status, run.n_trajectories, run.format) == ("done", 4, "nemo_gym, recorded_calls")
     assert run.finding_counts == {"branch": 4} and run.bytes_done == run.bytes_total > 0
     assert list(run.rejections.values_list("file", "line")) == [("a.jsonl", 4), ("b.jsonl.gz", 2)]
@@ -69,7 +77,7 @@ def test_a_file_that_breaks_off_leaves_nothing_and_the_others_stay(
         stored.append(models.StoredTrajectory.objects.count())
         return diagnose(trajectory, run)
 
-    services.import_files(run, [whole, broken], diagnose=watch)
+    read(run, [whole, broken], watch)
     assert max(stored) > 100  # parts of it had been stored
     assert (run.status, run.n_trajectories, run.n_steps) == ("done", 1, 2)
     assert run.finding_counts == {"branch": 1} and models.StoredFinding.objects.count() == 1
@@ -78,7 +86,7 @@ def test_a_file_that_breaks_off_leaves_nothing_and_the_others_stay(
 
 
 def test_when_nothing_can_be_read_the_run_fails_and_says_why(run: models.Run) -> None:
-    services.import_files(run, [Source.of_bytes(b"\x80\x04abc", "x.pt"), Source.of_bytes(b"", "y")])
+    imports.import_files(run, [Source.of_bytes(b"\x80\x04abc", "x.pt"), Source.of_bytes(b"", "y")])
     assert run.status == "failed" and run.n_rejected == 2
     assert "Nothing was imported. x.pt is a pickle" in run.error
     assert nothing_is_left_of(run)
@@ -98,7 +106,7 @@ def test_a_cancelled_import_leaves_nothing_of_the_file_it_was_at(
             services.cancel_run(models.Run.objects.get(pk=run.pk))
         return diagnose(trajectory, run)
 
-    services.import_files(run, [Source.of_bytes(jsonl(*calls(50)))], diagnose=cancel)
+    read(run, [Source.of_bytes(jsonl(*calls(50)))], cancel)
     assert (n, run.status) == (12, "cancelled")
     assert nothing_is_left_of(run) and run.finding_counts == {}
 
@@ -121,9 +129,9 @@ def test_an_import_whose_worker_died_goes_on_at_the_file_it_was_at(
         return diagnose(trajectory, run)
 
     with pytest.raises(Killed):
-        services.import_files(run, files, diagnose=die)
+        read(run, files, die)
     assert models.StoredTrajectory.objects.count() == 12
-    services.import_files(models.Run.objects.get(pk=run.pk), files, diagnose=die)
+    read(models.Run.objects.get(pk=run.pk), files, die)
     run.refresh_from_db()
     assert (run.status, run.n_trajectories, n) == ("done", 16, 14 + 9)
     assert sorted(run.trajectories.values_list("index", flat=True)) == list(range(16))
@@ -142,7 +150,7 @@ def test_long_texts_are_stored_a_few_at_a_time(run: models.Run, monkeypatch: pyt
         {"messages": [{"role": "user", "content": f"{n} " + "x" * 30_000}, {"role": "assistant", "content": "y"}]}
         for n in range(12)
     ]
-    services.import_files(run, [Source.of_bytes(jsonl(*lines))], diagnose=look)
+    read(run, [Source.of_bytes(jsonl(*lines))], look)
     assert run.n_trajectories == 12 and sorted(set(stored)) == [0, 4, 8]
 
 
@@ -156,7 +164,7 @@ def test_progress_is_written_while_a_file_is_read(run: models.Run, monkeypatch: 
         return []
 
     lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(500)])
-    services.import_files(run, [Source.of_bytes(lines)], diagnose=look)
+    read(run, [Source.of_bytes(lines)], look)
     assert 0 < seen[0] < seen[-1] <= run.bytes_total == len(lines)
 
 
@@ -167,13 +175,13 @@ def test_the_collector_is_left_as_it_was(run: models.Run) -> None:
         during.add(gc.get_threshold()[0])
         return []
 
-    services.import_files(run, [Source.of_bytes(jsonl(GYM))], diagnose=look)
+    read(run, [Source.of_bytes(jsonl(GYM))], look)
     assert during == {imports.GC_THRESHOLD} and gc.get_threshold() == before
 
 
 def test_the_same_ids_in_two_files_are_told_apart_by_the_file(run: models.Run) -> None:
     files = [Source.of_bytes(jsonl(TRAIN), name) for name in ("rank_0.jsonl", "rank_1.jsonl", "rank_1.jsonl")]
-    services.import_files(run, files)
+    imports.import_files(run, files)
     assert list(run.trajectories.order_by("index").values_list("external_id", flat=True)) == ["7", "rank_1.jsonl:7"]
     assert run.n_rejected == 1 and "is in this run already" in run.rejections.get().reason
 
@@ -184,7 +192,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(run: models.Run, tmp_
     for n, file in enumerate(files):
         file.parent.mkdir()
         file.write_bytes(jsonl(GYM) if n < 3 else b"nonsense")
-    services.import_files(run, files)
+    imports.import_files(run, files)
     found = list(run.trajectories.order_by("index").values_list("external_id", "group"))
     later = [(f"step_{n}/rank_0.jsonl:0-2", f"step_{n}/rank_0.jsonl:0") for n in (1, 2)]
     assert found == [("0-2", "0"), *later]
@@ -193,7 +201,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(run: models.Run, tmp_
 
 def test_only_so_many_rejections_are_kept_and_all_are_counted(run: models.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rejections, "MAX_REJECTIONS", 10)
-    services.import_files(run, [Source.of_bytes(jsonl(CALL, *[b"{"] * 250))])
+    imports.import_files(run, [Source.of_bytes(jsonl(CALL, *[b"{"] * 250))])
     assert (run.n_rejected, run.rejections.count(), run.n_trajectories) == (250, 10, 1)
 
 
@@ -201,10 +209,10 @@ def test_the_recorded_tokenizer_is_taken_when_one_of_that_name_is_registered(
     run: models.Run, tiny_tokenizer: Path
 ) -> None:
     registered = services.register_tokenizer(tiny_tokenizer, name="qwen3")
-    services.import_files(run, [Source.of_bytes(jsonl(CALL))])
+    imports.import_files(run, [Source.of_bytes(jsonl(CALL))])
     assert run.tokenizer == registered and run.chat_template == registered.chat_template
     other = services.create_run(models.Run.Kind.IMPORT, "ids only")
-    services.import_files(other, [Source.of_bytes(jsonl(CALL))], use_recorded_tokenizer=False)
+    imports.import_files(other, [Source.of_bytes(jsonl(CALL))], use_recorded_tokenizer=False)
     assert other.tokenizer is None
 
 
@@ -226,7 +234,7 @@ def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run,
     first["response"]["choices"][0].update(token_ids=reply, logprobs=None)
     second = changed(first, "response", "prompt_token_ids", to=prompt + reply + delta)
     second["request"]["messages"] = messages
-    services.import_files(run, [Source.of_bytes(jsonl(first, second))])
+    imports.import_files(run, [Source.of_bytes(jsonl(first, second))])
     trajectory = run.trajectories.get()
     window = selectors.row_window(trajectory, 0, 0, 10**6)
     pieces = {
@@ -241,7 +249,7 @@ def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run,
     from rollouts.work.diagnosis import diagnose_and_save
 
     later = services.create_run(models.Run.Kind.IMPORT, "later")
-    services.import_files(later, [Source.of_bytes(jsonl(first, second))])
+    imports.import_files(later, [Source.of_bytes(jsonl(first, second))])
     assert not all(span.origin_known for span in selectors.row_spans(later.trajectories.get(), 0))
     later.tokenizer = registered
     later.save()
@@ -329,7 +337,7 @@ def test_a_thousand_mutations_raise_nothing_and_store_nothing_by_halves(db: None
     for _ in range(1000):
         data = make()
         run = services.create_run(models.Run.Kind.IMPORT, "m")
-        services.import_files(run, [Source.of_bytes(data)])
+        imports.import_files(run, [Source.of_bytes(data)])
         assert run.status in ("done", "failed"), data
         assert (run.status == "done") == (run.n_trajectories > 0)
         if run.status == "failed":

@@ -17,7 +17,7 @@ from rollouts.models import Job, Run
 from rollouts.services.jobs import JobLost, adopt_jobs, beat_job, end_job, take_job
 from rollouts.tasks import jobs
 from rollouts.tito.diagnose import VERSION
-from rollouts.work import diagnosis
+from rollouts.work import diagnosis, exporting
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
 
@@ -123,13 +123,13 @@ def test_an_export_writes_a_file_that_goes_when_it_expires() -> None:
     job = asked(run, Job.Kind.EXPORT, format="own_jsonl")
     jobs.do_job(job.pk)
     job.refresh_from_db()
-    path = jobs.file_of(job)
+    path = exporting.file_of(job)
     assert (job.status, job.n_written, job.bytes_written) == ("done", 4, path.stat().st_size)
     assert len(list(read(Source.of_path(path))[1])) == 4
-    jobs.drop_files()
+    exporting.drop_files()
     assert path.exists()
     Job.objects.update(expires_at=timezone.now())
-    jobs.drop_files()
+    exporting.drop_files()
     assert not path.exists()
 
 
@@ -140,12 +140,12 @@ def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatc
     job.refresh_from_db()
     assert job.status == "failed" and "cannot be exported as verl" in job.error
     job = asked(run, Job.Kind.EXPORT, format="own_jsonl")
-    monkeypatch.setattr(jobs, "BEAT_SECONDS", -1)
+    monkeypatch.setattr("rollouts.services.jobs.TELL_SECONDS", -1)
     taken = take_job(job.pk)
     assert taken is not None
     jobs.work_on(taken, lambda held: services.cancel_job(Job.objects.get(pk=held.pk)))
     job.refresh_from_db()
-    assert job.status == "cancelled" and not [p for p in jobs.exports_folder().iterdir() if job.code in p.name]
+    assert job.status == "cancelled" and not [p for p in exporting.exports_folder().iterdir() if job.code in p.name]
 
 
 def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Path) -> None:
@@ -162,7 +162,7 @@ def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Pat
     assert count == "1 of 2 trajectories was left out." and "Left out: Trajectory 'a'" in named
 
 
-def test_the_command_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_is_the_same_job(sent: list[int]) -> None:
     run = stored_run(3)
     out = io.StringIO()
     call_command("diagnose", run.code, "--json", stdout=out)
@@ -171,7 +171,5 @@ def test_the_command_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommandError, match="is being diagnosed already"):
         call_command("diagnose", run.code)
     services.cancel_job(job)
-    sent: list[int] = []
-    monkeypatch.setattr(jobs.do_job, "delay", sent.append)
     call_command("diagnose", run.code, "--background", stdout=out)
     assert len(sent) == 1 and run.jobs.get(pk=sent[0]).status == "queued"

@@ -34,6 +34,7 @@ from rollouts.work import launch as launching
 from rollouts.work import replays
 from rollouts.work.diagnosis import diagnose_and_save
 from rollouts.work.launch import LaunchRefused, LaunchSettings, launch, served_models
+from tests.conftest import Take
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -119,11 +120,7 @@ class TestWhatIsQueued:
         with pytest.raises(LaunchRefused, match=r"host 10\.0\.0\.1 is not allowed.*INSPECTOR_ENGINE_HOSTS"):
             launch(LaunchSettings(model="far"), enqueue=False)
 
-    def test_a_broker_that_does_not_answer_fails_the_run_in_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(*_: Any, **__: Any) -> None:
-            raise ConnectionError("refused")
-
-        monkeypatch.setattr(work.run_rollouts, "apply_async", refuse)
+    def test_a_broker_that_does_not_answer_fails_the_run_in_words(self, no_broker: None) -> None:
         run = launch(LaunchSettings(**SMALL))
         assert run.status == "failed" and "Redis does not answer" in run.error
         assert set(run.trajectories.values_list("status", flat=True)) == {"failed"} and run.n_failed == 6
@@ -236,22 +233,20 @@ class TestTheWork:
         assert finding.expected_text != finding.actual_text and "<think>" in finding.actual_text
         assert "repaired template" in finding.remedy and finding.trajectory.worst_severity == "error"
 
-    def test_the_worker_asks_for_the_repair_of_a_refused_template(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[TemplateCheck] = []
-        monkeypatch.setattr(work, "order", asked.append)
+    def test_the_worker_asks_for_the_repair_of_a_refused_template(self, sent: list[int]) -> None:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert run.chat_template is not None
         broken = run.chat_template.text.replace("{%- for message in messages -%}", TOGGLES, 1)
         run.chat_template = services.register_chat_template(broken, "toggles")
         run.save()
         work.run_rollouts(run.pk)
-        assert [(check.chat_template_id, check.tokenizer_id) for check in asked] == [
-            (run.chat_template_id, run.tokenizer_id)
-        ]
+        check = TemplateCheck.objects.get(job__in=sent)
+        assert (check.chat_template_id, check.tokenizer_id) == (run.chat_template_id, run.tokenizer_id)
+        assert check.job.options == {"repair": True}
         run.refresh_from_db()
         assert run.finding_counts == {"empty_think_toggled": 6}
         work.run_rollouts(launch(LaunchSettings(**SMALL), enqueue=False).pk)
-        assert len(asked) == 1
+        assert len(sent) == 1
 
     def test_rows_of_another_template_hold_the_sampled_tokens_and_its_scaffold(self) -> None:
         own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
@@ -422,17 +417,17 @@ class TestSharing:
         assert run.status == "queued" and run.started_at is None
 
     def test_an_idle_worker_asks_for_a_run_with_more_in_its_queue_than_is_under_way(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, broker: Take
     ) -> None:
-        sent: list[Any] = []
-        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *args, **options: sent.append((*args, options)))
+        sent: list[tuple[str, int]] = []
+        broker(lambda queue, key: sent.append((queue, key)))
         monkeypatch.setattr(work, "_left", set())
         run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
         assert work.live_trajectories(served_models()["demo"], run.engine) == 80
         assert work.ask_to_share(["demo"]) is None  # nobody has begun it
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
         assert work.ask_to_share(["other"]) is None
-        assert work.ask_to_share(["demo"]) == run and sent == [((run.pk,), {"queue": "engine.demo"})]
+        assert work.ask_to_share(["demo"]) == run and sent == [("engine.demo", run.pk)]
         services.lease_trajectories(run, 4, 60)
         assert work.ask_to_share(["demo"]) is None  # the one that is at it has room for the rest
         run.trajectories.update(status="queued")
@@ -457,15 +452,15 @@ class TestCommand:
         assert result["tokens"] > result["sampled"] > 0 and Run.objects.get(code=result["run"])
         assert "made in this process" in err
 
-    def test_wait_leaves_the_work_to_a_worker_that_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wait_leaves_the_work_to_a_worker_that_answers(self, monkeypatch: pytest.MonkeyPatch, broker: Take) -> None:
         from celery.app.control import Inspect
 
-        def take(args: Any, queue: str) -> None:
+        def take(queue: str, key: int) -> None:
             assert queue == "engine.demo"
-            Run.objects.filter(pk=args[0]).update(status="done")
+            Run.objects.filter(pk=key).update(status="done")
 
         monkeypatch.delenv("REDIS_URL", raising=False)
-        monkeypatch.setattr(work.run_rollouts, "apply_async", take)
+        broker(take)
         other = {"w1@here": [{"name": "default"}]}
         monkeypatch.setattr(Inspect, "active_queues", lambda _: other)
         assert not is_served("demo")
@@ -475,9 +470,9 @@ class TestCommand:
         assert json.loads(out)["status"] == "done" and not err
 
     def test_templates_and_the_rest_of_the_sampling_are_options(
-        self, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, tiny_tokenizer: Path, broker: Take
     ) -> None:
-        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
+        broker(lambda *_: None)
         text = (tiny_tokenizer / "chat_template.jinja").read_text()
         (tmp_path / "rows.jinja").write_text(text + "{# rows #}")
         out, _ = self.call("--rows-chat-template", str(tmp_path / "rows.jinja"), "--stop", "</x>", "--stop", "</y>",
@@ -598,14 +593,14 @@ def _streams(run: Run) -> list[list[list[int]]]:
 
 
 class TestResume:
-    def test_a_run_that_no_broker_took_is_made_after_all(self, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
-        def refuse(*_: Any, **__: Any) -> None:
+    def test_a_run_that_no_broker_took_is_made_after_all(self, broker: Take, client: Any) -> None:
+        def refuse(*_: Any) -> None:
             raise ConnectionError("refused")
 
-        monkeypatch.setattr(work.run_rollouts, "apply_async", refuse)
+        broker(refuse)
         run = launch(LaunchSettings(**SMALL))
         assert run.status == "failed" and "press Resume" in run.error and launching.can_resume(run)
-        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
+        broker(lambda *_: None)
         assert launching.resume(run) == 6
         assert (run.status, run.error, run.n_failed) == ("queued", "", 0) and not launching.can_resume(run)
         work.work_on(run.pk)
@@ -614,8 +609,8 @@ class TestResume:
         with pytest.raises(ValueError, match="nothing to resume"):
             launching.resume(run)
 
-    def test_a_cancelled_run_goes_on_with_the_steps_it_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
+    def test_a_cancelled_run_goes_on_with_the_steps_it_has(self, broker: Take) -> None:
+        broker(lambda *_: None)
         run = launch(LaunchSettings(**(SMALL | {"prompts": 40, "group": 4})), enqueue=False)
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
@@ -636,10 +631,8 @@ class TestResume:
             record = StoredTrajectory.objects.get(pk=key)
             assert [s.stream.tolist() for s in selectors.load_trajectory(record).steps][: len(streams)] == streams
 
-    def test_the_trajectories_that_failed_in_a_run_that_is_done_are_made_anew(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(work.run_rollouts, "apply_async", lambda *_, **__: None)
+    def test_the_trajectories_that_failed_in_a_run_that_is_done_are_made_anew(self, broker: Take) -> None:
+        broker(lambda *_: None)
         whole = _streams(done_run())
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         (lost,) = services.lease_trajectories(run, 1, 60)

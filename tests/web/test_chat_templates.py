@@ -12,9 +12,8 @@ from pytest_django import DjangoAssertNumQueries
 
 from inspector.web.login import local_user
 from rollouts import services
-from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
-from rollouts.tasks import checks as tasks
-from rollouts.work import template_checks
+from rollouts.models import ChatTemplate, Job, TemplateCheck, Tokenizer
+from rollouts.tasks.jobs import do_job
 
 pytestmark = pytest.mark.django_db
 
@@ -27,12 +26,6 @@ def client() -> Client:
     client = Client()
     client.force_login(local_user())
     return client
-
-
-@pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that answers at once."""
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: tasks.check_template(pk, repair))
 
 
 @pytest.fixture
@@ -69,9 +62,9 @@ def test_a_registered_tokenizer_with_its_own_template(client: Client, answered: 
 
 def test_the_same_question_has_the_same_address_and_is_answered_once(client: Client, answered: None) -> None:
     first = ask(client, chat_template=SAFE).redirect_chain[0][0]
-    TemplateCheck.objects.update(error="kept")
+    Job.objects.update(error="kept")
     assert ask(client, chat_template=SAFE.replace("\n", "\r\n")).redirect_chain[0][0] == first
-    assert TemplateCheck.objects.get().error == "kept"
+    assert Job.objects.get().error == "kept"
     assert ask(client, chat_template=SAFE, kwargs='{"a": 1}').redirect_chain[0][0] != first
 
 
@@ -82,19 +75,14 @@ def test_a_check_of_an_older_version_is_answered_again(client: Client, answered:
     assert TemplateCheck.objects.get().report
 
 
-def test_a_waiting_check_polls_and_an_answered_one_does_not(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: None)
+def test_a_waiting_check_polls_and_an_answered_one_does_not(client: Client, sent: list[int]) -> None:
     address = ask(client, chat_template=SAFE).redirect_chain[0][0]
     assert 'hx-trigger="every 1s"' in client.get(address).content.decode()
-    template_checks.answer(TemplateCheck.objects.get())
+    do_job(sent[0])
     assert "hx-trigger" not in client.get(address).content.decode()
 
 
-def test_without_a_broker_the_page_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(pk: int, repair: bool = True) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr(tasks.check_template, "delay", refuse)
+def test_without_a_broker_the_page_says_so(client: Client, no_broker: None) -> None:
     assert "Redis does not answer" in ask(client, chat_template=SAFE).content.decode()
 
 

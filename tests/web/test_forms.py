@@ -21,24 +21,6 @@ from rollouts.tito.strategies import STRATEGIES
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What a launch sends to its worker, instead of a broker."""
-    from rollouts.tasks.run_rollouts import run_rollouts
-
-    ids: list[int] = []
-    monkeypatch.setattr(run_rollouts, "apply_async", lambda args, **_: ids.append(args[0]))
-    return ids
-
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imports run in place of being sent."""
-    from rollouts.tasks.imports import import_files
-
-    monkeypatch.setattr(import_files, "apply_async", lambda args, **_: import_files.apply(args=args))
-
-
 def form_of(web: Client, path: str) -> dict[str, Any]:
     """What a browser sends when nothing is changed."""
     form = web.get(path).context["form"]
@@ -106,14 +88,8 @@ def test_too_many_trajectories_are_refused_by_the_launch_itself(web: Client, sen
 
 
 def test_a_broker_that_does_not_answer_fails_the_run_with_a_sentence(
-    web: Client, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Path
+    web: Client, no_broker: None, tiny_tokenizer: Path
 ) -> None:
-    from rollouts.tasks.run_rollouts import run_rollouts
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no")
-
-    monkeypatch.setattr(run_rollouts, "apply_async", refuse)
     page = web.post("/runs/new", form_of(web, "/runs/new"), follow=True).content.decode()
     assert "Redis does not answer" in page and Run.objects.get().status == Run.Status.FAILED
 
@@ -145,7 +121,7 @@ def own_lines(n: int) -> bytes:
     return out.getvalue()
 
 
-def test_a_dropped_file_is_imported_and_its_run_shown(web: Client, at_once: None) -> None:
+def test_a_dropped_file_is_imported_and_its_run_shown(web: Client, answered: None) -> None:
     file = SimpleUploadedFile("rollouts.jsonl", own_lines(3))
     answer = web.post("/import", {"files": [file], "format": "auto"}, follow=True)
     run = Run.objects.get()
@@ -153,14 +129,14 @@ def test_a_dropped_file_is_imported_and_its_run_shown(web: Client, at_once: None
     assert run.status == Run.Status.DONE and run.n_trajectories == 3 and run.name == "rollouts.jsonl"
 
 
-def test_many_files_make_one_run_and_two_of_a_name_are_both_read(web: Client, at_once: None) -> None:
+def test_many_files_make_one_run_and_two_of_a_name_are_both_read(web: Client, answered: None) -> None:
     files = [SimpleUploadedFile("a.jsonl", own_lines(2)), SimpleUploadedFile("a.jsonl", own_lines(2))]
     web.post("/import", {"files": files, "name": "both"})
     run = Run.objects.get()
-    assert run.name == "both" and run.n_trajectories == 4 and len(set(run.settings["files"])) == 2
+    assert run.name == "both" and run.n_trajectories == 4 and len(set(run.jobs.get().options["files"])) == 2
 
 
-def test_broken_lines_of_an_import_are_listed(web: Client, at_once: None) -> None:
+def test_broken_lines_of_an_import_are_listed(web: Client, answered: None) -> None:
     file = SimpleUploadedFile("a.jsonl", own_lines(1) + b"{broken\n")
     page = web.post("/import", {"files": [file]}, follow=True).content.decode()
     assert "1 rejected" in page and "a.jsonl" in page
@@ -177,7 +153,7 @@ def test_broken_lines_of_an_import_are_listed(web: Client, at_once: None) -> Non
     ],
 )
 def test_what_is_never_read_is_refused_with_a_sentence(
-    web: Client, at_once: None, name: str, content: bytes, sentence: str
+    web: Client, answered: None, name: str, content: bytes, sentence: str
 ) -> None:
     answer = web.post("/import", {"files": [SimpleUploadedFile(name, content)]})
     assert answer.status_code == 422 and not Run.objects.exists()
@@ -189,13 +165,13 @@ def test_an_import_without_files_is_refused(web: Client) -> None:
     assert answer.status_code == 422 and "at least one file" in answer.content.decode()
 
 
-def test_a_name_that_climbs_stays_in_the_folder(web: Client, at_once: None) -> None:
+def test_a_name_that_climbs_stays_in_the_folder(web: Client, answered: None) -> None:
     web.post("/import", {"files": [SimpleUploadedFile("..\\..\\evil\u202e.jsonl", own_lines(1))]})
-    kept = Path(Run.objects.get().settings["files"][0])
+    kept = Path(Run.objects.get().jobs.get().options["files"][0])
     assert kept.parent == settings.INSPECTOR_DATA / "uploads" / Run.objects.get().code and kept.suffix == ".jsonl"
 
 
-def test_an_import_takes_the_tokenizer_that_was_chosen(web: Client, at_once: None, tiny_tokenizer: Path) -> None:
+def test_an_import_takes_the_tokenizer_that_was_chosen(web: Client, answered: None, tiny_tokenizer: Path) -> None:
     web.post("/tokenizers", {"folder": str(tiny_tokenizer), "name": "tiny"})
     tokenizer = Tokenizer.objects.get()
     for choice, expected in ((f"id:{tokenizer.pk}", tokenizer), ("none", None)):
@@ -206,7 +182,7 @@ def test_an_import_takes_the_tokenizer_that_was_chosen(web: Client, at_once: Non
     assert answer.status_code == 422
 
 
-def test_an_import_brings_its_own_tokenizer_and_template(web: Client, at_once: None, tiny_tokenizer: Path) -> None:
+def test_an_import_brings_its_own_tokenizer_and_template(web: Client, answered: None, tiny_tokenizer: Path) -> None:
     web.post(
         "/import",
         {

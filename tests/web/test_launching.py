@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +11,15 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from rollouts import services
-from rollouts.models import ChatTemplate, Run, TemplateCheck
+from rollouts.models import ChatTemplate, Job, Run, TemplateCheck
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import template_checks
 from tests.web.test_forms import form_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("sent", "tiny_tokenizer")]
 
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-
-
-@pytest.fixture(autouse=True)
-def sent(monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Path) -> list[int]:
-    """What a launch sends to its worker, instead of a broker."""
-    from rollouts.tasks.run_rollouts import run_rollouts
-
-    ids: list[int] = []
-    monkeypatch.setattr(run_rollouts, "apply_async", lambda args, **_: ids.append(args[0]))
-    return ids
 
 
 def post(web: Client, address: str = "/runs/new", **changes: Any) -> Any:
@@ -167,7 +156,8 @@ def checked(run: Run | None = None, **report: Any) -> TemplateCheck:
     template = services.register_chat_template(PLAIN, "plain") if run is None else run.chat_template
     assert template is not None
     check, _ = template_checks.ask(None if run is None else run.tokenizer, template)
-    check.status, check.report, check.version = "done", report, template_checks.chat_templates.VERSION
+    Job.objects.filter(template_check=check).update(status="done", n_done=1)
+    check.report, check.version = report, template_checks.chat_templates.VERSION
     check.cells = {"prefix_preserving": False, "probes": {}}
     check.save()
     return check

@@ -23,13 +23,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    keys: list[int] = []
-    monkeypatch.setattr(jobs.do_job, "delay", keys.append)
-    return keys
-
-
-@pytest.fixture
 def run(make: Maker) -> Run:
     """Three that can be replayed, and one that was recorded without messages."""
     values = [make.conversation(f"t{turns}", turns=turns, size=20) for turns in (1, 2, 4)]
@@ -117,7 +110,7 @@ def test_it_is_cancelled_from_the_page(
     assert taken is not None
     assert visitor.post(f"/runs/{run.code}/jobs/{job.code}/cancel").status_code in (302, 403)
     assert web.post(f"/runs/{run.code}/jobs/{job.code}/cancel")["Location"].endswith("/cost#strategies")
-    monkeypatch.setattr(jobs, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr("rollouts.services.jobs.TELL_SECONDS", 0.0)
     jobs.work_on(taken)
     job.refresh_from_db()
     assert job.status == "cancelled" and job.n_done == 0

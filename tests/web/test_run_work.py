@@ -13,11 +13,11 @@ from django.utils import timezone
 from inspector.runs import job_views
 from rollouts import services
 from rollouts.models import Job, Run, StoredFinding
-from rollouts.tasks.jobs import do_job, drop_files, file_of
+from rollouts.tasks.jobs import do_job
 from rollouts.tito.diagnose import VERSION
 from rollouts.tito.diagnose.finding import Axis, Cost, Severity
 from rollouts.tito.diagnose.finding import Finding as Value
-from rollouts.work.exporting import WRITERS
+from rollouts.work.exporting import WRITERS, drop_files, file_of
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
 
@@ -159,14 +159,6 @@ def test_a_worker_names_what_it_left_out(web: Client, sent: list[int]) -> None:
     )
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Keys of the jobs that a worker was sent for."""
-    keys: list[int] = []
-    monkeypatch.setattr(do_job, "delay", keys.append)
-    return keys
-
-
 def test_a_run_is_judged_again_by_a_worker(web: Client, visitor: Client, sent: list[int]) -> None:
     run = stored_run(2)
     assert visitor.post(f"/runs/{run.code}/diagnose").status_code in (302, 403) and not sent
@@ -215,11 +207,7 @@ def test_a_lost_worker_is_told_and_the_next_press_goes_on(web: Client, sent: lis
     assert sent == [job.pk, job.pk]
 
 
-def test_without_redis_the_page_says_so(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(pk: int) -> None:
-        raise ConnectionError("no Redis")
-
-    monkeypatch.setattr(do_job, "delay", away)
+def test_without_redis_the_page_says_so(web: Client, no_broker: None) -> None:
     page = web.post(f"/runs/{stored_run(1).code}/diagnose", follow=True)
     assert "Redis does not answer" in page.content.decode() and Job.objects.get().status == "failed"
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
 from rollouts import models, services
 from rollouts.selectors.parts import step_wise_scopes
-from rollouts.tasks import replays as task
+from rollouts.tasks.jobs import do_job
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.trajectory import Step, Trajectory
 from rollouts.work import replays
@@ -22,14 +24,6 @@ from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The replays that a worker was asked for; none is made by itself."""
-    keys: list[int] = []
-    monkeypatch.setattr(task.replay_trajectory, "delay", keys.append)
-    return keys
 
 
 def url(trajectory: models.StoredTrajectory, query: str = "", json: bool = False) -> str:
@@ -40,12 +34,17 @@ def stored(make: Maker, *values: Trajectory, **fields: Any) -> models.StoredTraj
     return make.run(list(values), **fields).trajectories.order_by("index").first()
 
 
+def ask(web: Client, trajectory: models.StoredTrajectory, query: str = "") -> Any:
+    """Press the button of the page."""
+    return web.post(reverse("trajectory-replay", args=[trajectory.code]) + query, follow=True)
+
+
 def made_page(
     make: Maker, web: Client, sent: list[int], value: Trajectory
 ) -> tuple[models.StoredTrajectory, dict[str, Any]]:
     trajectory = stored(make, value)
-    web.get(url(trajectory))
-    task.replay_trajectory(sent[-1])
+    ask(web, trajectory)
+    do_job(sent[-1])
     return trajectory, web.get(url(trajectory, json=True)).json()
 
 
@@ -53,13 +52,25 @@ def test_every_strategy_has_its_sentence() -> None:
     assert all(one.about.endswith(".") for one in STRATEGIES.values())
 
 
-def test_opening_the_page_sends_a_worker_once_and_its_result_is_shown(make, web, sent) -> None:
+def test_opening_the_page_changes_nothing(make, web, sent) -> None:
     trajectory = stored(make, make.conversation("a"))
-    first = web.get(url(trajectory))
+    with CaptureQueriesContext(connection) as asked:
+        page = web.get(url(trajectory)).content.decode()
+        assert web.get(url(trajectory, json=True)).json()["state"] == "unasked"
+    assert all(query["sql"].startswith("SELECT") for query in asked.captured_queries)
+    assert not sent and not models.Replay.objects.exists() and not models.Job.objects.exists()
+    # With JavaScript the page posts by itself, without it the button does.
+    assert 'hx-trigger="load"' in page and ">Replay</button>" in page
+
+
+def test_the_button_sends_a_worker_once_and_its_result_is_shown(make, web, sent) -> None:
+    trajectory = stored(make, make.conversation("a"))
+    first = ask(web, trajectory, "?left=step_wise")
+    assert first.redirect_chain[-1][0].endswith("/strategies?left=step_wise")
     assert first.status_code == 200 and 'hx-trigger="every 1s"' in first.content.decode()
-    web.get(url(trajectory))
+    ask(web, trajectory)
     assert len(sent) == 1
-    task.replay_trajectory(sent[0])
+    do_job(sent[0])
     page = web.get(url(trajectory)).content.decode()
     assert "every 1s" not in page
     assert all(text in page for text in STRATEGIES if text != "bridge" and text.isalpha())
@@ -138,8 +149,9 @@ def test_a_visitor_of_a_link_sees_the_result_and_sends_nobody(make, web, visitor
     visitor.get(reverse("share-open", args=[token]))
     assert visitor.get(url(trajectory, json=True)).json()["state"] == "unasked"
     assert not sent and not models.Replay.objects.exists()
-    web.get(url(trajectory))
-    task.replay_trajectory(sent[0])
+    assert "Replay</button>" not in visitor.get(url(trajectory)).content.decode()
+    ask(web, trajectory)
+    do_job(sent[0])
     assert visitor.get(url(trajectory, json=True)).json()["state"] == "done"
     assert visitor.post(reverse("trajectory-replay", args=[trajectory.code])).status_code in (302, 403)
 
@@ -147,24 +159,21 @@ def test_a_visitor_of_a_link_sees_the_result_and_sends_nobody(make, web, visitor
 def test_a_failure_is_said_and_tried_again_only_when_asked(make, web, sent, monkeypatch) -> None:
     trajectory = stored(make, make.conversation("a"))
     monkeypatch.setattr(replays, "MAX_STEPS", 1)
-    web.get(url(trajectory))
-    task.replay_trajectory(sent[0])
+    ask(web, trajectory)
+    do_job(sent[0])
     page = web.get(url(trajectory)).content.decode()
     assert "too long for this page" in page and "Try again" in page and "every 1s" not in page
     assert len(sent) == 1
     monkeypatch.setattr(replays, "MAX_STEPS", 500)
     web.post(reverse("trajectory-replay", args=[trajectory.code]))
     assert len(sent) == 2
-    task.replay_trajectory(sent[1])
+    do_job(sent[1])
     assert web.get(url(trajectory, json=True)).json()["state"] == "done"
 
 
-def test_a_broker_that_does_not_answer_is_said(make, web, monkeypatch) -> None:
-    def nobody(_: int) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr(task.replay_trajectory, "delay", nobody)
+def test_a_broker_that_does_not_answer_is_said(make, web, no_broker) -> None:
     trajectory = stored(make, make.conversation("a"))
+    ask(web, trajectory)
     report = web.get(url(trajectory, json=True)).json()
     assert report["state"] == "failed" and "Redis does not answer" in report["why"]
 
@@ -173,8 +182,8 @@ def test_a_strategy_that_refuses_says_why_and_cannot_be_compared(make, web, sent
     text = make.record.chat_template.text
     counting = services.register_chat_template("{{ messages|length }} messages\n" + text)
     trajectory = stored(make, make.conversation("a"), chat_template=counting)
-    web.get(url(trajectory))
-    task.replay_trajectory(sent[0])
+    ask(web, trajectory)
+    do_job(sent[0])
     report = web.get(url(trajectory, "?right=tool_delta", json=True)).json()
     by_slug = {one["strategy"]: one for one in report["strategies"]}
     assert "not prefix-preserving" in by_slug["tool_delta"]["refused"] and by_slug["retokenize"]["refused"] is None
@@ -201,46 +210,48 @@ def test_another_chat_template_makes_the_replay_stale(make, web, sent) -> None:
     text = replays.template_text(trajectory.run)
     other = services.register_chat_template(text + "{# another #}")
     models.Run.objects.filter(pk=trajectory.run_id).update(chat_template=other)
+    assert web.get(url(trajectory, json=True)).json()["state"] == "unasked" and len(sent) == 1
+    ask(web, trajectory)
     assert web.get(url(trajectory, json=True)).json()["state"] == "queued" and len(sent) == 2
 
 
 def test_a_replay_that_has_waited_for_a_whole_day_still_says_why(make, web, sent) -> None:
     trajectory = stored(make, make.conversation("a"))
-    web.get(url(trajectory))
-    made = models.Replay.objects.get()
-    made.asked_at = timezone.now() - timedelta(days=1)
-    assert waiting_words(made).startswith("No worker has taken it")
-    made.asked_at = timezone.now()
-    assert waiting_words(made) == ""
+    ask(web, trajectory)
+    job = models.Replay.objects.get().job
+    job.created_at = timezone.now() - timedelta(days=1)
+    assert waiting_words(job).startswith("No worker has taken it")
+    job.created_at = timezone.now()
+    assert waiting_words(job) == ""
 
 
-def waiting_words(made: models.Replay) -> str:
+def waiting_words(job: models.Job) -> str:
     from inspector.trajectories.strategies_page import _waiting
 
-    return _waiting(made)
+    return _waiting(job)
 
 
 def test_a_replay_lost_with_its_worker_is_sent_again(make, web, sent) -> None:
     trajectory = stored(make, make.conversation("a"))
-    web.get(url(trajectory))
-    models.Replay.objects.update(status="running", asked_at=timezone.now() - replays.FORGOTTEN_AFTER / 2)
-    web.get(url(trajectory))
+    ask(web, trajectory)
+    models.Job.objects.update(status="running", heartbeat_at=timezone.now() - timedelta(seconds=20))
+    ask(web, trajectory)
     assert len(sent) == 1
-    models.Replay.objects.update(asked_at=timezone.now() - 2 * replays.FORGOTTEN_AFTER)
-    web.get(url(trajectory))
-    web.get(url(trajectory))
+    models.Job.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=20))
+    ask(web, trajectory)
+    ask(web, trajectory)
     assert len(sent) == 2
 
 
 def test_a_task_delivered_twice_changes_nothing(make, web, sent) -> None:
     trajectory, report = made_page(make, web, sent, make.conversation("a"))
     before = list(models.ReplayRows.objects.values_list("pk", flat=True))
-    task.replay_trajectory(sent[0])
+    do_job(sent[0])
     assert list(models.ReplayRows.objects.values_list("pk", flat=True)) == before
     assert web.get(url(trajectory, json=True)).json() == report
     services.delete_run(trajectory.run)
     assert not models.Replay.objects.exists()
-    task.replay_trajectory(sent[0])
+    do_job(sent[0])
 
 
 def test_step_wise_training_is_counted_with_and_without_merging(make) -> None:

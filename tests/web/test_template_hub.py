@@ -17,7 +17,7 @@ import pytest
 from django.test import Client
 
 from rollouts.models import TemplateCheck, Tokenizer
-from rollouts.tasks import checks as tasks
+from rollouts.work import template_checks
 from tests.chat_templates.test_command import run
 from tests.web.test_template_pages import BROKEN, SAFE
 
@@ -75,7 +75,9 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> Iterator[None]:
+def hub(
+    tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path, answered: None
+) -> Iterator[None]:
     """A hub with two revisions of one model: the template of the first breaks prefixes, that of the second does not."""
     plain = {one.name: one.read_bytes() for one in tiny_tokenizer.iterdir() if one.suffix == ".json"}
     config = json.loads(plain["tokenizer_config.json"])
@@ -92,7 +94,7 @@ def hub(tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, tm
     )
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: tasks.check_template(pk, False))
+    monkeypatch.setattr(template_checks, "_repair", lambda *_: {"repair": None, "repair_detail": "Not looked for."})
     settings.HUB_ALLOWED = True
     settings.INSPECTOR_DATA = tmp_path
     yield

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import zipfile
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from django.utils import timezone
 from inspector.chat_templates.check_subject import failing_probe
 from inspector.chat_templates.repair_page import message_words
 from rollouts import chat_templates, services
-from rollouts.models import ChatTemplate, Run, TemplateCheck, Tokenizer
-from rollouts.tasks import checks as tasks
+from rollouts.models import ChatTemplate, Job, Run, TemplateCheck, Tokenizer
+from rollouts.tasks.jobs import do_job
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.trajectory import Request, Step, Trajectory
 from rollouts.work import template_checks
@@ -42,12 +43,6 @@ TALK = [
     {"role": "assistant", "content": "It is 4."},
     {"role": "user", "content": "thanks"},
 ]
-
-
-@pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that answers at once."""
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: tasks.check_template(pk, repair))
 
 
 @pytest.fixture
@@ -100,16 +95,16 @@ def test_without_a_repair_the_page_says_what_stays_broken(web: Client, answered:
     assert web.get(address + "/repair.jinja").status_code == 404
 
 
-def test_the_verdict_is_shown_while_the_repair_is_searched(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: tasks.check_template(pk, False))
-    address, page = ask(web, chat_template=BROKEN)
-    assert "Search for a repair" in page
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: None)
+def test_the_verdict_is_shown_while_the_repair_is_searched(web: Client, sent: list[int]) -> None:
+    check, _ = template_checks.ask(None, services.register_chat_template(BROKEN), repair=False)
+    do_job(check.job.pk)
+    address = f"/templates/checks/{check.code}"
+    assert "Search for a repair" in web.get(address).content.decode()
     page = web.post(address + "/search", follow=True).content.decode()
     assert "A worker looks for a repair" in page and "Not prefix-preserving" in page and 'hx-trigger="every 1s"' in page
     part = web.get(address, headers={"HX-Request": "true", "HX-Target": "repair"}).content.decode()
     assert part.lstrip().startswith("<section") and "<html" not in part
-    tasks.check_template(TemplateCheck.objects.get().pk)
+    do_job(sent[-1])
     part = web.get(address, headers={"HX-Request": "true", "HX-Target": "repair"}).content.decode()
     assert "verified" in part and "hx-trigger" not in part
 
@@ -323,8 +318,7 @@ def test_the_matrix_keeps_what_an_earlier_version_of_the_checks_answered(
     assert [one["turned"] for one in web.get("/templates/matrix.json").json()["versions"]] == [[], found["turned"]]
 
 
-def test_the_matrix_tells_how_far_it_is(web: Client, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: None)
+def test_the_matrix_tells_how_far_it_is(web: Client, tokenizer: Tokenizer, sent: list[int]) -> None:
     page = web.post("/templates/matrix", follow=True).content.decode()
     assert "0 of 1 checked." in page and 'hx-trigger="every 1s"' in page
 
@@ -350,14 +344,12 @@ def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: 
     assert "selected" not in one.split('id="c-a"')[1] and first != chosen
 
 
-def test_a_question_that_got_lost_says_so_and_can_be_asked_again(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    monkeypatch.setattr(tasks.check_template, "delay", lambda pk, repair=True: sent.append(pk))
+def test_a_question_that_got_lost_says_so_and_can_be_asked_again(web: Client, sent: list[int]) -> None:
     _, page = ask(web, chat_template=SAFE)
     assert "No worker has answered" not in page
     ask(web, chat_template=SAFE)
     assert len(sent) == 1
-    TemplateCheck.objects.update(created_at=timezone.now() - template_checks.LOST * 2)
+    Job.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=6))
     assert "No worker has answered" in web.get(f"/templates/checks/{TemplateCheck.objects.get().code}").content.decode()
     ask(web, chat_template=SAFE)
     assert len(sent) == 2

@@ -14,7 +14,9 @@ from django.core.management.base import BaseCommand, CommandError
 from rollouts import chat_templates, services, tokenizers
 from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
 from rollouts.management.files import read_text
-from rollouts.models import TemplateCheck, Tokenizer
+from rollouts.models import Tokenizer
+from rollouts.services.jobs import take_job
+from rollouts.tasks.jobs import work_on
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.message_validation import messages_problem, tools_problem
 from rollouts.tokenizers import LoadedTokenizer
@@ -104,10 +106,13 @@ class Command(BaseCommand):
         for registered in Tokenizer.objects.select_related("chat_template").order_by("name"):
             report, error = None, "The tokenizer has no chat template."
             if registered.chat_template is not None:
-                check, _ = template_checks.ask(registered, registered.chat_template)
-                if check.status != TemplateCheck.Status.DONE or (search and template_checks.wants_repair(check)):
-                    template_checks.answer(check, repair=search)
+                check, to_do = template_checks.ask(registered, registered.chat_template, repair=search)
+                if to_do and (job := take_job(check.job.pk)) is not None:
+                    work_on(job)
+                    check.refresh_from_db()
                 report, error = check.report, check.error
+                if report is None and not error:
+                    error = "A worker checks it now."
             if report is None or error:
                 rows.append({"name": registered.name, "prefix_preserving": None, "error": error})
                 status = 2

@@ -13,7 +13,8 @@ from rollouts import services
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Job, Run
 from rollouts.services.jobs import end_job, take_job
-from rollouts.tasks.jobs import send, work_on
+from rollouts.tasks.jobs import work_on
+from rollouts.work.sending import send
 
 
 class Command(BaseCommand):

@@ -13,7 +13,9 @@ from rollouts import services
 from rollouts.formats import FORMATS
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run
-from rollouts.work.diagnosis import findings_for
+from rollouts.services.jobs import take_job
+from rollouts.tasks.jobs import work_on
+from rollouts.work import imports
 
 
 class Command(BaseCommand):
@@ -44,7 +46,10 @@ class Command(BaseCommand):
         run = services.create_run(
             Run.Kind.IMPORT, options["run"] or f"{files[0].name}{more}", tokenizer=tokenizer, chat_template=template
         )
-        services.import_files(run, files, options["format"], diagnose=findings_for)
+        job = take_job(imports.ask(run, files, options["format"]).pk)
+        assert job is not None
+        work_on(job)
+        run.refresh_from_db()
         rejections = [dict(one) for one in run.rejections.order_by("pk").values("file", "line", "reason")]
         if options["json"]:
             self.stdout.write(json.dumps(result(run, rejections)))

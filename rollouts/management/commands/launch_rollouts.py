@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from rollouts.environments import Prompt, PromptsRejected, read_prompts
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run, StoredTrajectory
+from rollouts.selectors.activity import is_active
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.work import launch as launching
 from rollouts.work.launch import LaunchRefused, LaunchSettings
@@ -131,7 +132,7 @@ class Command(BaseCommand):
 
     def _wait(self, run: Run) -> None:
         try:
-            while run.status in (Run.Status.QUEUED, Run.Status.RUNNING):
+            while is_active(run):
                 time.sleep(POLL_SECONDS)
                 run.refresh_from_db()
         except KeyboardInterrupt:

@@ -1,0 +1,297 @@
+"""Imports: files read as a stream, kept in batches of bounded size, each file whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from django.core.files.uploadedfile import TemporaryUploadedFile, UploadedFile
+from django.db import transaction
+
+from rollouts import formats, models, services
+from rollouts.formats import FileRefused, Rejected, Source
+from rollouts.models import Job
+from rollouts.selectors.activity import is_active
+from rollouts.services.imports import IMPORTED, drop_from, note_imported, reject_file, take_recorded_tokenizer
+from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.services.rejections import add_rejections
+from rollouts.services.text import tidy_name
+from rollouts.services.trajectories import TokenTable
+from rollouts.tito.trajectory import Trajectory
+from rollouts.work.diagnosis import findings_for
+
+BATCH_TRAJECTORIES = 500
+BATCH_TOKENS = 1_000_000
+BATCH_BYTES = 16_000_000
+"""Of the file; what has text alone has no tokens."""
+BEAT_SECONDS = 0.5
+"""How often progress is written and the cancel flag read."""
+GC_THRESHOLD = 100_000
+"""New objects until the cyclic collector looks at them."""
+
+
+class _Cancelled(Exception):
+    """Somebody asked the run to stop."""
+
+
+def ask(run: models.Run, files: Sequence[Path], format_name: str = "auto", use_recorded_tokenizer: bool = True) -> Job:
+    """The job that reads files into a new run; the paths must be the same for every worker."""
+    options = {
+        "files": [str(path.resolve()) for path in files],
+        "format": format_name,
+        "use_recorded_tokenizer": use_recorded_tokenizer,
+    }
+    return ask_job(run, Job.Kind.IMPORT, options, run.created_by)[0]
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Read the files that a job's options name into its run; after a lost worker it goes on at the file it was at."""
+    runs = models.Run.objects.select_related("tokenizer__chat_template", "chat_template")
+    run = runs.filter(jobs=job).first()
+    if run is None or not is_active(run):  # deleted, or cancelled before it began
+        raise JobLost
+    options = job.options
+    files = [Path(path) for path in options["files"]]
+    import_files(run, files, options["format"] or "auto", options["use_recorded_tokenizer"], alive=beat)
+    end_job(job, run.status, run.error)
+
+
+def fail(job: Job, sentence: str) -> None:
+    """End the run of a job that could not be done."""
+    run = models.Run.objects.get(jobs=job)
+    if is_active(run):
+        drop_from(run, run.settings.get(IMPORTED, _NOTHING)["next_index"])
+        services.end_run(run, models.Run.Status.FAILED, sentence)
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """An import makes many objects and hardly a cycle, so that the collector is hardly ever worth its look at all."""
+    before = gc.get_threshold()
+    gc.set_threshold(GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+_NOTHING: dict[str, Any] = {"files": 0, "next_index": 0, "formats": []}
+
+
+@_rare_collections()
+def import_files(
+    run: models.Run,
+    files: Sequence[Path | Source],
+    format_name: str = "auto",
+    use_recorded_tokenizer: bool = True,
+    alive: Callable[[], object] = lambda: None,
+) -> None:
+    """Read files into a run, diagnose each trajectory in the same pass, and end the run.
+
+    The run ends as done, as failed when nothing was read, or as cancelled when somebody asked. A file that cannot be
+    read to its end leaves nothing but a rejection. A run without a tokenizer takes the registered one that its first
+    file names. ``alive`` is called often; it raises :class:`JobLost` when another worker has the import by now.
+    """
+    alive()
+    services.start_run(run)
+    sizes, names = [_size(file) for file in files], _names(files)
+    done = run.settings.get(IMPORTED, _NOTHING)
+    models.Run.objects.filter(pk=run.pk).update(bytes_total=sum(sizes))
+    try:
+        for n, file in enumerate(files):
+            if n < done["files"]:
+                continue
+            drop_from(run, done["next_index"])
+            before = sum(sizes[:n])
+            try:
+                source = file if isinstance(file, Source) else Source.of_path(file, names[n])
+                one = _File(run, source, before, done["next_index"], use_recorded_tokenizer, alive)
+                name = one.read(format_name)
+                done = {
+                    "files": n + 1, "next_index": one.next_index, "formats": sorted({*done["formats"], name}),
+                }  # fmt: skip
+            except FileRefused as refusal:
+                alive()
+                drop_from(run, done["next_index"])
+                reject_file(run, names[n], str(refusal))
+                done = {**done, "files": n + 1}
+            alive()
+            note_imported(run, done, before + sizes[n])
+        _end(run, bool(done["next_index"]))
+    except JobLost:
+        raise
+    except _Cancelled:
+        drop_from(run, done["next_index"])
+        services.end_run(run, models.Run.Status.CANCELLED)
+    except Exception as error:
+        alive()
+        drop_from(run, done["next_index"])
+        services.end_run(run, models.Run.Status.FAILED, f"The import broke off: {type(error).__name__}: {error}"[:2000])
+        raise
+    run.refresh_from_db()
+
+
+def _names(files: Sequence[Path | Source]) -> list[str]:
+    """Files by name, with as much of their folders as tells them apart: trainers write ``step_1/rank_0.jsonl``."""
+    paths = [file.parts if isinstance(file, Path) else (file.name,) for file in files]
+    alike = Counter(path[-1:] for path in paths)
+    names = []
+    for path in paths:
+        n = 1
+        while alike[path[-1:]] > 1 and n < len(path) and any(p != path and p[-n:] == path[-n:] for p in paths):
+            n += 1
+        names.append("/".join(path[-n:]))
+    return names
+
+
+def _size(file: Path | Source) -> int:
+    if isinstance(file, Source):
+        return file.size
+    with contextlib.suppress(OSError):
+        return file.stat().st_size
+    return 0
+
+
+def _end(run: models.Run, has_any: bool) -> None:
+    run.refresh_from_db()
+    if has_any:
+        services.end_run(run, models.Run.Status.DONE)
+        return
+    first = run.rejections.order_by("pk").first()
+    reason = f" {first.reason}" if first else " The files hold no trajectories."
+    more = f" ({run.n_rejected:,} rejections in all.)" if run.n_rejected > 1 else ""
+    services.end_run(run, models.Run.Status.FAILED, f"Nothing was imported.{reason}{more}")
+
+
+class _File:
+    """One file under way."""
+
+    def __init__(
+        self, run: models.Run, source: Source, before: int, index: int, use_recorded: bool, alive: Callable[[], object]
+    ) -> None:
+        self.run, self.source, self.use_recorded, self.alive = run, source, use_recorded, alive
+        self.next_index = index
+        self._bytes_before = before
+        self._last_beat = 0.0
+        self._table: TokenTable | None = None
+
+    def read(self, format_name: str) -> str:
+        """Returns the name of the format. Raises :class:`FileRefused` after parts of the file may have been stored."""
+        self.source.on_line = self._tick
+        chosen, items = formats.read(self.source, format_name)
+        for batch in _batches(items, self.source):
+            add_rejections(self.run, self.source.name, [one for one in batch if isinstance(one, Rejected)])
+            self._save([one for one in batch if isinstance(one, Trajectory)])
+            self._tick()
+        return chosen.name
+
+    def _tick(self) -> None:
+        """Say in the database how far the file is read, now and then."""
+        now = time.monotonic()
+        if now - self._last_beat < BEAT_SECONDS:
+            return
+        self._last_beat = now
+        self.alive()
+        if services.beat(self.run, bytes_done=self._bytes_before + self.source.position):
+            raise _Cancelled
+
+    def _save(self, batch: list[Trajectory]) -> None:
+        if not batch:
+            return
+        self._choose_tokenizer(batch)
+        batch = self._with_free_ids(batch)
+        findings = []
+        for trajectory in batch:
+            findings.append(findings_for(trajectory, self.run))
+            self._tick()
+        with transaction.atomic():
+            self.alive()  # in one transaction, so that a worker that has lost the import stores nothing more
+            services.save_trajectories(self.run, batch, findings, self.next_index, self._table)
+        self.next_index += len(batch)
+
+    def _with_free_ids(self, batch: list[Trajectory]) -> list[Trajectory]:
+        """Files of one run may count alike: an id that is taken gets the file's name before it, as does its group."""
+        wanted = [one.external_id for one in batch]
+        taken = set(self.run.trajectories.filter(external_id__in=wanted).values_list("external_id", flat=True))
+        if not taken:
+            return batch
+        renamed = []
+        for one in batch:
+            if one.external_id in taken:
+                name, group = f"{self.source.name}:{one.external_id}", f"{self.source.name}:{one.group}"
+                one = replace(one, external_id=name[-200:], group=one.group and group[-200:])
+            renamed.append(one)
+        again = [one.external_id for one in renamed]
+        twice = set(self.run.trajectories.filter(external_id__in=again).values_list("external_id", flat=True))
+        kept, seen = [], twice
+        for one in renamed:
+            if one.external_id in seen:
+                add_rejections(
+                    self.run, self.source.name, [Rejected(None, f"The id {one.external_id!r} is in this run already.")]
+                )
+                continue
+            seen.add(one.external_id)
+            kept.append(one)
+        return kept
+
+    def _choose_tokenizer(self, batch: Sequence[Trajectory]) -> None:
+        if self.run.tokenizer is None and self.use_recorded:
+            names = {one.tokenizer for one in batch if one.tokenizer}
+            if len(names) == 1:
+                take_recorded_tokenizer(self.run, names.pop())
+        if self._table is None:
+            self._table = services.byte_table_of(self.run)
+
+
+def _batches(items: Iterable[Trajectory | Rejected], source: Source) -> Iterator[list[Trajectory | Rejected]]:
+    """Batches of bounded size."""
+    batch: list[Trajectory | Rejected] = []
+    n_tokens, start = 0, 0
+    for item in items:
+        batch.append(item)
+        if isinstance(item, Trajectory):
+            n_tokens += item.n_ids
+        n_bytes = source.position - start
+        if len(batch) >= BATCH_TRAJECTORIES or n_tokens >= BATCH_TOKENS or n_bytes >= BATCH_BYTES:
+            yield batch
+            batch, n_tokens, start = [], 0, source.position
+    if batch:
+        yield batch
+
+
+# -- uploads -----------------------------------------------------------------------------------------------------------
+
+
+def keep_files(files: Sequence[UploadedFile], folder: Path) -> list[Path]:
+    """Move uploads into `folder` under names that are theirs, made safe; a second file of a name gets a number."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kept: list[Path] = []
+    for file in files:
+        target = folder / tidy_file(file.name or "")
+        number = 2
+        while target.exists():
+            target = folder / f"{number}-{tidy_file(file.name or '')}"
+            number += 1
+        if isinstance(file, TemporaryUploadedFile):
+            shutil.move(file.temporary_file_path(), target)
+        else:
+            with target.open("wb") as out:
+                for chunk in file.chunks():
+                    out.write(chunk)
+        kept.append(target)
+    return kept
+
+
+def tidy_file(name: str) -> str:
+    """A file's name with its suffixes, and nothing that a path could stumble over."""
+    plain = Path(name.replace("\\", "/")).name
+    suffixes = "".join(Path(plain).suffixes[-3:])[:40] if plain else ""
+    stem = plain.removesuffix(suffixes) if suffixes else plain
+    return tidy_name(stem) + "".join(letter for letter in suffixes if letter.isalnum() or letter in "._-")

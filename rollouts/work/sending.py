@@ -1,0 +1,34 @@
+"""Orders to workers, through the broker. One sentence says that the broker does not answer."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import current_app
+
+from rollouts.models import Job
+from rollouts.services.jobs import end_job
+
+log = logging.getLogger(__name__)
+
+DO_JOB = "rollouts.do_job"
+RUN_ROLLOUTS = "rollouts.run_rollouts"
+NO_BROKER = "Redis does not answer, so no worker can be sent. Start it (make run starts one), then try again."
+
+
+def send_task(name: str, key: int, queue: str | None = None) -> str:
+    """Order a task for a row; returns a sentence when the broker does not answer, else an empty text."""
+    try:
+        current_app.send_task(name, (key,), queue=queue)
+    except Exception as error:  # kombu's OperationalError, and what redis raises below it
+        log.warning("task %s of %s cannot be sent: %s", name, key, type(error).__name__)
+        return NO_BROKER
+    return ""
+
+
+def send(job: Job) -> str:
+    """Order a job; returns a sentence, and ends the job with it, when the broker does not answer."""
+    if sentence := send_task(DO_JOB, job.pk):
+        end_job(job, Job.Status.FAILED, sentence)
+        job.refresh_from_db()
+    return sentence
