@@ -1,0 +1,310 @@
+"""Every kind of job: one at a time for its subject, gone with it, and taken up after its worker was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from celery import current_app
+from django.db import IntegrityError, connection, connections, transaction
+from django.utils import timezone
+
+from rollouts import models, services
+from rollouts.models import Job, Replay, Run, TemplateCheck
+from rollouts.selectors.activity import is_active, is_silent
+from rollouts.services import jobs as job_services
+from rollouts.services.jobs import adopt_jobs, ask_job, end_job, take_job
+from rollouts.services.pushed import DIAGNOSED_TO, add_new_trajectories
+from rollouts.tasks import jobs
+from rollouts.work import exporting, imports, replays, template_checks
+from tests.conftest import wait_until
+from tests.formats.test_formats import GYM, changed, jsonl
+from tests.web.samples import stored_run, trajectory
+from tests.web.test_template_lab import BROKEN
+from tests.web.trajectory_samples import Maker
+
+pytestmark = pytest.mark.django_db
+
+LONG_AGO = timedelta(minutes=10)
+Ask = Callable[[str], Job]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, tiny_tokenizer: Path) -> Ask:
+    """`ask(kind)`: a job of a kind, with something to do."""
+
+    def go(kind: str) -> Job:
+        if kind == Job.Kind.IMPORT:
+            files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+            for n, file in enumerate(files):
+                file.write_bytes(jsonl(*[changed(GYM, "_ng_task_index", to=10 * n + k) for k in range(3)]))
+            return imports.ask(services.create_run("import", "files"), files)
+        if kind in (Job.Kind.CHECK_TEMPLATE, Job.Kind.REPAIR_TEMPLATE):
+            template = services.register_chat_template(BROKEN)
+            check, _ = template_checks.ask(None, template, repair=kind == Job.Kind.CHECK_TEMPLATE)
+            if kind == Job.Kind.REPAIR_TEMPLATE:
+                jobs.do_job(check.job.pk)
+                check.refresh_from_db()
+                assert template_checks.ask_for_repair(check)
+            return check.job
+        if kind == Job.Kind.REPLAY_TRAJECTORY:
+            maker = Maker(tiny_tokenizer)
+            return replays.ask(maker.run([maker.conversation("a")]).trajectories.get())[0].job
+        run = stored_run(45, findings=[[]] * 45)  # three batches
+        return ask_job(run, kind, {"format": "own_jsonl"} if kind == Job.Kind.EXPORT else {})[0]
+
+    return go
+
+
+def die_after(n: int, work: Callable[[], object]) -> None:
+    """Do some work in another process, which is killed after its nth sign of life."""
+    connections.close_all()  # two processes must not share one
+    pid = os.fork()
+    if pid == 0:
+        real, seen = job_services.beat_job, 0
+
+        def beat_and_die(job: Job, **fields: Any) -> None:
+            nonlocal seen
+            real(job, **fields)
+            seen += 1
+            if seen == n:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        job_services.beat_job = beat_and_die
+        job_services.TELL_SECONDS = -1.0
+        imports.BEAT_SECONDS = -1.0
+        try:
+            work()
+        finally:
+            os._exit(7)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+
+DEATHS = {
+    "diagnose": 2, "export": 9, "replay": 5, "import": 13, "diagnose_pushed": 2, "replay_trajectory": 1,
+    "check_template": 3, "repair_template": 2,
+}  # fmt: skip
+"""Signs of life after which the first worker of each kind is killed: in the middle, where its work has one."""
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", Job.Kind.values)
+def test_a_worker_that_is_killed_is_followed_by_another(kind: str, ask: Ask) -> None:
+    job = ask(kind)
+    die_after(DEATHS[kind], lambda: jobs.do_job(job.pk))
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == ("running", 1) and take_job(job.pk) is None and adopt_jobs() == []
+    Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
+    assert is_silent(Job.objects.get()) and [one.pk for one in adopt_jobs()] == [job.pk] and adopt_jobs() == []
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, job.attempt, job.error) == ("done", 2, "")
+    RESULTS[kind](job)
+
+
+def diagnosed(job: Job) -> None:
+    assert job.run is not None and (job.n_done, job.n_total) == (45, 45)
+
+
+def exported(job: Job) -> None:
+    assert job.n_written == 45 and exporting.file_of(job).stat().st_size == job.bytes_written
+
+
+def replayed(job: Job) -> None:
+    assert job.n_done == 45 and job.report is not None
+    assert {line["trajectories"] for line in job.report["strategies"]} == {45}
+
+
+def imported(job: Job) -> None:
+    assert job.run is not None and (job.run.status, job.run.n_trajectories, job.run.n_rejected) == ("done", 6, 0)
+    assert sorted(job.run.trajectories.values_list("index", flat=True)) == list(range(6))
+
+
+def pushed(job: Job) -> None:
+    assert job.run is not None and job.run.settings[DIAGNOSED_TO] == job.run.trajectories.order_by("-pk")[0].pk
+
+
+def rows_made(job: Job) -> None:
+    assert job.replay is not None and job.replay.report and job.replay.rows.exists()
+
+
+def repaired(job: Job) -> None:
+    check = job.template_check
+    assert check is not None and (check.status, check.error, check.progress) == ("done", "", "")
+    assert check.report is not None and check.report["repair"]
+
+
+RESULTS: dict[str, Callable[[Job], None]] = {
+    "diagnose": diagnosed, "export": exported, "replay": replayed, "import": imported, "diagnose_pushed": pushed,
+    "replay_trajectory": rows_made, "check_template": repaired, "repair_template": repaired,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", Job.Kind.values)
+def test_one_of_a_kind_at_a_time_is_held_by_the_database(kind: str, ask: Ask) -> None:
+    job = ask(kind)
+    subject = job.run or job.replay or job.template_check
+    assert subject is not None and ask_job(subject, kind) == (job, False)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Job.objects.create(run=job.run, replay=job.replay, template_check=job.template_check, kind=kind)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Job.objects.create(kind=kind)  # of nothing
+    services.cancel_job(job)
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == ("cancelled", 0)
+
+
+@pytest.mark.parametrize("kind", Job.Kind.values)
+def test_a_job_that_kills_its_workers_ends(kind: str, ask: Ask) -> None:
+    job = ask(kind)
+    Job.objects.filter(pk=job.pk).update(attempt=jobs.MAX_ATTEMPTS)
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert job.status == "failed" and "workers were lost" in job.error
+    if kind == Job.Kind.IMPORT:
+        assert job.run is not None and (job.run.status, job.run.error) == ("failed", job.error)
+
+
+@pytest.mark.parametrize("kind", ("import", "replay_trajectory"))
+def test_a_job_goes_with_its_run(kind: str, ask: Ask) -> None:
+    job = ask(kind)
+    services.delete_run(job.run or job.replay.trajectory.run)  # type: ignore[union-attr]
+    assert not Job.objects.exists() and not Replay.objects.exists()
+    jobs.do_job(job.pk)
+
+
+def test_a_lost_worker_stores_nothing_more(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was only slow: another worker has the import by now, and has read the file."""
+    job = ask(Job.Kind.IMPORT)
+    slow = take_job(job.pk)
+    assert slow is not None
+    found = imports.findings_for
+
+    def be_taken_over(value: Any, run: Run) -> Any:
+        monkeypatch.setattr(imports, "findings_for", found)
+        Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
+        jobs.do_job(job.pk)
+        return found(value, run)
+
+    monkeypatch.setattr(imports, "findings_for", be_taken_over)
+    jobs.work_on(slow)
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == ("done", 2)
+    imported(job)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_slow_answer_of_a_lost_worker_changes_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ask(Job.Kind.REPLAY_TRAJECTORY)
+    slow = take_job(job.pk)
+    assert slow is not None and job.replay is not None
+    real = replays._replayed
+
+    def be_taken_over(record: models.StoredTrajectory) -> Any:
+        monkeypatch.setattr(replays, "_replayed", real)
+        Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
+        jobs.do_job(job.pk)
+        return real(record)
+
+    monkeypatch.setattr(replays, "_replayed", be_taken_over)
+    jobs.work_on(slow)
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == ("done", 2)
+    assert len(set(job.replay.rows.values_list("strategy", flat=True))) == job.replay.rows.count() > 0  # type: ignore[union-attr]
+
+
+def test_an_import_is_cancelled_by_its_run(ask: Ask) -> None:
+    job = ask(Job.Kind.IMPORT)
+    assert job.run is not None
+    services.cancel_run(job.run)
+    job.refresh_from_db()
+    assert (job.run.status, job.status) == ("cancelled", "cancelled")
+    other = take_job(ask_job(services.create_run("import", "other"), Job.Kind.IMPORT, job.options)[0].pk)
+    assert other is not None and other.run is not None
+    services.cancel_run(other.run)
+    jobs.work_on(other)
+    other.refresh_from_db()
+    assert (other.status, other.run.status, other.run.n_trajectories) == ("cancelled", "cancelled", 0)
+
+
+def test_a_push_while_the_worker_is_at_it_is_diagnosed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollouts.work import diagnosis
+
+    run = services.create_run("import", "pushed", status=Run.Status.DONE)
+    add_new_trajectories(run, [trajectory("a")])
+    job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    real, names = diagnosis.findings_for, []
+
+    def push_more(value: Any, of: Run) -> Any:
+        if not names:
+            add_new_trajectories(run, [trajectory("b")])
+            assert ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[1] is False  # the worker is at it
+        names.append(value.external_id)
+        return real(value, of)
+
+    monkeypatch.setattr(diagnosis, "findings_for", push_more)
+    jobs.do_job(job.pk)
+    assert is_new and names == ["a", "b"] and Job.objects.get().status == "done"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_push_is_lost_between_the_last_look_and_the_end() -> None:
+    run = services.create_run("import", "pushed", status=Run.Status.DONE)
+    orders: SimpleQueue[int | None] = SimpleQueue()
+
+    def push() -> None:
+        try:
+            for n in range(15):
+                add_new_trajectories(run, [trajectory(f"t{n}")])
+                job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+                if is_new:
+                    orders.put(job.pk)
+        finally:
+            orders.put(None)
+            connection.close()
+
+    pusher = threading.Thread(target=push)
+    pusher.start()
+    while (key := orders.get()) is not None:
+        jobs.do_job(key)
+    pusher.join()
+    run.refresh_from_db()
+    assert run.trajectories.count() == 15 and not any(is_active(job) for job in run.jobs.all())
+    assert run.settings[DIAGNOSED_TO] == run.trajectories.order_by("-pk")[0].pk
+
+
+def test_the_state_of_a_check_is_that_of_its_job() -> None:
+    check, is_new = template_checks.ask(None, services.register_chat_template(BROKEN))
+    assert is_new and (check.status, check.progress) == ("queued", "")
+    job = take_job(check.job.pk)
+    assert job is not None
+    check = TemplateCheck.objects.get()
+    assert check.status == "running" and not template_checks.wants_repair(check)
+    Job.objects.update(n_done=1, progress="candidate 3 of 9")
+    check = TemplateCheck.objects.get()
+    assert (check.status, check.error, check.progress) == ("done", "", "candidate 3 of 9")
+    end_job(job, Job.Status.FAILED, "It broke off.")
+    check = TemplateCheck.objects.get()
+    assert (check.status, check.error, check.progress) == ("done", "", "")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_orders_of_retired_tasks_are_dropped(
+    celery_worker_process: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    job = ask_job(stored_run(2), Job.Kind.DIAGNOSE)[0]
+    for name in ("import_files", "check_template", "replay_trajectory", "judge_pushed"):
+        current_app.send_task(f"rollouts.{name}", (1,))
+    worker = celery_worker_process("default", threads=1)
+    current_app.send_task("rollouts.do_job", (job.pk,))
+    wait_until(lambda: Job.objects.get(pk=job.pk).status == "done", 60, "the job is done")
+    assert worker.poll() is None and "unregistered task" in (tmp_path / "worker-0.log").read_text()
