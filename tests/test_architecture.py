@@ -90,13 +90,13 @@ def test_vllm_is_imported_in_one_file_and_lazily() -> None:
 
 
 QUERIES = {
-    "aggregate", "annotate", "defer", "exclude", "filter", "get_list_or_404", "get_object_or_404", "get_or_create",
-    "objects", "only", "order_by", "prefetch_related", "refresh_from_db", "save", "select_related", "values_list",
+    "aggregate", "annotate", "defer", "exclude", "filter", "get_or_create", "only", "order_by", "prefetch_related",
+    "refresh_from_db", "save", "select_related", "values_list",
 }  # fmt: skip
-"""Names by which code reads or writes the database through a model, a manager or a queryset."""
+"""Methods that read or write the database through a model, a manager or a queryset."""
+SHORTCUTS = {"get_list_or_404", "get_object_or_404"}
 PENDING = (
     "inspector.runs.import_views", "inspector.runs.job_views", "inspector.runs.jobs", "inspector.runs.strategies",
-    "inspector.trajectories",
 )  # fmt: skip
 """What has yet to move its queries to selectors and services."""
 
@@ -107,9 +107,10 @@ def queries(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr == "objects":
             found.append("objects")
-        elif isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            found += [called] if called in QUERIES else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in QUERIES:
+            found.append(node.func.attr)
+        elif isinstance(node, ast.Name) and node.id in SHORTCUTS:
+            found.append(node.id)
     return found
 
 

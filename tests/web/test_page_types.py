@@ -8,7 +8,6 @@ import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from django.http import HttpRequest
 
@@ -65,10 +64,3 @@ def test_the_twin_has_the_keys_of_the_dataclass():
     request.path = "/example.json"
     response = twins.page(request, "unused.html", ExamplePage(first=1, second=["a"]), only_html=2)
     assert json.loads(response.content) == {"first": 1, "second": ["a"]}
-
-
-def test_pages_of_a_trajectory_leave_queries_to_the_selectors():
-    manager_calls = {"objects", "filter", "order_by", "values_list", "select_related", "aggregate", "annotate"}
-    for path in Path(inspector.__path__[0]).glob("trajectories/*.py"):
-        found = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-        assert not found & manager_calls, f"{path.name} asks the database itself: {found & manager_calls}"
