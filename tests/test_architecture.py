@@ -95,10 +95,6 @@ QUERIES = {
 }  # fmt: skip
 """Methods that read or write the database through a model, a manager or a queryset."""
 SHORTCUTS = {"get_list_or_404", "get_object_or_404"}
-PENDING = (
-    "inspector.runs.import_views", "inspector.runs.job_views", "inspector.runs.jobs", "inspector.runs.strategies",
-)  # fmt: skip
-"""What has yet to move its queries to selectors and services."""
 
 
 def queries(source: str) -> list[str]:
@@ -116,9 +112,7 @@ def queries(source: str) -> list[str]:
 
 def test_pages_query_through_selectors_and_services_alone() -> None:
     asking = {
-        module: found
-        for module, source in modules()
-        if module.startswith("inspector.") and not module.startswith(PENDING) and (found := queries(source))
+        module: found for module, source in modules() if module.startswith("inspector.") and (found := queries(source))
     }
     assert asking == {}
 

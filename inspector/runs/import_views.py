@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
@@ -12,13 +11,12 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import register_upload
-from inspector.runs.pages import RunValues
-from inspector.web.forms import NO_TOKENIZER, ImportForm
-from inspector.web.twins import json_page, page, wants_json
+from inspector.runs.pages import ImportPage, RefusedImportPage, RunValues
+from inspector.web.forms import ImportForm
+from inspector.web.twins import fields_of, json_page, page, wants_json
 from rollouts import services
-from rollouts.models import Run, Tokenizer
+from rollouts.models import Run
 from rollouts.work import imports
-from rollouts.work.sending import send
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -26,17 +24,13 @@ from rollouts.work.sending import send
 def new(request: HttpRequest) -> HttpResponse:
     """The upload form. A POST that is right goes on to the run's page, where the import shows its progress."""
     form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
-    status = 200
+    run = _start(form, request) if request.method == "POST" else None
+    if run is not None:
+        return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
+    shown = ImportPage(settings.UPLOAD_MAX_BYTES, [one.name for one in form.registered.values()])
     if request.method == "POST":
-        run = _start(form, request)
-        if run is not None:
-            return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
-        status = 422
-    data: dict[str, Any] = {"upload_max_bytes": settings.UPLOAD_MAX_BYTES}
-    data["tokenizers"] = [name for _, name in form.registered]
-    if status == 422:
-        data["errors"] = form.sentences()
-    return page(request, "imports/new.html", data, status, form=form)
+        shown = RefusedImportPage(**fields_of(shown), errors=form.sentences())
+    return page(request, "imports/new.html", shown, 422 if request.method == "POST" else 200, form=form)
 
 
 def _start(form: ImportForm, request: HttpRequest) -> Run | None:
@@ -44,11 +38,9 @@ def _start(form: ImportForm, request: HttpRequest) -> Run | None:
     if not form.is_valid():
         return None
     given = form.cleaned_data
-    tokenizer: Tokenizer | None = None
+    tokenizer = form.registered.get(given["tokenizer"])
     if given["tokenizer_file"]:
         tokenizer = register_upload(form, "tokenizer_file", given["tokenizer_file"])
-    elif given["tokenizer"] not in ("", NO_TOKENIZER):
-        tokenizer = Tokenizer.objects.filter(pk=given["tokenizer"].removeprefix("id:")).first()
     if form.errors:
         return None
     template = services.register_chat_template(given["chat_template"]) if given["chat_template"] else None
@@ -60,11 +52,5 @@ def _start(form: ImportForm, request: HttpRequest) -> Run | None:
         tokenizer=tokenizer,
         chat_template=template or (tokenizer.chat_template if tokenizer else None),
     )
-    kept = imports.keep_files(given["files"], settings.INSPECTOR_DATA / "uploads" / run.code)
-    run.bytes_total = sum(path.stat().st_size for path in kept)
-    run.save(update_fields=["bytes_total"])
-    job = imports.ask(run, kept, given["format"], given["tokenizer"] == "" and tokenizer is None)
-    if sentence := send(job):
-        sentence += " Or use manage.py import_rollouts, which needs no worker."
-        services.end_run(run, Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
+    imports.take_uploads(run, given["files"], given["format"], given["tokenizer"] == "" and tokenizer is None)
     return run

@@ -1,4 +1,4 @@
-"""What can be done to a run that has ended: judged anew, and written in a trainer's format."""
+"""What can be done to a run that has ended: diagnose it again, export it, replay strategies over it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect
+from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from inspector.runs.jobs import LISTED, for_page, is_offered, job_values
-from inspector.web.access import reads_run
+from inspector.runs.jobs import JobLine, for_page, is_offered
+from inspector.web.access import found_or_404, reads_run, writes_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollouts import services
 from rollouts.formats.writers.exports import ExportRefused
-from rollouts.models import Job, Run, Tokenizer
+from rollouts.models import Job, Run
+from rollouts.selectors import TrajectoryFilters, filter_trajectories
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.jobs import find_job
+from rollouts.selectors.registered import tokenizer_named
 from rollouts.work import exporting
 from rollouts.work.exporting import Wanted
 from rollouts.work.sending import send as send_job
@@ -30,28 +33,25 @@ MAX_TRAJECTORIES = 2_000
 IN_MEMORY = 8 << 20
 
 
-@require_POST
-def diagnose(request: HttpRequest, code: str) -> HttpResponse:
-    """Choose another tokenizer where one is named, and send a worker to judge every finished trajectory anew."""
-    run = get_object_or_404(Run, code=code)
+@writes_run
+def diagnose(request: HttpRequest, run: Run) -> HttpResponse:
+    """Take the tokenizer that is named, if any, and send a worker to diagnose every finished trajectory again."""
     named = request.POST.get("tokenizer", "").replace("\0", "")
-    tokenizer = Tokenizer.objects.filter(name=named).first() if named else None
+    tokenizer = tokenizer_named(named) if named else None
     if is_active(run):
-        return _told(request, run, "This run still works. It is judged as it goes; wait, or cancel it first.", 409)
+        return _told(request, run, "This run still works. It is diagnosed as it goes; wait, or cancel it first.", 409)
     if named and tokenizer is None:
         return _told(request, run, f"There is no tokenizer “{named[:80]}”. Register it first.", 422)
     job, send = services.ask_job(
         run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer is not None else {}, request.user
     )
     if not send:
-        return _told(request, run, f"This run is being judged already: {_so_far(job)}. Nothing was begun.", 200, job)
+        return _told(request, run, f"This run is being diagnosed already: {_so_far(job)}. Nothing was begun.", 200, job)
     if tokenizer is not None and tokenizer.pk != run.tokenizer_id:
-        run.tokenizer = tokenizer
-        run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
-        run.save(update_fields=["tokenizer", "chat_template"])
+        services.choose_tokenizer(run, tokenizer)
     if sentence := send_job(job):
         return _told(request, run, sentence, 503)
-    return _told(request, run, "A worker judges this run anew; how far it is stands below.", 202, job)
+    return _told(request, run, "A worker diagnoses this run again; its progress stands below.", 202, job)
 
 
 def _so_far(job: Job) -> str:
@@ -61,7 +61,7 @@ def _so_far(job: Job) -> str:
 def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
     if wants_json(request):
         body = {"run": run.code, "message" if status < 400 else "error": sentence}
-        return json_page(body | ({"job": job_values(job, run)} if job is not None else {}), status)
+        return json_page(body | ({"job": JobLine.of(job, run)} if job is not None else {}), status)
     if status < 400:
         messages.success(request, sentence)
     else:
@@ -116,7 +116,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     # Whole or not at all: a refusal must come before the first byte is sent.
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
-        exporting.write_run(run, run.trajectories.all(), wanted, file)
+        exporting.write_run(run, filter_trajectories(run, TrajectoryFilters()), wanted, file)
     except ExportRefused as refusal:
         file.close()
         return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)), run.code)
@@ -129,10 +129,9 @@ def file_name(run: Run, wanted: Wanted) -> str:
     return f"run_{run.code}_{wanted.format}{strategy}{exporting.suffix_of(wanted.format)}"
 
 
-@require_POST
-def begin_export(request: HttpRequest, code: str) -> HttpResponse:
+@writes_run
+def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
     """What a request may write is downloaded at once; a worker writes the rest to a file that the page then offers."""
-    run = get_object_or_404(Run, code=code)
     try:
         wanted = wanted_of(request.POST)
     except ValueError as error:
@@ -147,13 +146,12 @@ def begin_export(request: HttpRequest, code: str) -> HttpResponse:
         return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
     if sentence := send_job(job):
         return _told(request, run, sentence, 503)
-    return _told(request, run, "A worker writes the file; how far it is, and then the file, stand below.", 202, job)
+    return _told(request, run, "A worker writes the file; its progress, and then the file, stand below.", 202, job)
 
 
-@require_POST
-def replay(request: HttpRequest, code: str) -> HttpResponse:
+@writes_run
+def replay(request: HttpRequest, run: Run) -> HttpResponse:
     """Send a worker to replay every strategy over the finished trajectories of a run."""
-    run = get_object_or_404(Run.objects.select_related("tokenizer__chat_template", "chat_template"), code=code)
     sentence, status = "", 202
     if is_active(run):
         sentence, status = "This run still works. Wait until it has ended, or cancel it first.", 409
@@ -163,7 +161,7 @@ def replay(request: HttpRequest, code: str) -> HttpResponse:
             status = 503
     if wants_json(request):
         return json_page(
-            {"run": run.code, **({"error": sentence} if sentence else {"job": job_values(job, run)})}, status
+            {"run": run.code, **({"error": sentence} if sentence else {"job": JobLine.of(job, run)})}, status
         )
     if sentence:
         messages.error(request, sentence, extra_tags="error")
@@ -173,11 +171,11 @@ def replay(request: HttpRequest, code: str) -> HttpResponse:
 @require_POST
 def cancel_job(request: HttpRequest, code: str, job: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
-    held = get_object_or_404(Job.objects.select_related("run"), run__code=code, code=job, kind__in=LISTED)
+    held = found_or_404(find_job(code, job), "job", job)
     assert held.run is not None
     services.cancel_job(held)
     if wants_json(request):
-        return json_page(job_values(held, held.run))
+        return json_page(JobLine.of(held, held.run))
     if held.kind == Job.Kind.REPLAY:
         return redirect(f"{reverse('run-cost', args=[code])}#strategies")
     return redirect(f"{reverse('run', args=[code])}#work")
@@ -187,7 +185,7 @@ def cancel_job(request: HttpRequest, code: str, job: str) -> HttpResponse:
 @reads_run
 def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     """The file of an export, until it expires."""
-    held = run.jobs.filter(code=job, kind=Job.Kind.EXPORT).first()
+    held = find_job(run.code, job, (Job.Kind.EXPORT,))
     if held is None:
         raise Http404(f"This run has no export with the code {job}.")
     path = exporting.file_of(held)

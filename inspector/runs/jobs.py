@@ -1,24 +1,17 @@
-"""The work done on a run after it ended, as its page and its JSON show it."""
+"""The jobs of a run, as its page and its JSON show them."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.urls import reverse
 from django.utils import timezone
 
+from inspector.web.twins import Page, from_columns
 from rollouts.models import Job, Run
 from rollouts.selectors.activity import is_active, is_silent
-
-MAX_JOBS = 10
-LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY)
-"""The kinds that the page of a run lists. An import is told by its run, and pushed trajectories by their findings."""
-
-
-def latest_jobs(run: Run) -> list[Job]:
-    """The newest first. One query."""
-    return list(run.jobs.filter(kind__in=LISTED).select_related("created_by").order_by("-pk")[:MAX_JOBS])
 
 
 def has_just_diagnosed(job: Job) -> bool:
@@ -32,28 +25,60 @@ def is_offered(job: Job) -> bool:
     return job.status == Job.Status.DONE and job.expires_at is not None and job.expires_at > timezone.now()
 
 
-def job_values(job: Job, run: Run) -> dict[str, Any]:
+@dataclass(frozen=True)
+class JobLine(Page):
     """A job as a line of the list."""
-    where = {"code": run.code, "job": job.code}
-    return {
-        "code": job.code,
-        "kind": job.kind,
-        "what": _what(job),
-        "status": job.status,
-        "active": is_active(job),
-        "cancelling": job.cancel_requested and is_active(job),
-        "done": job.n_done,
-        "total": job.n_total,
-        "sentence": _sentence(job),
-        "notes": [for_page(note) for note in job.notes[1:]],
-        "options": job.options,
-        "file": reverse("job-file", kwargs=where) if is_offered(job) else None,
-        "bytes": job.bytes_written,
-        "created_at": job.created_at,
-        "created_by": job.created_by.get_username() if job.created_by else None,
-        "finished_at": job.finished_at,
-        "expires_at": job.expires_at,
-    }
+
+    code: str
+    """Names the job in addresses."""
+    kind: str
+    """One of ``Job.Kind``."""
+    what: str
+    """The kind and its options in words."""
+    status: str
+    """One of ``Job.Status``."""
+    active: bool
+    """The job still changes."""
+    cancelling: bool
+    """Somebody asked it to stop, and it has not stopped yet."""
+    done: int
+    """Trajectories that are done."""
+    total: int
+    """Trajectories that it has to go through."""
+    sentence: str
+    """Where it stands, and what to do where it does not go on."""
+    notes: list[str]
+    """Sentences about what was left out."""
+    options: dict[str, Any]
+    """What was asked for."""
+    file: str | None
+    """Address of the file of an export, while it is offered."""
+    bytes: int
+    """Size of that file."""
+    created_at: datetime
+    """When it was asked for."""
+    created_by: str | None
+    """Who asked for it."""
+    finished_at: datetime | None
+    """When it ended."""
+    expires_at: datetime | None
+    """When its file goes."""
+
+    @classmethod
+    def of(cls, job: Job, run: Run) -> JobLine:
+        """A job of that run."""
+        return from_columns(
+            cls,
+            job,
+            what=_what(job),
+            active=is_active(job),
+            cancelling=job.cancel_requested and is_active(job),
+            sentence=_sentence(job),
+            notes=[for_page(note) for note in job.notes[1:]],
+            file=reverse("job-file", kwargs={"code": run.code, "job": job.code}) if is_offered(job) else None,
+            bytes=job.bytes_written,
+            created_by=job.created_by.get_username() if job.created_by else None,
+        )
 
 
 def for_page(sentence: str) -> str:
@@ -72,7 +97,7 @@ _WORDS = {
 
 def _what(job: Job) -> str:
     if job.kind == Job.Kind.DIAGNOSE:
-        return "Judged again"
+        return "Diagnosed again"
     if job.kind == Job.Kind.REPLAY:
         return "Replayed under every strategy"
     options = job.options
@@ -105,7 +130,7 @@ def _sentence(job: Job) -> str:
     if job.kind == Job.Kind.DIAGNOSE:
         if job.status == Job.Status.CANCELLED:
             return f"Cancelled after {done}: these have new findings, the others keep the old ones."
-        return f"{job.n_done:,} trajectories judged."
+        return f"{job.n_done:,} trajectories diagnosed."
     if job.kind == Job.Kind.REPLAY:
         if job.status == Job.Status.CANCELLED:
             return f"Cancelled after {done}; nothing is shown of it."

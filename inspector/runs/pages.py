@@ -8,7 +8,9 @@ from typing import Any, Self
 
 from django.urls import reverse
 
+from inspector.runs.jobs import JobLine
 from inspector.runs.refusal import Refusal
+from inspector.runs.strategies import RunStrategies
 from inspector.runs.values import BOOKKEEPING, Progress
 from inspector.web.twins import Page, from_columns
 from rollouts.engines import engine_spec
@@ -196,7 +198,7 @@ class RunPage(Page):
     """The first lines that could not be read."""
     tokenizer_note: str
     """That ids cannot be read as text; empty while all is well."""
-    jobs: list[dict[str, Any]]
+    jobs: list[JobLine]
     """Work that was asked for on the run, the newest first."""
     jobs_live: bool
     """One of these jobs still changes."""
@@ -246,8 +248,26 @@ class CostPage(Page):
     """Later steps with findings, which are left out."""
     along: list[dict[str, int]]
     """Trajectories with a finding in each of equal stretches of the run."""
-    strategies: dict[str, Any]
+    strategies: RunStrategies
     """What every other strategy would have made of the run."""
+
+
+@dataclass(frozen=True)
+class ImportPage(Page):
+    """The upload form."""
+
+    upload_max_bytes: int
+    """The most bytes of one request."""
+    tokenizers: list[str]
+    """Names of the registered tokenizers."""
+
+
+@dataclass(frozen=True)
+class RefusedImportPage(ImportPage):
+    """The upload form after a POST that cannot be imported."""
+
+    errors: dict[str, list[str]]
+    """Field -> what is wrong with it."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from django.shortcuts import render
 
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import SORTS, TrajectoryFilter
-from inspector.runs.jobs import has_just_diagnosed, job_values, latest_jobs
+from inspector.runs.jobs import JobLine, has_just_diagnosed
 from inspector.runs.launch_form import form_labels
 from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
 from inspector.runs.refusal import refusal
@@ -20,6 +20,7 @@ from inspector.web.twins import from_columns, json_page, page, wants_json
 from rollouts import selectors
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.jobs import latest_jobs
 
 MAX_REJECTIONS = 100
 
@@ -36,7 +37,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         summary=shell["summary"],
         rejections=[from_columns(RejectedLine, one) for one in rejections],
         tokenizer_note=tokenizer_note(run, shell["summary"]),
-        jobs=[job_values(job, run) for job in jobs],
+        jobs=[JobLine.of(job, run) for job in jobs],
         jobs_live=any(is_active(job) for job in jobs),
         filter={**dict(wanted.pairs()), "sort": wanted.sort},
         queued=shell["progress"].queued,
@@ -66,5 +67,5 @@ def jobs_part(request: HttpRequest, run: Run) -> HttpResponse:
     live = any(is_active(job) for job in jobs)
     if not live and any(has_just_diagnosed(job) for job in jobs):
         return HttpResponse(headers={"HX-Refresh": "true"})
-    shown = {"run": RunValues.of(run), "jobs": [job_values(job, run) for job in jobs], "jobs_live": live}
+    shown = {"run": RunValues.of(run), "jobs": [JobLine.of(job, run) for job in jobs], "jobs_live": live}
     return render(request, "runs/_jobs.html", shown)

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from inspector.runs.jobs import job_values
+from inspector.runs.jobs import JobLine
 from rollouts.models import Job, Run
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.jobs import latest_jobs
 from rollouts.tito.strategies import about_strategy
 from rollouts.work import replays
 
-LOOKED_AT = 10
-"""Replays among which the last finished one is looked for; older ones were all given up."""
+
+@dataclass(frozen=True)
+class RunStrategies:
+    """What every strategy would have made of a run."""
+
+    job: JobLine | None
+    """The newest replay of the run."""
+    live: bool
+    """That replay still changes."""
+    why_not: str
+    """Why nothing can be replayed; empty when it can."""
+    recorded: dict[str, Any] | None
+    """What the run holds; None until a replay has ended."""
+    lines: list[dict[str, Any]]
+    """What each strategy would have made of it."""
+    stale: bool
+    """The run has changed since that replay."""
+    made_at: datetime | None
+    """When that replay ended."""
 
 
-def strategies_of(run: Run) -> dict[str, Any]:
-    """The newest replay of the run, and the last report that was finished. One query beside the run's own."""
-    asked = list(run.jobs.filter(kind=Job.Kind.REPLAY).select_related("created_by").order_by("-pk")[:LOOKED_AT])
+def strategies_of(run: Run) -> RunStrategies:
+    """The newest replay, and the report of the last one that was finished. One query beside the run's own."""
+    asked = latest_jobs(run, (Job.Kind.REPLAY,))
     latest = asked[0] if asked else None
     done = next((job for job in asked if job.status == Job.Status.DONE), None)
     report = done.report if done is not None else None
-    return {
-        "job": job_values(latest, run) if latest is not None else None,
-        "live": latest is not None and is_active(latest),
-        "why_not": _why_not(run),
-        "recorded": report["recorded"] if report else None,
-        "lines": [_line(one, report["recorded"]["tokens"], run) for one in report["strategies"]] if report else [],
-        "stale": report is not None and report["key"] != replays.run_key(run),
-        "made_at": done.finished_at if done is not None else None,
-    }
+    return RunStrategies(
+        job=JobLine.of(latest, run) if latest is not None else None,
+        live=latest is not None and is_active(latest),
+        why_not=_why_not(run),
+        recorded=report["recorded"] if report else None,
+        lines=[_line(one, report["recorded"]["tokens"], run) for one in report["strategies"]] if report else [],
+        stale=report is not None and report["key"] != replays.run_key(run),
+        made_at=done.finished_at if done is not None else None,
+    )
 
 
 def _why_not(run: Run) -> str:
@@ -41,7 +61,7 @@ def _why_not(run: Run) -> str:
         return "This run holds training rows without steps, and a strategy is replayed over steps."
     if run.tokenizer is None:
         return (
-            "The run has no tokenizer, and strategies render and encode. Choose one under “Judge it again” on the page "
+            "The run has no tokenizer, and strategies render and encode. Choose one under “Diagnose again” on the page "
             "of the run."
         )
     if replays.template_text(run) is None:

@@ -18,12 +18,11 @@ from django.views.decorators.csrf import csrf_exempt
 from inspector.web.twins import fields_of, json_page, whole_number
 from rollouts import services
 from rollouts.formats import FileRefused, Source
-from rollouts.models import ApiToken, Job, Run
+from rollouts.models import ApiToken, Run
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
 from rollouts.services.api_tokens import find_api_token
-from rollouts.work.pushing import Pushed, take_push
-from rollouts.work.sending import send
+from rollouts.work.pushing import take_push
 
 CHUNK_BYTES = 1 << 20
 MAX_RUN_BYTES = 4 << 20
@@ -186,15 +185,5 @@ def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpRespo
         pushed = take_push(run, source, format_name, prefix)
     except FileRefused as error:
         raise Refused(400 if source.size == 0 else 415, str(error)) from error
-    if pushed.trajectories:
-        _diagnose_later(run, pushed)
     answer = {name: value for name, value in fields_of(pushed).items() if value is not None}
     return json_page(answer, 400 if pushed.error else 200)
-
-
-def _diagnose_later(run: Run, pushed: Pushed) -> None:
-    """The diagnosis needs a tokenizer and time, so a worker makes it."""
-    job, is_new = services.ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
-    if is_new and (sentence := send(job)):
-        notice = f"The trajectories are stored without findings. {sentence} `manage.py diagnose {run.code}` makes them."
-        pushed.notice = f"{pushed.notice or ''} {notice}".lstrip()

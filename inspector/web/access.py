@@ -28,6 +28,7 @@ SESSION_KEY = "shares"
 MAX_GRANTS = 50
 
 T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
+Found = TypeVar("Found")
 View = Callable[..., HttpResponse]
 
 
@@ -69,7 +70,7 @@ def share_is_over(request: HttpRequest) -> HttpResponse:
     )
 
 
-def found_or_404(target: T | None, noun: str, code: str) -> T:
+def found_or_404(target: Found | None, noun: str, code: str) -> Found:
     """What a selector found. Raises ``Http404`` with a sentence where it found nothing."""
     if target is None:
         raise Http404(f"There is no {noun} with the code {code}. It may have been deleted, or the link is cut short.")

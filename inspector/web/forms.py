@@ -107,13 +107,13 @@ class ImportForm(PlainForm):
 
     def __init__(self, data: Any = None, files: Any = None) -> None:
         super().__init__(data, files)
-        self.registered = [(one.pk, one.name) for one in list_tokenizers()]
+        self.registered = {f"id:{one.pk}": one for one in list_tokenizers()}
         tokenizer, chosen = self.fields["tokenizer"], self.fields["format"]
         assert isinstance(tokenizer, forms.ChoiceField) and isinstance(chosen, forms.ChoiceField)
         tokenizer.choices = [
             (RECORDED, "The one the files name, if it is registered"),
             (NO_TOKENIZER, "None: show ids"),
-            *((f"id:{pk}", name) for pk, name in self.registered),
+            *((key, one.name) for key, one in self.registered.items()),
         ]
         chosen.choices = [("auto", "Recognise it"), *((one.name, one.title) for one in FORMATS.values())]
 

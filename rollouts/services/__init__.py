@@ -18,6 +18,7 @@ from rollouts.services.launched import (
 from rollouts.services.runs import (
     beat,
     cancel_run,
+    choose_tokenizer,
     create_run,
     delete_run,
     delete_trajectories,
@@ -49,6 +50,7 @@ __all__ = [
     "cancel_job",
     "cancel_remaining",
     "cancel_run",
+    "choose_tokenizer",
     "create_run",
     "create_share",
     "delete_run",

@@ -80,6 +80,13 @@ def cancel_run(run: models.Run) -> None:
     run.refresh_from_db()
 
 
+def choose_tokenizer(run: models.Run, tokenizer: models.Tokenizer) -> None:
+    """Give a run a tokenizer, and its chat template where the run has none."""
+    run.tokenizer = tokenizer
+    run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
+    run.save(update_fields=["tokenizer", "chat_template"])
+
+
 def delete_run(run: models.Run) -> None:
     """Remove a run and everything that only it refers to."""
     for_run = models.StoredTrajectory.objects.filter(run=run)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.files.uploadedfile import TemporaryUploadedFile, UploadedFile
 from django.db import transaction
 
@@ -26,6 +27,7 @@ from rollouts.services.text import tidy_name
 from rollouts.services.trajectories import TokenTable
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work.diagnosis import findings_for
+from rollouts.work.sending import send
 
 BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
@@ -49,6 +51,18 @@ def ask(run: models.Run, files: Sequence[Path], format_name: str = "auto", use_r
         "use_recorded_tokenizer": use_recorded_tokenizer,
     }
     return ask_job(run, Job.Kind.IMPORT, options, run.created_by)[0]
+
+
+def take_uploads(
+    run: models.Run, uploads: Sequence[UploadedFile], format_name: str, use_recorded_tokenizer: bool
+) -> None:
+    """Keep uploaded files, and send a worker to read them into a new run. The run fails when none can be sent."""
+    kept = keep_files(uploads, Path(settings.INSPECTOR_DATA) / "uploads" / run.code)
+    run.bytes_total = sum(path.stat().st_size for path in kept)
+    run.save(update_fields=["bytes_total"])
+    if sentence := send(ask(run, kept, format_name, use_recorded_tokenizer)):
+        sentence += " Or use manage.py import_rollouts, which needs no worker."
+        services.end_run(run, models.Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
 
 
 def do_job(job: Job, beat: Beat) -> None:

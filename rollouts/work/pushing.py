@@ -8,11 +8,12 @@ from typing import Any
 
 from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source
-from rollouts.models import Run
+from rollouts.models import Job, Run
 from rollouts.services.pushed import add_new_trajectories, differing, named_by_content, note_push
 from rollouts.services.rejections import add_rejections
 from rollouts.tito.batches import batched
 from rollouts.tito.trajectory import Trajectory
+from rollouts.work.sending import send
 
 BATCH_TRAJECTORIES = 50
 BATCH_TOKENS = 1_000_000
@@ -72,11 +73,20 @@ def take_push(run: Run, source: Source, format_name: str, prefix: str) -> Pushed
         pushed.reject(run, [Rejected(None, str(error))])
         pushed.error = str(error)
     note_push(run, chosen.name)
+    notices = []
     if others:
-        pushed.notice = (
+        notices.append(
             f"{len(others)} known ids came with other tokens or another reward, {others[0]!r} first, and were left as "
             "they are. Ids that repeat, as in each step of training, need ?prefix=."
         )
+    if pushed.trajectories:
+        # The diagnosis needs a tokenizer and time, so a worker makes it.
+        job, is_new = services.ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+        if is_new and (sentence := send(job)):
+            notices.append(
+                f"The trajectories are stored without findings. {sentence} `manage.py diagnose {run.code}` makes them."
+            )
+    pushed.notice = " ".join(notices) or None
     return pushed
 
 

@@ -1,4 +1,4 @@
-"""The cost of a run, its export and its second judgement, and the script of a finding."""
+"""The cost of a run, its export and its second diagnosis, and the script of a finding."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_worker_names_what_it_left_out(web: Client, sent: list[int]) -> None:
     )
 
 
-def test_a_run_is_judged_again_by_a_worker(web: Client, visitor: Client, sent: list[int]) -> None:
+def test_a_run_is_diagnosed_again_by_a_worker(web: Client, visitor: Client, sent: list[int]) -> None:
     run = stored_run(2)
     assert visitor.post(f"/runs/{run.code}/diagnose").status_code in (302, 403) and not sent
     assert web.get(f"/runs/{run.code}/diagnose").status_code == 405
@@ -169,13 +169,13 @@ def test_a_run_is_judged_again_by_a_worker(web: Client, visitor: Client, sent: l
     (job,) = run.jobs.all()
     assert sent == [job.pk]
     again = web.post(f"/runs/{run.code}/diagnose.json")
-    assert again.status_code == 200 and "being judged already" in again.json()["message"] and len(sent) == 1
+    assert again.status_code == 200 and "being diagnosed already" in again.json()["message"] and len(sent) == 1
     live = web.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-jobs"})
     assert 'hx-trigger="every 1s"' in live.content.decode() and "Cancel" in live.content.decode()
     do_job(job.pk)
     ended = web.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-jobs"})
     assert ended.headers["HX-Refresh"] == "true"
-    assert "2 trajectories judged." in web.get(f"/runs/{run.code}").content.decode()
+    assert "2 trajectories diagnosed." in web.get(f"/runs/{run.code}").content.decode()
     services.start_run(run)
     web.post(f"/runs/{run.code}/diagnose")
     assert len(sent) == 1

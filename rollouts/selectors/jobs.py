@@ -1,0 +1,21 @@
+"""Jobs of runs, as pages list them. Each function is one query."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rollouts.models import Job, Run
+
+LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY)
+"""The kinds that the page of a run lists. Its status tells of an import, and its findings of pushed trajectories."""
+MAX_JOBS = 10
+
+
+def latest_jobs(run: Run, kinds: Collection[str] = LISTED) -> list[Job]:
+    """The newest jobs of a run, the newest first, each with its owner."""
+    return list(run.jobs.filter(kind__in=kinds).select_related("created_by").order_by("-pk")[:MAX_JOBS])
+
+
+def find_job(run_code: str, code: str, kinds: Collection[str] = LISTED) -> Job | None:
+    """A job of a run by both codes, with its run."""
+    return Job.objects.select_related("run").filter(run__code=run_code, code=code, kind__in=kinds).first()
