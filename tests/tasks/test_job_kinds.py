@@ -28,7 +28,7 @@ from rollouts.work import exporting, imports, replays, template_checks
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
 from tests.web.samples import stored_run, trajectory
-from tests.web.test_template_lab import BROKEN
+from tests.web.test_template_pages import BROKEN
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
