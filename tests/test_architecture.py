@@ -1,27 +1,55 @@
-"""Imports point down only; see docs/architecture.md."""
+"""Imports point down only, and docs/architecture.md says the same as this file."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = {
-    "rollouts.tito": 0, "rollouts.processes": 0,
-    "rollouts.chat_templates": 1, "rollouts.tokenizers": 1, "rollouts.formats": 1,
-    "rollouts.replies.parsing": 1, "rollouts.replies.tool_calls": 1,
-    "rollouts.models": 2, "rollouts.fields": 2, "rollouts.selectors": 2, "rollouts.services": 2,
-    "rollouts.migrations": 2,
-    "rollouts.apps": 2, "rollouts.engines": 3, "rollouts.environments": 3, "rollouts.demo_policy": 3,
-    "rollouts.loop": 4,
-    "rollouts": 5, "inspector": 6,
-}  # fmt: skip
-STORAGE = {name for name, floor in FLOORS.items() if floor == 2}
+FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (0, ("rollouts.processes",)),
+    (0, ("rollouts.tito",)),
+    (0, ("rollouts.chat_templates",)),
+    (0, ("rollouts.tokenizers", "rollouts.formats")),
+    (0, ("rollouts.replies",)),
+    (1, ("rollouts.client",)),
+    (1, ("rollouts.fields",)),
+    (1, ("rollouts.models",)),
+    (1, ("rollouts.apps",)),
+    (1, ("rollouts.selectors",)),
+    (1, ("rollouts.services",)),
+    (2, ("rollouts.engines", "rollouts.environments")),
+    (2, ("rollouts.demo_policy",)),
+    (2, ("rollouts.loop",)),
+    (3, ("rollouts.work",)),
+    (4, ("rollouts.tasks",)),
+    (4, ("rollouts.recorder", "rollouts.gpu_proof")),
+    (4, ("rollouts.management",)),
+    (5, ("inspector.server",)),
+    (5, ("inspector.web",)),
+    (5, ("inspector.html",)),
+    (5, ("inspector.templatetags",)),
+    (5, ("inspector.chat_templates",)),
+    (5, ("inspector.runs",)),
+    (5, ("inspector.trajectories",)),
+    (5, ("inspector.views",)),
+    (5, ("inspector.celery",)),
+    (5, ("inspector.management", "inspector.urls")),
+    (5, ("inspector.apps", "inspector.asgi", "inspector.settings", "inspector.wsgi")),
+)
+"""(floor, packages) from the ground up. A package imports itself and what stands in an earlier line."""
+
+LINE = {name: number for number, (_, names) in enumerate(FLOORS) for name in names}
+STORAGE = {name for floor, names in FLOORS if floor == 1 for name in names}
+PURE = {"rollouts.processes": set[str](), "rollouts.tito": {"numpy"}, "rollouts.client": set[str]()}
+"""Packages that import only themselves, the standard library and these."""
 
 
-def floor_of(module: str) -> str | None:
-    """The longest name of FLOORS that the module lies in."""
-    return max((name for name in FLOORS if f"{module}.".startswith(f"{name}.")), key=len, default=None)
+def package_of(module: str) -> str:
+    """The first two parts of a dotted name."""
+    return ".".join(module.split(".")[:2])
 
 
 def imports(module: str, source: str) -> Iterator[str]:
@@ -36,39 +64,99 @@ def imports(module: str, source: str) -> Iterator[str]:
 
 
 def breaches(module: str, source: str) -> list[str]:
-    """What a module imports that lies above it."""
-    here = floor_of(module)
+    """What a module imports that it may not."""
+    here = package_of(module)
+    if here not in LINE:
+        return (
+            []
+            if module in ("rollouts", "inspector")
+            else [f"{module} has no floor: name it in FLOORS and docs/architecture.md"]
+        )
     found = []
     for name in imports(module, source):
-        there = floor_of(name)
-        if here == "rollouts.tito" and name.split(".")[0] not in {"rollouts", "numpy", *sys.stdlib_module_names}:
-            found.append(f"{module} imports {name}: tito knows numpy and the standard library only")
-        if here is None or there is None or here == there:
+        there = package_of(name)
+        if here in PURE and there != here and name.split(".")[0] not in {*PURE[here], *sys.stdlib_module_names}:
+            found.append(
+                f"{module} imports {name}: {here} knows {', '.join([*PURE[here], 'the standard library'])} only"
+            )
+        if name.split(".")[0] not in ("rollouts", "inspector") or there == here:
             continue
-        if FLOORS[there] > FLOORS[here] or (FLOORS[there] == FLOORS[here] == 3 and there == "rollouts.engines"):
-            found.append(f"{module} imports {name}, which lies above it")
-        if here in ("rollouts.engines", "rollouts.environments") and there in STORAGE:
-            found.append(f"{module} imports {name}: engines and environments never import storage")
+        if there not in LINE:
+            found.append(f"{module} imports {name}, which has no floor")
+        elif LINE[there] >= LINE[here]:
+            found.append(f"{module} imports {name}, which does not lie below it")
+        elif here in ("rollouts.engines", "rollouts.environments", "rollouts.loop") and there in STORAGE:
+            found.append(f"{module} imports {name}: what samples never imports storage")
     return found
 
 
-def modules() -> Iterator[tuple[str, str]]:
+@cache
+def modules() -> dict[str, str]:
+    """Every module of the product by its dotted name, with its source."""
+    found = {}
     for path in [*ROOT.glob("rollouts/**/*.py"), *ROOT.glob("inspector/**/*.py")]:
         parts = path.relative_to(ROOT).with_suffix("").parts
-        # A package keeps its last part, so that a relative import in it resolves as in its modules.
-        yield ".".join(parts), path.read_text(encoding="utf-8")
+        if "migrations" in parts:  # Django wrote them
+            continue
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return found
+
+
+def circles(sources: dict[str, str]) -> list[list[str]]:
+    """Groups of modules that import each other, imports in functions and for type checkers included."""
+    arrows: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        named = {name if name in sources else name.rpartition(".")[0] for name in imports(module, source)}
+        arrows[module] = {name for name in named if name in sources} - {module}
+    reach: dict[str, set[str]] = {}
+    for start in arrows:
+        seen, todo = set[str](), [start]
+        while todo:
+            todo += [name for name in arrows[todo.pop()] if name not in seen and not seen.add(name)]  # type: ignore[func-returns-value]
+        reach[start] = seen
+    found = {
+        frozenset(name for name in reach[start] if start in reach[name]) for start in reach if start in reach[start]
+    }
+    return sorted(sorted(circle) for circle in found)
 
 
 def test_imports_point_down_only() -> None:
-    assert [breach for module, source in modules() for breach in breaches(module, source)] == []
+    assert [breach for module, source in modules().items() for breach in breaches(module, source)] == []
 
 
-def test_an_upward_import_would_be_found() -> None:
+def test_a_wrong_import_would_be_found() -> None:
     assert breaches("rollouts.tito.prefix", "from rollouts.models import Run")
     assert breaches("rollouts.tito.prefix", "import torch")
-    assert breaches("rollouts.engines.vllm", "from ..services import save_steps")
-    assert breaches("rollouts.tasks", "import inspector.trajectories.place")
-    assert not breaches("rollouts.tasks", "from rollouts.engines import worker")
+    assert breaches("rollouts.client", "import numpy")
+    assert breaches("rollouts.engines.vllm_engine", "from ..services import save_steps")
+    assert breaches("rollouts.tasks.jobs", "def f():\n    import inspector.runs")
+    assert breaches("rollouts.stray", "import os")
+    assert breaches("rollouts.work.launch", "from rollouts.tasks import jobs")
+    assert not breaches("rollouts.tasks.jobs", "from rollouts.engines import worker")
+
+
+def test_no_circle() -> None:
+    assert circles(modules()) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    sources = {
+        "a.b": "from a import c",
+        "a.c": "def f():\n    from a.d import x",
+        "a.d": "import a.b",
+        "a.e": "import a.b",
+    }
+    assert circles(sources) == [["a.b", "a.c", "a.d"]]
+
+
+def test_the_documentation_has_the_same_floors() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| ((?:`(?:rollouts|inspector)\.\w+`(?:, )?)+) \|", text, re.MULTILINE)
+    assert [(int(floor), tuple(re.findall(r"`([\w.]+)`", names))) for floor, names in rows] == list(FLOORS)
+
+
+def test_every_package_has_a_floor() -> None:
+    assert {package_of(module) for module in modules() if "." in module} == set(LINE)
 
 
 def test_the_package_is_empty() -> None:
@@ -77,16 +165,20 @@ def test_the_package_is_empty() -> None:
 
 def test_vllm_is_imported_in_one_file_and_lazily() -> None:
     holders = {
-        module for module, source in modules() for name in imports(module, source) if name.split(".")[0] == "vllm"
+        module
+        for module, source in modules().items()
+        for name in imports(module, source)
+        if name.split(".")[0] == "vllm"
     }
-    assert len(holders) <= 1
-    for module, source in modules():
-        heavy = {"vllm", "torch", "transformers"}
-        if module in holders:
-            top = ast.Module(
-                [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)], []
-            )
-            assert not {name.split(".")[0] for name in imports(module, ast.unparse(top))} & heavy
+    assert holders == {"rollouts.engines.vllm_engine"}
+    for module in holders:
+        tree = ast.parse(modules()[module])
+        top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        assert not {name.split(".")[0] for name in imports(module, ast.unparse(top))} & {
+            "vllm",
+            "torch",
+            "transformers",
+        }
 
 
 QUERIES = {
@@ -112,7 +204,9 @@ def queries(source: str) -> list[str]:
 
 def test_pages_query_through_selectors_and_services_alone() -> None:
     asking = {
-        module: found for module, source in modules() if module.startswith("inspector.") and (found := queries(source))
+        module: found
+        for module, source in modules().items()
+        if module.startswith("inspector.") and (found := queries(source))
     }
     assert asking == {}
 

@@ -1,0 +1,93 @@
+"""What a test can hold of the words of the house; docs/glossary.md has the rest."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.test_architecture import ROOT, modules
+
+RETIRED = {
+    "scribe", "pulse", "pile", "piles", "desk", "ahead", "talk", "given", "world", "own", "forest", "bench", "facts",
+    "sides", "spelt", "anew", "judge", "judged", "judges",
+}  # fmt: skip
+"""Words of a private dialect, and *judge*, which in this field is a model that returns a reward."""
+
+DJANGO = {"Command"}
+"""Class names that Django looks for."""
+
+LIMIT = re.compile(r"(^|_)MOST(_|$)|_LIMIT$|_SHOWN$|(^|_)(LONGEST|LARGEST)(_|$)")
+UNIT = re.compile(r"_S$|_SECS?$|_MS$")
+
+
+def words(name: str) -> set[str]:
+    """The words of a name in snake case or camel case, in small letters."""
+    return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_"))
+
+
+def definitions(source: str) -> Iterator[tuple[str, str, int]]:
+    """(kind, name, line) of each class, function and module constant; kind is class, function or constant."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield "class", node.name, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield "function", node.name, node.lineno
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from (("constant", one.id, node.lineno) for one in targets if isinstance(one, ast.Name))
+
+
+def retired(module: str, source: str) -> list[str]:
+    """Names of a module that hold a retired word, its own name included."""
+    found = [f"{module}: the module's name" for part in module.split(".") if words(part) & RETIRED]
+    return found + [
+        f"{module}:{line} {name}"
+        for kind, name, line in definitions(source)
+        if kind != "constant" and words(name) & RETIRED
+    ]
+
+
+def odd_constants(module: str, source: str) -> list[str]:
+    """Limits that are not called ``MAX_*`` and durations that do not end in ``_SECONDS``."""
+    return [
+        f"{module}:{line} {name}"
+        for kind, name, line in definitions(source)
+        if kind == "constant" and name.isupper() and (LIMIT.search(name) or UNIT.search(name))
+    ]
+
+
+def test_no_retired_word() -> None:
+    assert [name for module, source in modules().items() for name in retired(module, source)] == []
+
+
+def test_limits_and_durations_are_named_alike() -> None:
+    assert [name for module, source in modules().items() for name in odd_constants(module, source)] == []
+
+
+def test_a_class_name_occurs_once() -> None:
+    places = defaultdict(list)
+    for module, source in modules().items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and node.name not in DJANGO and not node.name.startswith("_"):
+                places[node.name].append(module)
+    assert {name: held for name, held in places.items() if len(held) > 1} == {}
+
+
+def test_a_wrong_name_would_be_found() -> None:
+    assert retired("rollouts.tasks.scribe", "") and retired("a.b", "class OwnSpan: pass")
+    assert retired("a.b", "class A:\n    def judge_run(self): pass") and not retired("a.b", "def known(): pass")
+    assert odd_constants("a.b", "ROW_MOST = 3") and odd_constants("a.b", "WAIT_S: float = 1.0")
+    assert not odd_constants("a.b", "MAX_ROWS = 3\nWAIT_SECONDS = 1.0\nROWS_S_MAX = 1")
+
+
+def test_the_glossary_has_at_most_forty_terms() -> None:
+    rows = [
+        line
+        for line in (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    terms = [line.split("|")[1].strip() for line in rows[1:]]
+    assert terms == sorted(terms, key=str.lower) and len(set(terms)) == len(terms) <= 40
