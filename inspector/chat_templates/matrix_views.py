@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector.chat_templates import template_compare, template_matrix
-from inspector.chat_templates.pages import ComparePage
+from inspector.chat_templates.pages import TemplateComparePage
 from inspector.web.twins import page
 from rollouts.models import ChatTemplate, Tokenizer
 from rollouts.selectors.registered import find_chat_template, list_tokenizers, tokenizers_with_template
@@ -67,7 +67,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     tokenizers = {one.name: one for one in list_tokenizers()}
     only_html: dict[str, Any] = {"chosen": found, "names": list(tokenizers)}
     if a is None or b is None:
-        return page(request, "chat_templates/compare.html", ComparePage(listed), **only_html, tokenizer="")
+        return page(request, "chat_templates/compare.html", TemplateComparePage(listed), **only_html, tokenizer="")
     tokenizer = _tokenizer(given.get("tokenizer"), tokenizers, a, b)
     if request.method == "POST":
         for one in (a, b):

@@ -158,7 +158,7 @@ class MatrixPage(Page):
 
 
 @dataclass(frozen=True)
-class ComparePage(Page):
+class TemplateComparePage(Page):
     """Two templates side by side, before both are chosen."""
 
     templates: list[dict[str, str]]
@@ -166,7 +166,7 @@ class ComparePage(Page):
 
 
 @dataclass(frozen=True)
-class ComparedPage(ComparePage):
+class ComparedPage(TemplateComparePage):
     """Two chosen templates side by side."""
 
     a: dict[str, Any]

@@ -72,7 +72,7 @@ class TokenBar(Bar):
 
 
 @dataclass(frozen=True)
-class Frame:
+class ChartFrame:
     """Where the columns of a chart stand: equal slots from left to right, on a base line."""
 
     width: int
@@ -94,8 +94,8 @@ class Frame:
             yield _text(place * slot + (slot - wide) / 2), _text(self.base - tall), _text(wide), _text(tall)
 
 
-REWARDS = Frame(width=560, top=18, base=124, gap=2)
-SHARES = Frame(width=960, top=18, base=170, gap=3)
+REWARDS = ChartFrame(width=560, top=18, base=124, gap=2)
+SHARES = ChartFrame(width=960, top=18, base=170, gap=3)
 STRIP_WIDTH = 1000
 """Width of the viewBox of a row's minimap and of its strip of surprise."""
 STRIP_HEIGHT = 40

@@ -85,17 +85,17 @@ def figures_mark(run: Run) -> str:
     return mark_of(totals, sorted(run.finding_counts.items()))
 
 
-def list_page(run: Run, wanted: TrajectoryFilter) -> selectors.Page:
+def list_page(run: Run, wanted: TrajectoryFilter) -> selectors.ListPart:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
     filters = wanted.filters(hide_queued=run.kind == Run.Kind.LAUNCH and is_active(run))
     return selectors.list_trajectories(run, filters, wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
 
 
-def list_mark(found: selectors.Page) -> str:
+def list_mark(found: selectors.ListPart) -> str:
     return mark_of(found.next_cursor, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
-def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.Page) -> dict[str, Any]:
+def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart) -> dict[str, Any]:
     """The lines of the list. Two queries."""
     groups = selectors.group_stats(run, sorted({item.group for item in found.items if item.group}))
     kinds = selectors.finding_kinds(found.items)
@@ -140,7 +140,7 @@ class Had:
         return reverse("run", args=[run.code]) + wanted.query(after=wanted.after, have=have)
 
 
-def all_of(run: Run, part: dict[str, Any], found: selectors.Page) -> Had:
+def all_of(run: Run, part: dict[str, Any], found: selectors.ListPart) -> Had:
     """The marks of a page that shows everything."""
     return Had(progress_mark(part), figures_mark(run), list_mark(found), int(time.time()))
 

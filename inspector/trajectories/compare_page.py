@@ -47,7 +47,7 @@ Answer = tuple[TokenComparison, PairWords]
 
 
 @dataclass(frozen=True)
-class Question:
+class ComparedPair:
     """What is compared with what."""
 
     step: StepSummary | None
@@ -128,7 +128,7 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
 
 def _answer(
     trajectory: models.StoredTrajectory,
-    question: Question,
+    question: ComparedPair,
     rows: list[RowSummary],
     painter: TokenPainter,
     notices: list[str],
@@ -145,7 +145,7 @@ def _answer(
 
 def _with_other(
     params: Mapping[str, str], others: Sequence[models.StoredTrajectory], n_rows: int, notices: list[str]
-) -> Question | None:
+) -> ComparedPair | None:
     """Against another trajectory of the group, where the address names one."""
     code = params.get("with", "")
     if not code or not n_rows:
@@ -155,21 +155,21 @@ def _with_other(
         notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
         return None
     asked = whole_number(params.get("row"))
-    return Question(None, n_rows - 1 if asked is None else min(asked, n_rows - 1), "group", other)
+    return ComparedPair(None, n_rows - 1 if asked is None else min(asked, n_rows - 1), "group", other)
 
 
 def _question(
     params: Mapping[str, str], steps: list[StepSummary], n_rows: int, drifting: set[int], notices: list[str]
-) -> Question:
+) -> ComparedPair:
     by_index = {step.index: step for step in steps}
     against = "prompt" if params.get("side") == "prompt" else "retokenized"
     row = whole_number(params.get("row"), 18)
     if row is not None and "step" not in params:
         if row < n_rows:
-            return Question(None, row, "retokenized")
+            return ComparedPair(None, row, "retokenized")
         notices.append(f"There is no row {row} here: rows run from 0 to {max(n_rows - 1, 0)}.")
     if not steps and n_rows:
-        return Question(None, 0, "retokenized")
+        return ComparedPair(None, 0, "retokenized")
     asked = params.get("step", "")
     index = whole_number(asked)
     step = None if index is None else by_index.get(index)
@@ -185,10 +185,10 @@ def _question(
     if against == "prompt" and step is not None and step.parent is None:
         notices.append(f"Step {step.index} has no step before it: its prompt continues nothing.")
         against = "retokenized"
-    return Question(step, None, against)
+    return ComparedPair(step, None, against)
 
 
-def _choices(steps: list[StepSummary], n_rows: int, drifting: set[int], question: Question) -> list[PairChoice]:
+def _choices(steps: list[StepSummary], n_rows: int, drifting: set[int], question: ComparedPair) -> list[PairChoice]:
     current = question.step.index if question.step else None
     expected = "What the engine should have read next, against what it read:"
     prompts = [
@@ -245,7 +245,7 @@ def _against_prompt(trajectory: models.StoredTrajectory, step: StepSummary, pain
 
 
 def _against_retokenized(
-    trajectory: models.StoredTrajectory, question: Question, rows: list[RowSummary], painter: TokenPainter,
+    trajectory: models.StoredTrajectory, question: ComparedPair, rows: list[RowSummary], painter: TokenPainter,
     notices: list[str],
 ) -> Answer | None:  # fmt: skip
     tokenizer = _encoder(trajectory.run.tokenizer, notices)

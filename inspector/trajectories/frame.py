@@ -76,7 +76,7 @@ class Tab:
 
 
 @dataclass(frozen=True)
-class Link:
+class PageLink:
     """A choice among several, such as a tab of the header."""
 
     name: str
@@ -97,7 +97,7 @@ class HeaderField:
 
 
 @dataclass(frozen=True)
-class Frame:
+class TrajectoryFrame:
     """The header of a page of a trajectory, and the addresses of the pages around it."""
 
     trajectory: StoredTrajectory
@@ -105,7 +105,7 @@ class Frame:
     tokenizer: Tokenizer | None
     here: str
     facts: list[HeaderField]
-    tabs: list[Link]
+    tabs: list[PageLink]
     siblings: Siblings
     has_siblings: bool
     """False for the visitor of a link to this trajectory alone."""
@@ -131,20 +131,20 @@ def shows_one(request: HttpRequest) -> bool:
     return share is not None and share.run_id is None
 
 
-def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs: Sequence[Tab]) -> Frame:
+def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs: Sequence[Tab]) -> TrajectoryFrame:
     """The header around the page ``tab``. At most three queries."""
     run = trajectory.run
     is_alone = shows_one(request)
     siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug)
     keep = siblings.keep_query
-    return Frame(
+    return TrajectoryFrame(
         trajectory=trajectory,
         run=run,
         tokenizer=run.tokenizer,
         here=tab.here,
         facts=_header_fields(trajectory, run, is_alone),
         tabs=[
-            Link(one.label, reverse(one.url_name, args=[trajectory.code]) + keep, one.slug == tab.slug)
+            PageLink(one.label, reverse(one.url_name, args=[trajectory.code]) + keep, one.slug == tab.slug)
             for one in tabs
             if one.is_offered(trajectory)
         ],

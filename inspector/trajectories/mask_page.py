@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.trajectories import reads as data
-from inspector.trajectories.frame import Link, TrajectoryHead, base_url, head_of
+from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.turns import RoleShare, Turn, mask_table
 from rollouts import models
@@ -75,7 +75,7 @@ class MaskHtml:
     lines: list[MaskLine]
     """The first 500 turns."""
     lines_rest: int
-    rows: list[Link]
+    rows: list[PageLink]
 
 
 def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[MaskPage, MaskHtml]:
@@ -108,7 +108,7 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
     return page, MaskHtml(
         lines[:MAX_LINES],
         lines_rest=max(len(lines) - MAX_LINES, 0),
-        rows=[Link(f"row {row.index}", f"?row={row.index}", row.index == place.row) for row in rows[:60]],
+        rows=[PageLink(f"row {row.index}", f"?row={row.index}", row.index == place.row) for row in rows[:60]],
     )
 
 

@@ -33,7 +33,7 @@ from inspector.web.twins import whole_number
 from rollouts import models
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
-from rollouts.selectors.parts import RowSummary, StepSummary, StepWise
+from rollouts.selectors.parts import RowSummary, StepSummary, StepWiseRows
 from rollouts.tito.align import align_ids
 from rollouts.tito.strategies import STRATEGIES, about_strategy
 from rollouts.tito.trajectory import Origin
@@ -57,7 +57,7 @@ class SideCounts:
 
 
 @dataclass(frozen=True)
-class _ComparedSides:
+class _ComparedRows:
     """How the JSON of a comparison of strategies begins."""
 
     left: SideCounts
@@ -66,7 +66,7 @@ class _ComparedSides:
 
 
 @dataclass(frozen=True)
-class StrategyComparison(ComparisonJson, _ComparedSides):
+class StrategyComparison(ComparisonJson, _ComparedRows):
     """Two rows side by side, and the verdict in a sentence."""
 
 
@@ -82,7 +82,7 @@ class StrategiesPage(TrajectoryHead):
     """The strategy that the run used; None where nobody recorded it."""
     strategies: list[dict[str, Any]]
     """The figures of each strategy, as the worker stored them, and ``about``: what the strategy does."""
-    step_wise: list[StepWise]
+    step_wise: list[StepWiseRows]
     """What one row per step costs, for the trajectory and for its group."""
     comparison: StrategyComparison | None
     """The two rows that the address names; None where they cannot be compared."""

@@ -12,7 +12,7 @@ from django.urls import reverse
 from inspector.html.tokens import Tokens, value_classes
 from inspector.trajectories import legends, lenses
 from inspector.trajectories import reads as data
-from inspector.trajectories.frame import Link, TrajectoryHead, base_url, fingerprint, head_of
+from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, fingerprint, head_of
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View, read_place
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
@@ -98,7 +98,7 @@ class TrajectoryPage(TrajectoryHead):
 
 
 @dataclass(frozen=True)
-class RowTab(Link):
+class RowTab(PageLink):
     """A row above the pane."""
 
     size: str
@@ -107,7 +107,7 @@ class RowTab(Link):
 
 
 @dataclass(frozen=True)
-class LensLink(Link):
+class LensLink(PageLink):
     """A lens in its switch."""
 
     slug: str = ""
@@ -161,7 +161,7 @@ class TrajectoryHtml:
     turns: list[Turn]
     outline: list[OutlineTurn]
     outline_rest: str
-    view_choices: list[Link]
+    view_choices: list[PageLink]
     lens_choices: list[LensLink]
     lens_paint: str
     """The lens as the style sheet knows it: a trainer's column is ``value`` or ``signed``."""
@@ -265,7 +265,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
         outline=_outline(turns, place, reader),
         outline_rest=f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
         view_choices=[
-            Link(name, own + place.query(view=view, window=_window_for(view, place, n_tokens)), view == place.view)
+            PageLink(name, own + place.query(view=view, window=_window_for(view, place, n_tokens)), view == place.view)
             for view, name in VIEW_NAMES.items()
         ],
         lens_choices=[

@@ -4,7 +4,7 @@ from rollouts.selectors.rows import Span, Window, get_row, row_columns, row_span
 from rollouts.selectors.runs import (
     SORTS,
     GroupStats,
-    Page,
+    ListPart,
     RewardBin,
     RunFilters,
     RunSummary,
@@ -24,7 +24,7 @@ from rollouts.selectors.trajectories import load_step_prompt, load_trajectories,
 __all__ = [
     "SORTS",
     "GroupStats",
-    "Page",
+    "ListPart",
     "RewardBin",
     "RunFilters",
     "RunSummary",

@@ -67,7 +67,7 @@ class StepSummary:
 
 
 @dataclass(frozen=True)
-class StepWise:
+class StepWiseRows:
     """What one row per step costs, against rows that join the steps that extend each other."""
 
     scope: str
@@ -233,7 +233,7 @@ def others_of_group(trajectory: Stored, limit: int) -> list[Stored]:
     return list(ended.order_by("index").only("code", "external_id", "reward", "run_id", "status")[:limit])
 
 
-def step_wise_scopes(trajectory: Stored) -> list[StepWise]:
+def step_wise_scopes(trajectory: Stored) -> list[StepWiseRows]:
     """What step-wise training makes of this trajectory and of its group. At most three queries each."""
     scopes = [_step_wise("this trajectory", Stored.objects.filter(pk=trajectory.pk))]
     if trajectory.group:
@@ -242,7 +242,7 @@ def step_wise_scopes(trajectory: Stored) -> list[StepWise]:
     return [scope for scope in scopes if scope is not None]
 
 
-def _step_wise(scope: str, trajectories: QuerySet[Stored]) -> StepWise | None:
+def _step_wise(scope: str, trajectories: QuerySet[Stored]) -> StepWiseRows | None:
     size = trajectories.filter(n_steps__gt=0).aggregate(
         m=Count("pk"), low=Min("n_steps"), high=Max("n_steps"), steps=Sum("n_steps")
     )
@@ -256,7 +256,7 @@ def _step_wise(scope: str, trajectories: QuerySet[Stored]) -> StepWise | None:
     merged = steps.filter(~Exists(extended)).aggregate(samples=Count("pk"), forwarded=length)
     if not merged["forwarded"]:
         return None
-    return StepWise(
+    return StepWiseRows(
         scope,
         trajectories=size["m"],
         turns_least=size["low"],

@@ -51,7 +51,7 @@ class TrajectoryFilters:
 
 
 @dataclass(frozen=True)
-class Page:
+class ListPart:
     """Part of a list."""
 
     items: list[models.StoredTrajectory]
@@ -201,7 +201,7 @@ def list_trajectories(
     sort: str = "index",
     after: str = "",
     limit: int = 50,
-) -> Page:
+) -> ListPart:
     """A keyset page. An unknown sort or a cursor that cannot be read starts at the beginning.
 
     Trajectories without a reward come last in both orders. One query; two for the page on which they begin.
@@ -232,7 +232,7 @@ def list_trajectories(
         items = list(found.order_by(sort, "index")[: limit + 1])
     more = len(items) > limit
     items = items[:limit]
-    return Page(items, _cursor(sort, getattr(items[-1], column), items[-1].index) if more else "")
+    return ListPart(items, _cursor(sort, getattr(items[-1], column), items[-1].index) if more else "")
 
 
 def neighbours(

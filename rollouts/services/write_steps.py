@@ -108,7 +108,7 @@ class StepWriter:
             found = [_merged_row(record, index, [steps[n] for n in chain]) for index, chain in enumerate(chains)]
         else:
             chains = [row.step_indices for row in rows]
-            found = [self._own_row(record, index, row) for index, row in enumerate(rows)]
+            found = [self._stored_row(record, index, row) for index, row in enumerate(rows)]
         row_of_step = {step: index for index, chain in enumerate(chains) for step in chain}
         for step in steps:
             row_index = row_of_step.get(step.index, 0)
@@ -149,7 +149,7 @@ class StepWriter:
             for name, values in row.columns.items()
         )
 
-    def _own_row(self, record: models.StoredTrajectory, index: int, row: Row) -> models.StoredRow:
+    def _stored_row(self, record: models.StoredTrajectory, index: int, row: Row) -> models.StoredRow:
         """A row that keeps its own arrays."""
         stored = bare(
             models.StoredRow,

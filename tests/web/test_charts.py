@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from inspector.html.charts import SHARES, Frame, MapTurn, extent, minimap, share_bars, surprise_bars
+from inspector.html.charts import SHARES, ChartFrame, MapTurn, extent, minimap, share_bars, surprise_bars
 
 
 def test_columns_stand_on_the_base_line_and_the_largest_fills_the_height() -> None:
-    low, none, high = Frame(width=30, top=10, base=110, gap=2).columns([1, 0, 4])
+    low, none, high = ChartFrame(width=30, top=10, base=110, gap=2).columns([1, 0, 4])
     assert low == ("1.00", "85.00", "8.00", "25.00")
     assert none == ("11.00", "110.00", "8.00", "0.00")
     assert high == ("21.00", "10.00", "8.00", "100.00")
