@@ -15,9 +15,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollouts.tokenizers", "rollouts.formats")),
     (0, ("rollouts.replies",)),
     (1, ("rollouts.client",)),
-    (1, ("rollouts.fields",)),
+    (1, ("rollouts.apps", "rollouts.fields")),
     (1, ("rollouts.models",)),
-    (1, ("rollouts.apps",)),
     (1, ("rollouts.selectors",)),
     (1, ("rollouts.services",)),
     (2, ("rollouts.engines", "rollouts.environments")),
@@ -35,9 +34,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (5, ("inspector.runs",)),
     (5, ("inspector.trajectories",)),
     (5, ("inspector.views",)),
-    (5, ("inspector.celery",)),
-    (5, ("inspector.management", "inspector.urls")),
-    (5, ("inspector.apps", "inspector.asgi", "inspector.settings", "inspector.wsgi")),
+    (5, ("inspector.apps", "inspector.asgi", "inspector.celery", "inspector.management")),
+    (5, ("inspector.settings", "inspector.urls", "inspector.wsgi")),
 )
 """(floor, packages) from the ground up. A package imports itself and what stands in an earlier line."""
 
