@@ -26,8 +26,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from rollouts.engines import ENGINES, Engine, EngineError, Generation, GenerationRequest, reason
-from rollouts.engines.worker import EngineClosed, EngineDriver, EngineInfo, EngineLost, Result, settle
+from rollouts.engines import ENGINES, Engine, EngineError, reason
+from rollouts.engines.worker import EngineClosed, EngineDriver, EngineLost, EngineOwner, settle
 from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _NOBODY = -1
 """The number of a message that answers no question."""
 
 
-class EngineProcess:
+class EngineProcess(EngineOwner):
     """An :class:`~rollouts.engines.worker.EngineOwner` whose engine runs in a separate process.
 
     ``build``, the argument of ``call`` and its result are pickled. Each life of the engine is one process. When an
@@ -51,15 +51,6 @@ class EngineProcess:
         self._life: _Life | None = None
         self._closing = False
         self.tokens = 0
-
-    def submit(self, request: GenerationRequest) -> Future[Generation]:
-        return self._ask("submit", request)
-
-    def call(self, work: Callable[[Any], Result]) -> Future[Result]:
-        return self._ask("call", work)
-
-    def ask_info(self) -> Future[EngineInfo]:
-        return self.call(EngineInfo.of)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         with self._lock:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rollouts.engines import reason
 from rollouts.engines.protocol import (
@@ -46,7 +47,7 @@ class EngineInfo:
         return cls(engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode)
 
 
-class EngineOwner(Protocol):
+class EngineOwner(ABC):
     """Owns an engine for the rest of the worker's life: :class:`EngineThread` or ``engines.process.EngineProcess``.
 
     Every method may be called from any thread. The engine is built at first use, kept warm, and built again after it
@@ -57,23 +58,29 @@ class EngineOwner(Protocol):
     tokens: int
     """How many tokens were sampled so far; a page shows the throughput."""
 
-    def submit(self, request: GenerationRequest) -> Future[Generation]: ...
-
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop requests. Their futures are cancelled before the engine's next step."""
-        ...
+    def submit(self, request: GenerationRequest) -> Future[Generation]:
+        """Have a completion sampled."""
+        return self._ask("submit", request)
 
     def call(self, work: Callable[[Any], Result]) -> Future[Result]:
         """Run ``work(engine)`` between two steps. The future ends with its result or exception."""
-        ...
+        return self._ask("call", work)
 
     def ask_info(self) -> Future[EngineInfo]:
         """What the engine is. The engine is built even when the asking thread stops waiting."""
-        ...
+        return self.call(EngineInfo.of)
 
+    @abstractmethod
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Drop requests. Their futures are cancelled before the engine's next step."""
+
+    @abstractmethod
     def close(self, timeout: float | None = 30) -> None:
         """End what is under way with :class:`EngineClosed` and free the engine."""
-        ...
+
+    @abstractmethod
+    def _ask(self, kind: str, value: Any) -> Future[Any]:
+        """Hand ``submit`` or ``call`` with its value to the engine."""
 
 
 class EngineDriver:
@@ -197,7 +204,7 @@ def settle(future: Future[Any], kind: str, value: Any) -> int:
     return 0
 
 
-class EngineThread:
+class EngineThread(EngineOwner):
     """An :class:`EngineOwner` whose engine runs in a thread of this process."""
 
     def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
@@ -208,15 +215,6 @@ class EngineThread:
         self._closing = False
         self._thread: threading.Thread | None = None
         self.tokens = 0
-
-    def submit(self, request: GenerationRequest) -> Future[Generation]:
-        return self._ask("submit", request)
-
-    def call(self, work: Callable[[Any], Result]) -> Future[Result]:
-        return self._ask("call", work)
-
-    def ask_info(self) -> Future[EngineInfo]:
-        return self.call(EngineInfo.of)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         with self._wake:

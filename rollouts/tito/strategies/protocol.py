@@ -17,7 +17,7 @@ import numpy as np
 
 from rollouts.tito.interfaces import Codec, Conversation, Renderer
 from rollouts.tito.segments import origins_of_text
-from rollouts.tito.trajectory import Floats, Ids, Mask, Message, Origins, Row, Step
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origins, Row, Step
 
 Tools = Sequence[Mapping[str, Any]] | None
 T = TypeVar("T")
@@ -280,3 +280,24 @@ class Strategy(ABC):
     def foresee(self, segment: ConversationSegment) -> Iterable[Conversation]:
         """The renders that replaying a segment will ask for, as far as they are known; of the very same objects."""
         return ()
+
+
+class KeepsSteps(Strategy):
+    """Mixed into a strategy whose rows follow from its steps: it keeps each prompt with its completion."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._steps: list[Step] = []
+        self._last_prompt: Ids = NO_IDS
+
+    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        self._last_prompt = super().begin(messages, tools, kwargs)  # type: ignore[safe-super]
+        return self._last_prompt
+
+    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
+        super().sampled(ids, logprobs, reply)  # type: ignore[safe-super]
+        self._steps.append(Step(self._last_prompt, ids, logprobs))
+
+    def observe(self, messages: Sequence[Message]) -> Ids:
+        self._last_prompt = super().observe(messages)  # type: ignore[safe-super]
+        return self._last_prompt

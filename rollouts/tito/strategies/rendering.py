@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from rollouts.tito.buffer import Buffer
 from rollouts.tito.interfaces import Conversation
 from rollouts.tito.prefix import common_prefix, merged_rows
-from rollouts.tito.strategies.protocol import Context, ConversationSegment, Strategy, StrategyRefused, Tools
-from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step
+from rollouts.tito.strategies.protocol import Context, ConversationSegment, KeepsSteps, Strategy, StrategyRefused, Tools
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row
 
 
 class RenderedPiece(NamedTuple):
@@ -330,7 +330,7 @@ class Reconcile(Rendering):
         return replace(row, logprobs=None) if row.logprobs is not None and np.isnan(row.logprobs).all() else row
 
 
-class EosSplice(Rendering):
+class EosSplice(KeepsSteps, Rendering):
     """Renders everything, then puts the sampled stream in place of the ids before the last reply's EOS (NeMo RL)."""
 
     slug = "eos_splice"
@@ -338,19 +338,6 @@ class EosSplice(Rendering):
         "The whole conversation is rendered again at every turn, and everything before its last end-of-turn token is "
         "replaced by the earlier stream."
     )
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self._steps: list[Step] = []
-        self._last_prompt: Ids = NO_IDS
-
-    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        self._last_prompt = super().begin(messages, tools, kwargs)
-        return self._last_prompt
-
-    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
-        self._steps.append(Step(self._last_prompt, ids, logprobs))
-        super().sampled(ids, logprobs, reply)
 
     def observe(self, messages: Sequence[Message]) -> Ids:
         stream = self._steps[-1].stream

@@ -6,18 +6,17 @@ context that the model saw, even if it does not extend the step before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.strategies.appending import ToolDelta
-from rollouts.tito.strategies.protocol import Context, Tools
-from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origin, Origins, Row, Step
+from rollouts.tito.strategies.protocol import KeepsSteps
+from rollouts.tito.trajectory import Floats, Mask, Origin, Origins, Row, Step
 
 
-class StepWise(ToolDelta):
+class StepWise(KeepsSteps, ToolDelta):
     """One row per step: prompt with mask 0, completion with mask 1. Training cost grows with the turns squared."""
 
     slug = "step_wise"
@@ -26,23 +25,6 @@ class StepWise(ToolDelta):
         "square of the turns."
     )
     rows_follow_from_steps = False
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self._steps: list[Step] = []
-        self._last_prompt: Ids = NO_IDS
-
-    def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        self._last_prompt = super().begin(messages, tools, kwargs)
-        return self._last_prompt
-
-    def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
-        super().sampled(ids, logprobs, reply)
-        self._steps.append(Step(self._last_prompt, ids, logprobs))
-
-    def observe(self, messages: Sequence[Message]) -> Ids:
-        self._last_prompt = super().observe(messages)
-        return self._last_prompt
 
     def take_recorded(self, steps: Sequence[Step]) -> None:
         """Take the recorded steps. A row holds what the engine read, even if history was rewritten."""
