@@ -97,7 +97,7 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
         if extents[index].prompt_length < stop
         and extents[index].prompt_length + extents[index].completion_length > start
     }  # fmt: skip
-    arrays = models.StepTokens.objects.in_bulk([keys[index] for index in needed])
+    arrays = {one.step_id: one for one in models.StepTokens.objects.filter(step__in=[keys[index] for index in needed])}
     tokens = {index: arrays[keys[index]] for index in needed}
     for piece in pieces:
         array = getattr(tokens[piece.step_index], piece.array)

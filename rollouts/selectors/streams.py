@@ -34,7 +34,7 @@ def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -
         *columns, *(["messages_new__body"] if with_messages else [])
     ):
         steps, parent = found[trajectory], positions[parent_key]
-        positions[key] = len(steps)
+        positions[key] = len(steps.keys)
         n_shared, body = said if with_messages else (0, None)
         request = None if body is None else Request(steps.messages(parent, n_shared, json.loads(body)))
         prompt = steps.prompt_ids(parent, shared, delta)

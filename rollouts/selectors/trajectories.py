@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ from rollouts import models
 from rollouts.formats.containers.json_text import canonical_json
 from rollouts.selectors.streams import step_extents
 from rollouts.tito.batches import batched
-from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, Kept, StepCodec, StepField, stream_pieces
+from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, StepCodec, StepField, stream_pieces
 from rollouts.tito.trajectory import NO_IDS, Ids, Request, Row, Step, Trajectory
 
 
@@ -36,7 +36,7 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
     for row in own.select_related("tokens").prefetch_related("columns").order_by("index"):
         rows[row.trajectory_id].append(row)
     wanted = {trajectory.extra_id for trajectory in trajectories}
-    wanted.update(body for held in steps.values() for step in held for body in _BODIES(step))
+    wanted.update(body for held in steps.values() for step in held for body in _BODY_KEYS(step))
     wanted.update(row.extra_id for held in rows.values() for row in held)
     bodies = _Bodies(wanted)
     for trajectory in trajectories:
@@ -72,39 +72,35 @@ class _Bodies:
         return self._values[key]
 
 
-_BODIES = attrgetter(
-    "messages_new_id", *(field.attribute for field in (*STEP_FIELDS, *REQUEST_FIELDS) if field.kept is Kept.CONTENT)
-)
+_BODY_KEYS = attrgetter("messages_new_id", *(one.column for one in (*BODIES, *REQUEST_FIELDS)))
 
 
 def _steps(stored: Sequence[models.StoredStep], bodies: _Bodies) -> list[Step]:
     codec = StepCodec(canonical_json)
     positions: dict[int | None, int | None] = {None: None}
-    for step in stored:
+    for n, step in enumerate(stored):
         parent = positions[step.parent_id]
-        positions[step.pk] = len(codec)
+        positions[step.pk] = n
+        held, arrays = vars(step), vars(step.tokens)
         request = None
         if step.messages_new_id is not None:
             messages = codec.messages(parent, step.messages_shared, bodies[step.messages_new_id])
-            request = Request(messages, **_fields(REQUEST_FIELDS, step, bodies))
-        value = Step(
-            prompt_ids=codec.prompt_ids(parent, step.shared_length, step.tokens.delta_ids),
-            delta_origin=step.tokens.delta_origin,
-            request=request,
-            **_fields(STEP_FIELDS, step, bodies),
-        )
-        codec.steps.append(value)
+            request = Request(messages, **_values(REQUEST_FIELDS, held, bodies))
+        fields = {name: held[name] for name in COLUMNS}
+        fields |= {name: arrays[name] for name in ARRAYS}
+        fields |= _values(BODIES, held, bodies)
+        prompt = codec.prompt_ids(parent, step.shared_length, arrays["delta_ids"])
+        codec.steps.append(Step(prompt_ids=prompt, delta_origin=arrays["delta_origin"], request=request, **fields))
     return codec.steps
 
 
-def _fields(fields: Sequence[StepField], step: models.StoredStep, bodies: _Bodies) -> dict[str, Any]:
-    """The fields that the codec leaves alone, each from where the database keeps it."""
-    values: dict[str, Any] = {}
-    for field in fields:
-        if field.kept is Kept.CONTENT:
-            values[field.name] = field.of_body(bodies[getattr(step, field.attribute)])
-        elif field.kept is not Kept.CODED:
-            values[field.name] = getattr(step if field.kept is Kept.INLINE else step.tokens, field.attribute)
+def _values(fields: Sequence[StepField], held: Mapping[str, Any], bodies: _Bodies) -> dict[str, Any]:
+    """The values of the JSON bodies that a stored step has."""
+    values = {}
+    for name, kind, _, column in fields:
+        key = held[column]
+        if key is not None:
+            values[name] = tuple(bodies[key]) if kind == "tools" else bodies[key]
     return values
 
 

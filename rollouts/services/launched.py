@@ -120,10 +120,10 @@ def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
         writer = StepWriter(len(new))
         added: dict[int, list[models.StoredStep]] = {}
         for key, index, step in sorted(new, key=lambda one: one[:2]):
-            if key not in runs or index < len(steps[key]):
+            if key not in runs or index < len(steps[key].keys):
                 continue  # the run was deleted meanwhile, or the step is stored
-            if index > len(steps[key]):
-                raise ValueError(f"step {index} cannot be stored before step {len(steps[key])}")
+            if index > len(steps[key].keys):
+                raise ValueError(f"step {index} cannot be stored before step {len(steps[key].keys)}")
             added.setdefault(key, []).append(writer.add_step(key, steps[key], step))
         writer.save()
         per_run: dict[int, Counter[str]] = defaultdict(Counter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +12,9 @@ from rollouts.selectors.streams import StoredSteps
 from rollouts.services.bulk import bare, change_whole, insert_whole, reserve_keys
 from rollouts.services.contents import Contents
 from rollouts.tito import segments
-from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, Kept
+from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, StepField
 from rollouts.tito.prefix import merge_steps
 from rollouts.tito.trajectory import Ids, Link, Row, Step
-
-_INLINE = [(field.attribute, field.name) for field in STEP_FIELDS if field.kept is Kept.INLINE]
-_ARRAYS = [(field.attribute, field.name) for field in STEP_FIELDS if field.kept is Kept.ARRAY]
-_CONTENT = [field for field in STEP_FIELDS if field.kept is Kept.CONTENT]
 
 
 class TokenTable(Protocol):
@@ -53,43 +49,43 @@ class StepWriter:
         self, trajectory_key: int, earlier: StoredSteps, step: Step, link: Link | None = None
     ) -> models.StoredStep:
         """Add the step behind ``earlier``, which grows by it. ``link`` spares the search for its parent."""
-        index, key, request, contents = len(earlier), next(self._keys), step.request, self.contents
-        coded = earlier.encode(step, link)
-        parent_key = None if coded.link.parent is None else earlier.keys[coded.link.parent]
+        index, key, request, fields = len(earlier.steps), next(self._keys), step.request, vars(step)
+        link, delta_ids, delta_origin, messages_shared, messages_new = earlier.encode(step, link)
+        parent_key = None if link.parent is None else earlier.keys[link.parent]
         earlier.keys.append(key)
-        earlier.links.append(coded.link)
-        fields = vars(step)
-        values = {attribute: fields[name] for attribute, name in _INLINE}
-        said = [(field, fields[field.name]) for field in _CONTENT]
+        earlier.links.append(link)
+        values = {name: fields[name] for name in COLUMNS}
+        self._add_bodies(values, BODIES, fields)
         if request is not None:
-            values["messages_new_id"] = contents.add_text(f"[{','.join(map(earlier.text, coded.messages_new))}]")
-            said += [(field, getattr(request, field.name)) for field in REQUEST_FIELDS]
-        values |= {field.attribute: contents.add(value) for field, value in said if field.says(value)}
+            values["messages_new_id"] = self.contents.add(messages_new)
+            self._add_bodies(values, REQUEST_FIELDS, vars(request))
         stored = bare(
             models.StoredStep,
             id=key,
             trajectory_id=trajectory_key,
             index=index,
             parent_id=parent_key,
-            shared_length=coded.link.shared_length,
-            parent_length=coded.link.parent_length,
+            shared_length=link.shared_length,
+            parent_length=link.parent_length,
             prompt_length=len(step.prompt_ids),
             completion_length=len(step.completion_ids),
-            messages_shared=coded.messages_shared,
+            messages_shared=messages_shared,
             **values,
         )
-        tokens = bare(
-            models.StepTokens,
-            step_id=key,
-            delta_ids=coded.delta_ids,
-            delta_origin=coded.delta_origin,
-            **{attribute: fields[name] for attribute, name in _ARRAYS},
-        )
+        arrays = {name: fields[name] for name in ARRAYS}
+        tokens = bare(models.StepTokens, step_id=key, delta_ids=delta_ids, delta_origin=delta_origin, **arrays)
         self._steps.append(stored)
         self._tokens.append(tokens)
         if parent_key is not None:
-            self._later.append((tokens, step, coded.messages_shared))
+            self._later.append((tokens, step, messages_shared))
         return stored
+
+    def _add_bodies(self, values: dict[str, Any], bodies: Sequence[StepField], fields: Mapping[str, Any]) -> None:
+        """Set the keys of the JSON bodies of these fields; what says nothing has none."""
+        for name, kind, _, column in bodies:
+            value = fields[name]
+            if value or (value is not None and kind != "mapping"):
+                values[column] = self.contents.add(value)
 
     def add_rows(
         self,

@@ -3,120 +3,72 @@
 The prompt of a step mostly repeats the stream of an earlier step, its parent (``rollouts.tito.prefix``). A step is
 therefore stored as ``(parent, shared_length, delta_ids)``, and
 ``prompt_ids = parent's stream[:shared_length] + delta_ids``. The messages of its request are stored the same way: the
-parent's first ``messages_shared`` messages, then ``messages_new``. All other fields are listed in ``STEP_FIELDS``.
+parent's first ``messages_shared`` messages, then ``messages_new``. ``STEP_FIELDS`` lists the fields that are stored as
+they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from rollouts.tito.prefix import link_step
-from rollouts.tito.trajectory import JSON, Ids, Link, Message, Origins, Step
-
-# -- the fields of a stored step
+from rollouts.tito.trajectory import Ids, Link, Message, Origins, Step
 
 
-class Kept(Enum):
-    """Where the database keeps a field."""
-
-    INLINE = auto()
-    """A column of the step."""
-    ARRAY = auto()
-    """An array beside the step (``StepTokens``)."""
-    CONTENT = auto()
-    """A JSON body that is stored once for all steps that have it (``Content``)."""
-    CODED = auto()
-    """Nowhere as a whole: the codec splits it into parts (:class:`CodedStep`, ``REQUEST_FIELDS``)."""
-
-
-class Holds(Enum):
-    """What a field holds. Readers check foreign values with it, and writers choose the form of a value by it."""
-
-    TEXT = auto()
-    """A short text; an empty one counts as no value."""
-    NUMBER = auto()
-    WHOLE = auto()
-    """A whole number."""
-    IDS = auto()
-    FLOATS = auto()
-    ANY_TEXT = auto()
-    """A text of any length; the empty text is a value."""
-    OBJECT = auto()
-    """A JSON object; the empty object is a value."""
-    MAPPING = auto()
-    """A JSON object; an empty one counts as no value."""
-    TOOLS = auto()
-    """JSON objects in a list."""
-    REQUEST = auto()
-    ORIGINS = auto()
-
-
-@dataclass(frozen=True)
-class StepField:
+class StepField(NamedTuple):
     """One field of a step, in the value, in the JSON line and in the database."""
 
     name: str
     """The name of the attribute of ``Step`` or ``Request``, and the key in our own JSON lines."""
-    kept: Kept
-    holds: Holds
+    kind: Literal["text", "number", "whole", "ids", "floats", "any_text", "object", "mapping", "tools", "request"]
+    """What it holds. The database keeps it as ``COLUMNS``, ``ARRAYS`` and ``BODIES`` say.
+
+    An empty ``text`` or ``mapping`` counts as no value; an empty ``any_text`` or ``object`` is a value. The codec
+    splits a ``request`` into parts.
+    """
     limit: int = 0
-    """How many characters the column of a short text holds."""
+    """How many characters the column of a ``text`` holds."""
     column: str = ""
-    """The name in the database; empty = ``name``."""
-
-    @cached_property
-    def attribute(self) -> str:
-        """The attribute of the stored step that holds the value; for a JSON body its key."""
-        return (self.column or self.name) + ("_id" if self.kept is Kept.CONTENT else "")
-
-    def says(self, value: Any) -> bool:
-        """Whether a value is to be written. Otherwise it is neither written nor stored as a JSON body."""
-        return bool(value) if self.holds in (Holds.TEXT, Holds.MAPPING) else value is not None
-
-    def of_body(self, body: JSON) -> Any:
-        """Returns the value of a stored JSON body; None = nothing is stored."""
-        if body is None:
-            return {} if self.holds is Holds.MAPPING else None
-        return tuple(body) if self.holds is Holds.TOOLS else body
+    """The attribute of the stored step that holds the key of a JSON body. Empty = the value is no JSON body."""
 
 
 STEP_FIELDS = (
-    StepField("prompt_ids", Kept.CODED, Holds.IDS),
-    StepField("delta_origin", Kept.CODED, Holds.ORIGINS),
-    StepField("completion_ids", Kept.ARRAY, Holds.IDS),
-    StepField("logprobs", Kept.ARRAY, Holds.FLOATS),
-    StepField("logprobs_mode", Kept.INLINE, Holds.TEXT, 20),
-    StepField("finish_reason", Kept.INLINE, Holds.TEXT, 30),
-    StepField("stop_reason", Kept.INLINE, Holds.TEXT, 100),
-    StepField("request", Kept.CODED, Holds.REQUEST),
-    StepField("reply", Kept.CONTENT, Holds.OBJECT),
-    StepField("text", Kept.CONTENT, Holds.ANY_TEXT),
-    StepField("chat_template_sha256", Kept.INLINE, Holds.TEXT, 64),
-    StepField("temperature", Kept.INLINE, Holds.NUMBER),
-    StepField("top_p", Kept.INLINE, Holds.NUMBER),
-    StepField("top_k", Kept.INLINE, Holds.WHOLE),
-    StepField("engine", Kept.INLINE, Holds.TEXT, 60),
-    StepField("policy_version", Kept.INLINE, Holds.TEXT, 100),
-    StepField("extra", Kept.CONTENT, Holds.MAPPING),
+    StepField("completion_ids", "ids"),
+    StepField("logprobs", "floats"),
+    StepField("logprobs_mode", "text", 20),
+    StepField("finish_reason", "text", 30),
+    StepField("stop_reason", "text", 100),
+    StepField("request", "request"),
+    StepField("reply", "object", column="reply_id"),
+    StepField("text", "any_text", column="text_id"),
+    StepField("chat_template_sha256", "text", 64),
+    StepField("temperature", "number"),
+    StepField("top_p", "number"),
+    StepField("top_k", "whole"),
+    StepField("engine", "text", 60),
+    StepField("policy_version", "text", 100),
+    StepField("extra", "mapping", column="extra_id"),
 )
-"""Every field of ``Step``, in the order in which a JSON line has them.
+"""Every field of ``Step`` except ``prompt_ids`` and ``delta_origin``, in the order in which a JSON line has them.
 
 A new field of a step is one line here, one field of ``Step``, one field of the model and a migration.
 """
 REQUEST_FIELDS = (
-    StepField("tools", Kept.CONTENT, Holds.TOOLS),
-    StepField("chat_template_kwargs", Kept.CONTENT, Holds.MAPPING, column="template_kwargs"),
+    StepField("tools", "tools", column="tools_id"),
+    StepField("chat_template_kwargs", "mapping", column="template_kwargs_id"),
 )
-"""Every field of ``Request`` except its messages."""
+"""Every field of ``Request`` except its messages. All are JSON bodies."""
 
 
-# -- the codec
+COLUMNS = tuple(one.name for one in STEP_FIELDS if one.kind in ("text", "number", "whole"))
+"""The fields that are columns of the stored step."""
+ARRAYS = tuple(one.name for one in STEP_FIELDS if one.kind in ("ids", "floats"))
+"""The fields that are arrays beside the stored step (``StepTokens``)."""
+BODIES = tuple(one for one in STEP_FIELDS if one.column)
+"""The fields that are JSON bodies, each stored once for all steps that have it (``Content``)."""
 
 
 class CodedStep(NamedTuple):
@@ -145,18 +97,16 @@ class StepCodec:
         self.steps: list[Step] = []
         """The steps so far. After decoding a step the caller appends it."""
         self._text = text
-        self._texts: dict[int, str] = {}
-        """JSON texts by the identity of their message. ``steps`` keep the messages alive."""
-
-    def __len__(self) -> int:
-        return len(self.steps)
+        self._texts: dict[int, list[str]] = {}
+        """The texts of the messages of a step, by its index."""
 
     def encode(self, step: Step, link: Link | None = None) -> CodedStep:
         """Append the next step and return it as it is stored. A known ``link`` saves the search for the parent."""
-        link = link_step(self.steps, step) if link is None else link
+        if link is None:
+            link = link_step(self.steps, step)
         self.steps.append(step)
-        messages = _messages(step)
-        shared = 0 if link.parent is None else self._n_shared(_messages(self.steps[link.parent]), messages)
+        messages = step.request.messages if step.request else ()
+        shared = 0 if link.parent is None or not messages else self._n_shared(link.parent, messages)
         delta, origin = step.prompt_ids[link.shared_length :], step.delta_origin
         if origin is not None and len(origin) != len(delta):
             origin = None
@@ -175,31 +125,33 @@ class StepCodec:
 
     def messages(self, parent: int | None, shared: int, new: Sequence[Message]) -> tuple[Message, ...]:
         """Returns the messages of the next step's request. Raises ``ValueError`` when the parent's has fewer."""
-        before = () if parent is None else _messages(self.steps[parent])
+        before = () if parent is None else self._messages(parent)
         if shared > len(before):
             raise ValueError(f"messages_shared is {shared}, but the parent's request has {len(before)} messages.")
         return (*before[:shared], *new)
 
-    def text(self, message: Message) -> str:
-        """Returns the JSON text of a message of an appended step. It is made once."""
-        text = self._texts.get(id(message))
-        if text is None:
-            text = self._texts[id(message)] = self._text(message)
-        return text
-
-    def _n_shared(self, before: Sequence[Message], messages: Sequence[Message]) -> int:
-        n, texts = 0, self._texts
+    def _n_shared(self, parent: int, messages: Sequence[Message]) -> int:
+        """How many leading messages of the last step are those of its parent."""
+        before, n = self._messages(parent), 0
         for old, new in zip(before, messages, strict=False):
             if old is not new:
-                text = texts[id(new)] = self._text(new)
-                if (texts.get(id(old)) or self.text(old)) != text:
-                    break
+                break
             n += 1
+        # Only messages that are not the same objects have to be compared as text.
+        if n < len(before) and n < len(messages):
+            old_texts, new_texts = self._message_texts(parent), self._message_texts(len(self.steps) - 1)
+            while n < min(len(old_texts), len(new_texts)) and old_texts[n] == new_texts[n]:
+                n += 1
         return n
 
+    def _message_texts(self, index: int) -> list[str]:
+        if index not in self._texts:
+            self._texts[index] = [self._text(message) for message in self._messages(index)]
+        return self._texts[index]
 
-def _messages(step: Step) -> tuple[Message, ...]:
-    return step.request.messages if step.request else ()
+    def _messages(self, index: int) -> tuple[Message, ...]:
+        request = self.steps[index].request
+        return request.messages if request else ()
 
 
 # -- parts of a stream

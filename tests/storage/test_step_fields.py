@@ -7,15 +7,15 @@ from typing import Any
 
 from rollouts.fields import ArrayField
 from rollouts.models import Content, StepTokens, StoredStep
-from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, CodedStep, Kept
+from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, STEP_FIELDS, CodedStep
 from rollouts.tito.trajectory import Link
 
-TABLE = (*STEP_FIELDS, *REQUEST_FIELDS)
+BODY_KEYS = {one.column for one in (*BODIES, *REQUEST_FIELDS)}
 PLACE = {"id", "trajectory_id", "index", "prompt_length", "completion_length", "row_index"}
 """Columns that say where a step lies and how long it is."""
 CODED = {"parent_id" if one.name == "parent" else one.name for one in fields(Link)} | set(CodedStep._fields) - {"link"}
 """What the codec makes."""
-ARRAYS = {"delta_ids", "delta_origin"}
+CODED_ARRAYS = {"delta_ids", "delta_origin"}
 """Those of them that are arrays."""
 
 
@@ -24,17 +24,16 @@ def columns(model: Any) -> dict[str, Any]:
 
 
 def test_every_column_of_a_step_is_in_the_table() -> None:
-    kept = {one.attribute for one in TABLE if one.kept in (Kept.INLINE, Kept.CONTENT)}
-    coded = {"messages_new_id" if name == "messages_new" else name for name in CODED - ARRAYS}
-    assert set(columns(StoredStep)) == PLACE | coded | kept
-    assert set(columns(StepTokens)) == {"step_id"} | ARRAYS | {one.attribute for one in TABLE if one.kept is Kept.ARRAY}
+    coded = {"messages_new_id" if name == "messages_new" else name for name in CODED - CODED_ARRAYS}
+    assert set(columns(StoredStep)) == PLACE | coded | set(COLUMNS) | BODY_KEYS
+    assert set(columns(StepTokens)) == {"step_id"} | CODED_ARRAYS | set(ARRAYS)
 
 
 def test_each_column_holds_what_the_table_says() -> None:
-    for one in TABLE:
-        if one.kept is Kept.INLINE:
-            assert (columns(StoredStep)[one.attribute].max_length or 0) == one.limit, one.name
-        elif one.kept is Kept.CONTENT:
-            assert columns(StoredStep)[one.attribute].related_model is Content, one.name
-        elif one.kept is Kept.ARRAY:
-            assert isinstance(columns(StepTokens)[one.attribute], ArrayField), one.name
+    limits = {one.name: one.limit for one in STEP_FIELDS}
+    for name in COLUMNS:
+        assert (columns(StoredStep)[name].max_length or 0) == limits[name], name
+    for name in BODY_KEYS:
+        assert columns(StoredStep)[name].related_model is Content, name
+    for name in ARRAYS:
+        assert isinstance(columns(StepTokens)[name], ArrayField), name

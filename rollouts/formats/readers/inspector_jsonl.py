@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import IO, Any
 
 import msgspec
@@ -14,12 +15,13 @@ from rollouts.formats.containers.json_text import canonical_json
 from rollouts.formats.containers.source import Source
 from rollouts.formats.registry import Format, Rejected, each_line, has_keys
 from rollouts.formats.shapes import BadLine
-from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, CodedStep, Holds, Kept, StepCodec, StepField
+from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, CodedStep, StepCodec, StepField
 from rollouts.tito.prefix import links_of
 from rollouts.tito.trajectory import Floats, Origin, Origins, Request, Row, Step, Trajectory
 
 NAME = "rollout-inspector"
 VERSION = 1
+Reader = Callable[[Any, str], Any]
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -54,7 +56,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     for n, item in enumerate(shapes.sequence(value.get("steps", []), "steps")):
         _take_step(codec, shapes.mapping(item, f"steps[{n}]"), f"steps[{n}]")
     rows = [
-        _row(shapes.mapping(item, f"rows[{n}]"), len(codec), f"rows[{n}]")
+        _row(shapes.mapping(item, f"rows[{n}]"), len(codec.steps), f"rows[{n}]")
         for n, item in enumerate(shapes.sequence(value.get("rows", []), "rows"))
     ]
     return Trajectory(
@@ -74,7 +76,7 @@ def _take_step(codec: StepCodec, value: Mapping[str, Any], where: str) -> None:
     delta = shapes.ids(value.get("delta_ids"), f"{where}.delta_ids")
     parent = shapes.whole(value.get("parent"), f"{where}.parent", least=0)
     shared = shapes.whole(value.get("shared_length", 0), f"{where}.shared_length", least=0) or 0
-    if parent is not None and parent >= len(codec):
+    if parent is not None and parent >= len(codec.steps):
         raise BadLine(f"{where}.parent is {parent}, but a parent comes before its step.")
     if parent is None and shared:
         raise BadLine(f"{where} has a shared_length and no parent.")
@@ -82,7 +84,7 @@ def _take_step(codec: StepCodec, value: Mapping[str, Any], where: str) -> None:
         prompt = codec.prompt_ids(parent, shared, delta)
     except ValueError as error:
         raise BadLine(f"{where}.{error}") from None
-    fields = _fields(STEP_FIELDS, value, where)
+    fields = _fields(_READ_STEP, value, where)
     request = _request(codec, parent, value.get("request"), f"{where}.request")
     origin = _origins(value.get("delta_origin"), len(delta), f"{where}.delta_origin")
     codec.steps.append(Step(prompt_ids=prompt, delta_origin=origin, request=request, **fields))
@@ -98,16 +100,12 @@ def _request(codec: StepCodec, parent: int | None, value: Any, where: str) -> Re
         messages = codec.messages(parent, shared, new)
     except ValueError as error:
         raise BadLine(f"{where}.{error}") from None
-    return Request(messages, **_fields(REQUEST_FIELDS, value, where))
+    return Request(messages, **_fields(_READ_REQUEST, value, where))
 
 
-def _fields(fields: Iterable[StepField], value: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _fields(readers: Iterable[tuple[str, Reader]], value: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields that the codec leaves alone, each checked as what it holds."""
-    return {
-        field.name: _READ[field.holds](value.get(field.name), f"{where}.{field.name}", field.limit)
-        for field in fields
-        if field.kept is not Kept.CODED
-    }
+    return {name: read(value.get(name), f"{where}.{name}") for name, read in readers}
 
 
 def _row(value: Mapping[str, Any], n_steps: int, where: str) -> Row:
@@ -146,17 +144,30 @@ def _required_floats(value: Any, where: str) -> Floats:
     return shapes.floats(value, where)
 
 
-_READ: Mapping[Holds, Callable[[Any, str, int], Any]] = {
-    Holds.TEXT: shapes.text,
-    Holds.NUMBER: lambda value, where, _: shapes.number(value, where),
-    Holds.WHOLE: lambda value, where, _: shapes.whole(value, where),
-    Holds.IDS: lambda value, where, _: shapes.ids(value, where),
-    Holds.FLOATS: lambda value, where, _: _floats(value, where),
-    Holds.ANY_TEXT: lambda value, where, _: shapes.optional_string(value, where),
-    Holds.OBJECT: lambda value, where, _: None if value is None else shapes.mapping(value, where),
-    Holds.MAPPING: lambda value, where, _: shapes.optional_mapping(value, where),
-    Holds.TOOLS: lambda value, where, _: shapes.optional_tools(value, where),
-}
+def _optional_object(value: Any, where: str) -> Mapping[str, Any] | None:
+    return None if value is None else shapes.mapping(value, where)
+
+
+def _readers(fields: Iterable[StepField]) -> list[tuple[str, Reader]]:
+    """For each field its name and what reads and checks its value."""
+    by_kind: Mapping[str, Reader] = {
+        "number": shapes.number,
+        "whole": shapes.whole,
+        "ids": shapes.ids,
+        "floats": _floats,
+        "any_text": shapes.optional_string,
+        "object": _optional_object,
+        "mapping": shapes.optional_mapping,
+        "tools": shapes.optional_tools,
+    }
+    return [
+        (one.name, partial(shapes.text, limit=one.limit) if one.kind == "text" else by_kind[one.kind])
+        for one in fields
+        if one.kind != "request"
+    ]
+
+
+_READ_STEP, _READ_REQUEST = _readers(STEP_FIELDS), _readers(REQUEST_FIELDS)
 
 
 def _origins(value: Any, length: int | None, where: str) -> Origins | None:
@@ -217,23 +228,35 @@ def _trajectory_value(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _step_value(step: Step, coded: CodedStep) -> dict[str, Any]:
-    request = None
+    link, delta_ids, delta_origin, messages_shared, messages_new = coded
+    value: dict[str, Any] = {} if link.parent is None else {"parent": link.parent}
+    value |= {"shared_length": link.shared_length, "delta_ids": delta_ids.tolist()}
+    if delta_origin is not None:
+        value["delta_origin"] = delta_origin.tolist()
+    fields = vars(step)
     if step.request is not None:
-        request = {"messages_shared": coded.messages_shared, "messages_new": coded.messages_new}
-        request |= _said(REQUEST_FIELDS, vars(step.request))
-    values = vars(step) | {"prompt_ids": None, "delta_origin": coded.delta_origin, "request": request}
-    value: dict[str, Any] = {} if coded.link.parent is None else {"parent": coded.link.parent}
-    value |= {"shared_length": coded.link.shared_length, "delta_ids": coded.delta_ids.tolist()}
-    return value | _said(STEP_FIELDS, values)
+        request = {"messages_shared": messages_shared, "messages_new": messages_new}
+        _add_fields(request, REQUEST_FIELDS, vars(step.request))
+        fields = fields | {"request": request}
+    _add_fields(value, STEP_FIELDS, fields)
+    return value
 
 
-def _said(fields: Iterable[StepField], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say something, as JSON has them."""
-    return {
-        field.name: _WRITE[field.holds](value) if field.holds in _WRITE else value
-        for field in fields
-        if field.says(value := values[field.name])
-    }
+def _add_fields(value: dict[str, Any], fields: Iterable[StepField], held: Mapping[str, Any]) -> None:
+    """Add the fields that say something, as JSON has them."""
+    for name, kind, _, _ in fields:
+        one = held[name]
+        if one is None:
+            continue
+        if kind == "ids":
+            value[name] = one.tolist()
+        elif kind == "floats":
+            value[name] = _plain_floats(one)
+        elif kind == "mapping":
+            if one:
+                value[name] = dict(one)
+        elif one or kind != "text":
+            value[name] = one
 
 
 def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
@@ -265,12 +288,5 @@ def _plain_floats(values: Floats | None) -> list[Any] | None:
         plain[n] = "NaN" if math.isnan(values[n]) else "Infinity" if values[n] > 0 else "-Infinity"
     return plain
 
-
-_WRITE: Mapping[Holds, Callable[[Any], Any]] = {
-    Holds.IDS: np.ndarray.tolist,
-    Holds.ORIGINS: np.ndarray.tolist,
-    Holds.FLOATS: _plain_floats,
-    Holds.MAPPING: dict,
-}
 
 FORMAT = Format("own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write)
