@@ -1,7 +1,7 @@
-"""Side by side: what was sampled against what re-tokenization makes of it, and against what the engine read next.
+"""Side by side: the sampled ids against the same text encoded again, and against the ids that the engine read next.
 
-This is one of the few places that may encode decoded text, because showing what that would do is its purpose. The
-encoder is the native one (``tokenizers`` or ``fastokens``, no torch, no transformers), loaded once and kept.
+This module may encode decoded text, because it shows what that does. The encoder is the native one (``tokenizers`` or
+``fastokens``, no torch, no transformers); it is loaded once and kept.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import LoadedTokenizer, TokenizerUnusable, load
 
 MAX_ENCODED_TOKENS = 300_000
-"""Tokens re-tokenized in one request; a longer row is compared step by step."""
+"""The most tokens that one request encodes again. A longer row is compared step by step."""
 
 MAX_CHOICES = 300
-
 
 Answer = tuple[TokenComparison, PairWords]
 
@@ -55,7 +54,7 @@ class ComparedPair:
     against: str
     """``retokenized``, ``prompt`` or ``group``."""
     other: models.StoredTrajectory | None = None
-    """The trajectory of the same prompt that stands on the right."""
+    """The trajectory of the same group on the right side."""
 
 
 @dataclass(frozen=True)
@@ -63,42 +62,32 @@ class ComparePage(TrajectoryHead):
     """Two streams of one trajectory, or of two, side by side."""
 
     step: int | None
-    """The step that is compared; None = a whole row is."""
+    """The step that is compared; None when a whole row is compared."""
     row: int | None
-    """The row that is compared; None = a step is."""
+    """The row that is compared; None when a step is compared."""
     against: str
-    """``retokenized``, ``prompt`` or ``group``: what stands on the right."""
+    """What is on the right side: ``retokenized``, ``prompt`` or ``group``."""
     with_: str | None
-    """The code of the trajectory on the right, where that is another one of the group."""
+    """The code of the trajectory on the right side, when it is another one of the group."""
     comparison: ComparisonJson | None
-    """Where the two differ; None where nothing could be compared."""
+    """Where the two sides differ; None when nothing could be compared."""
     notices: list[str]
-    """What could not be done as asked, a sentence each."""
+    """A sentence for each part of the address that could not be followed."""
 
 
 @dataclass(frozen=True)
 class AnsweredComparePage(ComparePage):
-    """The page where something could be compared."""
+    """The page when something could be compared."""
 
     verdict: str
     """The outcome in a sentence."""
 
 
-@dataclass(frozen=True)
-class CompareHtml:
-    """What only the template needs."""
-
-    choices: list[PairChoice]
-    tokenizer_missing: str
-    comparison: TokenComparison | None = None
-    words: PairWords | None = None
-
-
-def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, CompareHtml]:
+def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, dict[str, Any]]:
     """The comparison that the address asks for."""
     params = request.GET
     rows, steps = parts.rows_and_steps(trajectory)
-    # Of the same kind is a break at a step whose parent's samples were encoded again; that one lies in the prompt.
+    # A break has the same kind when the samples of the parent were encoded again. It lies in the prompt.
     prompts = {step.index: step.prompt_length for step in steps}
     drifting = {index for index, start in parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
     notices: list[str] = []
@@ -115,15 +104,16 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         "notices": notices,
     }
     choices = _choices(steps, len(rows), drifting, question) + group_compare.choices(others, question.other)
+    html = {"choices": choices, "tokenizer_missing": missing}
     if answer is None:
-        return ComparePage(**asked, comparison=None), CompareHtml(choices, missing)
+        return ComparePage(**asked, comparison=None), html
     comparison, words = answer
     page = AnsweredComparePage(**asked, comparison=as_json(comparison, painter), verdict=words.verdict)
     row = question.row
     if question.step is not None:
         holder = question.step.index if question.against == "retokenized" else question.step.parent
         row = next((step.row for step in steps if step.index == holder), 0)
-    return page, CompareHtml(choices, missing, linked(comparison, row or 0, base_url(trajectory)), words)
+    return page, {**html, "comparison": linked(comparison, row or 0, base_url(trajectory)), "words": words}
 
 
 def _answer(
@@ -146,7 +136,7 @@ def _answer(
 def _with_other(
     params: Mapping[str, str], others: Sequence[models.StoredTrajectory], n_rows: int, notices: list[str]
 ) -> ComparedPair | None:
-    """Against another trajectory of the group, where the address names one."""
+    """The comparison with another trajectory of the group; None unless the address names one."""
     code = params.get("with", "")
     if not code or not n_rows:
         return None
@@ -176,7 +166,7 @@ def _question(
     if asked and step is None:
         notices.append(f"There is no step {asked[:20]} here: steps run from 0 to {len(steps) - 1}.")
     if step is None:
-        # What one came for: the first break, else the first drift, else the first step.
+        # The reader wants the first break, else the first drift, else the first step.
         broken = next((s for s in steps if s.breaks), None)
         drift = next((s for s in steps if s.index in drifting), None)
         step = broken or drift or (steps[0] if steps else None)
@@ -216,10 +206,10 @@ def _choices(steps: list[StepSummary], n_rows: int, drifting: set[int], question
 
 
 def _against_prompt(trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter) -> Answer:
-    """The parent's stream, as it should have been read, against the prompt that was."""
+    """The stream of the parent, which the engine should have read, against the prompt that it read."""
     stored: dict[int, Any] = parts.steps_with_tokens(trajectory, [step.index, step.parent])
     parent = stored[step.parent if step.parent is not None else step.index]
-    expected = _joined(selectors.load_step_prompt(parent), parent.tokens.completion_ids)
+    expected = np.concatenate([selectors.load_step_prompt(parent), parent.tokens.completion_ids])
     got = selectors.load_step_prompt(stored[step.index])
     comparison = compare(plain_tokens(expected), plain_tokens(got), align_ids(expected, got), painter, tail_is_new=True)
     if not step.breaks:
@@ -302,7 +292,7 @@ def _against_retokenized(
 
 
 def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[AlignedGroup]]:
-    """``encode(decode(sampled))``, and how it stands against what was sampled."""
+    """``encode(decode(sampled))``, and its alignment with the sampled ids."""
     pieces: list[Ids] = []
     groups = []
     at = right = 0
@@ -332,7 +322,3 @@ def _encoder(tokenizer: models.Tokenizer | None, notices: list[str]) -> LoadedTo
     except (TokenizerUnusable, OSError) as error:
         notices.append(f"The tokenizer “{tokenizer.name}” cannot be loaded: {error}")
         return None
-
-
-def _joined(prompt: Ids, completion: Ids) -> Ids:
-    return np.concatenate([prompt, completion])

@@ -1,6 +1,6 @@
-"""Template deltas: the ids that stand between two completions, and the two renders that such ids come from.
+"""Template deltas: the ids between two completions, and the two renders that such ids come from.
 
-The renders run in the template sandbox; they are kept in the cache, because they follow from stored texts alone.
+The template sandbox renders. The cache keeps the renders, because they follow from stored texts alone.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,53 +30,40 @@ from rollouts.chat_templates import renderer
 from rollouts.chat_templates.probes.compare import common_length
 from rollouts.selectors import parts
 from rollouts.tito.interfaces import Renderer, RenderFailed
-from rollouts.tito.strategies.appending import dummy_conversation
+from rollouts.tito.strategies.appending import FORMS, dummy_conversation
 from rollouts.tito.trajectory import Ids, Origin, Origins
 from rollouts.tokenizers import TokenizerUnusable, load
 
 PAGE = 12
-"""Steps of one page: each is two renders."""
+"""Steps of one page. Each step needs two renders."""
 
 MAX_DELTA_TOKENS = 4096
-"""Ids drawn of one delta."""
+"""The most ids that are drawn of one delta."""
 
 MAX_RENDER_CHARACTERS = 200_000
 
 CONTEXT = 240
-"""Characters shown of what both renders share, at most."""
+"""The most characters that are shown of the text that both renders share."""
 CONTEXT_LINES = 6
-"""Lines shown of it, at most: what follows is what one came for."""
+"""The most lines that are shown of that text. The reader wants the text after it."""
 
 CACHE_SECONDS = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
 class Renders:
-    """The small conversation rendered without and with the new messages; or why it could not be."""
+    """The small conversation rendered without and with the new messages, or why the render failed."""
 
     prefix: str = ""
     full: str = ""
     shared: int = 0
-    """Leading characters that both share."""
+    """The number of leading characters that both renders share."""
     problem: str = ""
-
-    @property
-    def is_append(self) -> bool:
-        return self.shared == len(self.prefix)
-
-    @property
-    def parts(self) -> dict[str, str]:
-        return {
-            "prefix_same": self.prefix[: self.shared],
-            "prefix_gone": self.prefix[self.shared :],
-            "full_same": self.full[: self.shared],
-            "full_added": self.full[self.shared :],
-        }
 
 
 @dataclass(frozen=True)
 class TemplateDelta:
-    """What one step adds between the completion before it and its own."""
+    """What one step adds between the previous completion and its own completion."""
 
     step: int
     after_step: int
@@ -87,10 +75,10 @@ class TemplateDelta:
     messages: str
     """Roles of the messages that the ids stand for."""
     extends: bool
-    """False = the step breaks the stream, so the ids are more than a delta."""
+    """False: the step breaks the stream, so the ids are more than a delta."""
     origins: str
     agrees: bool | None
-    """Whether the ids decode to what the template adds; None where that is not known."""
+    """Whether the ids decode to the text that the template adds; None when that is not known."""
     verdict: str
     prefix_render: str
     full_render: str
@@ -112,15 +100,15 @@ class DrawnDelta:
 
     @property
     def prefix_html(self) -> SafeString:
-        """The shorter render; what the longer one lacks is marked."""
-        parts = self.renders.parts
-        return _marked(parts["prefix_same"], parts["prefix_gone"], "gone")
+        """The shorter render. The text that the longer render lacks is marked."""
+        text, shared = self.renders.prefix, self.renders.shared
+        return _marked(text[:shared], text[shared:], "gone")
 
     @property
     def full_html(self) -> SafeString:
-        """The longer render; what it adds is marked."""
-        parts = self.renders.parts
-        return _marked(parts["full_same"], parts["full_added"], "added")
+        """The longer render. The text that it adds is marked."""
+        text, shared = self.renders.full, self.renders.shared
+        return _marked(text[:shared], text[shared:], "added")
 
     @property
     def ids_text(self) -> str:
@@ -131,27 +119,18 @@ class DrawnDelta:
 
 @dataclass(frozen=True)
 class DeltasPage(TrajectoryHead):
-    """What stands between the completions of a trajectory, and the renders that it comes from."""
+    """The ids between the completions of a trajectory, and the renders that they come from."""
 
     deltas: list[TemplateDelta]
     """At most 12, in the order of the steps."""
     next_step: int | None
-    """Where the next page begins; None = this is the last."""
+    """The step with which the next page begins; None on the last page."""
     notices: list[str]
-    """What could not be done as asked, a sentence each."""
-
-
-@dataclass(frozen=True)
-class DeltasHtml:
-    """What only the template needs."""
-
-    deltas: list[DrawnDelta]
-    rest_url: str
-    tokenizer_missing: str
+    """A sentence for each part of the address that could not be followed."""
 
 
 def _marked(same: str, other: str, name: str) -> SafeString:
-    """The end of what both renders share, and what only this one has."""
+    """The end of the text that both renders share, and the text that only this render has."""
     hidden = max(len(same) - CONTEXT, 0)
     if hidden:
         # From the start of a line, so that the fold does not cut one.
@@ -164,8 +143,8 @@ def _marked(same: str, other: str, name: str) -> SafeString:
     return mark_safe(f"{fold}<span>{text_html(same[hidden:])}</span>{tail}")
 
 
-def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[DeltasPage, DeltasHtml]:
-    """A few steps from the one that the address names."""
+def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[DeltasPage, dict[str, Any]]:
+    """The page: a few steps, from the step that the address names."""
     params = request.GET
     asked = params.get("step", "")
     step = whole_number(asked)
@@ -180,11 +159,12 @@ def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     if first and not deltas:
         notices.append(f"No step from {first} on continues an earlier one.")
     page = DeltasPage(**head_of(trajectory), deltas=[delta.value for delta in deltas], next_step=rest, notices=notices)
-    return page, DeltasHtml(deltas, f"?step={rest}" if rest is not None else "", missing)
+    rest_url = f"?step={rest}" if rest is not None else ""
+    return page, {"deltas": deltas, "rest_url": rest_url, "tokenizer_missing": missing}
 
 
 def _templates(trajectory: models.StoredTrajectory, steps: Sequence[models.StoredStep]) -> dict[int, str]:
-    """The chat template of each step by its key: its own, the run's, or the tokenizer's. At most one query more."""
+    """The chat template of each step by its key: its own, the run's, or the tokenizer's. At most one more query."""
     run = trajectory.run
     default = run.chat_template_id or (run.tokenizer.chat_template_id if run.tokenizer else None)
     wanted = {step.pk: step.chat_template_sha256 or default for step in steps}
@@ -197,7 +177,7 @@ def _body(content: models.Content | None) -> Any:
 
 
 def new_messages(body: Any) -> list[dict[str, Any]]:
-    """What followed the assistant's reply: the messages that a step's delta stands for."""
+    """The messages after the last reply of the assistant. The delta of a step stands for these messages."""
     if not isinstance(body, list):
         return []
     messages = [message for message in body if isinstance(message, dict)]
@@ -248,7 +228,7 @@ def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple
         return None, "This step breaks the stream, so these ids are more than a delta. “Side by side” shows the break."
     if renders.problem or not has_text:
         return None, ""
-    if not renders.is_append:
+    if renders.shared < len(renders.prefix):
         return False, (
             "The chat template is not prefix-preserving here: with the new messages it renders the conversation "
             "before them differently."
@@ -267,7 +247,7 @@ def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple
 
 
 def _quoted(text: str, nothing: str = "nothing") -> str:
-    """A stretch of text as it stands in a sentence."""
+    """A stretch of text in quotation marks, for a sentence."""
     seen = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return f"“{seen}”" if text else nothing
 
@@ -288,12 +268,13 @@ def _renders(
     tools, kwargs = _body(step.tools), _body(step.template_kwargs)
     question = json.dumps([template, run.tokenizer.sha256, messages, tools, kwargs], sort_keys=True, default=str)
     key = "delta-renders:" + hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
-    held = _cached(key)
-    if held is not None:
-        return held
+    with suppress(Exception):  # the cache is in Redis, and a page must not need Redis
+        if held := cache.get(key):
+            return Renders(**held)
     renders = _render(run.tokenizer, template, messages, tools, kwargs)
     if not renders.problem:
-        _keep(key, renders)
+        with suppress(Exception):
+            cache.set(key, vars(renders), CACHE_SECONDS)
     return renders
 
 
@@ -316,9 +297,7 @@ def _render(
 def _both(bound: Renderer, messages: list[dict[str, Any]], tools: Any, kwargs: Any) -> tuple[str, str]:
     """The small conversation without and with the new messages, as the ``tool_delta`` strategy renders it."""
     failure: RenderFailed | None = None
-    # As there: some templates want a call's arguments as an object, some as JSON text.
-    forms: tuple[Any, ...] = ({}, "{}")
-    for arguments in forms:
+    for arguments in FORMS:
         before = dummy_conversation(messages, arguments)
         try:
             return (
@@ -332,24 +311,7 @@ def _both(bound: Renderer, messages: list[dict[str, Any]], tools: Any, kwargs: A
 
 
 def _cut_at_stop(prefix: str, loaded: Any) -> str:
-    """Without the separator behind its last stop token: the engine never samples that, the delta brings it."""
+    """The prefix without the separator after its last stop token. The delta brings it; no engine samples it."""
     stops = [loaded.decode(np.asarray([stop], dtype=np.int32)) for stop in loaded.stop_ids]
     cut = max((prefix.rfind(stop) + len(stop) for stop in stops if stop and stop in prefix), default=0)
     return prefix[:cut] if cut and not prefix[cut:].strip() else prefix
-
-
-def _cached(key: str) -> Renders | None:
-    try:
-        held = cache.get(key)
-    except Exception:
-        # The cache is Redis; a page must not need it.
-        return None
-    return Renders(**held) if isinstance(held, dict) else None
-
-
-def _keep(key: str, renders: Renders) -> None:
-    value = {"prefix": renders.prefix, "full": renders.full, "shared": renders.shared}
-    try:
-        cache.set(key, value, CACHE_SECONDS)
-    except Exception:
-        return

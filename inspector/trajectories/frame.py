@@ -1,4 +1,4 @@
-"""What the pages of one trajectory share: how each JSON twin begins, the header, and the tab that a page is."""
+"""What the pages of one trajectory share: the first fields of each JSON twin, the header and the tabs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rollouts.models import Run, StoredTrajectory, Tokenizer
 
 @dataclass(frozen=True)
 class TrajectoryHead(Page):
-    """How the JSON of each page of a trajectory begins."""
+    """The first fields of the JSON of each page of a trajectory."""
 
     trajectory: str
-    """Its code, as in the address."""
+    """The code of the trajectory, as in the address."""
     external_id: str
-    """Its name in the source."""
+    """The name of the trajectory in the source."""
     run: str
     """The code of its run."""
     status: str
@@ -31,9 +31,9 @@ class TrajectoryHead(Page):
     reward: float | None
     """The reward of the whole trajectory; None when there is none."""
     reward_parts: dict[str, Any] | None
-    """Name -> value of what the reward was made of."""
+    """Name of each part of the reward -> its value."""
     stop_reason: str
-    """Why it ended, in the source's word."""
+    """Why the trajectory ended, in the word of the source."""
     tokenizer: str | None
     """The name of the run's tokenizer; None when the run has none."""
 
@@ -46,10 +46,10 @@ def head_of(trajectory: StoredTrajectory) -> dict[str, Any]:
     return {name: other[name] if name in other else getattr(trajectory, name) for name in names}
 
 
-Build = Callable[[HttpRequest, StoredTrajectory], tuple[TrajectoryHead, Any]]
-"""Makes a page: the value that is its JSON, and a dataclass of what only its template needs.
+Build = Callable[[HttpRequest, StoredTrajectory], tuple[TrajectoryHead, dict[str, Any]]]
+"""Makes a page: the value that is its JSON, and the variables that only its template needs.
 
-A field of the second takes the place of a field of the first that has the same name.
+In the template, a variable of the second takes the place of a field of the first with the same name.
 """
 
 
@@ -58,13 +58,13 @@ class Tab:
     """A page of a trajectory. ``inspector.trajectories.tabs.TABS`` lists them all."""
 
     slug: str
-    """Ends the address, and names the template: ``trajectories/SLUG.html``."""
+    """The end of the address, and the name of the template: ``trajectories/SLUG.html``."""
     label: str
     """The words of the tab."""
     here: str = ""
-    """The words in the path above the header; empty for the page that is the trajectory itself."""
+    """The words in the path above the header; empty for the tokens page."""
     build: Build | None = None
-    """None = the tokens page, which has a view of its own."""
+    """None: the tokens page, which has its own view."""
     is_kept: bool = True
     """A browser may keep the page of an ended trajectory, because it follows from what is stored."""
     is_offered: Callable[[StoredTrajectory], bool] = lambda trajectory: True
@@ -86,7 +86,7 @@ class PageLink:
 
 @dataclass(frozen=True)
 class HeaderField:
-    """A fact in the header: a label, a value, and words that may follow it."""
+    """A field of the header: a label, a value, and a note that may follow."""
 
     label: str
     value: str
@@ -108,9 +108,9 @@ class TrajectoryFrame:
     tabs: list[PageLink]
     siblings: Siblings
     has_siblings: bool
-    """False for the visitor of a link to this trajectory alone."""
+    """False for the visitor of a share link to this trajectory alone."""
     run_url: str
-    """The list of the run, with the filter that led here."""
+    """The list of the run, with the filter of the page that led here."""
     trajectory_url: str
 
 
@@ -119,14 +119,14 @@ def base_url(trajectory: StoredTrajectory) -> str:
 
 
 def fingerprint(trajectory: StoredTrajectory) -> str:
-    """Changes whenever the trajectory does."""
+    """A text that changes when the trajectory changes."""
     moment = trajectory.finished_at.timestamp() if trajectory.finished_at else 0
     counts = f"{trajectory.n_steps}.{trajectory.n_tokens}.{trajectory.n_findings}"
     return f"{trajectory.status}.{trajectory.attempt}.{counts}.{moment}"
 
 
 def shows_one(request: HttpRequest) -> bool:
-    """The visitor of a link to one trajectory alone: no other is theirs to see."""
+    """True for the visitor of a share link to one trajectory, who may not see other trajectories."""
     share = getattr(request, "share", None)
     return share is not None and share.run_id is None
 
@@ -170,7 +170,7 @@ def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> li
         facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=url))
     facts.append(HeaderField("steps", f"{trajectory.n_steps:,}"))
     facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if trajectory.n_rows > 1 else ""))
-    # Rows that came without steps rarely tell which of their tokens were sampled; a mask does not.
+    # Rows without steps rarely tell which of their tokens were sampled. A loss mask does not tell it.
     sampled = f"{trajectory.n_sampled:,} sampled" if trajectory.n_steps else ""
     facts.append(HeaderField("tokens", f"{trajectory.n_tokens:,}", sampled))
     facts.append(HeaderField("trained", f"{trajectory.n_trained:,}"))
@@ -181,7 +181,7 @@ def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> li
 
 
 def _group_note(trajectory: StoredTrajectory) -> tuple[str, str]:
-    """The rewards of the trajectories of the same prompt in words, and the tone of that."""
+    """A sentence about the rewards of the group, and its tone."""
     stats = selectors.group_stats(trajectory.run, [trajectory.group]).get(trajectory.group)
     if stats is None or stats.n < 2 or stats.mean is None:
         return "", ""

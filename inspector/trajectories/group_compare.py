@@ -13,9 +13,9 @@ from rollouts.selectors.parts import RowSummary
 from rollouts.tito.align import align_ids
 
 MAX_OTHERS = 40
-"""Trajectories of the group that are offered."""
+"""The most trajectories of the group that are offered."""
 MAX_ROW_TOKENS = 200_000
-"""Tokens of a row that are aligned in a request."""
+"""The most tokens of a row that one request aligns."""
 
 
 def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PairChoice]:
@@ -30,7 +30,7 @@ def against(
     trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory,
     painter: TokenPainter, notices: list[str],
 ) -> tuple[TokenComparison, PairWords] | None:  # fmt: skip
-    """Row ``row`` against the last row of the other, which has read everything; None, and a sentence, if too long."""
+    """Row ``row`` against the last row of the other, which holds the most. None and a notice if one is too long."""
     there, _ = parts.rows_and_steps(other)
     left, right = rows[row], there[-1]
     longest = max(left.n_tokens, right.n_tokens)

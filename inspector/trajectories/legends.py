@@ -1,4 +1,4 @@
-"""Around the token pane: the legends of its lenses, the minimap of the row and the strip of its surprise."""
+"""The parts around the token pane: the legends of trainers' columns, the minimap and the strip of surprise."""
 
 from __future__ import annotations
 
@@ -18,25 +18,18 @@ from rollouts.tito.trajectory import Origin
 
 
 @dataclass(frozen=True)
-class MapPiece:
-    """A piece of the minimap, and where pressing it leads."""
-
-    piece: TokenBar
-    url: str
-
-
-@dataclass(frozen=True)
 class Strips:
-    """The minimap of the row, and the surprise of what is shown."""
+    """The minimap of the row, and the surprise of the tokens that are shown."""
 
-    map: list[MapPiece]
+    map: list[tuple[TokenBar, str]]
+    """Each piece of the minimap, and the address that it opens."""
     map_by_roles: bool
-    """Its turns are told by role headers, not by who wrote them."""
+    """The turns were found by role headers, because nobody recorded the origins."""
     map_text: str
     map_findings: list[dict[str, str]]
     """Severity and place of each finding of the row."""
     map_window: dict[str, str] | None
-    """What is shown of the row; None where that is all of it."""
+    """The part of the row that is shown; None when the whole row is shown."""
     map_mark: dict[str, str] | None
     bars: list[TokenBar]
     bars_start: int
@@ -45,7 +38,7 @@ class Strips:
 
 
 def value_note(place: PagePlace, values: NDArray[np.float32] | None, reader: Reader) -> str:
-    """Why a trainer's column colours nothing in what is shown; empty when it colours something."""
+    """Why a trainer's column colours none of the tokens shown; empty when it colours some."""
     if values is None:
         return ""
     shown = values[reader.start : reader.stop]
@@ -80,18 +73,16 @@ def strips(
     n: int,
     own: str,
 ) -> Strips:
-    """The minimap of the row, and the surprise of what is shown."""
+    """Both strips of a row of ``n`` tokens. ``shown`` are the tokens of the pane, ``own`` is the page's address."""
     pieces = minimap([MapTurn(one.start, one.stop, one.number, one.role, one.part) for one in turns], n)
     view = View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view
-    # A trainer's row may hold 0.0 where nothing was sampled: that is no certainty.
+    # A trainer's row may hold 0.0 for a token that was not sampled. That 0.0 does not mean certainty.
     sampled = None if shown.logprobs is None else np.where(shown.origin == Origin.SAMPLED, shown.logprobs, np.nan)
     bars = surprise_bars(sampled, reader.start)
 
     return Strips(
         map=[
-            MapPiece(
-                piece, own + place.query(view=view, mark=(piece.start, max(piece.stop, piece.start + 1)), window=0)
-            )
+            (piece, own + place.query(view=view, mark=(piece.start, max(piece.stop, piece.start + 1)), window=0))
             for piece in pieces
         ],
         map_by_roles=any(turn.part == "reply" for turn in turns),

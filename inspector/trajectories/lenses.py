@@ -1,6 +1,6 @@
-"""The built-in lenses: what the fill of a token says. Switch, legend, notes and script follow from ``LENSES``.
+"""The built-in lenses: what the fill colour of a token shows. Switch, legend, notes and script follow from ``LENSES``.
 
-A lens that needs classes of its own adds them to ``inspector/html/tokens.py`` and their colours to ``tokens.css``.
+A lens that needs its own CSS classes adds them to ``inspector/html/tokens.py`` and their colours to ``tokens.css``.
 A lens that is a scale from 0 to 8 only computes ``classes``. A trainer's column is a lens without an entry here.
 """
 
@@ -20,7 +20,7 @@ DEFAULT = "mask"
 
 @dataclass(frozen=True)
 class Swatch:
-    """One colour of a legend: the CSS class that has it, and what it says."""
+    """One colour of a legend: its CSS class, and what it says."""
 
     name: str
     label: str
@@ -33,7 +33,7 @@ class Legend:
 
     swatches: tuple[Swatch, ...]
     ends: tuple[str, str] | None = None
-    """Of a scale: the words before and after it."""
+    """The words before and after a scale; None for a lens that is no scale."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class LensSpec:
     """A lens that every trajectory has."""
 
     slug: str
-    """In the address, and in ``data-lens`` for the style sheet."""
+    """The name of the lens in addresses, and in ``data-lens`` for the style sheet."""
     label: str
     legend: Legend
     note: Callable[[Tokens, str], str]
-    """Why it colours nothing in some tokens, empty when it colours something. Takes the tokens, and where they are."""
+    """Takes tokens and words for their place. Returns why the lens colours none of them; empty when it colours some."""
     classes: Callable[[Tokens], NDArray[np.int64]] | None = None
-    """Class 0 to 8 of each token ``[n]``, 9 = none; None = the tokens carry what the lens shows, whatever the lens."""
+    """Returns the class 0 to 8 of each token ``[n]``, 9 = none. None: ``Tokens`` always hold what the lens shows."""
     splits_runs: bool = False
     """The run view splits its runs by the classes of the log-probability."""
 
@@ -58,7 +58,7 @@ class LensSpec:
 
     @property
     def request(self) -> str:
-        """When a browser asks the server to switch to or from the lens: ``always``, in the view ``runs``, ``never``."""
+        """When the browser asks the server for another lens: ``always``, ``runs`` (in the run view) or ``never``."""
         return "always" if self.classes else "runs" if self.splits_runs else "never"
 
 

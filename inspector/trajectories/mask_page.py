@@ -1,8 +1,9 @@
-"""The loss mask explained: per role and turn how many tokens are trained and why, and what looks odd about it."""
+"""The loss mask explained: how many tokens of each role and turn are trained, why, and what looks odd."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from django.http import HttpRequest
@@ -42,85 +43,62 @@ class MaskTurn:
 
 
 @dataclass(frozen=True)
-class MaskLine:
-    """A turn for the template."""
-
-    turn: MaskTurn
-    odd: bool
-    url: str
-
-
-@dataclass(frozen=True)
 class MaskPage(TrajectoryHead):
     """The loss mask of one row, explained."""
 
     row: int
     """The index of the row."""
-    roles: list[RoleShare]
-    """How much of each role's turns is trained."""
-    turns: list[MaskTurn]
+    roles: list[RoleShare] = field(default_factory=list)
+    """How many tokens of each role are trained."""
+    turns: list[MaskTurn] = field(default_factory=list)
     """Every turn of the row."""
-    verdicts: dict[str, str]
+    verdicts: dict[str, str] = field(default_factory=dict)
     """Question -> answer in words."""
-    oddities: list[str]
-    """What looks wrong about the mask, a sentence each."""
-    notices: list[str]
-    """What could not be done as asked, a sentence each."""
+    oddities: list[str] = field(default_factory=list)
+    """A sentence for each thing that looks wrong about the loss mask."""
+    notices: list[str] = field(default_factory=list)
+    """A sentence for each part of the address that could not be followed."""
 
 
-@dataclass(frozen=True)
-class MaskHtml:
-    """What only the template needs."""
-
-    lines: list[MaskLine]
-    """The first 500 turns."""
-    lines_rest: int
-    rows: list[PageLink]
-
-
-def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[MaskPage, MaskHtml]:
-    """The audit of the row that the address names."""
+def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[MaskPage, dict[str, Any]]:
+    """The page: the audit of the row that the address names."""
     rows, steps = parts.rows_and_steps(trajectory)
     place = read_place(request.GET, [row.n_tokens for row in rows])
     painter, _ = data.painter_of(trajectory.run.tokenizer)
-    lines: list[MaskLine] = []
-    odd: list[str] = []
-    roles: list[RoleShare] = []
-    verdicts: list[tuple[str, str]] = []
+    page = MaskPage(**head_of(trajectory), row=place.row, notices=list(place.notices))
+    lines: list[tuple[MaskTurn, bool]] = []
     if rows:
         row = rows[place.row]
         turns = data.read_turns(trajectory, row, steps, [])
         tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
-        own = base_url(trajectory)
-        lines = [audit_line(turn, tokens, painter, row, own) for turn in turns]
-        odd = [*oddities(tokens, turns, painter), *_found(trajectory, row)]
-        roles = mask_table(turns, tokens.loss_mask)
-        verdicts = _verdicts(tokens, turns, painter)
-    page = MaskPage(
-        **head_of(trajectory),
-        row=place.row,
-        roles=roles,
-        turns=[line.turn for line in lines],
-        verdicts=dict(verdicts),
-        oddities=odd,
-        notices=list(place.notices),
-    )
-    return page, MaskHtml(
-        lines[:MAX_LINES],
-        lines_rest=max(len(lines) - MAX_LINES, 0),
-        rows=[PageLink(f"row {row.index}", f"?row={row.index}", row.index == place.row) for row in rows[:60]],
-    )
+        lines = [audit_line(turn, tokens, painter, row) for turn in turns]
+        page = replace(
+            page,
+            roles=mask_table(turns, tokens.loss_mask),
+            turns=[turn for turn, _ in lines],
+            verdicts=dict(_verdicts(tokens, turns, painter)),
+            oddities=[*oddities(tokens, turns, painter), *_found(trajectory, row)],
+        )
+    turn_place, own = PagePlace(row=place.row, view=View.TOKENS), base_url(trajectory)
+    return page, {
+        "lines": [
+            (turn, is_odd, own + turn_place.query(mark=(turn.start, max(turn.stop, turn.start + 1))))
+            for turn, is_odd in lines[:MAX_LINES]
+        ],
+        "lines_rest": max(len(lines) - MAX_LINES, 0),
+        "rows": [PageLink(f"row {row.index}", f"?row={row.index}", row.index == place.row) for row in rows[:60]],
+    }
 
 
 def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
-    """What the diagnosis says of this row, of its own accord or of one of its steps. One query."""
+    """The findings of this row and of its steps, a sentence each. One query."""
     by_turn = [slug for slug, kind in KINDS.items() if kind.said_by_turn]
     said = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
     return [f"{finding_title(kind)}: {evidence} {remedy}" for kind, evidence, remedy in said]
 
 
-def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummary, own: str) -> MaskLine:
-    """Why the tokens of a turn are trained, or are not."""
+def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummary) -> tuple[MaskTurn, bool]:
+    """Why the tokens of a turn are trained or not, and whether that looks odd."""
     part = tokens.slice(turn.start, turn.stop)
     trained = int(part.loss_mask.sum())
     whole = trained == turn.n_tokens
@@ -153,15 +131,12 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
     else:
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])
-    url = own + PagePlace(row=row.index, view=View.TOKENS).query(mark=(turn.start, max(turn.stop, turn.start + 1)))
-    said = MaskTurn(
-        turn.number, turn.role, turn.part, turn.start, turn.stop, trained, why, _stop_token(turn, part, painter)
-    )
-    return MaskLine(said, odd, url)
+    stop_token = _stop_token(turn, part, painter)
+    return MaskTurn(turn.number, turn.role, turn.part, turn.start, turn.stop, trained, why, stop_token), odd
 
 
 def _why_reply(turn: Turn, part: Tokens, painter: TokenPainter) -> tuple[str, bool]:
-    """Of an assistant's turn that only its header tells: what of it is trained, and whether that is odd."""
+    """For an assistant's turn that was found by its header: which part is trained, and whether that is odd."""
     places = np.flatnonzero(part.loss_mask)
     if not places.size:
         return "not trained: context here, or the mask forgot it", False
@@ -185,13 +160,13 @@ def _why_reply(turn: Turn, part: Tokens, painter: TokenPainter) -> tuple[str, bo
 
 
 def _turn_end(part: Tokens, painter: TokenPainter) -> int | None:
-    """Where in an assistant's turn its last control token stands; None when only its header has one."""
+    """The offset of the last control token in an assistant's turn; None when only its header has one."""
     places = np.flatnonzero(painter.special(part.ids))
     return int(places[-1]) if places.size and places[-1] > 1 else None
 
 
 def _stop_token(turn: Turn, part: Tokens, painter: TokenPainter) -> str:
-    """Of a completion: whether its last token ends the turn, and whether that is trained."""
+    """For a completion: whether its last token ends the turn, and whether that token is trained."""
     if turn.part == "reply":
         end = _turn_end(part, painter)
         return "none" if end is None else "trained" if part.loss_mask[end] else "masked"
@@ -234,7 +209,7 @@ def _verdicts(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[
 
 
 def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]]:
-    """The answers that role headers give, where nobody recorded what was sampled."""
+    """The answers by role headers, for a row in which nobody recorded what was sampled."""
     said: list[tuple[str, str]] = []
     for question, part in (
         ("Are tokens of others' turns trained?", "message"),

@@ -1,4 +1,4 @@
-"""Neighbours of a trajectory in its run, under the filter of the list one came from."""
+"""The neighbours of a trajectory in its run, under the filter of the list that led to it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FILTER_FIELDS = (
     "flawed",
     "sort",
 )
-"""Parameters of a run's list, as a trajectory's URL carries them."""
+"""Parameters of a run's list that the address of a trajectory keeps."""
 
 
 @dataclass(frozen=True)
 class Siblings:
-    """Where ``h`` and ``l`` go."""
+    """The addresses that the keys ``h`` and ``l`` open, and the filter."""
 
     previous_url: str
     next_url: str
@@ -46,16 +46,16 @@ class Siblings:
 
 
 def no_siblings() -> Siblings:
-    """For the visitor of a link to this trajectory alone: its neighbours are not theirs to open."""
+    """For the visitor of a share link to one trajectory, who may not open its neighbours."""
     return Siblings("", "", "", "", "", "", "")
 
 
 def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) -> Siblings:
-    """The trajectories before and after it in the list one came from. Two queries."""
+    """The trajectories before and after it in the list that led to it. Two queries."""
     wanted = TrajectoryFilter.read(params)
     before, after = selectors.neighbours(trajectory, wanted.filters(), wanted.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"
-    # The view and the lens stay with the reader; the place does not, it is another trajectory's.
+    # The links keep the view and the lens. They drop the place, because it belongs to this trajectory.
     stay = {field: str(params.get(field, "")) for field in ("view", "lens") if here == "tokens"}
     query = wanted.query(**stay)
     run = trajectory.run

@@ -6,20 +6,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeVar
 from urllib.parse import urlencode
 
 from inspector.trajectories import lenses
 from inspector.web.twins import whole_number
 
 WINDOW = 4096
-"""Tokens of one token view."""
+"""Tokens in one window of the token view."""
 
 MAX_RUN_VIEW_TOKENS = 400_000
-"""Tokens that one response of the run view may read; the rest is fetched as it is reached."""
+"""The most tokens that one response of the run view reads. The browser fetches the rest as the reader scrolls."""
 
 MAX_FINDINGS = 300
-"""Findings listed on one page."""
+"""The most findings that one page lists."""
 
 
 class View(StrEnum):
@@ -33,7 +32,7 @@ class View(StrEnum):
 
 @dataclass(frozen=True)
 class PagePlace:
-    """What a URL of the trajectory page asks for, made to fit the row that is there."""
+    """What an address of the tokens page asks for, corrected to fit the stored rows."""
 
     row: int = 0
     view: View = View.RUNS
@@ -43,12 +42,12 @@ class PagePlace:
     """Row offset of the first token shown."""
     mark: tuple[int, int] | None = None
     keep: tuple[tuple[str, str], ...] = ()
-    """Parameters of the list one came from, so that siblings honour its filter."""
+    """Parameters of the run's list, so that the neighbours follow its filter."""
     notices: tuple[str, ...] = field(default=(), compare=False)
-    """What could not be done as asked, one sentence each."""
+    """A sentence for each part of the address that could not be followed."""
 
     def query(self, **changes: object) -> str:
-        """The query string of this place with some of it changed, ``?`` included; defaults are left out."""
+        """The query string of this place with ``changes``, ``?`` included. Defaults are left out."""
         place = replace(self, **changes)  # type: ignore[arg-type]
         named: list[tuple[str, str | int]] = []
         if place.row:
@@ -64,7 +63,6 @@ class PagePlace:
         return "?" + urlencode([*named, *self.keep])
 
 
-Named = TypeVar("Named", bound=StrEnum)
 _RANGE = re.compile(r"\s*(\d{1,12})\s*(?:-\s*(\d{1,12})\s*)?")
 
 
@@ -74,9 +72,9 @@ def read_place(
     keep: Iterable[str] = (),
     columns: Mapping[int, Sequence[str]] | None = None,
 ) -> PagePlace:
-    """The place that query parameters name. What does not fit is put right and said in ``notices``; nothing raises.
+    """The place that query parameters name. Never raises: a wrong value is corrected, and ``notices`` says so.
 
-    ``columns``: row -> names of the columns that a trainer wrote for it, each a lens.
+    ``columns``: row index -> names of its trainer's columns, each a lens. ``keep``: parameters of the run's list.
     """
     notices: list[str] = []
     row = _whole(params.get("row"), 0)
@@ -84,7 +82,7 @@ def read_place(
         last = max(len(row_lengths) - 1, 0)
         notices.append(f"There is no row {params['row'][:20]} here: rows run from 0 to {last}. This is row 0.")
         row = 0
-    view = _choice(View, params.get("view"), View.RUNS)
+    view = View.TOKENS if params.get("view") == View.TOKENS else View.RUNS
     lens = params.get("lens") or lenses.DEFAULT
     if lenses.find(lens) is None and lens not in (columns or {}).get(row, ()):
         notices.append(f"This row has no lens “{lens[:40]}”; the loss mask is shown.")
@@ -112,7 +110,7 @@ def read_place(
         window = 0
     if n_tokens and window >= n_tokens:
         notices.append(f"Row {row} ends at token {n_tokens:,}; this is its last window.")
-        window = last_window(n_tokens)
+        window = max(n_tokens - 1, 0) // WINDOW * WINDOW
     shown = WINDOW if view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     if mark and not (params.get("w") and window <= mark[0] < window + shown):
         window = opening(view, mark[0], n_tokens)
@@ -121,24 +119,13 @@ def read_place(
 
 
 def opening(view: View, offset: int, n_tokens: int) -> int:
-    """Where the window that shows ``offset`` starts. Windows lie on a grid, so that two links open the same page."""
+    """The start of the window that shows ``offset``. Windows lie on a grid, so that two links open the same page."""
     if view == View.TOKENS:
         return offset // WINDOW * WINDOW
     return 0 if n_tokens <= MAX_RUN_VIEW_TOKENS else max(offset // WINDOW * WINDOW - WINDOW, 0)
-
-
-def last_window(n_tokens: int) -> int:
-    return max(n_tokens - 1, 0) // WINDOW * WINDOW
 
 
 def _whole(text: str | None, default: int) -> int | None:
     if text is None or text == "":
         return default
     return whole_number(text, 12)
-
-
-def _choice(kind: type[Named], text: str | None, default: Named) -> Named:
-    try:
-        return kind(text) if text else default
-    except ValueError:
-        return default

@@ -1,4 +1,4 @@
-"""What the pages of a trajectory read as they show it: findings, turns, tokens. The number of queries is fixed."""
+"""What the pages of a trajectory read: findings, turns, tokens. The number of queries is fixed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _painter(path: str, sha256: str) -> TokenPainter:
 
 
 def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
-    """The painter of a tokenizer, kept warm, and why there is no text when there is none."""
+    """The painter of a tokenizer, which is kept, and why it draws no text; empty when it draws text."""
     if tokenizer is None:
         return TokenPainter(None), "this run was imported without a tokenizer."
     try:
@@ -50,7 +50,7 @@ def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
 
 
 def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> dict[int, list[str]]:
-    """Roles of the messages that each of some steps brought, ``history`` for what it shares: one query."""
+    """Step -> roles of its new messages, after ``history`` when it shares earlier messages. One query."""
     bodies = parts.new_messages(trajectory, steps)
     return {index: ["history"] * bool(shared) + roles_of(body) for index, shared, body in bodies}
 
@@ -58,7 +58,7 @@ def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> di
 def read_findings(
     trajectory: models.StoredTrajectory, steps: Sequence[StepSummary], rows: Sequence[RowSummary]
 ) -> list[FindingItem]:
-    """Findings in reading order, errors first within a step, each with the row that its place lies in."""
+    """Findings in reading order, errors first within a step, each with the row that holds its place."""
     row_of_step = {step.index: step.row for step in steps}
     follows = {row.index for row in rows if row.follows_steps}
     items = []
@@ -75,7 +75,7 @@ def read_findings(
                 number, finding.kind, finding_title(finding.kind),
                 finding.severity, finding.axis, finding.step_index, row,
                 finding.start, finding.stop, finding.evidence, remedy,
-                # What is merely noted costs nothing.
+                # An info finding costs nothing.
                 "" if finding.severity == Severity.INFO else cost_sentence(
                     finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,
                     finding.prompt_tokens_repaid),
@@ -104,11 +104,11 @@ def read_turns(
 
 
 MISMATCH = "mismatch"
-"""A lens that follows from two columns: the trainer's logprob minus the sampler's, the log of the importance ratio."""
+"""A lens of two columns: the trainer's logprob minus the sampler's, which is the log of the importance ratio."""
 
 
 def read_columns(trajectory: models.StoredTrajectory) -> dict[int, list[str]]:
-    """Row -> names of its lenses from a trainer's columns. One query, no array."""
+    """Row index -> names of its lenses from a trainer's columns. One query, which reads no array."""
     found = parts.column_names(trajectory)
     for names in found.values():
         if any(name in names for name in TRAINER_LOGPROBS):
@@ -117,7 +117,7 @@ def read_columns(trajectory: models.StoredTrajectory) -> dict[int, list[str]]:
 
 
 def read_values(trajectory: models.StoredTrajectory, row: RowSummary, name: str) -> NDArray[np.float32]:
-    """One whole column of a row; the scale of its colours is that of the row, not of a window."""
+    """One whole column ``[n]`` of a row, because the scale of its colours is that of the row."""
     if name == MISMATCH:
         return _mismatch(trajectory, row)
     return np.asarray(parts.column_values(trajectory, row.index, [name])[name])
@@ -135,7 +135,7 @@ def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[n
 
 
 def read_tokens(trajectory: models.StoredTrajectory, row: RowSummary, start: int, stop: int) -> Tokens:
-    """Tokens of a row, ``[start, stop)``."""
+    """The tokens ``[start, stop)`` of a row."""
     window = selectors.row_window(trajectory, row.handle, start, stop)
     return Tokens(start, window.ids, window.origin, np.asarray(window.loss_mask), window.logprobs,
                   origin_known=window.origin_known)  # fmt: skip

@@ -1,6 +1,6 @@
-"""As recorded: what the source says beside the tokens. Messages, replies and texts of the steps, and every other field.
+"""As recorded: what the source holds beside the tokens: messages, replies and texts of the steps, and other fields.
 
-A page shows a few steps, and of each stored text no more than its share of two million characters.
+A page shows a few steps. The texts of a page have at most two million characters, and each text gets an equal share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEP_FIELDS = (
 )
 _BODIES = ("messages_new_id", "tools_id", "template_kwargs_id", "reply_id", "text_id", "extra_id")
 _SAID = ("messages", "prompt", "new_messages", "items_before")
-"""Fields of a step in which formats keep what was said before the completion, when they hold no whole request."""
+"""Fields of a step that hold the messages before the completion, in formats that keep no whole request."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,16 @@ class RecordPart:
     name: str
     html: SafeString
     note: str
-    """How much of it is shown, where that is not all."""
-
-
-@dataclass(frozen=True)
-class RecordMessage:
-    """A message as it was said."""
-
-    role: str
-    parts: list[RecordPart]
+    """How much of the field is shown; empty when all of it is shown."""
 
 
 @dataclass(frozen=True)
 class RecordStep:
-    """A step for the template: its messages in the order in which they were said, then its other fields."""
+    """A step for the template: its messages in their order, then its other fields."""
 
     index: int
-    said: list[RecordMessage]
+    said: list[tuple[str, list[RecordPart]]]
+    """Role and parts of each message."""
     others: list[RecordPart]
     facts: list[tuple[str, Any]]
     """Name and value of each field that is no text."""
@@ -79,48 +72,35 @@ class RecordStep:
 
 @dataclass(frozen=True)
 class RecordRow:
-    """A row that has fields of its source."""
+    """A row for which the source holds other fields."""
 
     index: int
     fields: Any
-    """In the JSON what the source holds; for the template a list of :class:`RecordPart`."""
+    """In the JSON the value of the source; for the template a list of :class:`RecordPart`."""
 
 
 @dataclass(frozen=True)
 class RecordPage(TrajectoryHead):
-    """What the source says beside the tokens. A text that is too long is ``{"clipped": START, "characters": N}``."""
+    """What the source holds beside the tokens. A text that is too long is ``{"clipped": START, "characters": N}``."""
 
     lacks: list[str]
-    """What the files of the run cannot tell, a sentence for each format."""
+    """A sentence for each format of the run: what its files cannot tell."""
     first_step: int
-    """The place of the first step on this page."""
+    """The index of the first step on this page."""
     n_steps: int
     """Steps of the trajectory."""
     notices: list[str]
-    """What could not be shown as asked, a sentence each."""
+    """A sentence for each part of the address that could not be followed."""
     fields: Any
     """The other fields of the trajectory."""
     rows: list[RecordRow]
-    """The rows that have other fields; on the first page alone."""
+    """The rows that have other fields; only on the first page."""
     steps: list[dict[str, Any]]
-    """At most 20 steps; each has its index, and those of its fields that the source filled."""
+    """At most 20 steps; each has its index, and the fields that the source filled."""
 
 
-@dataclass(frozen=True)
-class RecordHtml:
-    """The same for the template, as HTML."""
-
-    fields: list[RecordPart]
-    rows: list[RecordRow]
-    steps: list[RecordStep]
-    previous_url: str
-    rest_url: str
-    rest: int
-    """The step with which the next page begins."""
-
-
-def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[RecordPage, RecordHtml]:
-    """A few steps from the one that the address names."""
+def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[RecordPage, dict[str, Any]]:
+    """The page: a few steps, from the step that the address names."""
     params = request.GET
     first = whole_number(params.get("step")) or 0
     notices = []
@@ -144,22 +124,19 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         rows=[RecordRow(index, _plain(value)) for index, value in held],
         steps=_plain(said),
     )
-    return page, RecordHtml(
-        fields=_fields(fields),
-        rows=[RecordRow(index, _fields(value)) for index, value in held],
-        steps=[_drawn(step) for step in said],
-        previous_url=_url(trajectory, max(first - STEPS, 0)) if first else "",
-        rest_url=_url(trajectory, first + STEPS) if first + len(steps) < trajectory.n_steps else "",
-        rest=first + STEPS,
-    )
-
-
-def _url(trajectory: models.StoredTrajectory, step: int) -> str:
-    return f"{reverse('trajectory-record', args=[trajectory.code])}?step={step}"
+    here = reverse("trajectory-record", args=[trajectory.code])
+    return page, {
+        "fields": _fields(fields),
+        "rows": [RecordRow(index, _fields(value)) for index, value in held],
+        "steps": [_drawn(step) for step in said],
+        "previous_url": f"{here}?step={max(first - STEPS, 0)}" if first else "",
+        "rest_url": f"{here}?step={first + STEPS}" if first + len(steps) < trajectory.n_steps else "",
+        "rest": first + STEPS,
+    }
 
 
 def _read(keys: Iterable[str | None]) -> dict[str | None, Any]:
-    """Stored values by key: one query, which brings of each text what the page shows."""
+    """Stored values by key. One query reads the part of each text that the page shows."""
     wanted = sorted({key for key in keys if key})
     most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(wanted), 1))
     found = parts.content_starts(wanted, most)
@@ -185,7 +162,7 @@ def _drawn(step: Mapping[str, Any]) -> RecordStep:
     if "reply" in step:
         said += _messages([step["reply"]], "assistant")
     elif "text" in step:
-        said.append(RecordMessage("completion", [_part("", step["text"])]))
+        said.append(("completion", [_part("", step["text"])]))
     others = [*_fields({name: step[name] for name in ("tools", "kwargs") if name in step}), *_fields(fields)]
     if "reply" in step and "text" in step:
         others.insert(0, _part("text", step["text"]))
@@ -193,20 +170,19 @@ def _drawn(step: Mapping[str, Any]) -> RecordStep:
     return RecordStep(step["index"], said, others, facts)
 
 
-def _messages(value: Any, role: str = "prompt") -> list[RecordMessage]:
+def _messages(value: Any, role: str = "prompt") -> list[tuple[str, list[RecordPart]]]:
+    """Role and parts of each message; ``role`` for a value that names none."""
     if value is None:
         return []
-    if not isinstance(value, list):
-        return [RecordMessage(role, [_part("", value)])]
-    return [_message(item, role) for item in value]
+    return [_message(item, role) for item in value] if isinstance(value, list) else [(role, [_part("", value)])]
 
 
-def _message(value: Any, role: str) -> RecordMessage:
+def _message(value: Any, role: str) -> tuple[str, list[RecordPart]]:
     if not isinstance(value, dict):
-        return RecordMessage(role, [_part("", value)])
+        return role, [_part("", value)]
     parts = [_part("" if key == "content" else key, item) for key, item in value.items()
              if key != "role" and item not in (None, "", [], {})]  # fmt: skip
-    return RecordMessage(str(value.get("role") or value.get("type") or role), parts)
+    return str(value.get("role") or value.get("type") or role), parts
 
 
 def _fields(value: Any) -> list[RecordPart]:
@@ -225,7 +201,7 @@ def _part(name: str, value: Any) -> RecordPart:
         value = "\n".join(str(one["text"]) for one in value)
     elif not isinstance(value, str):
         value = json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)
-    # A lone surrogate is no text that a page can hold.
+    # A page cannot hold a lone surrogate.
     text = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return RecordPart(name, mark_safe(text_html(text)), note)
 
@@ -235,7 +211,7 @@ def _is_text_part(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What is clipped, as JSON."""
+    """A value in which each clipped text is a JSON object."""
     if isinstance(value, _Clipped):
         return {"clipped": value.start, "characters": value.n}
     if isinstance(value, dict):

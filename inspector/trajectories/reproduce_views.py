@@ -1,4 +1,4 @@
-"""`/trajectories/<code>/findings/<n>.py`: a finding as a script to copy."""
+"""`/trajectories/<code>/findings/<n>.py`: a finding as a Python script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollouts.work.reproduce import CannotReproduce, script
 
 @reads_trajectory
 def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> HttpResponse:
-    """The script as text, so that the browser shows it and a copy button may fetch it."""
+    """The script as plain text, so that the browser shows it and the copy button can fetch it."""
     stored = parts.numbered_finding(trajectory, number)
     if stored is None:
         raise Http404(f"This trajectory has {trajectory.n_findings} findings; there is no number {number}.")
@@ -45,7 +45,7 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
 
 
 def _template(run: models.Run, value: Trajectory, stored: models.StoredFinding) -> str | None:
-    """The text of the step's own chat template, of the rows', else of the run's; None = the tokenizer's."""
+    """The chat template of the step or the rows, else of the run; None: the tokenizer's own."""
     on_step = stored.step_index is not None and stored.step_index < len(value.steps)
     sha256 = value.steps[stored.step_index or 0].chat_template_sha256 if on_step else run.rows_chat_template_id
     if sha256 and sha256 != run.chat_template_id:

@@ -1,4 +1,4 @@
-"""Two token streams as the rows of one table: left is what the model sampled, equal stretches are folded.
+"""Two token streams as the rows of one table. The left side is what the model sampled; equal stretches are folded.
 
 Both sides of a line come from one group of an alignment, so that they cannot drift apart.
 """
@@ -14,18 +14,19 @@ from django.utils.safestring import SafeString
 
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories.place import PagePlace, View
+from inspector.web.twins import from_columns
 from rollouts.tito.align import AlignedGroup, Fold, fold
 from rollouts.tito.trajectory import Ids
 
 CONTEXT = 24
-"""Equal tokens shown on either side of a difference."""
+"""Equal tokens that are shown before and after a difference."""
 
 FOLD_LEAST = 12
-"""Fewer hidden tokens than this are shown instead."""
+"""A fold hides at least this many tokens."""
 
 MAX_SITES = 200
 MAX_SIDE_TOKENS = 2048
-"""Tokens drawn of one side of one difference."""
+"""The most tokens that are drawn of one side of one difference."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class AlignedLine:
     left_ids: tuple[int, ...] = ()
     right_ids: tuple[int, ...] = ()
     url: str = ""
-    """The left side on the tokens page; empty where it is in no stored row."""
+    """The left side on the tokens page; empty when no stored row holds it."""
 
     @property
     def n_hidden(self) -> str:
@@ -101,7 +102,7 @@ class TokenComparison:
 
 @dataclass(frozen=True)
 class PairWords:
-    """What is said of a comparison: the names of both sides, a note under each, and the verdict."""
+    """The words of a comparison: the names of both sides, a note under each name, and the verdict."""
 
     title: str
     left: str
@@ -110,7 +111,7 @@ class PairWords:
     right_note: str
     verdict: str
     tone: str = ""
-    """``yes`` where the sides should be equal and are, ``no`` where they are not, else empty."""
+    """``yes`` or ``no`` when the sides should be equal: whether they are. Otherwise empty."""
     note: str = ""
 
 
@@ -119,7 +120,7 @@ class PairChoice:
     """Something that can be compared."""
 
     against: str
-    """The heading that it stands under."""
+    """The heading above the choice."""
     tone: str
     """``breaks``, ``drifts`` or neither."""
     url: str
@@ -129,11 +130,11 @@ class PairChoice:
 
 
 def linked(comparison: TokenComparison, row: int, base: str) -> TokenComparison:
-    """The same with the address of each line's left side, in a row of the tokens page at ``base``."""
+    """The comparison with the address of each line's left side, in a row of the tokens page at ``base``."""
     place = PagePlace(row=row, view=View.TOKENS)
-    marks = [(line.left_start, max(line.left_stop, line.left_start + 1)) for line in comparison.lines]
     lines = [
-        replace(line, url=base + place.query(mark=mark)) for line, mark in zip(comparison.lines, marks, strict=True)
+        replace(line, url=base + place.query(mark=(line.left_start, max(line.left_stop, line.left_start + 1))))
+        for line in comparison.lines
     ]
     return replace(comparison, lines=tuple(lines))
 
@@ -152,10 +153,10 @@ def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
 def compare(
     left: Tokens, right: Tokens, groups: Iterable[AlignedGroup], painter: TokenPainter, tail_is_new: bool = False
 ) -> TokenComparison:
-    """The table of an alignment of two streams, each drawn with the states that it holds.
+    """The table of an alignment of two streams, each drawn with its own token states.
 
-    The offsets of ``groups`` count from the first token of each side. Those of the table are the sides' own offsets.
-    ``tail_is_new``: what the right side has behind the end of the left side is no difference, the right side goes on.
+    The offsets of ``groups`` count from the first token of each side. The offsets of the table are the sides' own.
+    ``tail_is_new``: the tokens of the right side after the end of the left side are new, not a difference.
     """
 
     def line(kind: str, part: AlignedGroup | Fold, number: int = 0) -> AlignedLine:
@@ -206,7 +207,7 @@ class Site(TypedDict):
     left_ids: list[int]
     right_ids: list[int]
     left_text: NotRequired[str]
-    """Only where the tokenizer is known, as ``right_text``."""
+    """Only when the tokenizer is known, as ``right_text``."""
     right_text: NotRequired[str]
 
 
@@ -224,7 +225,7 @@ class ComparisonJson:
 
 
 def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJson:
-    """The sites as values, with their texts where the tokenizer is known."""
+    """The sites as values, with their texts when the tokenizer is known."""
     sites = []
     for line in comparison.lines:
         if line.kind != "site":
@@ -238,18 +239,11 @@ def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJso
             site["left_text"] = text_of(painter, np.asarray(line.left_ids, dtype=np.int32))
             site["right_text"] = text_of(painter, np.asarray(line.right_ids, dtype=np.int32))
         sites.append(site)
-    return ComparisonJson(
-        n_left=comparison.n_left,
-        n_right=comparison.n_right,
-        n_sites=comparison.n_sites,
-        left_changed=comparison.left_changed,
-        right_changed=comparison.right_changed,
-        sites=sites,
-    )
+    return from_columns(ComparisonJson, comparison, sites=sites)
 
 
 def text_of(painter: TokenPainter, ids: Ids) -> str:
-    """Ids decoded; bytes that are no text become U+FFFD."""
+    """The text of the ids; bytes that are no UTF-8 become U+FFFD. Empty without a tokenizer."""
     return painter.table.text(ids) if painter.table is not None else ""
 
 

@@ -1,6 +1,6 @@
-"""Strategies: what each would have made of a trajectory, any two side by side, and what step-wise training costs.
+"""Strategies: what each one would have made of a trajectory, two of them side by side, and the step-wise cost.
 
-The replays come from a worker (``rollouts.work.replays``); this page reads figures and rows, and aligns two rows.
+A worker makes the replays (``rollouts.work.replays``). This page reads figures and rows, and aligns two rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rollouts.tito.trajectory import Origin
 from rollouts.work import replays
 
 RECORDED = "recorded"
-"""The rows as they are stored; stands beside the strategies in the comparison."""
+"""The name of the stored rows, beside the names of the strategies."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class SideCounts:
     tokens: int
     trained: int
     origins: dict[str, int] | None
-    """Tokens by origin; None where nobody knows it."""
+    """Tokens by origin; None when the origins are not known."""
 
 
 @dataclass(frozen=True)
 class _ComparedRows:
-    """How the JSON of a comparison of strategies begins."""
+    """The first fields of the JSON of a comparison."""
 
     left: SideCounts
     right: SideCounts
@@ -75,59 +75,20 @@ class StrategiesPage(TrajectoryHead):
     """What each strategy would have made of a trajectory."""
 
     state: str
-    """How far the replay is: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed`` or ``done``."""
+    """The state of the replay: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed`` or ``done``."""
     why: str | None
     """A sentence about the state; None when there is nothing to say."""
     run_strategy: str | None
-    """The strategy that the run used; None where nobody recorded it."""
+    """The strategy that the run used; None when nobody recorded it."""
     strategies: list[dict[str, Any]]
     """The figures of each strategy, as the worker stored them, and ``about``: what the strategy does."""
     step_wise: list[StepWiseRows]
     """What one row per step costs, for the trajectory and for its group."""
     comparison: StrategyComparison | None
-    """The two rows that the address names; None where they cannot be compared."""
+    """The two rows that the address names; None when they cannot be compared."""
 
 
-@dataclass(frozen=True)
-class StrategyLine:
-    """A strategy in the table."""
-
-    figures: Mapping[str, Any]
-    name: str
-    is_own: bool
-    """The run used it."""
-    share: str
-    place: str
-    """Of the first difference; empty where there is none."""
-    place_url: str
-    is_right: bool
-    """It stands on the right of the comparison."""
-
-
-@dataclass(frozen=True)
-class StrategiesHtml:
-    """What only the template needs. From ``asked`` on: of the comparison."""
-
-    words: str
-    notices: list[str]
-    tokenizer_missing: str
-    is_pending: bool
-    can_ask: bool
-    ask_url: str
-    """Where a POST has the strategies replayed."""
-    lines: list[StrategyLine]
-    keep: list[tuple[str, str]]
-    """The filter of the list that led here, as fields of the form."""
-    asked: tuple[StrategySide, StrategySide] | None = None
-    choices: Sequence[tuple[str, str]] = ()
-    comparison: TokenComparison | None = None
-    verdict: str = ""
-    tone: str = ""
-    left_note: str = ""
-    right_note: str = ""
-
-
-def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, StrategiesHtml]:
+def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, dict[str, Any]]:
     """The figures, and the comparison that the address asks for."""
     state, made, words = _replay_of(trajectory)
     rows, steps = parts.rows_and_steps(trajectory)
@@ -143,21 +104,21 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     )
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     notices: list[str] = []
-    html = StrategiesHtml(
-        words=words,
-        notices=notices,
-        tokenizer_missing=missing,
-        is_pending=state in ("queued", "running"),
-        can_ask=state in ("unasked", "failed") and may_write(request),
-        ask_url=f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
-        lines=[_line(one, trajectory, steps, request.GET) for one in page.strategies],
-        keep=[(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
-    )
+    html: dict[str, Any] = {
+        "words": words,
+        "notices": notices,
+        "tokenizer_missing": missing,
+        "is_pending": state in ("queued", "running"),
+        "can_ask": state in ("unasked", "failed") and may_write(request),
+        "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
+        "lines": [_line(one, trajectory, steps, request.GET) for one in page.strategies],
+        "keep": [(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
+    }
     asked = _pair(request.GET, trajectory, figures, rows, notices) if figures else None
     if asked is None or made is None:
         return page, html
     replayed = [(one["strategy"], one["strategy"].replace("_", " ")) for one in figures if not one["refused"]]
-    html = replace(html, asked=asked, choices=[(RECORDED, "as recorded"), *replayed])
+    html |= {"asked": asked, "choices": [(RECORDED, "as recorded"), *replayed]}
     tokens = _both_rows(made, trajectory, asked, rows, notices)
     if tokens is None:
         return page, html
@@ -168,14 +129,9 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     compared = StrategyComparison(*counts, verdict, **vars(as_json(comparison, painter)))
     if asked[0].slug == RECORDED:
         comparison = linked(comparison, asked[0].row, base_url(trajectory))
-    return replace(page, comparison=compared), replace(
-        html,
-        comparison=comparison,
-        verdict=verdict,
-        tone="yes" if same else "no",
-        left_note=_note(counts[0]),
-        right_note=_note(counts[1]),
-    )
+    html |= {"comparison": comparison, "verdict": verdict, "tone": "yes" if same else "no"}
+    html |= {"left_note": _note(counts[0]), "right_note": _note(counts[1])}
+    return replace(page, comparison=compared), html
 
 
 def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
@@ -207,27 +163,28 @@ def _line(
     trajectory: models.StoredTrajectory,
     steps: Sequence[StepSummary],
     params: Mapping[str, str],
-) -> StrategyLine:
+) -> dict[str, Any]:
+    """The figures of a strategy, and their words for the table."""
     place = one["differs_at"]
     url = ""
     if place is not None:
         row = next((step.row for step in steps if step.index == place["step"]), 0)
         mark = (place["offset"], place["offset"] + 1)
         url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).query(mark=mark)
-    return StrategyLine(
-        figures=one,
-        name=one["strategy"].replace("_", " "),
-        is_own=one["strategy"] == trajectory.run.strategy,
-        share=f"{100 * one['trained_share']:.1f} %",
-        place="" if place is None else f"step {place['step']}, token {place['offset']:,}",
-        place_url=url,
-        is_right=one["strategy"] == params.get("right"),
-    )
+    return {
+        **one,
+        "name": one["strategy"].replace("_", " "),
+        "is_own": one["strategy"] == trajectory.run.strategy,
+        "share": f"{100 * one['trained_share']:.1f} %",
+        "place": "" if place is None else f"step {place['step']}, token {place['offset']:,}",
+        "place_url": url,
+        "is_right": one["strategy"] == params.get("right"),
+    }
 
 
 @dataclass(frozen=True)
 class StrategySide:
-    """What stands on one side of the comparison."""
+    """One side of the comparison."""
 
     slug: str
     row: int
@@ -243,7 +200,7 @@ def _pair(
     params: Mapping[str, str], trajectory: models.StoredTrajectory, figures: Sequence[Mapping[str, Any]],
     rows: Sequence[RowSummary], notices: list[str],
 ) -> tuple[StrategySide, StrategySide] | None:  # fmt: skip
-    """The two that a URL names; without it, what was recorded against the first strategy that differs from it."""
+    """The two sides that the address names. The default: the stored rows, and the first strategy that differs."""
     counts = {RECORDED: len(rows), **{one["strategy"]: one["rows_count"] for one in figures if not one["refused"]}}
     counts = {slug: count for slug, count in counts.items() if count}
     others = [one for one in figures if one["strategy"] in counts]
@@ -275,7 +232,7 @@ def _both_rows(
     rows: Sequence[RowSummary],
     notices: list[str],
 ) -> tuple[Tokens, Tokens] | None:
-    """Both rows with their origins and masks; None, and a sentence, where one cannot be shown."""
+    """Both rows with their origins and loss masks. None and a notice when one cannot be shown."""
     stored = replays.stored_rows(made, [side.slug for side in asked])
     found = []
     for side in asked:
@@ -300,7 +257,7 @@ def _both_rows(
 
 
 def _verdict(comparison: TokenComparison, left: Tokens, right: Tokens) -> tuple[str, bool]:
-    """The one sentence above the table, and whether both rows train the same."""
+    """The sentence above the table, and whether both rows train the same tokens."""
     if comparison.n_sites:
         n = comparison.n_sites
         places = "one place" if n == 1 else f"{n:,} places, the first of them"
@@ -328,6 +285,6 @@ def _counts(side: StrategySide, tokens: Tokens) -> SideCounts:
 def _note(counts: SideCounts) -> str:
     words = f"{counts.tokens:,} tokens, {counts.trained:,} trained"
     if counts.origins is None:
-        return f"{words}; encoded again, so nobody knows which were sampled"
+        return f"{words}; encoded again, so nobody knows which of them were sampled"
     named = [f"{n:,} {slug}" for slug, n in counts.origins.items() if n and slug != "prompt"]
     return f"{words}: {', '.join(named)}"

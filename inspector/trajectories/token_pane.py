@@ -1,4 +1,4 @@
-"""The pane of the trajectory page: which turns are drawn, and how much of them, for the place that a URL names."""
+"""The pane of the tokens page: the turns, and the part of each turn, that are drawn for a place."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from inspector.trajectories.place import MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace,
 from inspector.trajectories.turns import Turn
 
 RUNS_BYTES = 2_000_000
-"""HTML of one response of the run view; what is beyond is fetched when it is reached."""
+"""The most HTML of one response of the run view. The browser fetches the rest as the reader scrolls."""
 
 MARGIN = 3
-"""Tokens read beyond either edge: a character has at most four bytes, so at most three tokens reach over an edge."""
+"""Tokens that are read beyond each edge: a character of four bytes reaches at most three tokens over an edge."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TurnSection:
     start: int
     stop: int
     url: str
-    """The turn in the token view."""
+    """The address of the turn in the token view."""
     html: SafeString | None = None
     blocks: tuple[Block, ...] = ()
 
@@ -54,7 +54,7 @@ class TurnSection:
 
 @dataclass(frozen=True)
 class Reader:
-    """What the pane shows: row offsets ``[start, stop)`` in sections, and where the neighbours are."""
+    """What the pane shows: row offsets ``[start, stop)`` in sections, and the addresses of the windows around them."""
 
     sections: tuple[TurnSection, ...]
     start: int
@@ -63,13 +63,13 @@ class Reader:
     previous_url: str = ""
     next_url: str = ""
     more_url: str = ""
-    """Of the run view: the part that did not fit into this response."""
+    """In the run view: the address of the part that did not fit into this response."""
     lens_notes: dict[str, str] = field(default_factory=dict)
-    """Lens -> why it colours nothing here."""
+    """Lens -> why it colours none of these tokens."""
 
 
 def wanted_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:
-    """Row offsets to read for a place, margins included."""
+    """The row offsets ``[start, stop)`` to read for a place, margins included."""
     size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     return max(place.window - MARGIN, 0), min(place.window + size + MARGIN, n_tokens)
 
@@ -77,7 +77,7 @@ def wanted_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:
 def build_reader(
     place: PagePlace, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter
 ) -> Reader:
-    """``tokens`` holds :func:`wanted_range`. Time and size are bounded by the window, not by the row."""
+    """``tokens`` are those of :func:`wanted_range`. The window limits time and size, not the row."""
     ranges = [(item.start, item.stop) for turn in turns for item in turn.findings]
     size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     start, stop = place.window, min(place.window + size, n_tokens)

@@ -8,7 +8,6 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from inspector.html.text import characters
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories import reads as data
 from inspector.trajectories.place import WINDOW
@@ -20,28 +19,28 @@ from rollouts.tito.trajectory import Origin
 
 
 class TokenFields(TypedDict):
-    """Every field of a token."""
+    """All fields of a token."""
 
     index: int
     """Its offset in the row."""
     id: int
     text: str | None
-    """None where its bytes are no text alone."""
+    """None when the bytes of the token alone are no UTF-8."""
     bytes: str | None
-    """Hexadecimal; None where they are not known."""
+    """The bytes in hexadecimal; None when they are not known."""
     special: bool
     """A control token of the tokenizer."""
     origin: str
     loss_mask: bool
     logprob: float | None
-    """None where it was not sampled, or none was recorded."""
+    """None when the token was not sampled, or when no log-probability was recorded."""
     step: int | None
     step_place: str | None
-    """Where in its step it stands, in words."""
+    """Its place in the step, in words."""
     turn: str | None
     findings: list[str]
     columns: NotRequired[dict[str, float | None]]
-    """Its values in the columns that a trainer wrote; None where a column is too short. Only of a row with columns."""
+    """Column of a trainer -> value; None when the column is too short. Missing when the row has no column."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def read_window(
     painter: TokenPainter,
     has_columns: bool,
 ) -> TokenWindow:
-    """At most ``WINDOW`` tokens of a row from ``start`` on; none where there is no row."""
+    """At most ``WINDOW`` tokens of a row, from ``start`` on. No tokens without a row."""
     if row is None:
         return TokenWindow(0, 0, [])
     start = min(start, row.n_tokens)
@@ -117,10 +116,10 @@ def _add_columns(tokens: list[TokenFields], trajectory: StoredTrajectory, row: i
 
 
 def _text(piece: bytes | None) -> str | None:
-    if piece is None:
+    try:
+        return None if piece is None else piece.decode()
+    except UnicodeDecodeError:
         return None
-    parts = characters(piece)
-    return None if any(char is None for _, _, char in parts) else "".join(char or "" for _, _, char in parts)
 
 
 def _step_place(turn: Turn | None, offset: int) -> str | None:

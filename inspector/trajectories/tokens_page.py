@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
@@ -32,14 +32,14 @@ VIEW_NAMES = {View.RUNS: "run view", View.TOKENS: "token view"}
 
 @dataclass(frozen=True)
 class TokensRead:
-    """What the page and its JSON have in common: everything but tokens."""
+    """What the page and its JSON share: everything except tokens."""
 
     rows: list[RowSummary]
     steps: list[StepSummary]
     place: PagePlace
     findings: list[FindingItem]
     turns: list[Turn]
-    """Of the row that the place names."""
+    """The turns of the row that the place names."""
     columns: dict[int, list[str]]
     """Row index -> names of the lenses from a trainer's columns."""
 
@@ -64,25 +64,25 @@ class TurnSummary:
     start: int
     stop: int
     n_trained: int | None
-    """None = not known without reading the mask."""
+    """None: only the loss mask tells it, and the mask was not read."""
     findings: list[int]
     """Numbers of the findings that begin in it."""
 
 
 @dataclass(frozen=True)
 class TrajectoryPage(TrajectoryHead):
-    """The tokens page as JSON; tokens are those of the window that the address names, whatever the view."""
+    """The tokens page as JSON. In each view, the tokens are those of the window that the address names."""
 
     group: str
-    """The name of its prompt; trajectories of one group answer the same prompt."""
+    """The name of the group. Trajectories of one group answer the same prompt."""
     n_steps: int
     """Requests to the engine."""
     n_rows: int
-    """Training sequences that are stored."""
+    """Rows that are stored."""
     notices: list[str]
-    """What could not be shown as asked, a sentence each."""
+    """A sentence for each part of the address that could not be followed."""
     rows: list[RowSize]
-    """All rows; those that the steps make so far, when none is stored yet."""
+    """All rows. When no row is stored yet, the rows that the steps make so far."""
     row: RowSize | None
     """The row that the address names; None when there is no row."""
     lenses: list[str]
@@ -111,8 +111,9 @@ class LensLink(PageLink):
     """A lens in its switch."""
 
     slug: str = ""
-    """Of a built-in lens, as ``request``: when a browser asks the server to switch it."""
+    """The slug of a built-in lens; empty for a column of a trainer, as ``request``."""
     request: str = ""
+    """When the browser asks the server for the page with this lens: see ``LensSpec.request``."""
 
 
 @dataclass(frozen=True)
@@ -129,19 +130,6 @@ class FindingEntry:
 
 
 @dataclass(frozen=True)
-class OutlineTurn:
-    """A turn in the list beside the pane."""
-
-    number: int
-    role: str
-    part: str
-    size: str
-    url: str
-    worst: str
-    n_findings: int
-
-
-@dataclass(frozen=True)
 class TrajectoryHtml:
     """What the template of the tokens page needs."""
 
@@ -149,9 +137,9 @@ class TrajectoryHtml:
     reader: Reader
     strips: legends.Strips
     window_json_url: str
-    """The JSON with the fields of the tokens shown."""
+    """The address of the JSON with every field of the tokens that are shown."""
     tokenizer_missing: str
-    """Why ids are not drawn as text; empty when they are."""
+    """Why ids are not drawn as text; empty when they are drawn as text."""
     lacks: list[str]
     """Why there are no tokens, a sentence for each format of the source."""
     findings: list[FindingEntry]
@@ -159,7 +147,8 @@ class TrajectoryHtml:
     row_tabs: list[RowTab]
     rows_rest: str
     turns: list[Turn]
-    outline: list[OutlineTurn]
+    outline: list[tuple[Turn, str]]
+    """The first turns, each with its address."""
     outline_rest: str
     view_choices: list[PageLink]
     lens_choices: list[LensLink]
@@ -176,7 +165,7 @@ class TrajectoryHtml:
     nothing_here: str
     record_url: str
     live_url: str
-    """What a page that still grows asks; empty for a page that does not."""
+    """The address that the page of a growing trajectory asks; empty for an ended trajectory."""
 
 
 def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory) -> TokensRead:
@@ -232,7 +221,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
     if lens is not None:
         paint = lens.paint
         tokens = replace(tokens, classes=lens.classes(tokens)) if lens.classes else tokens
-    else:  # read_place lets a column pass only where its row has it
+    else:  # read_place accepts a column only when the row has it
         values = data.read_values(trajectory, rows[place.row], place.lens)
         classes = value_classes(values, n_tokens)
         signed = bool((values[np.isfinite(values)] < 0).any())
@@ -262,7 +251,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
         ],
         rows_rest=f"and {len(rows) - MAX_ROWS:,} more: ?row=N opens them" if len(rows) > MAX_ROWS else "",
         turns=turns,
-        outline=_outline(turns, place, reader),
+        outline=[(turn, _turn_url(turn, place, reader)) for turn in turns[:MAX_OUTLINE]],
         outline_rest=f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
         view_choices=[
             PageLink(name, own + place.query(view=view, window=_window_for(view, place, n_tokens)), view == place.view)
@@ -324,7 +313,7 @@ def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) 
             FindingEntry(
                 item=item,
                 place=f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
-                # A step whose stream is in no row, because a strategy made other rows, is shown on another page.
+                # When a strategy made other rows, no row holds the stream of the step. Then another page shows it.
                 url=url if item.row is not None else compare_url or delta_url or url,
                 current=item.row == place.row and place.mark == mark,
                 compare_url=compare_url,
@@ -350,14 +339,10 @@ def _nothing(trajectory: StoredTrajectory) -> str:
     return "This trajectory has no tokens" + (": the source recorded none." if not trajectory.error else ".")
 
 
-def _outline(turns: Sequence[Turn], place: PagePlace, reader: Reader) -> list[OutlineTurn]:
-    outline = []
-    for turn in turns[:MAX_OUTLINE]:
-        on_page = reader.start <= turn.start and turn.start < reader.stop
-        url = f"#turn-{turn.number}" if on_page else place.query(mark=(turn.start, turn.start + 1), window=0)
-        size = f"{turn.n_tokens:,}"
-        outline.append(OutlineTurn(turn.number, turn.role, turn.part, size, url, turn.worst, len(turn.findings)))
-    return outline
+def _turn_url(turn: Turn, place: PagePlace, reader: Reader) -> str:
+    if reader.start <= turn.start < reader.stop:
+        return f"#turn-{turn.number}"
+    return place.query(mark=(turn.start, turn.start + 1), window=0)
 
 
 def _go_fields(place: PagePlace) -> list[tuple[str, str]]:

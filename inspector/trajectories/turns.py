@@ -1,4 +1,4 @@
-"""The turns of a row and the findings in it, arranged for reading, from values alone."""
+"""The turns of a row and its findings, arranged for reading. Nothing here reads the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollouts.tito.trajectory import Origin
 
 @dataclass(frozen=True)
 class FindingItem:
-    """A finding in the list and in the JSON: where it lies in a row, and its sentences."""
+    """A finding in the list and in the JSON: its place in a row, and its sentences."""
 
     number: int
     kind: str
@@ -30,7 +30,7 @@ class FindingItem:
     axis: str
     step: int | None
     row: int | None
-    """None = its place is in no row's frame."""
+    """None when no row holds its place."""
     start: int
     stop: int
     evidence: str
@@ -42,13 +42,13 @@ class FindingItem:
 
     @property
     def is_comparable(self) -> bool:
-        """There are two sides to compare: expected against read, or sampled against re-tokenized."""
+        """The page “Side by side” can show it: expected against read, or sampled against re-tokenized."""
         return self.axis == "stream" and self.step is not None
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One span of a row as a section of the page."""
+    """A span of a row, as a section of the page."""
 
     number: int
     part: str
@@ -57,7 +57,7 @@ class Turn:
     start: int
     stop: int
     n_trained: int | None
-    """None = not known without reading the mask."""
+    """None: only the loss mask tells it, and the mask was not read."""
     finish_reason: str = ""
     findings: tuple[FindingItem, ...] = field(default=(), compare=False)
 
@@ -67,12 +67,12 @@ class Turn:
 
     @property
     def worst(self) -> str:
-        """The gravest severity of its findings, or empty."""
+        """The worst severity of its findings, or empty."""
         return worst_severity(item.severity for item in self.findings)
 
 
 def stored_json(text: str | None) -> Any:
-    """A stored JSON value; None when there is none, or the text is no JSON."""
+    """A stored JSON value; None without a text, or when the text is no JSON."""
     try:
         return json.loads(text) if text else None
     except (ValueError, RecursionError):
@@ -80,7 +80,7 @@ def stored_json(text: str | None) -> Any:
 
 
 def roles_of(messages_json: str | None) -> list[str]:
-    """Roles of a list of messages; empty when there is none or it is no such list."""
+    """The roles of a stored list of messages; empty when the text holds no such list."""
     messages = stored_json(messages_json)
     if not isinstance(messages, list):
         return []
@@ -88,7 +88,7 @@ def roles_of(messages_json: str | None) -> list[str]:
 
 
 def role_label(part: str, roles: Sequence[str]) -> str:
-    """``assistant`` for what was sampled; otherwise the roles of the messages that the span brought, counted."""
+    """``assistant`` for a completion; otherwise the roles of the span's messages, counted."""
     if part == "completion":
         return "assistant"
     if part == "prompt" and "history" in roles:
@@ -96,7 +96,7 @@ def role_label(part: str, roles: Sequence[str]) -> str:
     new = [role for role in roles if role not in ("assistant", "history")] if part == "delta" else list(roles)
     if not new:
         return "prompt" if part == "prompt" else "between turns" if part == "delta" else "row"
-    # "user, assistant, user": order matters while it is short.
+    # A short list keeps its order: "user, assistant, user".
     counts = [(role, len(list(same))) for role, same in groupby(new)]
     if len(set(new)) > 3 or len(counts) > 6:
         counts = list(Counter(new).items())
@@ -105,10 +105,10 @@ def role_label(part: str, roles: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class MaskSpan(Span):
-    """A span of a row that came without steps, found from its origins or its role headers.
+    """A span of a row without steps, found by its origins or its role headers.
 
-    Of a row that only its role headers divide, ``part`` is ``reply`` for what the assistant's header opens, ``prompt``
-    for what stands before the first header, else ``message``.
+    When role headers divide the row, ``part`` is ``prompt`` before the first header, ``reply`` after a header of the
+    assistant, and ``message`` after any other header.
     """
 
     roles: tuple[str, ...] = ()
@@ -118,15 +118,15 @@ MAX_ORIGIN_SPANS = 4000
 
 
 def header_spans(turns: Sequence[RoleTurn]) -> list[MaskSpan]:
-    """The spans of a row that keeps its own arrays and no origins, from the role headers in it."""
+    """The spans of a row that has its own arrays and no origins, by its role headers."""
     parts = {"assistant": "reply", "prompt": "prompt"}
     return [MaskSpan(t.start, t.stop, None, parts.get(t.role, "message"), roles=(t.role,)) for t in turns]
 
 
 def origin_spans(origin: NDArray[np.uint8]) -> list[MaskSpan]:
-    """The spans of a row that keeps its own arrays: sampled stretches and what lies between them.
+    """The spans of a row that has its own arrays: sampled stretches, and the stretches between them.
 
-    A row whose origins change at every token would be all headers: it stays one span.
+    A row with more than ``MAX_ORIGIN_SPANS`` stretches stays one span, because the page would be all headers.
     """
     n = int(origin.size)
     if not n:
@@ -148,7 +148,7 @@ def make_turns(
     finish_reasons: Mapping[int, str],
     mask: NDArray[np.bool_] | None = None,
 ) -> list[Turn]:
-    """Turns of one row. ``trained_steps`` = steps whose completions it trains; None = its ``mask`` is its own."""
+    """The turns of one row. ``trained_steps``: steps whose completions it trains; None: it has its own ``mask``."""
     here = [item for item in findings if item.row == row]
     turns = []
     for number, span in enumerate(spans, start=1):
@@ -175,7 +175,7 @@ def make_turns(
 
 
 def cost_sentence(lost: int, wrong: int, rows: int, repaid: int) -> str:
-    """What a finding costs, in words; empty when it costs nothing."""
+    """The cost of a finding in words; empty when it costs nothing."""
     parts = []
     if lost:
         parts.append(f"{lost:,} trained token{'s' * (lost != 1)} lost")
@@ -190,7 +190,7 @@ def cost_sentence(lost: int, wrong: int, rows: int, repaid: int) -> str:
 
 @dataclass(frozen=True)
 class RoleShare:
-    """How much of what one role wrote is trained."""
+    """How many tokens of one role are trained."""
 
     role: str
     turns: int
@@ -199,7 +199,7 @@ class RoleShare:
 
 
 def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[RoleShare]:
-    """Per role: tokens and how many of them are trained."""
+    """For each role: its turns, its tokens, and the number of trained tokens. ``mask``: ``[n]`` of the row."""
     table: dict[str, RoleShare] = {}
     for turn in turns:
         line = table.get(turn.role, RoleShare(turn.role, 0, 0, 0))

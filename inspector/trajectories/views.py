@@ -1,4 +1,4 @@
-"""The views of a trajectory: its tokens, one view for each tab of ``tabs.TABS``, and the retry of a replay."""
+"""The views of a trajectory: its tokens, one view for each tab of ``tabs.TABS``, and the request of a replay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rollouts.work.sending import send
 
 
 def _version_of_pages() -> str:
-    """Changes with the code and the templates that write a page."""
+    """A hash of the code and the templates that write a page."""
     digest = hashlib.sha256()
     for pattern in ("inspector/**/*.py", "templates/**/*.html"):
         for file in sorted(settings.BASE_DIR.glob(pattern)):
@@ -36,13 +36,13 @@ def _version_of_pages() -> str:
 
 
 PAGE_VERSION = _version_of_pages()
-"""Part of the ETag, so that no browser keeps the page of an older version."""
+"""A part of the ETag, so that no browser keeps a page of an older version."""
 
 View = Callable[..., HttpResponse]
 
 
 def conditional(view: View) -> View:
-    """A finished trajectory does not change: the same page is answered with 304."""
+    """Answers 304 for a page that the browser has, because an ended trajectory does not change."""
 
     @wraps(view)
     def wrapped(request: HttpRequest, trajectory: StoredTrajectory, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -54,7 +54,7 @@ def conditional(view: View) -> View:
         response = get_conditional_response(request, etag=etag) or view(request, trajectory, *args, **kwargs)
         if response.status_code == 200:
             response["ETag"] = etag
-        # Ask again each time (access may have been revoked), and be answered without the tokens being read.
+        # The browser asks each time, because access may be revoked. The 304 reads no tokens.
         response["Cache-Control"] = "private, no-cache"
         return response
 
@@ -65,14 +65,14 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
     user = getattr(request, "user", None)
     run = trajectory.run
     parts = (
-        # A page names its style sheets and scripts by their hashes.
+        # The addresses of style sheets and scripts hold their hashes.
         PAGE_VERSION, getattr(staticfiles_storage, "manifest_hash", ""),
         trajectory.pk, fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
         run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
         request.get_full_path(), request.COOKIES.get("theme", ""),
         user.pk if user is not None and may_write(request) else "",
         getattr(getattr(request, "share", None), "pk", ""), request.headers.get("HX-Request", ""),
-        # Forms carry a token of this secret, and belong to this session.
+        # Forms carry a token of the CSRF secret, and belong to one session.
         request.COOKIES.get(settings.CSRF_COOKIE_NAME, ""), request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""),
     )  # fmt: skip
     return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
@@ -82,7 +82,7 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
 @conditional
 def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     if "have" in request.GET and request.GET["have"] == fingerprint(trajectory):
-        # The live page asks every two seconds: nothing new is nothing to swap.
+        # The live page asks every two seconds. Without a change there is nothing to swap.
         return HttpResponse(status=204)
     found = tokens_page.read_tokens_page(request.GET, trajectory)
     if wants_json(request):
@@ -101,13 +101,13 @@ def tab_view(tab: Tab) -> View:
         if wants_json(request):
             return json_page(value)
         frame = frame_of(request, trajectory, tab, tabs.TABS)
-        return page(request, f"trajectories/{tab.slug}.html", value, **fields_of(frame), **fields_of(html))
+        return page(request, f"trajectories/{tab.slug}.html", value, **fields_of(frame), **html)
 
     return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))
 
 
 def _not_kept(view: View) -> View:
-    """The page shows work that goes on: no browser keeps it."""
+    """Tells the browser not to keep the page, because it shows work that goes on."""
 
     @wraps(view)
     def wrapped(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:

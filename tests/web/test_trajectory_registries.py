@@ -76,13 +76,8 @@ class LengthPage(TrajectoryHead):
     """Tokens of the trajectory."""
 
 
-@dataclass(frozen=True)
-class LengthHtml:
-    words: str
-
-
-def length_page(request: HttpRequest, trajectory: StoredTrajectory) -> tuple[LengthPage, LengthHtml]:
-    return LengthPage(**head_of(trajectory), length=trajectory.n_tokens), LengthHtml(f"{trajectory.n_tokens} tokens")
+def length_page(request: HttpRequest, trajectory: StoredTrajectory) -> tuple[LengthPage, dict[str, str]]:
+    return LengthPage(**head_of(trajectory), length=trajectory.n_tokens), {"words": f"{trajectory.n_tokens} tokens"}
 
 
 def test_a_page_is_one_entry_and_a_template(
