@@ -1,6 +1,6 @@
-"""Charts as geometry: bars in the units of a viewBox, from values alone. Templates draw them.
+"""Charts as geometry: bars in the units of a viewBox. Templates draw them.
 
-Every coordinate is text with two decimals: Django localizes a number in a template, which is slow for many bars.
+Each coordinate is text with two decimals, because Django localizes numbers in templates, which is slow for many bars.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class RewardBar(Bar):
-    """Trajectories whose reward lies in ``[low, high)``, and the list of them."""
+    """Trajectories whose reward lies in ``[low, high)``, and the query of their list."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class RewardBar(Bar):
 
 @dataclass(frozen=True)
 class ShareBar(Bar):
-    """``trajectories`` of ``of``, and the list of them."""
+    """``trajectories`` of ``of``, and the address of their list."""
 
     label: str
     trajectories: int
@@ -50,7 +50,7 @@ class ShareBar(Bar):
 
     @property
     def has_room(self) -> bool:
-        """Wide enough to be written on."""
+        """The bar is wide enough for a text."""
         return float(self.width) >= 48
 
     @property
@@ -66,22 +66,22 @@ class TokenBar(Bar):
     stop: int
     label: str
     kind: str = ""
-    """Part of the turn that most of the tokens belong to; empty where it does not matter."""
+    """The ``part`` of the turn with most of the tokens; empty in a strip of surprise."""
     mean: float = 0.0
-    """Mean surprise in nats, where the bar shows it."""
+    """Mean surprise in nats, in a strip of surprise."""
 
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """Where the columns of a chart stand: equal slots from left to right, on a base line."""
+    """The place of the columns of a chart: equal slots from left to right, on a base line."""
 
     width: int
     top: int
-    """The highest column reaches up to here."""
+    """The top of the highest column."""
     base: int
     """The base line: y grows downwards."""
     gap: int
-    """Between two columns, at least."""
+    """The least distance between two columns."""
 
     def columns(self, values: Sequence[float]) -> Iterator[tuple[str, str, str, str]]:
         """``x, y, width, height`` of a column for each value; the largest value fills the height."""
@@ -89,7 +89,7 @@ class ChartFrame:
         wide = min(slot - self.gap, 90)
         most = max(values, default=0) or 1
         for place, value in enumerate(values):
-            # Something is never drawn as nothing.
+            # A value above 0 is always visible.
             tall = max((self.base - self.top) * value / most, 2.0) if value else 0.0
             yield _text(place * slot + (slot - wide) / 2), _text(self.base - tall), _text(wide), _text(tall)
 
@@ -100,7 +100,7 @@ STRIP_WIDTH = 1000
 """Width of the viewBox of a row's minimap and of its strip of surprise."""
 STRIP_HEIGHT = 40
 MAX_MAP_PIECES = 500
-"""Elements of a minimap: beyond that neighbours are merged."""
+"""The most elements of a minimap. Narrower neighbours are merged."""
 
 
 def _text(value: float) -> str:
@@ -113,7 +113,7 @@ def _share(n: int, of: int) -> float:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Rewards of a run, drawn by attributes alone."""
+    """The histogram of the rewards of a run."""
 
     width: int
     height: int
@@ -127,7 +127,7 @@ class Histogram:
 
 
 def histogram(summary: RunSummary) -> Histogram | None:
-    """Geometry of a run's reward bins; None when nothing was scored."""
+    """The geometry of a run's reward bins; None when no trajectory has a reward."""
     bins = summary.reward_bins
     if not any(one.n for one in bins):
         return None
@@ -148,7 +148,7 @@ def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[ShareBar]:
 
 
 def extent(start: int, stop: int, n_tokens: int) -> dict[str, str]:
-    """``x`` and ``width`` of tokens ``[start, stop)`` on a strip; always wide enough to be seen."""
+    """``x`` and ``width`` of tokens ``[start, stop)`` on a strip, always wide enough to be visible."""
     scale = STRIP_WIDTH / n_tokens if n_tokens else 0.0
     return {"x": _text(min(start * scale, STRIP_WIDTH - 3)), "width": _text(max((stop - start) * scale, 3))}
 
@@ -160,14 +160,14 @@ class MapTurn:
     start: int
     stop: int
     number: int
-    """As the page numbers its turns."""
+    """The number of the turn on the page."""
     role: str
     part: str
     """``prompt``, ``delta``, ``completion`` ...: the colour of the piece."""
 
 
 def minimap(turns: Sequence[MapTurn], n_tokens: int) -> list[TokenBar]:
-    """One rectangle a turn; turns too narrow to see are merged with their neighbours."""
+    """One rectangle for each turn. Turns that are too narrow to be visible are merged with their neighbours."""
     if not n_tokens:
         return []
     scale = STRIP_WIDTH / n_tokens
@@ -193,7 +193,7 @@ def minimap(turns: Sequence[MapTurn], n_tokens: int) -> list[TokenBar]:
 
 
 def surprise_bars(logprobs: NDArray[np.float32] | None, start: int, most: int = 240) -> list[TokenBar]:
-    """Mean ``-logprob`` over stretches of the tokens shown, at most ``most`` of them, from the bottom of the strip."""
+    """Bars of the mean ``-logprob`` over at most ``most`` equal stretches of ``logprobs`` ``[n]``."""
     if logprobs is None or not logprobs.size:
         return []
     n = int(logprobs.size)
@@ -202,7 +202,7 @@ def surprise_bars(logprobs: NDArray[np.float32] | None, start: int, most: int = 
     sums = np.add.reduceat(np.where(known, -logprobs, 0.0).astype(np.float64), edges[:-1])
     counts = np.add.reduceat(known.astype(np.int64), edges[:-1])
     means = [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
-    # At least one nat is full height, so that a sure policy does not look noisy.
+    # The full height is at least one nat, so that a sure policy does not look noisy.
     full = max([1.0, *(mean for mean in means if mean is not None)])
     scale = STRIP_WIDTH / n
     bars = []

@@ -1,8 +1,8 @@
-"""Hostile text as HTML: total escaping, and a glyph beside each character that would not be seen.
+"""Hostile text as HTML: total escaping, and a glyph beside each invisible character.
 
-The glyph is an empty element that CSS draws, standing *beside* the real character, so that a copy of the page is the
-text itself. Bytes that are no UTF-8 are drawn in hexadecimal. Characters whose bytes lie in several tokens are drawn in
-the token that holds their first byte; the others show their bytes.
+The glyph is an empty element that CSS draws *beside* the real character, so a copy of the page is the text itself.
+Bytes that are no UTF-8 are drawn in hexadecimal. A character whose bytes lie in several tokens is drawn in the token
+of its first byte; the other tokens show their bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Characters that are drawn by a glyph of ours: controls, format characters (bidi overrides, zero width, BOM, tags),
-# separators, unusual spaces and U+FFFD itself, which must not look like a byte that is no text.
+# Characters that get a glyph: controls, format characters (bidi overrides, zero width, BOM, tags), separators,
+# unusual spaces, and U+FFFD, which must not look like a byte that is no UTF-8.
 _INVISIBLE = (
     "\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f"
     "\u2028-\u202f\u205f-\u206f\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\uffff\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
@@ -42,22 +42,22 @@ def _character(match: re.Match[str]) -> str:
     known = _FIXED.get(char)
     if known is not None:
         return known
-    # <bdi> keeps what a bidi control does inside its own element; joiners and selectors are seen, not obeyed.
+    # <bdi> limits a bidi control to its own element. Joiners and selectors become visible and have no effect.
     return f"<bdi class=c data-x={ord(char):04X}>{char}</bdi>"
 
 
 def text_html(text: str, spaces: bool = False) -> str:
-    """Escaped text with glyphs beside invisible characters; ``spaces`` marks U+0020 too."""
+    """Escaped text with glyphs beside invisible characters. ``spaces``: also mark U+0020."""
     return (_TOKEN_CHARACTERS if spaces else _RUN_CHARACTERS).sub(_character, text)
 
 
 def bytes_html(data: bytes) -> str:
-    """Bytes that are no text: shown in hexadecimal, copied as U+FFFD."""
+    """Bytes that are no UTF-8: shown in hexadecimal, copied as U+FFFD."""
     return "".join(f"<b class=z data-x={byte:02X}>\ufffd</b>" for byte in data)
 
 
 def characters(data: bytes) -> list[tuple[int, bytes, str | None]]:
-    """``data`` cut into (offset, bytes, character); the character is None for a byte that belongs to none."""
+    """``data`` cut into (offset, bytes, character). The character is None for a byte that belongs to no character."""
     found: list[tuple[int, bytes, str | None]] = []
     at = 0
     while at < len(data):
@@ -74,7 +74,7 @@ def characters(data: bytes) -> list[tuple[int, bytes, str | None]]:
 
 
 def bytes_text_html(data: bytes, spaces: bool = False) -> str:
-    """Bytes as escaped text; stretches that are no UTF-8 as bytes."""
+    """Bytes as escaped text. Stretches that are no UTF-8 are drawn as bytes."""
     try:
         return text_html(data.decode(), spaces)
     except UnicodeDecodeError:
@@ -89,13 +89,13 @@ class Fragment:
 
     html: str
     opens: bool
-    """A character starts here and goes on in the next token."""
+    """A character starts in this token and goes on in the next token."""
     closes: bool
-    """A character that started before ends here."""
+    """A character that started in an earlier token ends in this token."""
 
 
 def split_fragments(pieces: Sequence[bytes]) -> list[Fragment]:
-    """Tokens whose bytes are no text alone: each character stands in the token of its first byte."""
+    """Tokens whose own bytes are no UTF-8: each character is drawn in the token of its first byte."""
     edges = np.cumsum([0, *(len(piece) for piece in pieces)])
     html = [""] * len(pieces)
     opens, closes = [False] * len(pieces), [False] * len(pieces)

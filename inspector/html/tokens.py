@@ -1,11 +1,13 @@
-"""The one place that turns model output into HTML. Everything here is hostile text: total escaping, no other way in.
+"""The only module that turns model output into HTML. Model output is hostile text, so all of it is escaped.
 
-An element per token (``TokenPainter.window``) for the few thousand tokens being read, and text in runs of equal state
-(``TokenPainter.blocks``) for a whole row. ``text_html`` escapes; nothing else is put between tags.
+``TokenPainter.window`` draws one element per token, for the few thousand tokens of a window. ``TokenPainter.blocks``
+draws text in runs of equal state, for a whole row. Only text that ``text_html`` escaped stands between tags.
 
-State of a token in the class attribute: ``o1``-``o4`` origin (none = prompt), ``m`` under the gradient, ``q0``-``q8``
-class of its logprob, ``x`` special, ``f`` a finding lies here, ``k`` in the marked range, ``u`` unknown id,
-``y`` part of a split character (``yo`` opens, ``yc`` closes the bracket).
+The class attribute of a token holds its state:
+
+* ``o1``-``o4``: origin (none = prompt); ``m``: under the gradient; ``q0``-``q8``: class of the logprob
+* ``x``: control token; ``f``: part of a finding; ``k``: in the marked range; ``u``: unknown id
+* ``y``: part of a split character; ``yo`` opens and ``yc`` closes its bracket
 """
 
 from __future__ import annotations
@@ -44,15 +46,15 @@ class Tokens:
     logprobs: NDArray[np.float32] | None = None
     """NaN where a token was not sampled; None = the source has none."""
     classes: NDArray[np.int64] | None = None
-    """Of a trainer's column, where that is the lens: they take the place of the logprob's."""
+    """Classes of the lens that is shown, in place of the classes of the logprob; None = those of the logprob."""
     origin_known: bool = True
-    """False where ``origin`` was guessed from the mask."""
+    """False: nobody recorded the origins, and ``origin`` was guessed from the loss mask."""
 
     def __len__(self) -> int:
         return int(self.ids.size)
 
     def slice(self, start: int, stop: int) -> Tokens:
-        """The part within row offsets ``[start, stop)``."""
+        """The tokens with row offsets ``[start, stop)``."""
         a, b = max(start - self.start, 0), max(stop - self.start, 0)
         logprobs = None if self.logprobs is None else self.logprobs[a:b]
         classes = None if self.classes is None else self.classes[a:b]
@@ -63,10 +65,10 @@ class Tokens:
 
 
 def value_classes(values: NDArray[np.float32], n: int) -> NDArray[np.int64]:
-    """Class of each value of a trainer's column ``[n]``, by its share of the largest magnitude.
+    """The class of each value of a trainer's column ``[n]``, by its share of the largest magnitude.
 
-    Without negative values 0 (nothing) to 8 (largest); with them 4 is zero, below it negative, above it positive.
-    A value that is missing, infinite or not a number has none.
+    Without negative values, 0 is zero and 8 the largest. With negative values, 4 is zero, lower is negative and higher
+    positive. A value that is missing, infinite or not a number gets ``NO_LOGPROB``.
     """
     padded = np.full(n, np.nan, dtype=np.float64)
     padded[: min(len(values), n)] = values[:n]
@@ -74,7 +76,7 @@ def value_classes(values: NDArray[np.float32], n: int) -> NDArray[np.int64]:
     largest = float(np.abs(padded[known]).max()) if known.any() else 0.0
     share = np.where(known, padded, 0.0) / (largest or 1.0)
     signed = bool((share < 0).any())
-    # Away from zero in whole steps: a small value is not drawn as none.
+    # Rounded away from zero, so that a small value is not drawn as zero.
     steps = np.sign(share) * np.ceil(np.abs(share) * (4 if signed else 8) - 1e-9)
     return np.where(known, steps.astype(np.int64) + (4 if signed else 0), NO_LOGPROB)
 
@@ -113,12 +115,12 @@ def _class_attribute(names: str) -> str:
 
 @dataclass(eq=False)
 class TokenPainter:
-    """Draws tokens of one tokenizer and remembers them: keep one of each. ``table`` None = ids are drawn as ids."""
+    """Draws the tokens of one tokenizer and keeps the HTML. ``table`` None: ids are drawn as numbers."""
 
     table: ByteTable | None
     _memo: dict[int, str] = field(default_factory=dict)
     _partial: dict[int, bytes] = field(default_factory=dict)
-    """Bytes of ids that are no text alone."""
+    """Bytes of the ids whose own bytes are no UTF-8."""
     _stretches: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
 
     def window(
@@ -128,9 +130,9 @@ class TokenPainter:
         mark: tuple[int, int] | None = None,
         margin: tuple[int, int] = (0, 0),
     ) -> SafeString:
-        """An element per token, in order, nothing between them. ``ranges`` (findings) and ``mark`` are row offsets.
+        """One element per token, in order, with nothing between. ``ranges`` (findings) and ``mark`` are row offsets.
 
-        ``margin`` tokens at either end are read for characters that reach over the edge, and not drawn.
+        ``margin``: tokens at each end that complete characters across the edge, and are not drawn.
         """
         state = self._states(tokens, ranges, mark, logprob=True)
         keys = (tokens.ids.astype(np.int64) << _STATE_BITS | state).tolist()
@@ -162,9 +164,9 @@ class TokenPainter:
         return state
 
     def _fill(self, keys: list[int]) -> dict[int, str]:
-        """Draw what was not drawn before; gives the memo that holds it (another thread may start a new one)."""
+        """Draw the new keys. Returns the memo that holds them, because another thread may start a new memo."""
         if len(self._memo) > MAX_MEMO:
-            # A bound, not a policy: a few windows later it is warm again. A new dict: a reader keeps the old one.
+            # Emptied, because a few windows fill it again. A new dict, because another thread may read the old one.
             self._memo = {}
         if len(self._stretches) > MAX_MEMO // 10:
             self._stretches = {}
@@ -192,28 +194,28 @@ class TokenPainter:
         return memo
 
     def _token_bytes(self, ids: NDArray[np.int64]) -> dict[int, bytes | None]:
-        """Bytes by id; None = no tokenizer, or an id outside the vocabulary."""
+        """Id -> its bytes; None without a tokenizer, or for an id outside the vocabulary."""
         if self.table is None:
             return dict.fromkeys(ids.tolist())
         known = ids[(ids >= 0) & (ids < self.table.vocab_size)]
         texts: dict[int, bytes | None] = dict.fromkeys(ids.tolist())
         texts.update(zip(known.tolist(), self.table.token_bytes(known.astype(np.int32)), strict=True))
-        # A hole in the vocabulary has no bytes; drawing nothing would hide a token.
+        # A hole in the vocabulary has no bytes. None draws its id, so that no token is hidden.
         return {token_id: data or None for token_id, data in texts.items()}
 
     def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of ``ids`` ``[n]`` are control tokens of this tokenizer; none without one."""
+        """``[n]``: which of ``ids`` ``[n]`` are control tokens. All False without a tokenizer."""
         if self.table is None:
             return np.zeros(len(ids), dtype=np.bool_)
         known = (ids >= 0) & (ids < len(self.table.special))
         return np.asarray(self.table.special)[np.where(known, ids, 0)].astype(np.bool_) & known
 
     def is_special(self, token_id: int) -> bool:
-        """A control token of this tokenizer; False without one."""
+        """Whether the id is a control token. False without a tokenizer."""
         return bool(self.special(np.array([token_id]))[0])
 
     def _draw_split(self, keys: list[int], drawn: list[Any]) -> None:
-        """Fill the gaps: neighbouring tokens whose bytes are no text alone are drawn together, and remembered so."""
+        """Fill the gaps in ``drawn``: neighbouring tokens of a split character are drawn and kept together."""
         at = 0
         try:
             while True:
@@ -248,9 +250,9 @@ class TokenPainter:
         logprob: bool = False,
         size: int = 512,
     ) -> list[Block]:
-        """Text in runs of equal state, cut into blocks of about ``size`` tokens (a split character is not cut).
+        """Text in runs of equal state, in blocks of about ``size`` tokens that never cut a character.
 
-        ``logprob`` makes the class of the logprob part of the state: more runs, and the lens shows.
+        ``logprob``: the class of the logprob is a part of the state, so the lens shows and there are more runs.
         """
         n = len(tokens)
         if not n:
@@ -268,7 +270,7 @@ class TokenPainter:
             for i in np.flatnonzero(~known).tolist():
                 pieces[i] = None
         cuts = _block_cuts(pieces, size)
-        # Each control token is a run of its own, so that two in a row are seen as two.
+        # Each control token is its own run, so that two neighbours look like two.
         differs = (np.diff(state) != 0) | special[1:] | special[:-1]
         change = np.flatnonzero(differs) + 1
         starts = np.unique(np.asarray([0, *change.tolist(), *cuts], dtype=np.int64))
@@ -290,7 +292,7 @@ class TokenPainter:
 
 @dataclass(frozen=True)
 class Block:
-    """About 512 tokens of the run view, drawn only when they come near the window."""
+    """About 512 tokens of the run view. The browser draws a block only when the reader comes near."""
 
     start: int
     stop: int
@@ -302,7 +304,7 @@ class Block:
 
 
 def _block_cuts(pieces: list[bytes | None], size: int) -> list[int]:
-    """Where blocks end: after a nearby end of line (a block breaks the line on the page), never in a character."""
+    """The ends of the blocks: after a nearby line end, because a block breaks the line, and never in a character."""
     cuts = []
     at = size
     while at < len(pieces):

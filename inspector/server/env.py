@@ -1,7 +1,7 @@
 """Typed reading of environment variables.
 
-A wrong value never raises here: the default stands in, and a `Problem` is kept for `system_checks`, which turns each
-into a sentence. So `manage.py check` can name every mistake at once instead of the first one with a traceback.
+A wrong value never raises. The default is used instead, and `system_checks` turns each `SettingProblem` into a
+sentence. So `manage.py check` names all mistakes at once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Is everything alive: the database, Redis, and a worker on every queue."""
+"""Whether the database, Redis and a worker of each queue answer."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ def heartbeat_key(queue: str) -> str:
 
 
 def has_worker(queue: str) -> bool | None:
-    """Whether a worker of `queue` gave a sign of life lately; None when Redis does not answer. Never raises."""
+    """Whether a worker of `queue` had a heartbeat lately; None when Redis does not answer. Never raises."""
     try:
         return cache.get(heartbeat_key(queue)) is not None
     except Exception:  # the page that asks still has to be drawn
@@ -42,7 +42,7 @@ def served_queues() -> list[str]:
 
 
 def check_health() -> Health:
-    """Ask each part once; never raises."""
+    """Asks each part once. Never raises."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")

@@ -1,4 +1,4 @@
-"""A child process that ends with its parent, whatever ended the parent."""
+"""Lets a child process end with its parent, even when the parent was killed."""
 
 import ctypes
 import sys

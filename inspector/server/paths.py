@@ -1,4 +1,4 @@
-"""Where things lie inside the data folder, and the secret that is made once and kept there."""
+"""Places inside the data folder, and the secret key, which is made once and kept there."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ MAX_SOCKET_PATH = 100
 
 
 def embedded_redis_socket(data: Path) -> Path:
-    """Where the embedded Redis of this data folder listens; the same answer in every process that asks."""
+    """The socket of the embedded Redis of this data folder. Each process computes the same path."""
     path = data.resolve() / "run" / "redis.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
@@ -20,7 +20,7 @@ def embedded_redis_socket(data: Path) -> Path:
 
 
 def broker_url(redis_url: str) -> str:
-    """The same Redis as Celery spells it: a unix socket is `redis+socket:` there and `unix:` everywhere else."""
+    """The address of the same Redis for Celery, which writes a unix socket as `redis+socket:` instead of `unix:`."""
     if redis_url.startswith("unix:"):
         path, _, query = redis_url.partition("?")
         database = dict(part.split("=", 1) for part in query.split("&") if "=" in part).get("db", "0")
@@ -45,7 +45,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def secret_key(data: Path) -> str:
-    """The key of this data folder, made on first use and readable by its owner alone.
+    """The key of this data folder. It is made on first use, and only its owner can read it.
 
     Raises OSError when the folder can be neither read nor written.
     """
@@ -55,7 +55,7 @@ def secret_key(data: Path) -> str:
         draft = data / f".secret_key.{os.getpid()}"
         write_private(draft, secrets.token_urlsafe(50))
         try:
-            os.link(draft, path)  # of two processes that start together, the first one's key stands
+            os.link(draft, path)  # when two processes start together, the key of the first one is kept
         except FileExistsError:
             pass
         finally:

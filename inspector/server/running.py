@@ -1,4 +1,4 @@
-"""Which server runs on a data folder: at most one, found through a locked file."""
+"""The server that runs on a data folder. A locked file lets at most one run."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,7 @@ class AlreadyRunning(Exception):
 
 
 class ServerLock:
-    """A server holds it as long as it lives. The kernel releases it however the process ends."""
+    """The lock that a server holds while it runs. The kernel releases the lock when the process ends in any way."""
 
     def __init__(self, data: Path) -> None:
         self.path = private_folder(data / "run") / "serve.lock"

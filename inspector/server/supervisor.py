@@ -1,4 +1,4 @@
-"""Keeps child processes alive and leaves none behind.
+"""Restarts child processes that end, and leaves none behind.
 
 Each child leads a session of its own, so Ctrl-C reaches the supervisor alone, and the supervisor stops the children in
 order. Three more things hold when that fails. The kernel signals a child when the supervisor dies. The supervisor
@@ -97,7 +97,7 @@ class Supervisor:
         self.say = say
         self.children: list[Child] = []
         self.stop_requests = 0
-        self.not_ours = set(_children())  # the caller's other children are left alone
+        self.not_ours = set(_children())  # the other children of the caller are left alone
         adopt_orphans(True)
 
     def start(self, child: Child) -> None:
@@ -133,13 +133,13 @@ class Supervisor:
         reap_adopted(self.not_ours | {child.process.pid for child in self.children if child.process})
 
     def run(self) -> None:
-        """Watch until asked to stop."""
+        """Watch the children until a signal asks to stop."""
         while not self.stop_requests:
             self.watch_once()
             time.sleep(0.2)
 
     def stop(self) -> None:
-        """Stop all children: first all but the first one together, then the first one, which the others depend on."""
+        """Stop all children together except the first one; then the first one, on which the others depend."""
         requests = max(self.stop_requests, 1)
         first, rest = self.children[:1], self.children[1:]
         for group in (rest, first):
@@ -178,7 +178,7 @@ def _children() -> list[int]:
 
 
 def reap_adopted(spared: set[int]) -> None:
-    """Collect adopted processes that have ended; the spared are collected by their `Popen`."""
+    """Collect adopted processes that have ended. A `Popen` collects each process in ``spared``."""
     for pid in _children():
         if pid not in spared:
             with contextlib.suppress(ChildProcessError):
@@ -186,7 +186,7 @@ def reap_adopted(spared: set[int]) -> None:
 
 
 def kill_adopted(spared: set[int]) -> None:
-    """Kill and collect every child that this process still has, and every child that it adopts from those."""
+    """Kill and collect each remaining child of this process, and then the children that it adopts."""
     for _ in range(50):
         pids = [pid for pid in _children() if pid not in spared]
         if not pids:

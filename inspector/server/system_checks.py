@@ -1,4 +1,4 @@
-"""Turns each misconfiguration into a sentence with the way out."""
+"""Turns each wrong setting into a sentence that says how to correct it."""
 
 import os
 import shutil
@@ -103,7 +103,7 @@ def check_safety(**_: Any) -> Iterable[CheckMessage]:
 
 @register()
 def check_models(**_: Any) -> Iterable[CheckMessage]:
-    """Models that could never be launched. Whether the folder is there only the machine of their worker knows."""
+    """Models that can never be launched. Only the machine of their worker knows whether the folder exists."""
     for model in served_models().values():
         if fault := model.faults():
             yield Error(

@@ -17,9 +17,9 @@ from django.conf import settings
 
 KEY = "inspector:workers"
 LIVES_SECONDS = 10
-"""A worker without a heartbeat for so long is gone. Its heartbeats in the cache expire after the same time."""
+"""A worker without a heartbeat for this time is gone. Its heartbeats in the cache expire after the same time."""
 FORGOTTEN_SECONDS = 3600
-"""After so long the entry of such a worker is removed. Until then the page says that the worker is gone."""
+"""After this time the entry of such a worker is removed. Until then the page says that the worker is gone."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class EngineState:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """One worker process as it last described itself."""
+    """A worker process, as its last heartbeat described it."""
 
     name: str
     queues: list[str]
     pid: int
     slots: int
-    """Tasks it can do at once."""
+    """Tasks that the worker can do at once."""
     active: list[str]
     """Names of the tasks under way."""
     started_at: float
@@ -101,7 +101,7 @@ def queue_lengths(connection: redis.Redis, queues: list[str]) -> dict[str, int]:
 
 
 class Describer:
-    """Builds the state of this process for each heartbeat. Rates are against the state before."""
+    """Builds the state of this process for each heartbeat. Rates are since the previous state."""
 
     def __init__(self, name: str, queues: list[str], slots: int) -> None:
         self.name, self.queues, self.slots = name, queues, slots

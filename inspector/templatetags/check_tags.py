@@ -1,4 +1,4 @@
-"""The link from a finding that a chat template causes to the probe that shows it."""
+"""The link from a finding with a chat template as its cause to the probe that shows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def template_probe(context: Context, kind: str, run: Run, trajectory: StoredTrajectory, step: int | None) -> str:
-    """Address of the check of the step's template, tools and kwargs, at that probe; empty where there is none."""
+    """The check of the step's template, tools and kwargs, at the probe of that kind; empty without a probe."""
     request, probe = context.get("request"), KINDS[kind].probe if kind in KINDS else ""
     if not probe or run.chat_template_id is None or request is None or not may_write(request):
         return ""

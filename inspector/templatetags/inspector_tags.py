@@ -1,4 +1,4 @@
-"""How numbers, times, states and links are written on every page."""
+"""How every page writes numbers, times, states and links."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def number(value: Any) -> str:
 
 @register.filter
 def decimal(value: Any, places: int = 3) -> str:
-    """A float with at most `places` decimals, trailing zeros dropped; a dash for nothing or not-a-number."""
+    """A float with at most `places` decimals and no trailing zeros; a dash for nothing or not-a-number."""
     if value is None or value == "":
         return NO_VALUE
     try:
@@ -56,7 +56,7 @@ def decimal(value: Any, places: int = 3) -> str:
 
 @register.filter
 def size(value: Any) -> str:
-    """Bytes in the largest unit that leaves at least one whole."""
+    """Bytes in the largest unit of which there is at least one."""
     amount = float(value or 0)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000 or unit == "GB":
@@ -80,7 +80,7 @@ def duration(seconds: Any) -> str:
 
 @register.filter
 def when(value: datetime | None) -> SafeString | str:
-    """A moment in UTC, to the minute; `datetime=` has the exact one. app.js adds how long ago it was."""
+    """A moment in UTC, to the minute. `datetime=` has the seconds. app.js adds how long ago it was."""
     if value is None:
         return NO_VALUE
     moment = value.astimezone(UTC)
@@ -101,7 +101,7 @@ def day(value: datetime | None) -> SafeString | str:
 
 @register.filter
 def status_chip(status: str) -> SafeString:
-    """A state as a word with a glyph, so that colour is never alone."""
+    """A state as a word with a glyph, so that colour is never the only sign."""
     return format_html(
         '<span class="chip status-{}"><span aria-hidden="true">{}</span> {}</span>',
         status,
@@ -117,20 +117,20 @@ def severity_glyph(severity: str) -> str:
 
 @register.filter
 def kind_words(kind: str) -> str:
-    """`boundary_merge` as `boundary merge`: a slug that may break over lines."""
+    """`boundary_merge` as `boundary merge`: a slug that the browser may break into lines."""
     return str(kind).replace("_", " ")
 
 
 @register.filter
 def finding_title(kind: str) -> str:
-    """`bos_mismatch` as `BOS doubled or missing`; a kind of a later version keeps its slug, in words."""
+    """`bos_mismatch` as `BOS doubled or missing`. A kind of a later version keeps the words of its slug."""
     known = KINDS.get(kind)
     return known.title if known else kind_words(kind).capitalize()
 
 
 @register.filter
 def finding_meaning(kind: str) -> str:
-    """One sentence: what happened; empty for a kind of a later version."""
+    """One sentence that says what happened; empty for a kind of a later version."""
     known = KINDS.get(kind)
     return known.meaning if known else ""
 
@@ -143,13 +143,13 @@ def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]
 
 @register.simple_tag
 def any_has(items: Iterable[Any], name: str) -> bool:
-    """Whether a line of a list has a value of that name: a column without values is not drawn."""
+    """Whether any item has a value of that name. A column without values is not drawn."""
     return any(getattr(item, name) not in (None, "") for item in items)
 
 
 @register.filter
 def plural(count: Any, noun: str) -> str:
-    """`3 trajectories`, `1 step`: a count with its noun; give an odd plural as `trajectory,trajectories`."""
+    """`3 trajectories`, `1 step`: a count with its noun. Write an irregular plural as `trajectory,trajectories`."""
     one, _, many = noun.partition(",")
     amount = int(count or 0)
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"
@@ -160,13 +160,13 @@ def theme_attribute(context: Context) -> SafeString:
     """` data-theme="dark"` from the cookie, so that the first paint has the right colours."""
     request = context.get("request")
     theme = request.COOKIES.get("theme", "") if request else ""
-    # The value is one of two constants of ours.
+    # The value is one of two constants.
     return mark_safe(f' data-theme="{theme}"') if theme in ("light", "dark") else mark_safe("")
 
 
 @register.simple_tag(takes_context=True)
 def can_write(context: Context) -> bool:
-    """True for someone logged in, False for the visitor of a share link."""
+    """True for a user who is logged in, False for the visitor of a share link."""
     request = context.get("request")
     return request is not None and may_write(request)
 
@@ -178,7 +178,7 @@ SHARED_KINDS = {"run": "run", "storedtrajectory": "trajectory", "templatecheck":
 def share_button(context: Context, target: Model, query: str | None = None) -> dict[str, Any]:
     """The Share button of a run, trajectory or check; draws nothing for the visitor of a share link.
 
-    `query` is the view that the link opens; left out, it is the page's own.
+    `query` is the view that the link opens. The default is the query of the page.
     """
     request = context.get("request")
     if request is None or not may_write(request):

@@ -1,4 +1,4 @@
-"""Who may see what: someone logged in sees everything; a share link shows one target and changes nothing.
+"""Who may see what: a user who is logged in sees everything; a share link shows one target and changes nothing.
 
 A run's link covers its trajectories. Every view that a share link may open is wrapped by one of the `reads_...`
 decorators. The decorator finds the object, decides, and hands the object to the view. Every other view needs a login
@@ -33,12 +33,12 @@ View = Callable[..., HttpResponse]
 
 
 def may_write(request: HttpRequest) -> bool:
-    """True for someone logged in; the visitor of a share link only reads."""
+    """True for a user who is logged in. The visitor of a share link only reads."""
     return bool(getattr(request, "user", None) and request.user.is_authenticated)
 
 
 def remember_grant(request: HttpRequest, link: ShareLink) -> None:
-    """Keep a link's grant in this browser's session; the oldest of too many are forgotten."""
+    """Keep a link in the session of this browser. The session keeps the newest ``MAX_GRANTS`` links."""
     held = [pk for pk in request.session.get(SESSION_KEY, []) if pk != link.pk]
     request.session[SESSION_KEY] = [*held, link.pk][-MAX_GRANTS:]
 
@@ -49,19 +49,19 @@ def is_live(link: ShareLink) -> bool:
 
 
 def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool]:
-    """The live link that opens this target, and whether one that is over was held. One query."""
+    """The live link of this browser that opens the target, and whether the browser has any link to it. One query."""
     held = request.session.get(SESSION_KEY, [])
     links = shares_of(target, held) if held else []
     return next((link for link in links if is_live(link)), None), bool(links)
 
 
 def no_permission(request: HttpRequest, view: View) -> HttpResponse:
-    """To the login page, or a status for scripts."""
+    """Redirects to the login page; a script gets a status."""
     return LoginRequiredMiddleware(view).handle_no_permission(request, view)  # type: ignore[arg-type]
 
 
 def share_is_over(request: HttpRequest) -> HttpResponse:
-    """410: the link worked once."""
+    """Answers 410: the link worked once."""
     return error_page(
         request,
         410,
@@ -71,7 +71,7 @@ def share_is_over(request: HttpRequest) -> HttpResponse:
 
 
 def found_or_404(target: Found | None, noun: str, code: str) -> Found:
-    """What a selector found. Raises ``Http404`` with a sentence where it found nothing."""
+    """The target that a selector found. Raises ``Http404`` with a sentence for None."""
     if target is None:
         raise Http404(f"There is no {noun} with the code {code}. It may have been deleted, or the link is cut short.")
     return target
@@ -84,7 +84,7 @@ def _reads(find: Callable[[str], T | None], noun: str) -> Callable[[View], View]
             target = find(code)
             request.share = None  # type: ignore[attr-defined]
             if not may_write(request):
-                # Somebody without any grant learns nothing, not even whether the code exists.
+                # A visitor without a link learns nothing, not even whether the code exists.
                 link, was_held = _grant(request, target) if target is not None else (None, False)
                 if link is None:
                     return share_is_over(request) if was_held else no_permission(request, view)
@@ -120,7 +120,7 @@ reads_check = _reads(find_check, "template check")
 """`view(request, check)`: for a login, or a link to the check. Tokenizer and template are loaded."""
 
 writes_run = _writes(lambda code: find_run(code=code), "run")
-"""`view(request, run)`: a POST of someone logged in."""
+"""`view(request, run)`: a POST of a user who is logged in."""
 
 writes_check = _writes(find_check, "template check")
-"""`view(request, check)`: a POST of someone logged in."""
+"""`view(request, check)`: a POST of a user who is logged in."""

@@ -39,7 +39,7 @@ class PlainForm(forms.Form):
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
             plain = {**SENTENCES, **NUMBER_SENTENCES.get(type(field), {})}
-            # Only what Django worded itself: a sentence that a field brings along stands.
+            # Only the sentences of Django are replaced. A sentence of the field itself stays.
             ours = {
                 code: plain[code]
                 for code in (*field.error_messages, "min_value", "max_value", "max_length")
@@ -48,7 +48,7 @@ class PlainForm(forms.Form):
             field.error_messages = {**field.error_messages, **ours}
 
     def sentences(self) -> dict[str, list[str]]:
-        """Field -> what is wrong with it, for the JSON twin; `form` stands for the whole."""
+        """Field -> its errors, for the JSON twin. `form` holds the errors of the whole form."""
         return {
             "form" if name == NON_FIELD_ERRORS else name: [str(error) for error in errors]
             for name, errors in self.errors.items()
@@ -56,13 +56,13 @@ class PlainForm(forms.Form):
 
 
 class ManyFilesInput(forms.ClearableFileInput):
-    """A file input that takes many."""
+    """A file input for several files."""
 
     allow_multiple_selected = True
 
 
 class ManyFilesField(forms.FileField):
-    """At least one file, each of a kind that is read at all: not empty, not a pickle, not binary junk."""
+    """At least one file. Each file must be of a readable kind: not empty, not a pickle, not unknown binary data."""
 
     widget = ManyFilesInput
 
@@ -85,7 +85,7 @@ RECORDED = ""
 
 
 class ImportForm(PlainForm):
-    """Files of trajectories, and what their ids mean."""
+    """Files of trajectories, and the tokenizer of their ids."""
 
     files = ManyFilesField(label="Files")  # type: ignore[assignment]  # a declared field, not the attribute
     tokenizer = forms.ChoiceField(
@@ -100,7 +100,7 @@ class ImportForm(PlainForm):
     chat_template = forms.FileField(
         required=False, label="Chat template", help_text="Optional: a .jinja file, when it is not the tokenizer's own."
     )
-    format = forms.ChoiceField(required=False, help_text="Recognised from the first lines when left alone.")
+    format = forms.ChoiceField(required=False, help_text="Recognised from the first lines when left unset.")
     name = forms.CharField(
         max_length=200, required=False, label="Run name", help_text="Optional; else the first file's name."
     )
@@ -119,7 +119,7 @@ class ImportForm(PlainForm):
 
     @property
     def files_field(self) -> forms.BoundField:
-        """The field `files`, which a template cannot reach: `form.files` is Django's own."""
+        """The field `files`. A template cannot reach it as `form.files`, which is an attribute of Django."""
         return self["files"]
 
     def clean_chat_template(self) -> str | None:
@@ -128,7 +128,7 @@ class ImportForm(PlainForm):
 
 
 def read_template(upload: UploadedFile) -> str:
-    """The Jinja text of an upload. Raises ``ValidationError`` with a sentence when it is no template."""
+    """The Jinja text of an upload. Raises ``ValidationError`` with a sentence when the file is no template."""
     if (upload.size or 0) > MAX_TEMPLATE_BYTES:
         raise forms.ValidationError("This file is larger than 2 MB; a chat template is not.")
     try:
@@ -138,12 +138,12 @@ def read_template(upload: UploadedFile) -> str:
     if "\0" in text or not text.strip():
         raise forms.ValidationError("This file holds no template text.")
     if problem := chat_templates.cannot_render(chat_templates.renderer(None, text)):
-        raise forms.ValidationError(f"{problem} Mend it, or choose another file.")
+        raise forms.ValidationError(f"{problem} Correct it, or choose another file.")
     return text
 
 
 class TokenizerForm(PlainForm):
-    """A tokenizer from a folder of the server, an upload, or the hub; exactly one of them."""
+    """A tokenizer from a folder of the server, from an upload, or from the hub: exactly one of the three."""
 
     name = forms.CharField(max_length=200, required=False, help_text="Optional; else the folder's or file's.")
     folder = forms.CharField(
@@ -194,10 +194,10 @@ class TokenizerForm(PlainForm):
         cleaned = super().clean() or {}
         if self.errors:
             return cleaned
-        given = [name for name in ("folder", "upload", "hub_id") if cleaned.get(name)]
-        if not given:
+        named = [name for name in ("folder", "upload", "hub_id") if cleaned.get(name)]
+        if not named:
             raise forms.ValidationError("Name a folder or upload a file; there is nothing to register yet.")
-        if len(given) > 1:
+        if len(named) > 1:
             raise forms.ValidationError("Use one way at a time: a folder, an upload, or a hub id.")
         if cleaned.get("hub_id") and not cleaned.get("revision"):
             self.add_error(
@@ -207,14 +207,14 @@ class TokenizerForm(PlainForm):
 
 
 class ShareForm(PlainForm):
-    """What a share link opens, for how long, and a note."""
+    """The target of a share link, the days that it works, and a note."""
 
     KINDS = ("run", "trajectory", "check")
 
     target = forms.ChoiceField(choices=[(kind, kind) for kind in KINDS], widget=forms.HiddenInput)
     code = forms.RegexField(r"^[0-9a-z]{4,64}$", widget=forms.HiddenInput)
     query = forms.CharField(max_length=500, required=False, widget=forms.HiddenInput)
-    note = forms.CharField(max_length=500, required=False, help_text="Shown to whoever opens the link.")
+    note = forms.CharField(max_length=500, required=False, help_text="Shown to everybody who opens the link.")
     days = forms.IntegerField(min_value=1, max_value=365, initial=30, required=False, label="Days it works")
 
     def clean_days(self) -> int:

@@ -1,6 +1,6 @@
 """One-time login links, and the rule that almost every page needs a login.
 
-The hash of a token is a file in the data folder. Use of the token deletes the file, so a link works once.
+The name of a file in the data folder is the hash of a token. Use of the token deletes the file, so a link works once.
 """
 
 import hashlib

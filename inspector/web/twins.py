@@ -1,4 +1,4 @@
-"""Every page has a JSON twin: one value, drawn by a template or written as JSON."""
+"""Every page has a JSON twin: a template draws the same value that the twin writes as JSON."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Page:
 
 
 def wants_json(request: HttpRequest) -> bool:
-    """The address ends in `.json`, or is one that trainers send to."""
+    """The address ends in `.json`, or belongs to the API of trainers."""
     return request.path.endswith(".json") or request.path.startswith("/api/")
 
 
 def is_fragment(request: HttpRequest, target: str) -> bool:
-    """htmx asks for the element with this id alone."""
+    """htmx asks only for the element with this id."""
     return request.headers.get("HX-Request") == "true" and request.headers.get("HX-Target") == target
 
 
 def whole_number(text: str | None, digits: int = 9) -> int | None:
-    """The whole number that a parameter says in ASCII digits; None when it says anything else, or has more digits.
+    """The whole number in the text of a parameter; None unless the text is 1 to ``digits`` ASCII digits.
 
     Nine digits fit an index in the database. ``str.isdigit`` alone also accepts ``²``, which is no number for ``int``.
     """
@@ -67,13 +67,13 @@ def jsonable(value: Any) -> Any:
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, one level deep: a template reads them as variables.
 
-    A name that Python keeps for itself is written with an underscore behind it, which is left out here: ``with_``.
+    A field whose name is a Python keyword ends in an underscore, which is left out: ``with_`` becomes ``with``.
     """
     return {field.name.rstrip("_"): getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def from_columns(cls: type[T], record: Any, **more: Any) -> T:
-    """A dataclass with the fields in ``more``; the others are columns of the record: ``tokens`` may be ``n_tokens``."""
+    """A dataclass of ``more`` and of columns of the record. The column of the field ``tokens`` may be ``n_tokens``."""
     names = [field.name for field in dataclasses.fields(cls) if field.name not in more]  # type: ignore[arg-type]
     return cls(
         **{name: getattr(record, f"n_{name}" if hasattr(record, f"n_{name}") else name) for name in names}, **more
@@ -88,7 +88,7 @@ def json_page(data: Page | Mapping[str, Any], status: int = 200) -> JsonResponse
 def page(
     request: HttpRequest, template: str, data: Page | Mapping[str, Any], status: int = 200, **only_html: Any
 ) -> HttpResponse:
-    """The page: `data` as JSON at the twin's address, else the template with `data` and what only HTML needs.
+    """The page: at the twin's address `data` as JSON, else the template with `data` and `only_html`.
 
     In the template a name of `only_html` takes the place of the field of that name.
     """
@@ -101,7 +101,7 @@ def page(
 
 
 def error_page(request: HttpRequest, status: int, title: str, sentence: str, run: str = "") -> HttpResponse:
-    """A page in the product's style that says what happened and offers a way out, to the run of that code if any."""
+    """A page that says what happened and links to the run with that code, if there is one."""
     if wants_json(request):
         return JsonResponse({"error": sentence}, status=status)
     context = {"status": status, "title": title, "sentence": sentence, "run_code": run}

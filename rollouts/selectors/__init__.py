@@ -1,4 +1,4 @@
-"""Everything that reads the database. What a page calls costs the same number of queries whatever the size."""
+"""Everything that reads the database. A page needs the same number of queries for data of every size."""
 
 from rollouts.selectors.rows import Span, Window, get_row, row_columns, row_spans, row_window
 from rollouts.selectors.runs import (

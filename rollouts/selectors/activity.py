@@ -1,4 +1,4 @@
-"""Whether work still changes, and whether its worker is lost: one rule for jobs, runs and trajectories."""
+"""Whether work still changes, and whether its worker is lost. Jobs, runs and trajectories share one rule."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django.utils import timezone
 from rollouts.models import ACTIVE, Job, Run, WorkStatus
 
 JOB_SILENT_SECONDS = 45
-"""A running job without a heartbeat for so long has lost its worker."""
+"""A running job without a heartbeat for this time has lost its worker."""
 JOB_LOST_SECONDS = 180
-"""A job that has been queued for so long may have lost its message with a Redis that was restarted."""
+"""The message of a job that is queued for this time may be lost, because Redis was restarted."""
 RUN_STALE_SECONDS = 20.0
-"""A launched run without a heartbeat for so long has lost its worker: every lease of it has run out."""
+"""A launched run without a heartbeat for this time has lost its worker, and its leases have run out."""
 
 
 def is_active(work: Any) -> bool:
@@ -23,7 +23,7 @@ def is_active(work: Any) -> bool:
 
 
 def is_silent(work: Job | Run) -> bool:
-    """Whether a job or a launched run should be under way, and its worker or its message is lost."""
+    """Whether a job or a launched run is active and has lost its worker or its message."""
     if isinstance(work, Job):
         return _has_been_silent(work.status, work.heartbeat_at, JOB_SILENT_SECONDS, JOB_LOST_SECONDS)
     started = work.started_at if work.status == WorkStatus.RUNNING else None
@@ -32,6 +32,6 @@ def is_silent(work: Job | Run) -> bool:
 
 
 def _has_been_silent(status: str, last: datetime, running_seconds: float, queued_seconds: float) -> bool:
-    """``last``: when the work showed its last sign of life."""
+    """``last``: the time of the last heartbeat."""
     allowed = {WorkStatus.RUNNING.value: running_seconds, WorkStatus.QUEUED.value: queued_seconds}.get(status)
     return allowed is not None and (timezone.now() - last).total_seconds() > allowed

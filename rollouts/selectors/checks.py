@@ -16,36 +16,36 @@ def _checks() -> QuerySet[TemplateCheck]:
 
 
 def find_check(code: str, report: bool = True) -> TemplateCheck | None:
-    """A check with its tokenizer and template; without ``report`` that long column stays unread. One query."""
+    """A check with its tokenizer and template. ``report``: also read that long column. One query."""
     found = _checks().filter(code=code)
     return (found if report else found.defer("report")).first()
 
 
 def find_checks(codes: Iterable[str], report: bool = False) -> dict[str, TemplateCheck]:
-    """Code -> check, of those that exist. One query; tokenizer and template are not loaded."""
+    """Code -> check, for each code that exists, without tokenizer and template. One query."""
     found = TemplateCheck.objects.select_related("job").filter(code__in=list(codes))
     return {check.code: check for check in (found if report else found.defer("report", "question"))}
 
 
 def recent_checks(limit: int) -> list[TemplateCheck]:
-    """The checks that were asked last, newest first, without reports and template texts. One query."""
+    """The newest checks first, without reports and template texts. One query."""
     return list(_checks().defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
 
 
 @dataclass(frozen=True)
 class StoredRequest:
-    """One request of a run, as far as it is stored."""
+    """The stored parts of one request of a run."""
 
     run: Run
     """With its tokenizer and both chat templates."""
     step: StoredStep | None
-    """With tools and template kwargs; None where the trajectory has no step at that index."""
+    """With tools and template kwargs; None when the trajectory has no step at that index."""
 
 
 def find_request(trajectory_code: str, run_code: str, index: int) -> StoredRequest | None:
-    """Step ``index`` of a trajectory, or of a run's first trajectory where no trajectory is named. Three queries.
+    """Step ``index`` of a trajectory; without such a trajectory, of the first trajectory of the run. Three queries.
 
-    A trajectory that does not exist is left out. None when there is no run either.
+    None when the run does not exist either.
     """
     trajectory = StoredTrajectory.objects.filter(code=trajectory_code).first() if trajectory_code else None
     run = find_run(templates=True, **({"pk": trajectory.run_id} if trajectory else {"code": run_code}))

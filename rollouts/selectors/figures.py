@@ -1,4 +1,4 @@
-"""The figures of a run: its summary, and what its findings cost. Those of a large run are stored when it ends."""
+"""The figures of a run: its summary, and the cost of its findings. A large run stores them when it ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rollouts.selectors.runs import RunSummary, run_summary, summary_from
 from rollouts.tito.diagnose.finding import Severity
 
 VERSION = 3
-"""Goes up when other figures are counted."""
+"""Goes up when the rules of counting change."""
 LARGE = 5_000
-"""From so many trajectories on, counting would keep a page waiting."""
+"""With more trajectories, counting is too slow for a page."""
 SLICES = 20
 """Equal stretches of a run."""
 MAX_STEPS = 40
@@ -40,12 +40,12 @@ class KindCost:
 
 @dataclass(frozen=True)
 class Spread:
-    """Where the findings lie: of one kind, or of all."""
+    """The places of the findings, of one kind or of all kinds."""
 
     by_step: list[tuple[int, int]]
-    """(step, trajectories with a finding there), the first steps."""
+    """(step, trajectories with a finding at it), for the first steps."""
     steps_beyond: int
-    """Later steps with findings that are left out."""
+    """The number of later steps with findings, which are left out."""
     along: list[int]
     """Trajectories with a finding in each of :data:`SLICES` equal stretches of the run."""
 
@@ -72,7 +72,7 @@ def state_of(run: Run) -> str:
 
 
 def count(run: Run) -> dict[str, Any]:
-    """All figures, as JSON holds them."""
+    """All figures, as a JSON object."""
     kinds = run_kinds(run)
     spreads = {kind: asdict(run_spread(run, kind)) for kind in ("", *(one.kind for one in kinds))}
     body = {"summary": asdict(run_summary(run)), "kinds": [asdict(one) for one in kinds], "spreads": spreads}
@@ -90,9 +90,9 @@ def summary_in(body: dict[str, Any]) -> RunSummary:
 
 
 def worst_of(runs: Sequence[Run]) -> dict[int, tuple[str, int]]:
-    """Run -> the gravest severity of its findings and how many trajectories have it. Two queries at most.
+    """Key of a run -> the worst severity of its findings, and the number of trajectories with it. At most two queries.
 
-    A large run is answered from its stored figures, and left out while it has none.
+    A large run without stored figures is left out.
     """
     diagnosed = [run for run in runs if any(run.finding_counts.values())]
     counts: dict[int, dict[str, int]] = {}
@@ -120,13 +120,13 @@ def cost_in(body: dict[str, Any], kind: str) -> RunCost:
 
 
 def run_cost(run: Run, kind: str = "") -> RunCost:
-    """The cost of all kinds, and where the findings of one (empty = of all) lie. Four queries."""
+    """The cost of all kinds, and the places of the findings of one kind (empty = of all). Four queries."""
     return RunCost(run_kinds(run), run_spread(run, kind))
 
 
 def run_kinds(run: Run) -> list[KindCost]:
-    """The kinds that a run has, the most frequent first. Two queries."""
-    counts = ~Q(severity=Severity.INFO)  # what is merely noted costs nothing
+    """The cost of each kind of a run, the most frequent first. Two queries."""
+    counts = ~Q(severity=Severity.INFO)  # an info finding costs nothing
     rows = (
         StoredFinding.objects.filter(run=run)
         .values("kind")
@@ -139,7 +139,7 @@ def run_kinds(run: Run) -> list[KindCost]:
         )
         .order_by("-trajectories", "kind")
     )
-    # A trajectory becomes more rows once, however many findings of a kind say so.
+    # The additional rows of a trajectory count once for each kind.
     more: Counter[str] = Counter()
     several = StoredFinding.objects.filter(counts, run=run, rows__gt=1)
     for kind, _, n in several.values_list("kind", "trajectory").annotate(n=Max("rows")).order_by():
@@ -148,7 +148,7 @@ def run_kinds(run: Run) -> list[KindCost]:
 
 
 def run_spread(run: Run, kind: str = "") -> Spread:
-    """Where the findings of a kind (empty = of all) lie. Two queries."""
+    """The places of the findings of a kind (empty = of all kinds). Two queries."""
     found = StoredFinding.objects.filter(run=run)
     if kind:
         found = found.filter(kind=kind)

@@ -1,6 +1,6 @@
-"""The parts of one trajectory as its pages list them: rows, steps, findings, a trainer's columns, stored texts.
+"""The parts of one trajectory for its pages: rows, steps, findings, a trainer's columns, stored texts.
 
-Token arrays are read only where the docstring says so. Each function makes the number of queries that it states.
+A function reads token arrays only when its docstring says so, and makes the number of queries that it states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READING_ORDER = ("step_index", "row_index", "start", "id")
 """The order in which the findings of a trajectory are numbered, from 1."""
 
 MAX_STEP_WISE_STEPS = 50_000
-"""Steps of a group of trajectories that are counted for one page."""
+"""A group with more steps is too large to be counted for a page."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class RowSummary:
     n_tokens: int
     n_trained: int
     follows_steps: bool
-    """The row is the stream of its last step, so a step's offsets are the row's."""
+    """The row is the stream of its last step, so the offsets of a step are offsets of the row."""
     steps: frozenset[int]
     """Indices of the steps that the row trains."""
     draft: StoredRow | None = None
-    """Of a trajectory that has not ended well: the row that its steps make so far, not stored."""
+    """The row that the steps make so far, which is not stored; None for a stored row."""
 
     @property
     def handle(self) -> int | StoredRow:
-        """What the selectors of rows take."""
+        """The row as an argument of the selectors of rows."""
         return self.index if self.draft is None else self.draft
 
 
@@ -52,9 +52,9 @@ class StepSummary:
     index: int
     row: int
     parent: int | None
-    """Index of the step that it continues."""
+    """Index of the parent."""
     shared_length: int
-    """Leading tokens of its prompt that are the parent's stream."""
+    """Leading tokens of its prompt that are equal to the stream of the parent."""
     parent_length: int
     prompt_length: int
     completion_length: int
@@ -68,10 +68,10 @@ class StepSummary:
 
 @dataclass(frozen=True)
 class StepWiseRows:
-    """What one row per step costs, against rows that join the steps that extend each other."""
+    """The cost of one row per step, and of rows that join steps that extend each other."""
 
     scope: str
-    """Of which trajectories, in words."""
+    """The trajectories that are counted, in words."""
     trajectories: int
     turns_least: int
     turns_most: int
@@ -94,7 +94,7 @@ def find_trajectory(code: str) -> Stored | None:
 def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSummary]]:
     """All rows and steps of a trajectory. Two queries.
 
-    A trajectory that still runs, or failed, has steps and no rows yet: it gets the rows that its steps make.
+    A running or failed trajectory has steps and no stored rows. It gets the rows that its steps make so far.
     """
     stored = trajectory.rows.order_by("index").values_list(
         "index", "n_tokens", "n_trained", "last_step_id", "step_indices"
@@ -111,10 +111,10 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
 
 
 def _draft_rows(trajectory: Stored, steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[StepSummary]]:
-    """The rows that steps make so far: a step joins the row whose last step it extends, else it opens one.
+    """The rows that steps make so far: a step joins the row whose last step it extends, else it opens a row.
 
-    ``rollouts.tito.prefix.merge_steps`` makes the stored rows. That rule also finds an open row that a step extends
-    without being linked to it, but has to compare token arrays for this; a page of a growing trajectory reads none.
+    ``rollouts.tito.prefix.merge_steps`` makes the stored rows. That rule compares token arrays, so it also finds rows
+    that a step extends without a link. A page of a growing trajectory reads no arrays.
     """
     chains: list[list[StepSummary]] = []
     placed = []
@@ -151,14 +151,14 @@ def steps_with_tokens(trajectory: Stored, indices: Collection[int | None]) -> di
 
 
 def continuing_steps(trajectory: Stored, first: int, limit: int) -> list[StoredStep]:
-    """Steps from index ``first`` on that continue another, with their arrays, messages and tools. One query."""
+    """Steps with a parent, from index ``first`` on, with arrays, messages and tools. One query."""
     found = trajectory.steps.filter(parent__isnull=False, index__gte=first)
     related = ("tokens", "parent", "messages_new", "tools", "template_kwargs")
     return list(found.select_related(*related).order_by("index")[:limit])
 
 
 def step_values(trajectory: Stored, names: Iterable[str], first: int, limit: int) -> list[dict[str, Any]]:
-    """The columns ``names`` of ``limit`` steps, from the step in place ``first`` on. One query."""
+    """The columns ``names`` of at most ``limit`` steps, from the step at position ``first`` on. One query."""
     return list(trajectory.steps.order_by("index").values(*names)[first : first + limit])
 
 
@@ -199,9 +199,9 @@ def drift_places(trajectory: Stored) -> list[tuple[int, int]]:
 def row_finding_sentences(
     trajectory: Stored, row: RowSummary, without: Collection[str], limit: int
 ) -> list[tuple[str, str, str]]:
-    """Kind, evidence and remedy of what the diagnosis says of a row or of one of its steps. One query.
+    """Kind, evidence and remedy of the findings of a row and of its steps. One query.
 
-    Left out are the kinds in ``without``, and what is merely noted.
+    Info findings and the kinds in ``without`` are left out.
     """
     of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
     found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO).exclude(kind__in=without)
@@ -225,7 +225,7 @@ def column_values(trajectory: Stored, row: int, names: Collection[str]) -> dict[
 
 
 def others_of_group(trajectory: Stored, limit: int) -> list[Stored]:
-    """The ended trajectories of the same prompt that have rows, in the order of the run. One query, or none."""
+    """The other ended trajectories of the group that have rows, in run order. At most one query."""
     if not trajectory.group:
         return []
     group = Stored.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
@@ -234,7 +234,7 @@ def others_of_group(trajectory: Stored, limit: int) -> list[Stored]:
 
 
 def step_wise_scopes(trajectory: Stored) -> list[StepWiseRows]:
-    """What step-wise training makes of this trajectory and of its group. At most three queries each."""
+    """The cost of step-wise training, for this trajectory and for its group. At most three queries each."""
     scopes = [_step_wise("this trajectory", Stored.objects.filter(pk=trajectory.pk))]
     if trajectory.group:
         group = Stored.objects.filter(run_id=trajectory.run_id, group=trajectory.group)
@@ -251,7 +251,7 @@ def _step_wise(scope: str, trajectories: QuerySet[Stored]) -> StepWiseRows | Non
     steps = StoredStep.objects.filter(trajectory__in=trajectories.values("pk"))
     length = Sum(F("prompt_length") + F("completion_length"))
     whole = steps.aggregate(samples=Count("pk"), forwarded=length)
-    # A step that another extends whole is a part of that one's row.
+    # A step that is extended by another step is a part of the row of that step.
     extended = StoredStep.objects.filter(parent=OuterRef("pk"), shared_length__gte=F("parent_length"))
     merged = steps.filter(~Exists(extended)).aggregate(samples=Count("pk"), forwarded=length)
     if not merged["forwarded"]:

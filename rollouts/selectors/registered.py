@@ -10,12 +10,12 @@ from rollouts.models import ChatTemplate, Tokenizer
 
 
 def list_tokenizers() -> QuerySet[Tokenizer]:
-    """Every registered tokenizer by name. The query runs when the result is read; a form takes it as its choices."""
+    """Every registered tokenizer by name. The query runs when the result is read, so a form can use it as choices."""
     return Tokenizer.objects.order_by("name")
 
 
 def tokenizer_names(limit: int) -> list[str]:
-    """The first names of registered tokenizers."""
+    """The names of the first ``limit`` tokenizers."""
     return list(list_tokenizers().values_list("name", flat=True)[:limit])
 
 
@@ -25,7 +25,7 @@ def tokenizer_named(name: str) -> Tokenizer | None:
 
 
 def tokenizers_with_template(texts: bool = False) -> list[Tokenizer]:
-    """Tokenizers that came with a chat template, by name; ``texts`` loads the templates too."""
+    """Tokenizers with their own chat template, by name. ``texts``: also load the templates."""
     found = list_tokenizers().exclude(chat_template=None)
     return list(found.select_related("chat_template") if texts else found)
 

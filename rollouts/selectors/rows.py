@@ -1,4 +1,4 @@
-"""A row as its page reads it: spans from columns alone, and a window of tokens from the arrays that overlap it."""
+"""What the page of a row reads: its spans, and a window of its tokens from the arrays that overlap the window."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Span:
     start: int
     stop: int
     step_index: int | None
-    """The step that read it (prompt, delta) or sampled it (completion); None for a row that came without steps."""
+    """The step that read it (prompt, delta) or sampled it (completion); None for a row without steps."""
     part: str
-    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that keeps its own arrays."""
+    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that has its own arrays."""
     origin_known: bool = True
-    """False = nothing tells template scaffold from observation here; the tokens are shown as observation."""
+    """False: nobody recorded which tokens are template and which observation. All are shown as observation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +34,16 @@ class Window:
     start: int
     stop: int
     n_tokens: int
-    """Of the whole row."""
+    """Tokens of the whole row."""
     ids: Ids
     origin: Origins
     loss_mask: Mask
     logprobs: Floats | None
-    """NaN where a token was not sampled or the source is short; None = the source has none."""
+    """NaN for a token that was not sampled, or beyond the end of the recorded values; None: nothing was recorded."""
     step_index: np.ndarray
-    """int32; -1 where no step is known."""
+    """int32; -1 when the step is not known."""
     origin_known: bool = True
-    """False where nobody wrote down who wrote what: ``origin`` is then guessed from the mask, for colours alone."""
+    """False: nobody recorded the origins, and ``origin`` is guessed from the loss mask, only for colours."""
 
 
 def get_row(trajectory: models.StoredTrajectory, row: int | models.StoredRow) -> models.StoredRow:
@@ -54,7 +54,7 @@ def get_row(trajectory: models.StoredTrajectory, row: int | models.StoredRow) ->
 
 
 def row_spans(trajectory: models.StoredTrajectory, row: int | models.StoredRow) -> list[Span]:
-    """The spans of a row in order, empty ones left out. No array is read."""
+    """The spans of a row in order, without empty ones. Reads no array."""
     record = get_row(trajectory, row)
     if record.last_step_id is None:
         return [Span(0, record.n_tokens, None, "row")] if record.n_tokens else []
@@ -75,7 +75,7 @@ def row_spans(trajectory: models.StoredTrajectory, row: int | models.StoredRow) 
 
 
 def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow, start: int, stop: int) -> Window:
-    """The tokens ``[start, stop)`` of a row, clipped to it. Only arrays that overlap are read; at most 3 queries."""
+    """The tokens ``[start, stop)``, clipped to the row. Reads only arrays that overlap; at most 3 queries."""
     record = get_row(trajectory, row)
     start = max(0, min(start, record.n_tokens))
     stop = max(start, min(stop, record.n_tokens))
@@ -91,7 +91,7 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
     chain = record.step_indices
     pieces = [piece for piece in stream_pieces(extents, chain[-1]) if piece.start < stop and piece.stop > start]
     needed = {piece.step_index for piece in pieces}
-    # A step of the chain may own no piece of the window and yet its completion's logprobs (a branch that starts alike).
+    # A branch that starts alike: a step of the chain owns no piece of the window, but owns logprobs in it.
     needed |= {
         index for index in chain
         if extents[index].prompt_length < stop
@@ -113,7 +113,7 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
                 origin[a - start : b - start] = Origin.OBSERVATION
                 own = tokens.get(index)
                 if own is not None and own.delta_origin is not None:
-                    # It counts from shared_length: the end of the chain's stream, or beyond when a sibling shares more.
+                    # It starts at shared_length: the end of the chain's stream, or later when a sibling shares more.
                     a = max(a, shared_length)
                     part = own.delta_origin[a - shared_length : max(b - shared_length, 0)]
                     origin[a - start : a - start + len(part)] = part
@@ -132,7 +132,7 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
 
 
 def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
-    """Of a row with arrays of its own. One that is too short is padded: the diagnosis tells, the page draws."""
+    """The window of a row that has its own arrays. Short arrays are padded; the diagnosis reports them."""
     tokens = models.RowTokens.objects.get(pk=record.pk)
     n = stop - start
     mask = np.zeros(n, dtype=np.bool_)
@@ -148,7 +148,7 @@ def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
         codes = tokens.origin[start:stop]
         origin[: len(codes)] = codes
     else:
-        # Nobody wrote down who wrote what: before the first trained token the prompt, after it what the mask says.
+        # Nobody recorded the origins: prompt before the first trained token, then as the loss mask says.
         trained = np.flatnonzero(tokens.loss_mask)
         first = int(trained[0]) if len(trained) else record.n_tokens
         origin[max(first - start, 0) :] = Origin.OBSERVATION
@@ -160,5 +160,5 @@ def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
 
 
 def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:
-    """Trainer-side columns of ``[start, stop)``; one may be shorter than the row."""
+    """Name -> values ``[start, stop)`` of each trainer's column. A column may be shorter than the row."""
     return {column.name: column.values[start:stop] for column in record.columns.all()}

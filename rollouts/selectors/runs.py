@@ -17,7 +17,7 @@ from rollouts.tito.diagnose.finding import Severity
 
 N_BINS = 20
 SORTS = ("index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings")
-"""What a list of trajectories can be sorted by; a minus sign means descending."""
+"""The orders of a list of trajectories; a minus sign means descending."""
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,29 @@ class TrajectoryFilters:
     """Which trajectories of a run are listed. An empty value filters nothing."""
 
     kind: str = ""
-    """That have a finding of this kind."""
+    """Only trajectories that have a finding of this kind."""
     severity: str = ""
-    """That have a finding of this severity."""
+    """Only trajectories that have a finding of this severity."""
     reward_min: float | None = None
     reward_max: float | None = None
-    """Inclusive. A trajectory without a reward passes neither bound."""
+    """Both bounds are inclusive. A trajectory without a reward passes neither bound."""
     tokens_min: int | None = None
     tokens_max: int | None = None
-    """Of all its tokens, inclusive."""
+    """Bounds of the number of tokens, inclusive."""
     stop_reason: str = ""
     group: str = ""
     status: str = ""
     text: str = ""
-    """Part of the external id, upper and lower case alike."""
+    """A part of the external id, in upper or lower case."""
     step: int | None = None
-    """That have a finding at this step; with ``kind`` or ``severity``, one finding is all of it."""
+    """Only trajectories that have a finding at this step, which also has the ``kind`` and ``severity``."""
     first: int | None = None
     last: int | None = None
     """Bounds of the position in the run, inclusive."""
     flawed: bool = False
-    """That have a finding of any kind."""
+    """Only trajectories that have a finding."""
     hide_queued: bool = False
-    """Leave out those that nobody has begun."""
+    """Leave out queued trajectories."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class ListPart:
 
     items: list[models.StoredTrajectory]
     next_cursor: str
-    """What ``after`` takes for the following part; empty = this is the last."""
+    """The value of ``after`` for the next part; empty on the last part."""
 
 
 @dataclass(frozen=True)
 class RewardBin:
-    """One bar of the histogram: ``[start, stop)``, the last one closed."""
+    """A bar of the histogram: rewards in ``[start, stop)``. The last bar includes ``stop``."""
 
     start: float
     stop: float
@@ -80,31 +80,31 @@ class RunSummary:
     reward_std: float | None
     reward_bins: list[RewardBin]
     stop_reasons: dict[str, int]
-    """Reason -> trajectories, the most frequent first; the empty one counts those without."""
+    """Reason -> trajectories, the most frequent first. The empty reason counts trajectories without one."""
     finding_counts: dict[str, int]
     """Kind -> findings."""
     finding_trajectories: dict[str, int] = field(default_factory=dict)
     """Kind -> trajectories that have it."""
     finding_severities: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Kind -> severity -> findings, without zeros: a kind can be an error here and a note there."""
+    """Kind -> severity -> findings, without zeros. One kind can have findings of several severities."""
     finding_tokens: dict[str, int] = field(default_factory=dict)
-    """Kind -> tokens that its findings take from training or train as they were not sampled; an info costs none."""
+    """Kind -> trained tokens that are lost or wrong. Info findings count none."""
     severities: dict[str, int] = field(default_factory=dict)
-    """Severity -> trajectories whose worst finding it is; the empty one counts those without findings."""
+    """Worst severity -> trajectories. The empty severity counts trajectories without findings."""
 
 
 @dataclass(frozen=True)
 class RunFilters:
-    """Which runs are listed. An empty value filters nothing, and so does a status or kind that does not exist."""
+    """Which runs are listed. An empty value, and an unknown status or kind, filters nothing."""
 
     text: str = ""
-    """Part of the name or of the model, upper and lower case alike, or a whole code."""
+    """A part of the name or of the model, in upper or lower case, or a whole code."""
     status: str = ""
     kind: str = ""
 
 
 def list_runs(filters: RunFilters, after: str, limit: int) -> list[models.Run]:
-    """The runs that pass, newest first. ``after`` is the code of a run: the list goes on behind it.
+    """The runs that pass, newest first. ``after``: the code of the run before the first run of this part.
 
     One query, two with ``after``.
     """
@@ -122,7 +122,7 @@ def list_runs(filters: RunFilters, after: str, limit: int) -> list[models.Run]:
 
 
 def unfinished_launches(limit: int) -> list[models.Run]:
-    """Launched runs that wait or work, the oldest first. One query."""
+    """Launched runs that are queued or running, the oldest first. One query."""
     found = models.Run.objects.filter(status__in=models.ACTIVE, kind=models.Run.Kind.LAUNCH)
     return list(found.order_by("created_at", "pk")[:limit])
 
@@ -146,7 +146,7 @@ def count_running(run: models.Run) -> int:
 
 
 def list_rejections(run: models.Run, limit: int) -> list[models.Rejection]:
-    """The first lines of a run's files that could not be read. One query, none where every line was read."""
+    """The first rejected lines of a run's files. One query, or none when every line was read."""
     return list(run.rejections.order_by("pk")[:limit]) if run.n_rejected else []
 
 
@@ -202,9 +202,9 @@ def list_trajectories(
     after: str = "",
     limit: int = 50,
 ) -> ListPart:
-    """A keyset page. An unknown sort or a cursor that cannot be read starts at the beginning.
+    """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
 
-    Trajectories without a reward come last in both orders. One query; two for the page on which they begin.
+    Trajectories without a reward are last in both orders. One query; two for the part on which they begin.
     """
     if sort not in SORTS:
         sort = "index"
@@ -216,7 +216,7 @@ def list_trajectories(
             found = found.filter(index__lt=cursor[1]) if descending else found.filter(index__gt=cursor[1])
         items = list(found.order_by(sort)[: limit + 1])
     elif column == "reward":
-        # Those without one are asked for by themselves: no index has them last in both databases.
+        # A second query reads trajectories without a reward, because no index has them last in both databases.
         items = []
         if cursor is None or cursor[0] is not None:
             known = found.filter(reward__isnull=False).order_by(sort, "index")
@@ -250,7 +250,7 @@ def neighbours(
     after = found.filter(_beyond(column, descending, value, index)).order_by(sort, "index").first()
     back = column if descending else f"-{column}"
     before = found.filter(_short_of(column, descending, value, index)).order_by(back, "-index").first()
-    if column == "reward":  # those without one stand last, by their place
+    if column == "reward":  # trajectories without a reward are last, in run order
         none = found.filter(reward__isnull=True)
         if value is None:
             before = none.filter(index__lt=index).order_by("-index").first() or before
@@ -259,7 +259,7 @@ def neighbours(
 
 
 def _beyond(column: str, descending: bool, value: float | None, index: int) -> Q:
-    """What stands behind a value in the list, of rows that have a value. The first bound is for the index."""
+    """The rows after a value in the list, of the rows that have a value. The first bound is for the index."""
     if value is None:
         return Q(pk__in=())
     further = "lt" if descending else "gt"
@@ -267,7 +267,7 @@ def _beyond(column: str, descending: bool, value: float | None, index: int) -> Q
 
 
 def _short_of(column: str, descending: bool, value: float | None, index: int) -> Q:
-    """What stands before a value in the list, of rows that have a value."""
+    """The rows before a value in the list, of the rows that have a value."""
     if value is None:
         return Q(**{f"{column}__isnull": False})
     nearer = "gt" if descending else "lt"
@@ -305,7 +305,7 @@ def run_summary(run: models.Run) -> RunSummary:
         high=Max("reward"),
         square=Avg(F("reward") * F("reward")),
     )
-    # Not StdDev: on SQLite Django's raises an error when no trajectory has a reward.
+    # Not Django's StdDev, which raises an error on SQLite when no trajectory has a reward.
     spread = None if reward["mean"] is None else math.sqrt(max(reward["square"] - reward["mean"] * reward["mean"], 0.0))
     stops = dict(found.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
     severities = dict(found.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
@@ -339,13 +339,13 @@ def run_summary(run: models.Run) -> RunSummary:
 def _histogram(
     found: QuerySet[models.StoredTrajectory], low: float | None, high: float | None, n: int
 ) -> list[RewardBin]:
-    """Bars of equal width from the least reward to the greatest; one bar when all are equal."""
+    """Bars of equal width from the least to the greatest reward; one bar when all are equal."""
     if low is None or high is None or not n:
         return []
     width = (high - low) / N_BINS
     if width <= 0 or not math.isfinite(width):
         return [RewardBin(low, high, n)]
-    # Divided before the floor, not counted in Python: a run may have a million trajectories.
+    # The database counts, because a run may have a million trajectories.
     position = Floor((F("reward") - Value(low)) / Value(width), output_field=FloatField())
     bins = found.filter(reward__isnull=False).annotate(bin=Least(Cast(position, FloatField()), Value(N_BINS - 1.0)))
     counts = {int(number): count for number, count in bins.values_list("bin").annotate(n=Count("pk"))}
@@ -364,12 +364,12 @@ class GroupStats:
 
     @property
     def has_no_signal(self) -> bool:
-        """All rewards are equal: a group-relative advantage is zero for every one of them."""
+        """All rewards are equal, so each group-relative advantage is zero."""
         return self.n_rewards > 1 and self.low == self.high
 
 
 def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[str, str]]:
-    """Key of a trajectory -> kinds of its findings with the worst severity of each, the worst first; one query."""
+    """Key of a trajectory -> kind of its findings -> the worst severity of the kind, the worst first. One query."""
     keys = [one.pk for one in trajectories if one.n_findings]
     found: dict[int, dict[str, str]] = {}
     if keys:
@@ -382,7 +382,7 @@ def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, 
 
 
 def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]:
-    """Rewards of some groups of a run, one query."""
+    """The rewards of some groups of a run. One query."""
     rows = models.StoredTrajectory.objects.filter(run=run, group__in=[group for group in groups if group]).values_list(
         "group"
     ).annotate(

@@ -10,11 +10,11 @@ from django.db.models import Q, QuerySet
 from rollouts.models import ApiToken, Run, ShareLink, StoredTrajectory, TemplateCheck
 
 Shared = Run | StoredTrajectory | TemplateCheck
-"""What a link can open."""
+"""The targets of share links."""
 
 
 def _links() -> QuerySet[ShareLink]:
-    """Links with what they open, without long columns."""
+    """Links with their targets, without long columns."""
     found = ShareLink.objects.select_related("run", "trajectory", "check_result__chat_template", "created_by")
     return found.defer("check_result__report", "check_result__chat_template__text")
 
@@ -30,7 +30,7 @@ def find_share(**column: Any) -> ShareLink | None:
 
 
 def shares_of(target: Shared, keys: Iterable[int]) -> list[ShareLink]:
-    """Those links among some that open a target: a link to a run opens its trajectories too."""
+    """The links with these keys that open the target. A link to a run also opens its trajectories."""
     match: Q
     if isinstance(target, Run):
         match = Q(run=target)

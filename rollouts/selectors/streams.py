@@ -1,4 +1,4 @@
-"""The steps of stored trajectories, put together from what each step adds."""
+"""The steps of stored trajectories, decoded from the tokens and messages that each step adds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollouts.tito.trajectory import Link, Request, Step
 
 
 class StoredSteps(StepCodec):
-    """The stored steps of one trajectory: ids, links and messages. The codec appends a new step behind them."""
+    """The stored steps of one trajectory: ids, links and messages. The codec appends new steps."""
 
     def __init__(self) -> None:
         super().__init__(canonical_json)
@@ -22,7 +22,7 @@ class StoredSteps(StepCodec):
 
 
 def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -> dict[int, StoredSteps]:
-    """The steps of some trajectories with their ids and messages: one query. Every other field of a step is empty."""
+    """The steps of some trajectories with ids and messages; other fields are empty. One query."""
     found: dict[int, StoredSteps] = {key: StoredSteps() for key in trajectory_keys}
     positions: dict[int | None, int | None] = {None: None}
     columns = (
@@ -45,7 +45,7 @@ def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -
 
 
 def step_extents(trajectory_key: int) -> tuple[list[int], list[StepExtent]]:
-    """The primary key of each step of a trajectory, and the columns from which its stream follows. No array is read."""
+    """The primary key of each step of a trajectory, and the lengths of its parts. Reads no array."""
     columns = ("pk", "parent_id", "shared_length", "prompt_length", "completion_length")
     positions: dict[int | None, int | None] = {None: None}
     keys, extents = list[int](), list[StepExtent]()

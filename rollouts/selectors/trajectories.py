@@ -1,4 +1,4 @@
-"""A stored trajectory as the value it was."""
+"""Stored trajectories as values."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rollouts.tito.trajectory import NO_IDS, Ids, Request, Row, Step, Trajectory
 
 
 def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
-    """The value back, every array identical. Five queries, whatever its length.
+    """The stored value, with identical arrays. Five queries for a trajectory of every length.
 
-    Rows that follow from the steps are not given: ``rows`` holds what a trainer or a strategy wrote.
+    ``rows`` holds the rows that a trainer or a strategy wrote, without the rows that follow from the steps.
     """
     return next(load_trajectories([trajectory]))
 
 
 def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterator[Trajectory]:
-    """The values of several trajectories, in their order. The queries do not grow with their number."""
+    """The values of several trajectories, in their order. The number of queries is fixed."""
     keys = [trajectory.pk for trajectory in trajectories]
     steps: dict[int, list[models.StoredStep]] = {key: [] for key in keys}
     for step in models.StoredStep.objects.filter(trajectory__in=keys).select_related("tokens").order_by("index"):
@@ -118,7 +118,7 @@ def _row(row: models.StoredRow, bodies: _Bodies) -> Row:
 
 
 def load_step_prompt(step: models.StoredStep) -> Ids:
-    """One step's prompt ids ``[P]``, parents followed. Two queries."""
+    """The prompt ids ``[P]`` of one step, with those of its parents. Two queries."""
     keys, extents = step_extents(step.trajectory_id)
     pieces = stream_pieces(extents, step.index, whole=False)
     arrays = models.StepTokens.objects.in_bulk({keys[piece.step_index] for piece in pieces})

@@ -40,7 +40,7 @@ class Command(BaseCommand):
         if not 0 < options["port"] < 65536:
             raise CommandError(f"{options['port']} is no port; choose one between 1 and 65535.")
         if os.environ.get("MAKELEVEL"):
-            die_with_parent(signal.SIGTERM)  # a killed `make` must not leave its server behind
+            die_with_parent(signal.SIGTERM)  # a killed `make` leaves no server behind
         data = private_folder(settings.INSPECTOR_DATA)
         lock = ServerLock(data)
         try:
@@ -72,12 +72,12 @@ class Command(BaseCommand):
                 embedded_redis_socket(data).unlink(missing_ok=True)
 
     def say(self, sentence: str) -> None:
-        with contextlib.suppress(OSError):  # a closed terminal must not keep us from stopping what we started
+        with contextlib.suppress(OSError):  # with a closed terminal, the children are stopped all the same
             self.stdout.write(sentence)
             self.stdout.flush()
 
     def prepare(self) -> None:
-        """Bring the database's tables and the static files up to date, when they are not."""
+        """Bring the tables of the database and the static files up to date."""
         executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
         if plan:
@@ -124,7 +124,7 @@ class Command(BaseCommand):
         raise CommandError(f"No port from {port} to {candidate} is free; choose another with `make run PORT=...`.")
 
     def start_children(self, supervisor: Supervisor, listener: socket.socket, *, with_workers: bool) -> None:
-        """Redis first, then the web server, so that a page is there while the workers still load."""
+        """Start Redis, then the web server, then the workers, so that a page answers while the workers load."""
         data: Path = settings.INSPECTOR_DATA
         logs = data / "logs"
         offline = {} if settings.HUB_ALLOWED else {"HF_HUB_OFFLINE": "1"}
@@ -167,7 +167,7 @@ class Command(BaseCommand):
             supervisor.start(Child(title, command, logs / f"worker-{name}.log", env=shared))
 
     def wait_for_web(self, supervisor: Supervisor, listener: socket.socket) -> bool:
-        """True when the web server answers; False when stopping was asked for before."""
+        """Wait until the web server answers. Returns False when a signal asked to stop before."""
         host, port = listener.getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         warned, started = False, time.monotonic()
@@ -189,7 +189,7 @@ class Command(BaseCommand):
 
 
 def static_state() -> str:
-    """A digest that changes when a static file or the programs that serve them do."""
+    """A digest that changes with the static files and the programs that serve them."""
     digest = hashlib.sha256()
     for package in ("django", "django_htmx", "whitenoise"):
         digest.update(f"{package}={getattr(sys.modules.get(package), '__version__', '')};".encode())
