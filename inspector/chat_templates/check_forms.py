@@ -18,16 +18,16 @@ MAX_JSON_CHARACTERS = 200_000
 
 
 def numbered(text: str, line: int, around: int = 3) -> list[tuple[int, str, bool]]:
-    """The lines around one: number from 1 on, text, is it that line."""
+    """The lines around line ``line``: number (from 1), text, and whether it is that line."""
     lines = list(enumerate(text.splitlines(), start=1))
     return [(n, one[:160], n == line) for n, one in lines[max(0, line - 1 - around) : line + around]]
 
 
 class JsonField(forms.CharField):
-    """JSON typed by a person: an error names its line and column, and repeats the line."""
+    """JSON that a user types. An error names its line and column, and quotes the line."""
 
     wrong: Sequence[tuple[int, str, bool]] = ()
-    """After an error: the lines around it."""
+    """After an error, the lines around it, as :func:`numbered` returns them."""
 
     def __init__(self, kind: type, example: str, **kwargs: Any) -> None:
         super().__init__(required=False, max_length=MAX_JSON_CHARACTERS, **kwargs)
@@ -53,7 +53,7 @@ class JsonField(forms.CharField):
         return parsed
 
     def run_validators(self, value: Any) -> None:
-        # The length is that of the text; what was parsed has one of its own.
+        # The limit is for the text. The length of the parsed value means something else.
         if isinstance(value, str):
             super().run_validators(value)
 
@@ -75,11 +75,11 @@ EXAMPLE = """[
   {"role": "assistant", "content": "It is 4."},
   {"role": "user", "content": "Thanks. And 3+3?"}
 ]"""
-"""A conversation to start from."""
+"""The conversation in an empty form."""
 
 
 class TemplateCheckForm(forms.Form):
-    """A tokenizer, a template (the tokenizer's own, pasted, or uploaded), and what else goes into a render."""
+    """A tokenizer, a template (the tokenizer's own, pasted or uploaded), and the other arguments of a render."""
 
     tokenizer = forms.ModelChoiceField(
         list_tokenizers(),
@@ -170,12 +170,12 @@ class TemplateCheckForm(forms.Form):
             self.add_error("chat_template", "This text is larger than 1 MB; a chat template is not.")
         if not text.strip() and not sources and not self.errors:
             self.add_error("chat_template", "Paste a chat template, or choose a tokenizer that has one.")
-        # A browser sends CRLF; the file the template came from has LF, and its hash is its identity.
+        # A browser sends CRLF. The file of the template has LF, and the hash of its text names the template.
         cleaned["text"] = text.replace("\r\n", "\n")
         return cleaned
 
     def template_text(self, tokenizer: Tokenizer | None) -> str:
-        """The template to check: what was given, else the tokenizer's own; empty with an error when there is none."""
+        """The template of the form, else the tokenizer's own. Empty, with an error in the form, when there is none."""
         text: str = self.cleaned_data["text"]
         if text.strip() or tokenizer is None:
             return text
@@ -186,7 +186,7 @@ class TemplateCheckForm(forms.Form):
 
 
 class ConversationForm(TemplateCheckForm):
-    """The same question, asked for the sake of a conversation: that and a tokenizer have to be there."""
+    """The form of a check for its conversation. A conversation and a tokenizer are required."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What the HTML of a chat-template check needs: the verdict in words, the probes by purpose, the lines that decided."""
+"""What the page of a check draws: the verdict in words, the probes by purpose, the lines that decided."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from inspector.html.text import text_html
 from rollouts.models import TemplateCheck
 
 GLYPHS = {"ok": "●", "broken": "▲", "raises": "◆", "unsupported": "○"}
+PROBE_KEYS = (
+    "name", "title", "status", "detail", "void", "decisive", "index", "line", "lines", "text_passed", "token_passed",
+    "decided_by",
+)  # fmt: skip
 MARKED = "k f"
 """Classes of the first token that differs: filled and ruled, never by colour alone."""
 
 
 def drawn(check: TemplateCheck) -> dict[str, Any]:
-    """What only the HTML needs: headline, probes grouped by purpose, template lines with their marks."""
+    """What only the template needs: headline, probes by purpose, and the lines of the chat template."""
     report: Mapping[str, Any] | None = check.report
     if not report:
         return {"target": check}
@@ -54,7 +58,7 @@ def drawn_repair(check: TemplateCheck) -> dict[str, Any]:
 
 
 def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:
-    """What only the HTML of that page needs."""
+    """What only the template of the conversation's page needs."""
     report = check.report or {}
     return {
         "target": check,
@@ -64,7 +68,7 @@ def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:
 
 
 def headline(report: Mapping[str, Any]) -> dict[str, str]:
-    """The sentence on top with its glyph, its tone and its meaning in plain words."""
+    """The first sentence of the page, with its glyph, its tone and its meaning in plain words."""
     first = report["checks"][0] if report["checks"] else {}
     preserving = report["prefix_preserving"]
     if preserving is None:
@@ -98,14 +102,10 @@ def _groups(checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _probe(check: Mapping[str, Any]) -> dict[str, Any]:
     window = check["window"]
     return {
-        **{key: check[key] for key in ("name", "title", "status", "detail", "void", "decisive", "index", "line")},
+        **{key: check[key] for key in PROBE_KEYS},
         "glyph": GLYPHS[check["status"]],
         "word": _word(check),
         "tone": "raises" if check["status"] == "broken" and not check["decisive"] else check["status"],
-        "text_passed": check["text_passed"],
-        "token_passed": check["token_passed"],
-        "lines": check["lines"],
-        "decided_by": check["decided_by"],
         "renders": _both_renders(window) if window else None,
         "conversation": _conversation(check["conversations"]),
     }
@@ -117,7 +117,7 @@ def _word(check: Mapping[str, Any]) -> str:
 
 
 def _both_renders(window: Mapping[str, Any]) -> dict[str, Any]:
-    """The shared tokens before the difference, and what either render has from there on."""
+    """The shared tokens before the difference, and the tokens of each render after it."""
     shared = window["index"] - window["start"]
     return {
         "start": window["start"],
@@ -145,7 +145,7 @@ def _tokens(tokens: Iterable[Mapping[str, Any]], first: bool = False) -> SafeStr
 
 
 def _conversation(conversations: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The probe's messages in two parts: those of the shorter render, and those appended."""
+    """The messages of the shorter render, and the appended messages."""
     if not conversations or not conversations["before"]:
         return None
     before = conversations["before"]["messages"]
@@ -176,7 +176,7 @@ def _source(template: str, checks: Iterable[Mapping[str, Any]]) -> list[dict[str
 def _strategies(
     conversation: Sequence[Mapping[str, Any]] | None, found: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """The user's own conversation, and for each turn what each strategy would append to the completion."""
+    """The user's own conversation, and for each turn the ids that each strategy appends to the completion."""
     if not conversation:
         return None
     messages = [message_words(message) for message in conversation]
@@ -184,29 +184,13 @@ def _strategies(
         detail = "Choose a tokenizer to see what each strategy makes of it: strategies append tokens."
         return {"messages": messages, "turns": [], "refused": {}, "rows": {}, "detail": detail}
     turns = [
-        {
-            "message": turn["message"],
-            "reply": _tokens(turn["reply"]),
-            "deltas": [_delta(delta) for delta in turn["deltas"]],
-        }
+        {**turn, "reply": _tokens(turn["reply"]), "deltas": [_delta(delta) for delta in turn["deltas"]]}
         for turn in found["turns"]
     ]
-    return {
-        "messages": messages,
-        "turns": turns,
-        "refused": found["refused"],
-        "rows": found.get("rows", {}),
-        "detail": found["detail"],
-    }
+    return {**found, "messages": messages, "turns": turns}
 
 
 def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:
     back = delta["stream"] - delta["shared"]
-    return {
-        "strategies": delta["strategies"],
-        "n": delta["n"],
-        "shared": delta["shared"],
-        "back": back,
-        "rest": delta["n"] - len(delta["tokens"]),
-        "tokens": _tokens(delta["tokens"], first=bool(back)),
-    }
+    rest, tokens = delta["n"] - len(delta["tokens"]), _tokens(delta["tokens"], first=bool(back))
+    return {**delta, "back": back, "rest": rest, "tokens": tokens}

@@ -1,4 +1,4 @@
-"""The question of a template check that a run or a finding leads to: template, tools, kwargs."""
+"""The question of a template check that follows from a run or a finding: template, tools, kwargs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollouts.work import template_checks
 
 
 def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[str, str]:
-    """The form's fields for a tokenizer and a template; the template stays empty where it is the tokenizer's own."""
+    """The form's fields for a tokenizer and a template. The tokenizer's own template stays empty."""
     own = tokenizer is not None and tokenizer.chat_template_id == chat_template.pk
     return {"tokenizer": tokenizer.name if tokenizer else "", "chat_template": "" if own else chat_template.text}
 
@@ -39,7 +39,7 @@ class Subject:
         return find_check(code, report=False)
 
     def initial(self) -> dict[str, Any]:
-        """The form filled in with it."""
+        """The initial values of the form for this question."""
         return {
             **filled_in(self.run.tokenizer, self.chat_template),
             "tools": json.dumps(self.tools, indent=1, ensure_ascii=False) if self.tools else "",
@@ -48,7 +48,7 @@ class Subject:
 
 
 def subject(params: QueryDict) -> Subject | None:
-    """``?run=`` asks about a run's first request, ``?trajectory=&step=`` about one of a trajectory's; else None.
+    """``?run=`` asks about the first request of a run, ``?trajectory=&step=`` about a step; else None.
 
     With ``rows=1`` the template is that of the run's rows.
     """
@@ -69,7 +69,7 @@ def subject(params: QueryDict) -> Subject | None:
 
 
 def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
-    """A stored JSON value if it is of that kind and the form accepts it; else an empty one."""
+    """A stored JSON value if it has that type and the form accepts it; else an empty value of the type."""
     if content is None or len(content.body) > MAX_JSON_CHARACTERS:
         return kind()
     value: Any = json.loads(content.body)

@@ -1,4 +1,4 @@
-"""`/templates/matrix` and `/templates/compare`: many templates at once, and two against each other."""
+"""`/templates/matrix` and `/templates/compare`: all templates in a table, and two templates side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollouts.work.sending import send
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def matrix(request: HttpRequest) -> HttpResponse:
-    """Every tokenizer's own template against every probe; a POST has workers check what is missing."""
+    """The template of every tokenizer against every probe. A POST has workers run the missing checks."""
     if request.method == "POST":
         for tokenizer in tokenizers_with_template(texts=True):
             assert tokenizer.chat_template is not None
@@ -59,7 +59,7 @@ def _ask(tokenizer: Tokenizer | None, chat_template: ChatTemplate, request: Http
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def compare(request: HttpRequest) -> HttpResponse:
-    """`?a=sha256&b=sha256&tokenizer=name`: two templates; a POST has workers check those that were not."""
+    """`?a=sha256&b=sha256&tokenizer=name`: two templates. A POST has workers run the missing checks."""
     given = request.POST if request.method == "POST" else request.GET
     found = {side: _template(given.get(side, "")) for side in "ab"}
     a, b = found["a"], found["b"]
@@ -90,7 +90,7 @@ def _template(sha256: str) -> ChatTemplate | None:
 def _tokenizer(
     name: str | None, tokenizers: dict[str, Tokenizer], a: ChatTemplate, b: ChatTemplate
 ) -> Tokenizer | None:
-    """The one that is named; unless one is, the first whose own template is among the two."""
+    """The tokenizer with that name; without a name, the first whose own template is one of the two."""
     if name is not None:
         return tokenizers.get(name)
     own = [one for one in tokenizers.values() if one.chat_template_id in (a.sha256, b.sha256)]

@@ -1,4 +1,4 @@
-"""The repair of a chat template as a page shows it: patches, whose renders they change, or why there is none."""
+"""The repair of a chat template as a page shows it: patches and the renders that they change, or why there is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollouts.models import TemplateCheck
 from rollouts.work import template_checks
 
 MAX_CHANGED = 100
-"""Conversations whose change the page draws. The JSON twin has all."""
+"""The most changed conversations that the page draws. The JSON twin has all of them."""
 TITLES = {
     "tools": "For tool results: the smallest change",
     "users": "For user messages: the smallest change",
@@ -20,11 +20,11 @@ TITLES = {
 }
 PREFIX = ("TITO with tool results", "multi-turn with users", "generation prompt")
 WHICH = ("repair", "wider", "widest")
-"""The repairs of one report, from the smallest on, as addresses name them."""
+"""The names of the repairs of a report in addresses, the smallest repair first."""
 
 
 def named(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The repairs of a report by their names in addresses, the smallest first."""
+    """Name in addresses -> repair of the report, the smallest first."""
     found: dict[str, Mapping[str, Any]] = {}
     repair: Mapping[str, Any] | None = report.get("repair")
     for which in WHICH:
@@ -35,7 +35,7 @@ def named(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The verified repair of a report, and the wider ones behind it."""
+    """The verified repairs of a report, the smallest first."""
     found = []
     titles = {check["name"]: check["title"] for check in report.get("checks", ())}
     for which, repair in named(report).items():
@@ -57,7 +57,7 @@ def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def marks(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The verified generation tags of a report, or why there are none; None while nobody has looked."""
+    """The verified generation tags of a report, or why there are none; None before the search."""
     found = report.get("marks")
     if not found:
         return {"detail": report["marks_detail"]} if report.get("marks_detail") else None
@@ -65,7 +65,7 @@ def marks(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def search(check: TemplateCheck) -> dict[str, Any]:
-    """The state of the search; when it ended without a repair, also the probes that stay broken."""
+    """The state of the search. When it ended without a repair, also the probes that stay broken."""
     report: Mapping[str, Any] = check.report or {}
     if check.progress:
         return {"state": "searching", "progress": check.progress}
@@ -103,7 +103,7 @@ _CLASSES = {"+": "add", "-": "del", "@": "hunk", "\\": "hunk"}
 
 
 def diff_lines(diff: str) -> list[dict[str, str]]:
-    """A unified diff as lines, each with its class; joined, they are the diff again."""
+    """The lines of a unified diff, each with its CSS class."""
     found = []
     for line in diff.splitlines():
         heading = line.startswith(("+++", "---"))
@@ -118,7 +118,7 @@ def _content(content: Any) -> str:
 
 
 def message_words(message: Mapping[str, Any]) -> dict[str, str]:
-    """A message as one line of a conversation: its role, and what it says, thinks and calls."""
+    """A message as one line: its role, its text, its reasoning and its calls."""
     parts = [f"thinks: {message['reasoning_content']}"] if message.get("reasoning_content") else []
     parts += [_content(message["content"])] if message.get("content") else []
     calls = message.get("tool_calls")

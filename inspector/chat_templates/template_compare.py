@@ -17,7 +17,7 @@ from rollouts.work import template_checks
 
 
 def choices() -> list[dict[str, str]]:
-    """Every chat template that was registered or checked, newest first, without its text."""
+    """Hash and label of the newest chat templates, newest first."""
     found = newest_chat_templates(300)
     return [{"sha256": one.sha256, "label": one.label or "unnamed template"} for one in found]
 
@@ -25,7 +25,7 @@ def choices() -> list[dict[str, str]]:
 def compare(
     templates: list[dict[str, str]], a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None
 ) -> ComparedPage:
-    """Two templates; ``templates`` are those that can be chosen. One query."""
+    """Two templates side by side. ``templates``: the templates that can be chosen. One query."""
     codes = {one.sha256: template_checks.code_of(tokenizer, one, {}) for one in (a, b)}
     checks = find_checks(codes.values(), report=True)
     found = [checks.get(codes[one.sha256]) for one in (a, b)]

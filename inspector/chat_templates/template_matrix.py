@@ -1,4 +1,4 @@
-"""All registered tokenizers against all probes: what each cell says, which are missing, and the same as CSV."""
+"""All registered tokenizers against all probes: the cells, the missing checks, and the same as CSV."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def word_of(probe: Mapping[str, Any]) -> str:
 
 
 def is_missing(check: TemplateCheck | None) -> bool:
-    """Whether the check has to be asked for: it does not exist, or its answer was lost."""
+    """Whether nobody has asked for the check, or its worker was lost."""
     return check is None or (template_checks.is_stale(check) and check.status != TemplateCheck.Status.FAILED)
 
 
 def with_template() -> list[Tokenizer]:
-    """Every registered tokenizer that has a chat template; the revisions of one source stand together, oldest first."""
+    """Every tokenizer with a chat template. The revisions of one source are neighbours, the oldest first."""
     found = tokenizers_with_template()
     first = {one.source: one.name for one in sorted(found, key=lambda one: one.name, reverse=True)}
     return sorted(found, key=lambda one: (first[one.source], one.created_at))
@@ -53,7 +53,7 @@ Asked = Mapping[str | None, Mapping[str, Any]]
 
 
 def matrix(params: QueryDict) -> MatrixPage:
-    """The matrix with the filter that an address says. Two queries."""
+    """The matrix with the filter of an address. Two queries."""
     name, purpose = params.get("name", "")[:100], params.get("purpose", "")[:60]
     show = params.get("show", "all") if params.get("show") in SHOW_CHOICES else "all"
     tokenizers = with_template()
@@ -159,7 +159,7 @@ def _short(column: MatrixColumn) -> dict[str, Any]:
 
 
 def rows(shown: MatrixPage) -> list[dict[str, Any]]:
-    """The matrix as HTML draws it: a group per purpose, a row per probe, a cell per tokenizer."""
+    """The matrix for its template: a group per purpose, a row per probe, a cell per tokenizer."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for probe in shown.probes:
         cells = [_cell(probe, column) for column in shown.tokenizers]
@@ -178,7 +178,7 @@ def _cell(probe: Mapping[str, str], column: MatrixColumn) -> dict[str, Any]:
 
 
 def as_csv(shown: MatrixPage) -> str:
-    """A row per tokenizer, a column per probe. A name that looks like a formula gets a quote before it."""
+    """A row per tokenizer, a column per probe. A name that looks like a formula gets a leading quote."""
     out = io.StringIO()
     writer = csv.writer(out)
     names = [probe["name"] for probe in shown.probes]

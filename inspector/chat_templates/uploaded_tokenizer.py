@@ -1,4 +1,4 @@
-"""An uploaded tokenizer.json or zip becomes a checked folder, named after the upload."""
+"""Makes a checked folder from an uploaded tokenizer.json or zip."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rollouts.tokenizers.validate import WANTED
 
 
 def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
-    """The folder under `scratch` that an upload becomes.
+    """Write an upload as a tokenizer's folder under `scratch`.
 
-    Raises `TokenizerUnusable` with a sentence for anything but a tokenizer.json or a zip that holds one.
+    Raises `TokenizerUnusable` with a sentence unless the upload is a tokenizer.json, or a zip that holds one.
     """
     arrived = scratch / ("upload.zip" if upload.read(4) == b"PK\x03\x04" else "upload.json")
     upload.seek(0)
@@ -41,7 +41,7 @@ def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder in the data folder for files that are not checked yet; it is deleted at the end."""
+    """A temporary folder in the data folder, for files that are not checked yet."""
     parent = settings.INSPECTOR_DATA / "tmp"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent) as scratch:
@@ -49,7 +49,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def register_upload(form: forms.Form, field: str, upload: UploadedFile) -> Tokenizer | None:
-    """The uploaded tokenizer, registered; None with an error at the form's field when the upload is none."""
+    """Register an uploaded tokenizer. Returns None, and adds an error to the field, when the upload is no tokenizer."""
     try:
         with scratch_folder() as scratch:
             return services.register_tokenizer(keep_upload(upload, scratch), source=f"upload of {upload.name}")

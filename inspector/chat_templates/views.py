@@ -1,4 +1,4 @@
-"""Chat-template checks: ask, wait, read the verdict, take the repair."""
+"""Chat-template checks: ask for a check, read its verdict, download its repair."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
-from inspector.chat_templates.check_page import (
-    drawn,
-    drawn_conversation,
-    drawn_repair,
-)
+from inspector.chat_templates.check_page import drawn, drawn_conversation, drawn_repair
 from inspector.chat_templates.check_subject import failing_probe, filled_in, subject
 from inspector.chat_templates.pages import CheckConversationPage, CheckPage, ChecksPage, CheckSummary, ConversationPage
 from inspector.chat_templates.repair_page import named
@@ -36,9 +32,9 @@ PROBE_NAME = 60
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def index(request: HttpRequest) -> HttpResponse:
-    """The form, and the checks asked last; a run or a finding (:func:`subject`) fills it in, or leads to its check.
+    """The form, and the newest checks. A run or a finding (:func:`subject`) fills the form in, or leads to its check.
 
-    ``?check=`` fills in what that check asked, to be changed and asked again.
+    ``?check=`` fills in the question of that check, so that a user can change it.
     """
     name = ""
     if request.method == "POST":
@@ -60,7 +56,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def conversation(request: HttpRequest) -> HttpResponse:
-    """A conversation of the user's through every strategy: the form; ``?check=`` fills in what that check asked."""
+    """The form of a user's own conversation. ``?check=`` fills in the question of that check."""
     if request.method == "POST":
         form = ConversationForm(request.POST, request.FILES)
         check = _ask(request, form, repair=False) if form.is_valid() else None
@@ -78,7 +74,7 @@ def _first() -> dict[str, Any]:
 
 
 def _asked_before(code: str) -> dict[str, Any]:
-    """A form filled in with what a check asked; empty where there is no such check."""
+    """The initial values of a form with the question of a check; empty without such a check."""
     check = find_check(code[:64].replace("\0", ""), report=False) if code else None
     if check is None:
         return {}
@@ -88,7 +84,7 @@ def _asked_before(code: str) -> dict[str, Any]:
 
 @reads_check
 def check_conversation(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
-    """What every strategy puts between the completions of a check's own conversation."""
+    """The ids that every strategy puts between the completions of a check's own conversation."""
     shown = CheckConversationPage.of(check, strategies=(check.report or {}).get("strategies"))
     return page(request, "chat_templates/strategies.html", shown, **drawn_conversation(check))
 
@@ -101,7 +97,7 @@ def _address(check: TemplateCheck, probe: str = "") -> str:
 
 
 def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> TemplateCheck | None:
-    """The check that a valid form asks for, on its way to a worker; None with the form's errors filled in."""
+    """Send the check of a valid form to a worker. Returns None, and fills in the form's errors, on failure."""
     asked = form.cleaned_data
     tokenizer = _tokenizer(form)
     text = form.template_text(tokenizer) if not form.errors else ""
@@ -124,7 +120,7 @@ def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> 
 
 
 def _tokenizer(form: TemplateCheckForm) -> Tokenizer | None:
-    """The tokenizer that a form names; one that is uploaded or fetched is registered. None for none, or with errors."""
+    """The tokenizer of a form; an uploaded or fetched one is registered. None without one, or on an error."""
     asked = form.cleaned_data
     if asked["tokenizer_file"]:
         return register_upload(form, "tokenizer_file", asked["tokenizer_file"])
@@ -140,7 +136,7 @@ def _tokenizer(form: TemplateCheckForm) -> Tokenizer | None:
 
 @reads_check
 def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
-    """The verdict of one check, or how far it is."""
+    """The verdict of a check, or its progress."""
     if is_fragment(request, "repair"):
         return page(request, "chat_templates/_repair.html", {}, **drawn_repair(check))
     shown = CheckPage.of(check)

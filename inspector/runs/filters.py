@@ -1,4 +1,4 @@
-"""The filter and order of a run's trajectories, as an address says it."""
+"""The filter and order of a run's trajectories, read from an address."""
 
 from __future__ import annotations
 
@@ -60,28 +60,28 @@ class TrajectoryFilter:
         for name, longest in (("finding", 40), ("stop", 60), ("group", 200), ("text", 200), ("after", 200)):
             values[name] = params.get(name, "").replace("\0", "")[:longest]
         for name, known in (("severity", SEVERITIES), ("status", STATUSES), ("sort", selectors.SORTS)):
-            given = params.get(name, "")
-            if given and given not in known:
-                notices.append(f"There is no {name} “{given[:40]}”; it was left out. Known: {', '.join(known)}.")
-            elif given:
-                values[name] = given
+            text = params.get(name, "")
+            if text and text not in known:
+                notices.append(f"There is no {name} “{text[:40]}”; it was left out. Known: {', '.join(known)}.")
+            elif text:
+                values[name] = text
         for name in ("min", "max"):
-            given = params.get(name, "").strip()
-            if not given:
+            text = params.get(name, "").strip()
+            if not text:
                 continue
             try:
-                amount = float(given)
+                amount = float(text)
             except ValueError:
                 amount = math.nan
             if math.isfinite(amount):
                 values[name] = amount
             else:
-                notices.append(f"“{given[:40]}” is not a number, so rewards were not limited by it.")
+                notices.append(f"“{text[:40]}” is not a number, so rewards were not limited by it.")
         for name, key in NUMBERS.items():
-            given = params.get(name, "").strip()
-            values[key] = whole_number(given)
-            if given and values[key] is None:
-                notices.append(f"“{given[:40]}” is not a whole number, so “{name}” was left out.")
+            text = params.get(name, "").strip()
+            values[key] = whole_number(text)
+            if text and values[key] is None:
+                notices.append(f"“{text[:40]}” is not a whole number, so “{name}” was left out.")
         values["flawed"] = "1" if params.get("flawed") else ""
         return cls(**values, notices=tuple(notices))
 

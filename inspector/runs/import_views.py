@@ -1,4 +1,4 @@
-"""`/import`: upload files of trajectories; a worker reads them, and the run's page shows how far it is."""
+"""`/import`: upload files of trajectories. A worker reads them, and the page of the run shows its progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollouts.work import imports
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def new(request: HttpRequest) -> HttpResponse:
-    """The upload form. A POST that is right goes on to the run's page, where the import shows its progress."""
+    """The upload form. A valid POST goes on to the page of the run, which shows the progress of the import."""
     form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
     run = _start(form, request) if request.method == "POST" else None
     if run is not None:
@@ -34,7 +34,7 @@ def new(request: HttpRequest) -> HttpResponse:
 
 
 def _start(form: ImportForm, request: HttpRequest) -> Run | None:
-    """The import that a form asks for; None with the form's errors filled in when it cannot be."""
+    """Start the import that a form asks for. Returns None, and fills in the form's errors, when it cannot start."""
     if not form.is_valid():
         return None
     given = form.cleaned_data

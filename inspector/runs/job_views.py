@@ -28,7 +28,7 @@ from rollouts.work.exporting import Wanted
 from rollouts.work.sending import send as send_job
 
 MAX_TOKENS_IN_REQUEST = 500_000
-"""Tokens of a run that a request writes; a larger one is written by a worker."""
+"""The most tokens of a run that a request exports. A worker exports a larger run."""
 MAX_TRAJECTORIES = 2_000
 IN_MEMORY = 8 << 20
 
@@ -70,13 +70,13 @@ def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job |
 
 
 def wanted_of(params: Mapping[str, str]) -> Wanted:
-    """What a form or an address asks for. Raises ``ValueError`` with a sentence."""
+    """The export that a form or an address asks for. Raises ``ValueError`` with a sentence."""
     numbers = {}
     for name in ("pad_to", "pad_id"):
-        given = params.get(name, "").strip()
-        numbers[name] = whole_number(given)
-        if given and numbers[name] is None:
-            raise ValueError(f"“{given[:40]}” is no whole number; {name} takes one, such as 4096.")
+        text = params.get(name, "").strip()
+        numbers[name] = whole_number(text)
+        if text and numbers[name] is None:
+            raise ValueError(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
     return Wanted(
         format=params.get("format", "") or "own_jsonl",
         strategy=params.get("strategy", ""),
@@ -88,8 +88,11 @@ def wanted_of(params: Mapping[str, str]) -> Wanted:
 
 
 def fits_a_request(run: Run, wanted: Wanted) -> bool:
-    """Whether it is written while the browser waits. Rows of another strategy are replayed, which takes longer;
-    and what is left out must be named, which a file that is downloaded cannot do."""
+    """Whether the export is written while the browser waits.
+
+    A worker replays the rows of another strategy, because that takes longer. A worker also leaves trajectories out,
+    because its job names them, which a downloaded file cannot do.
+    """
     return (
         not wanted.strategy
         and not wanted.leave_out
@@ -100,7 +103,7 @@ def fits_a_request(run: Run, wanted: Wanted) -> bool:
 
 @reads_run
 def export(request: HttpRequest, run: Run) -> Any:
-    """The finished trajectories as a file; a row that the target cannot take is refused with the finding."""
+    """The finished trajectories as a file. A row that the format cannot take is refused with its finding."""
     try:
         wanted = wanted_of(request.GET)
     except ValueError as error:
@@ -113,7 +116,7 @@ def export(request: HttpRequest, run: Run) -> Any:
             f"On the server: manage.py export_rollouts {run.code} --format {wanted.format} --output FILE",
             run.code,
         )  # fmt: skip
-    # Whole or not at all: a refusal must come before the first byte is sent.
+    # The whole file first, because a refusal must come before the first byte is sent.
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
         exporting.write_run(run, filter_trajectories(run, TrajectoryFilters()), wanted, file)

@@ -15,13 +15,13 @@ from rollouts.selectors.activity import is_active, is_silent
 
 
 def has_just_diagnosed(job: Job) -> bool:
-    """Its end changed the findings of the run a moment ago."""
+    """The job diagnosed the run and ended in the last ten seconds, so the findings have changed."""
     ended = job.kind == Job.Kind.DIAGNOSE and job.finished_at is not None
     return ended and timezone.now() - (job.finished_at or job.created_at) < timedelta(seconds=10)
 
 
 def is_offered(job: Job) -> bool:
-    """There is a file to fetch."""
+    """The job is an export whose file can be downloaded."""
     return job.status == Job.Status.DONE and job.expires_at is not None and job.expires_at > timezone.now()
 
 
@@ -82,7 +82,7 @@ class JobLine(Page):
 
 
 def for_page(sentence: str) -> str:
-    """A refusal as the export form, and not the command line, would mend it."""
+    """A refusal with the words of the export form in place of the options of the command line."""
     for option, words in _WORDS.items():
         sentence = sentence.replace(option, words)
     return sentence
@@ -114,7 +114,7 @@ def _what(job: Job) -> str:
 
 
 def _sentence(job: Job) -> str:
-    """Where the job stands, and the way out where it does not go on."""
+    """The state of the job, and what to do when it does not go on."""
     done = f"{job.n_done:,} of {job.n_total:,} trajectories"
     again = "Press the button again and it goes on where it was."
     if is_silent(job):

@@ -21,7 +21,7 @@ from rollouts.work import launch
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def new(request: HttpRequest) -> HttpResponse:
-    """The launch form, filled in by its address. A POST that is right goes on to the run's page."""
+    """The launch form, filled in by its address. A valid POST goes on to the page of the run."""
     notices: list[str] = []
     if request.method == "POST":
         form = NewRunForm(request.POST, request.FILES)

@@ -1,7 +1,6 @@
 """The parts of a run's page that change while it works.
 
-The page asks again with the marks of what it shows. The answer holds the parts that changed, and is empty when nothing
-changed.
+The page asks again with the marks of the parts that it shows. The answer holds only the parts that changed.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from rollouts.work import launch
 
 TRAJECTORIES_PER_PAGE = 50
 LOOK_SECONDS = 5
-"""The page shows progress every two seconds. Figures and list cost more and are read this often at most."""
+"""The page asks for progress every two seconds. Figures and list cost more, so they are read less often."""
 _MARKED_FIELDS = (
     "pk", "status", "stop_reason", "reward", "n_steps", "n_rows", "n_tokens", "n_trained", "n_findings", "error",
 )  # fmt: skip
 """The columns of a trajectory that its line shows and that can change."""
 _MOVING = ("elapsed_seconds", "tokens_per_second", "remaining_seconds")
-"""What changes with the clock alone. A change of these is no reason to draw a part again."""
+"""Fields that change with the clock. Their change is no reason to draw a part again."""
 
 
 def mark_of(*values: Any) -> str:
@@ -115,7 +114,7 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart) -> 
 
 @dataclass(frozen=True)
 class Had:
-    """What a page shows: a mark of each part, and when figures and list were last read."""
+    """The marks of the parts that a page shows, and the time at which figures and list were last read."""
 
     progress: str = ""
     figures: str = ""
@@ -135,7 +134,7 @@ class Had:
         return not 0 <= time.time() - self.looked_at < LOOK_SECONDS
 
     def url(self, run: Run, wanted: TrajectoryFilter) -> str:
-        """Where the page asks again."""
+        """The address that the page asks next."""
         have = f"{self.progress}.{self.figures}.{self.list}.{self.looked_at}"
         return reverse("run", args=[run.code]) + wanted.query(after=wanted.after, have=have)
 
@@ -148,7 +147,7 @@ def all_of(run: Run, part: dict[str, Any], found: selectors.ListPart) -> Had:
 def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
     """The parts that changed since the page was drawn."""
     if not is_active(run):
-        # It has just ended: load the whole page once more, with what only an ended run shows.
+        # The run has just ended: load the whole page again, because an ended run shows more.
         return HttpResponse(headers={"HX-Refresh": "true"})
     had = Had.read(request.GET.get("have", ""))
     part = progress_part(run)

@@ -1,4 +1,4 @@
-"""What a whole run would have cost under every strategy: figures that a worker added up, as a page shows them."""
+"""The cost of a whole run under every strategy, from the figures that a worker added up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def strategies_of(run: Run) -> RunStrategies:
 
 
 def _why_not(run: Run) -> str:
-    """Why nothing can be replayed, as a sentence; empty when it can."""
+    """A sentence that says why nothing can be replayed; empty when the run can be replayed."""
     if is_active(run):
         return "Strategies are replayed when the run has ended."
     if not run.n_trajectories:
@@ -73,7 +73,7 @@ def _why_not(run: Run) -> str:
 
 
 def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]:
-    """A strategy as a line of the table. Shares are of what the trajectories that it could be replayed over hold."""
+    """A strategy as a line of the table. Shares count only trajectories that the strategy could replay."""
     replayed = one["trajectories"] - one["refused"]
     kept = one["sampled"] - one["lost"]
     times = one["tokens"] / recorded_tokens if recorded_tokens and not one["refused"] else None

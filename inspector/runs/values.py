@@ -1,4 +1,4 @@
-"""What the pages of runs say about a run: its progress, its findings by kind, why it has no text."""
+"""What the pages of runs say about a run: its progress, its findings by kind, and why it has no text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import engine_queue
 
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
-"""Settings of an import that tell its worker what to do, and a reader nothing."""
+"""Settings of an import that only its worker needs."""
 SILENCE_SECONDS = 60
 """After so long without a report the page calls an import silent. A worker may need long for one line."""
 
@@ -30,7 +30,7 @@ def _queue_of(run: Run) -> str:
 
 
 def waiting_sentence(run: Run, now: datetime) -> str:
-    """Why nothing moves and what to do about it; empty while all is well."""
+    """Why the run makes no progress, and what to do; empty while all is well."""
     if run.status == Run.Status.QUEUED and (now - run.created_at).total_seconds() > PATIENCE_SECONDS:
         queue = _queue_of(run)
         lives = has_worker(queue)
@@ -61,7 +61,7 @@ def _since(last: datetime) -> str:
 
 
 def _what_follows(run: Run) -> str:
-    """Who goes on with a run whose worker is silent, and when."""
+    """Which worker goes on with a run whose worker is silent, and when."""
     kept = "Stored steps are kept, none is sampled twice."
     queue = _queue_of(run)
     lives = has_worker(queue)
@@ -80,7 +80,7 @@ def _what_follows(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands."""
+    """How far a run is."""
 
     active: bool
     """The run still changes."""
@@ -92,19 +92,19 @@ class Progress:
     tokens_per_second: float | None
     """Sampled by a launch, read by an import; None in the first half second."""
     remaining_seconds: float | None
-    """None where that cannot be told."""
+    """None when the pace is not known."""
     waiting: str
-    """Why nothing moves and what to do about it; empty while all is well."""
+    """Why the run makes no progress, and what to do; empty while all is well."""
     starting: bool
     """A worker has begun a launch, and no step is stored yet."""
     running: int
     """Trajectories of a launch that are under way."""
     queued: int
-    """Trajectories of a launch that nobody has begun."""
+    """Trajectories of a launch that no worker has begun."""
 
 
 def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progress:
-    """Where a run stands; ``running`` of its trajectories are under way."""
+    """How far a run is. ``running``: the number of its trajectories that are under way."""
     now = now or timezone.now()
     launch = run.kind == Run.Kind.LAUNCH
     finished = run.n_finished + run.n_failed
@@ -112,7 +112,7 @@ def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progres
     end = run.finished_at or now
     elapsed = max((end - run.started_at).total_seconds(), 0.0) if run.started_at else 0.0
     active = is_active(run)
-    # Not from the first few: loading a model or a tokenizer would be taken for the pace of the work.
+    # The first few do not count, because their time includes loading the model or the tokenizer.
     has_pace = active and done and total / 20 <= done <= total
     return Progress(
         active=active,
@@ -131,7 +131,7 @@ def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progres
 
 @dataclass(frozen=True)
 class Choice:
-    """A line of a breakdown that filters the list when pressed."""
+    """A line of a breakdown. Pressing it filters the list."""
 
     name: str
     count: int
@@ -145,7 +145,7 @@ class Choice:
 
 
 def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
-    """Findings by kind: errors, then warnings, then infos; within each the most frequent first."""
+    """Findings by kind: errors, then warnings, then infos, and of each severity the most frequent first."""
     most = max(summary.finding_counts.values(), default=0)
     # While a run works, or after it was cancelled, trajectories without a diagnosis do not count.
     total = sum(n for status, n in summary.by_status.items() if status not in ("queued", "running", "cancelled"))
@@ -178,7 +178,7 @@ def severity_count(severity: str, n: int) -> str:
 
 
 def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
-    """(severity, sentence): how many trajectories have each severity as their worst."""
+    """(severity, sentence): the number of trajectories with each worst severity."""
     counts = summary.severities
     clean = counts.get("", 0) if set(summary.by_status) == {"done"} else 0
     said = [
@@ -225,7 +225,7 @@ def is_flat(group: GroupStats, live: bool) -> bool:
 
 
 def tokenizer_note(run: Run, summary: RunSummary) -> str:
-    """A sentence when the run has no tokenizer, or probably not the right one; empty otherwise."""
+    """A sentence when the run has no tokenizer, or probably a wrong one; empty otherwise."""
     if is_active(run) or not run.n_tokens:
         return ""
     if run.tokenizer is None:
@@ -239,11 +239,11 @@ def tokenizer_note(run: Run, summary: RunSummary) -> str:
 
 
 def settings_words(settings: Mapping[str, Any], labels: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """The settings of a launch as pairs: the label of the form, and the value (nested values as JSON)."""
+    """The settings of a launch as pairs of label and value. Nested values are JSON."""
     return [
         (labels.get(key) or key.replace("_", " ").capitalize(), _word(key, value))
         for key, value in settings.items()
-        # Engine and templates are the run's own columns: what the settings hold is a wish, which may be empty.
+        # Engine and templates are columns of the run. The settings hold only the wish, which may be empty.
         if key not in (*BOOKKEEPING, "engine", "chat_template", "rows_chat_template")
         and value not in ("", [], {}, None)
     ]

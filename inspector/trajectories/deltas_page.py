@@ -219,7 +219,7 @@ def _delta(
         full_render=renders.full,
         render_problem=renders.problem,
     )
-    url = base_url(trajectory) + place.query(mark=(value.start, max(value.stop, value.start + 1)))
+    url = base_url(trajectory) + place.marked(value.start, value.stop)
     return DrawnDelta(value, painter.window(tokens), url, renders)
 
 

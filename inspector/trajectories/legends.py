@@ -81,10 +81,7 @@ def strips(
     bars = surprise_bars(sampled, reader.start)
 
     return Strips(
-        map=[
-            (piece, own + place.query(view=view, mark=(piece.start, max(piece.stop, piece.start + 1)), window=0))
-            for piece in pieces
-        ],
+        map=[(piece, own + place.marked(piece.start, piece.stop, view=view)) for piece in pieces],
         map_by_roles=any(turn.part == "reply" for turn in turns),
         map_text=f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
         map_findings=[

@@ -81,10 +81,7 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
         )
     turn_place, own = PagePlace(row=place.row, view=View.TOKENS), base_url(trajectory)
     return page, {
-        "lines": [
-            (turn, is_odd, own + turn_place.query(mark=(turn.start, max(turn.stop, turn.start + 1))))
-            for turn, is_odd in lines[:MAX_LINES]
-        ],
+        "lines": [(turn, is_odd, own + turn_place.marked(turn.start, turn.stop)) for turn, is_odd in lines[:MAX_LINES]],
         "lines_rest": max(len(lines) - MAX_LINES, 0),
         "rows": [PageLink(f"row {row.index}", f"?row={row.index}", row.index == place.row) for row in rows[:60]],
     }

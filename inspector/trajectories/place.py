@@ -62,6 +62,10 @@ class PagePlace:
             named.append(("w", place.window))
         return "?" + urlencode([*named, *self.keep])
 
+    def marked(self, start: int, stop: int, **changes: object) -> str:
+        """:meth:`query` with the tokens ``[start, stop)`` marked, at least one, in the window that shows them."""
+        return self.query(mark=(start, max(stop, start + 1)), window=0, **changes)
+
 
 _RANGE = re.compile(r"\s*(\d{1,12})\s*(?:-\s*(\d{1,12})\s*)?")
 

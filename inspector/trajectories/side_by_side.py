@@ -132,10 +132,7 @@ class PairChoice:
 def linked(comparison: TokenComparison, row: int, base: str) -> TokenComparison:
     """The comparison with the address of each line's left side, in a row of the tokens page at ``base``."""
     place = PagePlace(row=row, view=View.TOKENS)
-    lines = [
-        replace(line, url=base + place.query(mark=(line.left_start, max(line.left_stop, line.left_start + 1))))
-        for line in comparison.lines
-    ]
+    lines = [replace(line, url=base + place.marked(line.left_start, line.left_stop)) for line in comparison.lines]
     return replace(comparison, lines=tuple(lines))
 
 

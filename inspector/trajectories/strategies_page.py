@@ -169,8 +169,7 @@ def _line(
     url = ""
     if place is not None:
         row = next((step.row for step in steps if step.index == place["step"]), 0)
-        mark = (place["offset"], place["offset"] + 1)
-        url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).query(mark=mark)
+        url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).marked(place["offset"], place["offset"])
     return {
         **one,
         "name": one["strategy"].replace("_", " "),

@@ -89,7 +89,7 @@ def build_reader(
         a, b = max(turn.start, start), min(turn.stop, stop)
         if b < a or (b == a and turn.n_tokens) or (turn.start == turn.stop and not start <= turn.start <= stop):
             continue
-        url = place.query(view=View.TOKENS, mark=(turn.start, max(turn.stop, turn.start + 1)), window=0)
+        url = place.marked(turn.start, turn.stop, view=View.TOKENS)
         if place.view == View.TOKENS:
             left, right = min(MARGIN, a - tokens.start), min(MARGIN, tokens.start + len(tokens) - b)
             part = tokens.slice(a - left, b + right)

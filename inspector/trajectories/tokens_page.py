@@ -342,7 +342,7 @@ def _nothing(trajectory: StoredTrajectory) -> str:
 def _turn_url(turn: Turn, place: PagePlace, reader: Reader) -> str:
     if reader.start <= turn.start < reader.stop:
         return f"#turn-{turn.number}"
-    return place.query(mark=(turn.start, turn.start + 1), window=0)
+    return place.marked(turn.start, turn.start)
 
 
 def _go_fields(place: PagePlace) -> list[tuple[str, str]]:

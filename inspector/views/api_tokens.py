@@ -96,5 +96,5 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     revoke_api_token(record)
     if wants_json(request):
         return json_page(ApiTokenLine.of(record))
-    messages.success(request, f"The token {record.hint}… was revoked; whatever still uses it is told so.")
+    messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")
     return redirect("api-tokens")

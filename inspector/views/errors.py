@@ -39,7 +39,7 @@ def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """404 with the sentence of the view that raised it, where there is one."""
+    """404 with the sentence of the view that raised it, if there is one."""
     sentence = str(exception.args[0]) if isinstance(exception, Http404) and exception.args else ""
     if not sentence or sentence.startswith("{"):  # the resolver's own arguments are a dict
         sentence = "There is nothing at this address. It may have been deleted, or the link is cut short."

@@ -1,5 +1,7 @@
 """`/health`: whether the database, Redis and the workers answer."""
 
+from dataclasses import asdict
+
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
@@ -12,12 +14,7 @@ from inspector.server.health import check_health
 @never_cache
 @require_safe
 def health(request: HttpRequest) -> JsonResponse:
-    """200 when every part is well, 503 otherwise; says nothing about the data."""
+    """Answers 200 when every part is well, 503 otherwise. Says nothing about the data."""
     state = check_health()
-    body = {
-        "status": "ok" if state.is_well else "degraded",
-        "database": state.database,
-        "redis": state.redis,
-        "workers": state.workers,
-    }
+    body = {"status": "ok" if state.is_well else "degraded", **asdict(state)}
     return JsonResponse(body, status=200 if state.is_well else 503)

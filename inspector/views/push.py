@@ -26,7 +26,7 @@ from rollouts.work.pushing import take_push
 
 CHUNK_BYTES = 1 << 20
 MAX_RUN_BYTES = 4 << 20
-"""Of a request that makes a run: a name and perhaps a chat template."""
+"""The largest request that makes a run: a name and perhaps a chat template."""
 MAX_PREFIX = 60
 TYPES = (
     "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
@@ -94,7 +94,7 @@ def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
         user=token.created_by,
         tokenizer=tokenizer,
         chat_template=chat_template or (tokenizer.chat_template if tokenizer else None),
-        # Nothing works on it here: it is as done as what was pushed so far.
+        # No worker works on the run, so it counts as done.
         status=Run.Status.DONE,
     )
     return json_page({"run": run.code, "url": request.build_absolute_uri(f"/runs/{run.code}")}, 201)
@@ -149,11 +149,11 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
 
 
 def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) -> None:
-    """Write the body to a file as it arrives; at most ``limit`` bytes."""
+    """Write the body to a file as it arrives. Raises ``Refused`` beyond ``limit`` bytes."""
     length = request.META.get("CONTENT_LENGTH") or ""
     stream: Any = request
     if not length:
-        # Sent in chunks: Django takes the body for empty; the server's own stream ends where the body does.
+        # Sent in chunks: Django sees an empty body, but the stream of the server ends where the body ends.
         stream = request.META.get("wsgi.input") if request.META.get("wsgi.input_terminated") else None
         if stream is None or not request.META.get("HTTP_TRANSFER_ENCODING"):
             raise Refused(411, "The request does not say how long it is: send Content-Length or a chunked body.")

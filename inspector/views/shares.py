@@ -59,7 +59,7 @@ class ShareLine(Page):
     query: str
     """The view that it opens."""
     note: str
-    """Shown to whoever opens it."""
+    """Shown to everybody who opens it."""
     made_by: str
     """Who made it."""
     created_at: datetime
@@ -143,7 +143,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     services.revoke_share(link)
     if wants_json(request):
         return json_page(ShareLine.of(link))
-    messages.success(request, f"The link {link.hint}… was revoked; whoever opens it now is told so.")
+    messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")
     return redirect("shares")
 
 
@@ -151,7 +151,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
 @require_safe
 @never_cache
 def open_link(request: HttpRequest, token: str) -> HttpResponse:
-    """Remember the grant in this browser and go to the target. 410 when the link is over, 404 when there is none."""
+    """Remember the link in this browser and go to its target. 410 when the link is over, 404 when there is none."""
     wanted_json = token.endswith(".json")
     token = token.removesuffix(".json")
     link = find_share(token_sha256=services.token_hash(token))

@@ -1,4 +1,4 @@
-"""`/tokenizers`: the registered ones, and the form that registers one more."""
+"""`/tokenizers`: the registered tokenizers, and the form that registers another one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TokenizerLine(Page):
 
 @dataclass(frozen=True)
 class TokenizersPage(Page):
-    """The registered tokenizers, and the form that registers one more."""
+    """The registered tokenizers, and the form that registers another one."""
 
     tokenizers: list[TokenizerLine]
     """By name."""
@@ -106,7 +106,7 @@ def _register(form: TokenizerForm) -> Tokenizer | None:
 
 
 def _folder_of(given: dict[str, Any], scratch: Path) -> tuple[Path, str, str | None]:
-    """The folder that a form names, its source in words, and a name where the folder's own name means nothing."""
+    """The folder that a form names, its source in words, and a name when the name of the folder means nothing."""
     if given["folder"]:
         return Path(given["folder"]), given["folder"], None
     if given["upload"]:

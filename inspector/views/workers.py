@@ -1,4 +1,4 @@
-"""Workers: who serves which queue, how loaded they are, and what waits."""
+"""Workers: the queues that they serve, their load, and the tasks that wait."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ RUN_COLUMNS = ("code", "name", "status", "model", "n_finished", "n_expected", "h
 
 @dataclass(frozen=True)
 class WorkersPage(Page):
-    """Who serves which queue, how loaded, and what waits."""
+    """The workers, the queues that they serve, and the work that waits."""
 
     problem: str
-    """Why nobody knows; empty while Redis answers."""
+    """Why the workers are not known; empty while Redis answers."""
     workers: list[dict[str, Any]]
     """Every worker seen in the last hour."""
     queues: list[dict[str, Any]]
