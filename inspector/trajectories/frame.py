@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.trajectories.neighbours import Siblings, find_siblings, no_siblings
+from inspector.trajectories.neighbours import find_siblings, no_siblings
 from inspector.web.twins import Page
 from rollouts import selectors
-from rollouts.models import Run, StoredTrajectory, Tokenizer
+from rollouts.models import Run, StoredTrajectory
 
 
 @dataclass(frozen=True)
@@ -96,24 +96,6 @@ class HeaderField:
     url: str = ""
 
 
-@dataclass(frozen=True)
-class TrajectoryFrame:
-    """The header of a page of a trajectory, and the addresses of the pages around it."""
-
-    trajectory: StoredTrajectory
-    run: Run
-    tokenizer: Tokenizer | None
-    here: str
-    facts: list[HeaderField]
-    tabs: list[PageLink]
-    siblings: Siblings
-    has_siblings: bool
-    """False for the visitor of a share link to this trajectory alone."""
-    run_url: str
-    """The list of the run, with the filter of the page that led here."""
-    trajectory_url: str
-
-
 def base_url(trajectory: StoredTrajectory) -> str:
     return reverse("trajectory", args=[trajectory.code])
 
@@ -131,28 +113,29 @@ def shows_one(request: HttpRequest) -> bool:
     return share is not None and share.run_id is None
 
 
-def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs: Sequence[Tab]) -> TrajectoryFrame:
-    """The header around the page ``tab``. At most three queries."""
+def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs: Sequence[Tab]) -> dict[str, Any]:
+    """The variables of the header around the page ``tab``. At most three queries."""
     run = trajectory.run
     is_alone = shows_one(request)
     siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug)
     keep = siblings.keep_query
-    return TrajectoryFrame(
-        trajectory=trajectory,
-        run=run,
-        tokenizer=run.tokenizer,
-        here=tab.here,
-        facts=_header_fields(trajectory, run, is_alone),
-        tabs=[
+    return {
+        "trajectory": trajectory,
+        "run": run,
+        "tokenizer": run.tokenizer,
+        "here": tab.here,
+        "facts": _header_fields(trajectory, run, is_alone),
+        "tabs": [
             PageLink(one.label, reverse(one.url_name, args=[trajectory.code]) + keep, one.slug == tab.slug)
             for one in tabs
             if one.is_offered(trajectory)
         ],
-        siblings=siblings,
-        has_siblings=not is_alone,
-        run_url=siblings.list_url,
-        trajectory_url=base_url(trajectory) + keep,
-    )
+        "siblings": siblings,
+        # The visitor of a share link to this trajectory alone sees no other.
+        "has_siblings": not is_alone,
+        "run_url": siblings.list_url,
+        "trajectory_url": base_url(trajectory) + keep,
+    }
 
 
 def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> list[HeaderField]:

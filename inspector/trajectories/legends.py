@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.charts import MapTurn, TokenBar, extent, minimap, surprise_bars
+from inspector.html.charts import MapTurn, extent, minimap, surprise_bars
 from inspector.html.tokens import Tokens
 from inspector.trajectories.lenses import Legend, Swatch
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, PagePlace, View
 from inspector.trajectories.token_pane import Reader
 from inspector.trajectories.turns import FindingItem, Turn
 from rollouts.tito.trajectory import Origin
-
-
-@dataclass(frozen=True)
-class Strips:
-    """The minimap of the row, and the surprise of the tokens that are shown."""
-
-    map: list[tuple[TokenBar, str]]
-    """Each piece of the minimap, and the address that it opens."""
-    map_by_roles: bool
-    """The turns were found by role headers, because nobody recorded the origins."""
-    map_text: str
-    map_findings: list[dict[str, str]]
-    """Severity and place of each finding of the row."""
-    map_window: dict[str, str] | None
-    """The part of the row that is shown; None when the whole row is shown."""
-    map_mark: dict[str, str] | None
-    bars: list[TokenBar]
-    bars_start: int
-    bars_stop: int
-    bars_text: str
 
 
 def value_note(place: PagePlace, values: NDArray[np.float32] | None, reader: Reader) -> str:
@@ -72,28 +52,29 @@ def strips(
     shown: Tokens,
     n: int,
     own: str,
-) -> Strips:
-    """Both strips of a row of ``n`` tokens. ``shown`` are the tokens of the pane, ``own`` is the page's address."""
+) -> dict[str, Any]:
+    """The minimap of a row of ``n`` tokens, and the surprise of the tokens ``shown``. ``own``: the page's address."""
     pieces = minimap([MapTurn(one.start, one.stop, one.number, one.role, one.part) for one in turns], n)
     view = View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view
     # A trainer's row may hold 0.0 for a token that was not sampled. That 0.0 does not mean certainty.
     sampled = None if shown.logprobs is None else np.where(shown.origin == Origin.SAMPLED, shown.logprobs, np.nan)
     bars = surprise_bars(sampled, reader.start)
 
-    return Strips(
-        map=[(piece, own + place.marked(piece.start, piece.stop, view=view)) for piece in pieces],
-        map_by_roles=any(turn.part == "reply" for turn in turns),
-        map_text=f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
-        map_findings=[
+    return {
+        "map": [(piece, own + place.marked(piece.start, piece.stop, view=view)) for piece in pieces],
+        # The turns were found by role headers, because nobody recorded the origins.
+        "map_by_roles": any(turn.part == "reply" for turn in turns),
+        "map_text": f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
+        "map_findings": [
             {"severity": item.severity, **extent(item.start, item.start, n)}
             for item in findings[:MAX_FINDINGS]
             if item.row == place.row
         ],
-        map_window=extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
-        map_mark=extent(*place.mark, n) if place.mark else None,
-        bars=bars,
-        bars_start=reader.start,
-        bars_stop=reader.stop,
-        bars_text=("in this window" if place.view == View.TOKENS else "in this row")
+        "map_window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
+        "map_mark": extent(*place.mark, n) if place.mark else None,
+        "bars": bars,
+        "bars_start": reader.start,
+        "bars_stop": reader.stop,
+        "bars_text": ("in this window" if place.view == View.TOKENS else "in this row")
         + (f", highest {max(bar.mean for bar in bars):.2f} nats" if bars else ""),
-    )
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
@@ -103,7 +104,7 @@ class RowTab(PageLink):
 
     size: str
     worst: str
-    """The gravest severity of its findings, or empty."""
+    """The worst severity of its findings, or empty."""
 
 
 @dataclass(frozen=True)
@@ -114,58 +115,6 @@ class LensLink(PageLink):
     """The slug of a built-in lens; empty for a column of a trainer, as ``request``."""
     request: str = ""
     """When the browser asks the server for the page with this lens: see ``LensSpec.request``."""
-
-
-@dataclass(frozen=True)
-class FindingEntry:
-    """A finding in the list beside the pane."""
-
-    item: FindingItem
-    place: str
-    url: str
-    current: bool
-    compare_url: str
-    script_url: str
-    delta_url: str
-
-
-@dataclass(frozen=True)
-class TrajectoryHtml:
-    """What the template of the tokens page needs."""
-
-    place: PagePlace
-    reader: Reader
-    strips: legends.Strips
-    window_json_url: str
-    """The address of the JSON with every field of the tokens that are shown."""
-    tokenizer_missing: str
-    """Why ids are not drawn as text; empty when they are drawn as text."""
-    lacks: list[str]
-    """Why there are no tokens, a sentence for each format of the source."""
-    findings: list[FindingEntry]
-    no_findings: str
-    row_tabs: list[RowTab]
-    rows_rest: str
-    turns: list[Turn]
-    outline: list[tuple[Turn, str]]
-    """The first turns, each with its address."""
-    outline_rest: str
-    view_choices: list[PageLink]
-    lens_choices: list[LensLink]
-    lens_paint: str
-    """The lens as the style sheet knows it: a trainer's column is ``value`` or ``signed``."""
-    legends: list[tuple[str, lenses.Legend]]
-    """Lens -> its legend."""
-    value_note: str
-    go_fields: list[tuple[str, str]]
-    """Hidden fields of the form that goes to a token."""
-    mark_text: str
-    window_text: str
-    more_from: str
-    nothing_here: str
-    record_url: str
-    live_url: str
-    """The address that the page of a growing trajectory asks; empty for an ended trajectory."""
 
 
 def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory) -> TokensRead:
@@ -207,8 +156,8 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
     )  # fmt: skip
 
 
-def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> TrajectoryHtml:
-    """The page for its template."""
+def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str, Any]:
+    """The variables of the page's template."""
     place, rows, turns = found.place, found.rows, found.turns
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     own = base_url(trajectory)
@@ -232,16 +181,16 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
     shown = tokens.slice(reader.start, reader.stop)
     window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, keep=())
     columns = found.columns.get(place.row, [])
-    return TrajectoryHtml(
-        place=place,
-        reader=reader,
-        strips=legends.strips(turns, found.findings, place, reader, shown, n_tokens, own),
-        window_json_url=f"{own}.json{window_query}",
-        tokenizer_missing=missing,
-        lacks=lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
-        findings=_finding_entries(found, trajectory, own),
-        no_findings=_no_findings(trajectory),
-        row_tabs=[
+    return {
+        "place": place,
+        "reader": reader,
+        "strips": legends.strips(turns, found.findings, place, reader, shown, n_tokens, own),
+        "window_json_url": f"{own}.json{window_query}",
+        "tokenizer_missing": missing,
+        "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
+        "findings": _finding_entries(found, trajectory, own),
+        "no_findings": _no_findings(trajectory),
+        "row_tabs": [
             RowTab(
                 f"row {row.index}", own + place.query(row=row.index, mark=None, window=0), row.index == place.row,
                 f"{row.n_tokens:,}",
@@ -249,15 +198,15 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
             )
             for row in rows[:MAX_ROWS]
         ],
-        rows_rest=f"and {len(rows) - MAX_ROWS:,} more: ?row=N opens them" if len(rows) > MAX_ROWS else "",
-        turns=turns,
-        outline=[(turn, _turn_url(turn, place, reader)) for turn in turns[:MAX_OUTLINE]],
-        outline_rest=f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
-        view_choices=[
+        "rows_rest": f"and {len(rows) - MAX_ROWS:,} more: ?row=N opens them" if len(rows) > MAX_ROWS else "",
+        "turns": turns,
+        "outline": [(turn, _turn_url(turn, place, reader)) for turn in turns[:MAX_OUTLINE]],
+        "outline_rest": f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
+        "view_choices": [
             PageLink(name, own + place.query(view=view, window=_window_for(view, place, n_tokens)), view == place.view)
             for view, name in VIEW_NAMES.items()
         ],
-        lens_choices=[
+        "lens_choices": [
             *(
                 LensLink(one.label, own + place.query(lens=one.slug), one.slug == place.lens, one.slug, one.request)
                 for one in lenses.LENSES
@@ -267,17 +216,19 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
                 for name in columns[:12]
             ),
         ],
-        lens_paint=paint,
-        legends=keys,
-        value_note=legends.value_note(place, values, reader),
-        go_fields=_go_fields(place),
-        mark_text=f"{place.mark[0]}-{place.mark[1]}" if place.mark else "",
-        window_text=f"tokens {reader.start:,}-{reader.stop:,} of {n_tokens:,}",
-        more_from=f"{reader.stop:,}",
-        nothing_here=_nothing(trajectory),
-        record_url=reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
-        live_url=f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_active(trajectory) else "",
-    )  # fmt: skip
+        # The lens as the style sheet knows it: a trainer's column is "value" or "signed".
+        "lens_paint": paint,
+        "legends": keys,
+        "value_note": legends.value_note(place, values, reader),
+        "go_fields": _go_fields(place),
+        "mark_text": f"{place.mark[0]}-{place.mark[1]}" if place.mark else "",
+        "window_text": f"tokens {reader.start:,}-{reader.stop:,} of {n_tokens:,}",
+        "more_from": f"{reader.stop:,}",
+        "nothing_here": _nothing(trajectory),
+        "record_url": reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
+        # The address that the page of a growing trajectory asks.
+        "live_url": f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_active(trajectory) else "",
+    }  # fmt: skip
 
 
 def _no_tokens() -> Tokens:
@@ -292,7 +243,8 @@ def _window_for(view: View, place: PagePlace, n_tokens: int) -> int:
     return 0 if n_tokens <= MAX_RUN_VIEW_TOKENS else place.window
 
 
-def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) -> list[FindingEntry]:
+def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) -> list[dict[str, Any]]:
+    """The findings in the list beside the pane, with their addresses."""
     place = found.place
     compare = reverse("trajectory-compare", args=[trajectory.code])
     deltas = reverse("trajectory-deltas", args=[trajectory.code])
@@ -310,16 +262,16 @@ def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) 
         delta_url = f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else ""
         url = own + place.query(row=item.row or 0, mark=mark if item.row is not None else None, window=0)
         entries.append(
-            FindingEntry(
-                item=item,
-                place=f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
+            {
+                "item": item,
+                "place": f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
                 # When a strategy made other rows, no row holds the stream of the step. Then another page shows it.
-                url=url if item.row is not None else compare_url or delta_url or url,
-                current=item.row == place.row and place.mark == mark,
-                compare_url=compare_url,
-                script_url="" if is_probe else reverse("finding-script", args=[trajectory.code, item.number]),
-                delta_url=delta_url,
-            )
+                "url": url if item.row is not None else compare_url or delta_url or url,
+                "current": item.row == place.row and place.mark == mark,
+                "compare_url": compare_url,
+                "script_url": "" if is_probe else reverse("finding-script", args=[trajectory.code, item.number]),
+                "delta_url": delta_url,
+            }
         )
     return entries
 

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST
 from inspector.trajectories import tabs, tokens_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
 from inspector.web.access import may_write, reads_trajectory
-from inspector.web.twins import fields_of, json_page, page, wants_json
+from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
@@ -88,8 +88,7 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
     if wants_json(request):
         return json_page(tokens_page.trajectory_page(trajectory, found))
     frame = frame_of(request, trajectory, tabs.TOKENS, tabs.TABS)
-    html = tokens_page.trajectory_html(trajectory, found)
-    return page(request, "trajectories/detail.html", {**fields_of(frame), **fields_of(html)})
+    return page(request, "trajectories/detail.html", frame | tokens_page.trajectory_html(trajectory, found))
 
 
 def tab_view(tab: Tab) -> View:
@@ -101,7 +100,7 @@ def tab_view(tab: Tab) -> View:
         if wants_json(request):
             return json_page(value)
         frame = frame_of(request, trajectory, tab, tabs.TABS)
-        return page(request, f"trajectories/{tab.slug}.html", value, **fields_of(frame), **html)
+        return page(request, f"trajectories/{tab.slug}.html", value, **frame, **html)
 
     return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))
 
