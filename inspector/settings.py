@@ -1,4 +1,4 @@
-"""Settings, all from the environment; `docs/configuration.md` lists them and `system_checks` judges them."""
+"""Settings, all from the environment; `docs/configuration.md` lists them and `system_checks` checks them."""
 
 import secrets
 from contextlib import suppress

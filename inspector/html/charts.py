@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,22 +112,7 @@ def _share(n: int, of: int) -> float:
     return n / of if of else 0.0
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """The histogram of the rewards of a run."""
-
-    width: int
-    height: int
-    base: int
-    bars: tuple[RewardBar, ...]
-    low: float
-    high: float
-    total: int
-    mean: float | None
-    mean_x: float | None
-
-
-def histogram(summary: RunSummary) -> Histogram | None:
+def histogram(summary: RunSummary) -> dict[str, Any] | None:
     """The geometry of a run's reward bins; None when no trajectory has a reward."""
     bins = summary.reward_bins
     if not any(one.n for one in bins):
@@ -138,7 +124,8 @@ def histogram(summary: RunSummary) -> Histogram | None:
     low, high, mean = bins[0].start, bins[-1].stop, summary.reward_mean
     mean_x = round((mean - low) / (high - low) * REWARDS.width, 2) if mean is not None and high > low else None
     # Below the base line there is room for the lowest and the highest reward.
-    return Histogram(REWARDS.width, REWARDS.base + 20, REWARDS.base, bars, low, high, summary.n_rewards, mean, mean_x)
+    sizes = {"width": REWARDS.width, "height": REWARDS.base + 20, "base": REWARDS.base}
+    return {**sizes, "bars": bars, "low": low, "high": high, "total": summary.n_rewards, "mean": mean, "mean_x": mean_x}
 
 
 def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[ShareBar]:
