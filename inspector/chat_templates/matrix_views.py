@@ -60,15 +60,15 @@ def _ask(tokenizer: Tokenizer | None, chat_template: ChatTemplate, request: Http
 @require_http_methods(["GET", "HEAD", "POST"])
 def compare(request: HttpRequest) -> HttpResponse:
     """`?a=sha256&b=sha256&tokenizer=name`: two templates. A POST has workers run the missing checks."""
-    given = request.POST if request.method == "POST" else request.GET
-    found = {side: _template(given.get(side, "")) for side in "ab"}
+    params = request.POST if request.method == "POST" else request.GET
+    found = {side: _template(params.get(side, "")) for side in "ab"}
     a, b = found["a"], found["b"]
     listed = template_compare.choices()
     tokenizers = {one.name: one for one in list_tokenizers()}
     only_html: dict[str, Any] = {"chosen": found, "names": list(tokenizers)}
     if a is None or b is None:
         return page(request, "chat_templates/compare.html", TemplateComparePage(listed), **only_html, tokenizer="")
-    tokenizer = _tokenizer(given.get("tokenizer"), tokenizers, a, b)
+    tokenizer = _tokenizer(params.get("tokenizer"), tokenizers, a, b)
     if request.method == "POST":
         for one in (a, b):
             _ask(tokenizer, one, request)

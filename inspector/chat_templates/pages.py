@@ -60,7 +60,7 @@ class CheckState(CheckSummary):
     """A check, what it asked, and whether an answer is still to come."""
 
     question: dict[str, Any]
-    """Tools, template arguments, conversation, as far as they were given."""
+    """The tools, template arguments and conversation that the check asked with."""
     under_way: bool
     """A worker has not answered yet."""
     lost: bool

@@ -37,20 +37,20 @@ def _start(form: ImportForm, request: HttpRequest) -> Run | None:
     """Start the import that a form asks for. Returns None, and fills in the form's errors, when it cannot start."""
     if not form.is_valid():
         return None
-    given = form.cleaned_data
-    tokenizer = form.registered.get(given["tokenizer"])
-    if given["tokenizer_file"]:
-        tokenizer = register_upload(form, "tokenizer_file", given["tokenizer_file"])
+    cleaned = form.cleaned_data
+    tokenizer = form.registered.get(cleaned["tokenizer"])
+    if cleaned["tokenizer_file"]:
+        tokenizer = register_upload(form, "tokenizer_file", cleaned["tokenizer_file"])
     if form.errors:
         return None
-    template = services.register_chat_template(given["chat_template"]) if given["chat_template"] else None
-    names = [Path(file.name or "").name for file in given["files"]]
+    template = services.register_chat_template(cleaned["chat_template"]) if cleaned["chat_template"] else None
+    names = [Path(file.name or "").name for file in cleaned["files"]]
     run = services.create_run(
         Run.Kind.IMPORT,
-        given["name"].strip() or names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
+        cleaned["name"].strip() or names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
         user=request.user,
         tokenizer=tokenizer,
         chat_template=template or (tokenizer.chat_template if tokenizer else None),
     )
-    imports.take_uploads(run, given["files"], given["format"], given["tokenizer"] == "" and tokenizer is None)
+    imports.take_uploads(run, cleaned["files"], cleaned["format"], cleaned["tokenizer"] == "" and tokenizer is None)
     return run

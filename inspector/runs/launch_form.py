@@ -162,8 +162,8 @@ class NewRunForm(PlainForm):
 
     def _offer_templates(self) -> None:
         offered = {one.sha256: one for one in newest_chat_templates(MAX_TEMPLATES)}
-        given = {str(self[name].value() or "")[:64].replace("\0", "") for name in TEMPLATES}
-        offered |= {one.sha256: one for one in chat_template_labels(given - {""} - offered.keys())}
+        chosen = {str(self[name].value() or "")[:64].replace("\0", "") for name in TEMPLATES}
+        offered |= {one.sha256: one for one in chat_template_labels(chosen - {""} - offered.keys())}
         choices = [(key, f"{one.label or 'without a name'} ({key[:8]})") for key, one in offered.items()]
         self._field("chat_template").choices = [("", "The model's own"), *choices]
         self._field("rows_chat_template").choices = [("", "The same as for the prompts"), *choices]
@@ -211,9 +211,9 @@ class NewRunForm(PlainForm):
     def _one_template(self, name: str, cleaned: dict[str, Any]) -> None:
         """Put the text of a pasted or uploaded template under ``NAME_new``, with a label."""
         pasted, upload = (cleaned.get(f"{name}_text") or "").strip(), cleaned.get(f"{name}_file")
-        given = [part for part, value in (("", cleaned.get(name)), ("_text", pasted), ("_file", upload)) if value]
-        if len(given) > 1:
-            self.add_error(name + given[-1], "Choose, paste or upload one template, not several.")
+        parts = [part for part, value in (("", cleaned.get(name)), ("_text", pasted), ("_file", upload)) if value]
+        if len(parts) > 1:
+            self.add_error(name + parts[-1], "Choose, paste or upload one template, not several.")
         elif pasted:
             # A browser sends CRLF; the file the template came from has LF, and its hash is its identity.
             text = cleaned[f"{name}_text"].replace("\r\n", "\n")

@@ -43,9 +43,9 @@ def _launch(form: NewRunForm, request: HttpRequest) -> Run | None:
     if not form.is_valid():
         return None
     try:
-        given = form.cleaned_data
+        cleaned = form.cleaned_data
         return launch.launch(
-            form.launch_form(), name=given["name"].strip(), user=request.user, prompts=given["prompts_file"]
+            form.launch_form(), name=cleaned["name"].strip(), user=request.user, prompts=cleaned["prompts_file"]
         )
     except launch.LaunchRefused as refusal:
         form.add_problems(refusal.problems)

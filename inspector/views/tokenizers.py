@@ -92,25 +92,25 @@ def _register(form: TokenizerForm) -> Tokenizer | None:
     """Register what a form names. Returns None, and fills in the form's errors, when that cannot be read."""
     if not form.is_valid():
         return None
-    given = form.cleaned_data
+    cleaned = form.cleaned_data
     try:
         with scratch_folder() as scratch:
-            folder, source, name = _folder_of(given, scratch)
-            if given.get("chat_template"):
-                folder = with_template(folder, given["chat_template"], scratch)
-            wanted = given["name"].strip() or name
-            return services.register_tokenizer(folder, wanted, source=source, revision=given.get("revision") or "")
+            folder, source, name = _folder_of(cleaned, scratch)
+            if cleaned.get("chat_template"):
+                folder = with_template(folder, cleaned["chat_template"], scratch)
+            wanted = cleaned["name"].strip() or name
+            return services.register_tokenizer(folder, wanted, source=source, revision=cleaned.get("revision") or "")
     except (ValueError, OSError) as error:
         form.add_error(None, unreadable(error))
         return None
 
 
-def _folder_of(given: dict[str, Any], scratch: Path) -> tuple[Path, str, str | None]:
+def _folder_of(cleaned: dict[str, Any], scratch: Path) -> tuple[Path, str, str | None]:
     """The folder that a form names, its source in words, and a name when the name of the folder means nothing."""
-    if given["folder"]:
-        return Path(given["folder"]), given["folder"], None
-    if given["upload"]:
-        return keep_upload(given["upload"], scratch), f"upload of {given['upload'].name}", None
-    cache, hub_id = settings.INSPECTOR_DATA / "hub", given["hub_id"]
-    folder = tokenizers.from_hub(hub_id, given["revision"], cache, settings.HUB_ALLOWED)
+    if cleaned["folder"]:
+        return Path(cleaned["folder"]), cleaned["folder"], None
+    if cleaned["upload"]:
+        return keep_upload(cleaned["upload"], scratch), f"upload of {cleaned['upload'].name}", None
+    cache, hub_id = settings.INSPECTOR_DATA / "hub", cleaned["hub_id"]
+    folder = tokenizers.from_hub(hub_id, cleaned["revision"], cache, settings.HUB_ALLOWED)
     return folder, hub_id, hub_id.rpartition("/")[2]
