@@ -13,6 +13,16 @@ from rollouts.formats.containers.source import Source
 from rollouts.formats.shapes import BadLine, decode
 from rollouts.tito.trajectory import Trajectory
 
+NO_REQUESTS = (
+    "The requests are not in the file, so a difference that follows from a message or a template is not decidable."
+)
+PART_OF_REQUESTS = (
+    "The requests are not whole in the file, so what follows from a message or a template is not decidable."
+)
+ROWS_ALONE = (
+    "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file."
+)
+"""What a file lacks, for formats that lack the same."""
 _BY_LINE = re.compile(r"line-\d+(-\d+)*(-row-\d+)?")
 
 
@@ -29,6 +39,8 @@ class Rejected:
     reason: str
 
 
+Detect = Callable[[Sequence[Any]], bool]
+"""Whether the first values of a file (decoded lines) are of a format."""
 Read = Callable[[Source], Iterator[Trajectory | Rejected]]
 Write = Callable[[Iterable[Trajectory], IO[bytes]], int]
 """Writes trajectories and returns their number."""
@@ -40,8 +52,7 @@ class Format:
 
     name: str
     title: str
-    detect: Callable[[Sequence[Any]], bool]
-    """Whether the first values of a file (decoded lines) are of this format."""
+    detect: Detect
     read: Read
     lacks: str = ""
     """What such a file cannot tell, as a sentence; empty = nothing is missing."""
@@ -69,27 +80,46 @@ class SeenIds:
             self._newest.clear()
 
 
-def each_line(
+def each_batch(
     source: Source,
-    read_line: Callable[[Any, int], Trajectory | None],
-    id_unique: bool = True,
+    read_batch: Callable[[Any, int], Sequence[Trajectory]],
     decode: Callable[[bytes | None], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
-    """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
+    """The trajectories of each line. A line is rejected whole if it cannot be read, or if an id of it came before."""
     seen = SeenIds()
     for line in source.lines():
         try:
-            trajectory = read_line(decode(line.data), line.number)
+            found = read_batch(decode(line.data), line.number)
+            for one in found:
+                if one.external_id in seen:
+                    raise BadLine(f"The id {one.external_id!r} was used on an earlier line of this file.")
         except BadLine as error:
             yield Rejected(line.number, str(error))
             continue
-        if trajectory is None:
-            continue
-        if id_unique and trajectory.external_id in seen:
-            yield Rejected(line.number, f"The id {trajectory.external_id!r} was used on an earlier line of this file.")
-            continue
-        seen.add(trajectory.external_id)
-        yield trajectory
+        for one in found:
+            seen.add(one.external_id)
+        yield from found
+
+
+def each_line(
+    source: Source,
+    read_line: Callable[[Any, int], Trajectory],
+    decode: Callable[[bytes | None], Any] = decode,
+) -> Iterator[Trajectory | Rejected]:
+    """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
+    return each_batch(source, lambda value, number: (read_line(value, number),), decode)
+
+
+def line_format(
+    name: str, title: str, detect: Detect, read_line: Callable[[Any, int], Trajectory], lacks: str = ""
+) -> Format:
+    """A format whose files hold one trajectory a line."""
+    return Format(name, title, detect, lambda source: each_line(source, read_line), lacks)
+
+
+def having(*keys: str) -> Detect:
+    """Recognises a file whose first value is an object with all of these keys."""
+    return lambda values: has_keys(values[0], *keys)
 
 
 def has_keys(value: Any, *keys: str) -> bool:

@@ -172,6 +172,11 @@ def optional_floats(value: Any, where: str) -> Floats | None:
     return None if value is None else floats(value, where)
 
 
+def after(n: int, values: Floats | None) -> Floats | None:
+    """A column of the response as a column of the row: nothing is known of the first ``n`` tokens."""
+    return None if values is None else np.concatenate([np.full(n, np.nan, dtype=np.float32), values])
+
+
 def mask(value: Any, where: str) -> Mask:
     """0, 1, true and false."""
     items = sequence(value, where)

@@ -50,10 +50,6 @@ def detect(values: Sequence[Any]) -> bool:
 
 
 FORMAT = Format(
-    "own_parquet",
-    "Rollout Inspector Parquet (lossless)",
-    detect,
-    inspector_jsonl.read_records,
-    write=write,
+    "own_parquet", "Rollout Inspector Parquet (lossless)", detect, inspector_jsonl.read_records, write=write,
     suffix=".parquet",
-)
+)  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from rollouts.formats import shapes
 from rollouts.formats.containers.source import Source
 from rollouts.formats.readers import prompts
-from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.registry import NO_REQUESTS, Format, Rejected, each_line, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import NO_IDS, Message, Step, Trajectory
 
@@ -142,13 +142,7 @@ def _plain(content: Any) -> str:
 
 
 def detect(values: Sequence[Any]) -> bool:
-    return all(has_keys(value, "response") and has_keys(value["response"], "output") for value in values[:1])
+    return has_keys(values[0], "response") and has_keys(values[0]["response"], "output")
 
 
-FORMAT = Format(
-    "nemo_gym",
-    "NeMo Gym rollouts",
-    detect,
-    read,
-    "The requests are not in the file, so a difference that follows from a message or a template is not decidable.",
-)
+FORMAT = Format("nemo_gym", "NeMo Gym rollouts", detect, read, NO_REQUESTS)

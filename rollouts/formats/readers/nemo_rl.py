@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rollouts.formats import shapes
-from rollouts.formats.containers.source import Source
-from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.registry import ROWS_ALONE, having, line_format
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import Row, Trajectory
 
 _KNOWN = ("token_ids", "token_loss_mask", "generation_logprobs", "rewards", "input_lengths", "idx")
-
-
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return each_line(source, _trajectory)
 
 
 def _one(value: Any) -> Any:
@@ -62,14 +56,10 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     return Trajectory(external_id, rows=(row,), reward=shapes.number(_one(value.get("rewards")), "rewards"))
 
 
-def detect(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "token_ids", "token_loss_mask")
-
-
-FORMAT = Format(
+FORMAT = line_format(
     "nemo_rl",
     "NeMo RL training rows (train_data_step)",
-    detect,
-    read,
-    "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file.",
+    having("token_ids", "token_loss_mask"),
+    _trajectory,
+    ROWS_ALONE,
 )

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollouts.formats import shapes
-from rollouts.formats.containers.source import Source
-from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.registry import ROWS_ALONE, has_keys, line_format
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import Floats, Row, Trajectory
 
 NEWEST = 1
-_KNOWN = (
-    "token_ids",
-    "loss_mask",
-    "inference_logprobs",
-    "schema_version",
-    "reward",
-    "rollout_id",
-    "group_id",
-)
-
-
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return each_line(source, _trajectory)
+_KNOWN = ("token_ids", "loss_mask", "inference_logprobs", "schema_version", "reward", "rollout_id", "group_id")
 
 
 def _trajectory(value: Any, number: int) -> Trajectory:
@@ -72,10 +59,4 @@ def detect(values: Sequence[Any]) -> bool:
     return has_keys(values[0], "token_ids", "loss_mask") and not has_keys(values[0], "labels")
 
 
-FORMAT = Format(
-    "prime_rl_export",
-    "prime-rl token export",
-    detect,
-    read,
-    "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file.",
-)
+FORMAT = line_format("prime_rl_export", "prime-rl token export", detect, _trajectory, ROWS_ALONE)

@@ -142,9 +142,4 @@ def detect(values: Sequence[Any]) -> bool:
     )
 
 
-FORMAT = Format(
-    "recorded_calls",
-    "Recorded calls (requests and answers of a vLLM server)",
-    detect,
-    read,
-)
+FORMAT = Format("recorded_calls", "Recorded calls (requests and answers of a vLLM server)", detect, read)

@@ -6,16 +6,16 @@ Whole-trajectory elements are rows: the response holds observation tokens too, m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rollouts.formats import shapes
 from rollouts.formats.containers.json_text import canonical_json
-from rollouts.formats.containers.source import Source
-from rollouts.formats.registry import Format, Rejected, has_keys
+from rollouts.formats.registry import NO_REQUESTS, Format, each_batch, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import Floats, Mask, Origin, Row, Step, Trajectory
 
@@ -25,23 +25,9 @@ _LISTS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_rea
           "trajectory_ids", "is_last_step", _ROUTING)  # fmt: skip
 
 
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
+def _batch(value: Any, number: int) -> list[Trajectory]:
     """A batch is read whole or rejected whole: its lists mean nothing apart."""
-    seen: set[str] = set()
-    for line in source.lines():
-        try:
-            found = _batch(shapes.mapping(shapes.decode(line.data), "The batch"), line.number)
-            twice = next((one.external_id for one in found if one.external_id in seen), None)
-            if twice is not None:
-                raise BadLine(f"The id {twice!r} was used in an earlier batch of this file.")
-        except BadLine as error:
-            yield Rejected(line.number, str(error))
-            continue
-        seen.update(one.external_id for one in found)
-        yield from found
-
-
-def _batch(value: dict[str, Any], number: int) -> list[Trajectory]:
+    value = shapes.mapping(value, "The batch")
     n = len(shapes.sequence(value.get("response_ids"), "response_ids"))
     lists = {}
     for name in _LISTS:
@@ -53,19 +39,17 @@ def _batch(value: dict[str, Any], number: int) -> list[Trajectory]:
         return _step_wise(lists, n, number, value)
     elements = [_Element(lists, i) for i in range(n)]
     names = _names(lists["trajectory_ids"], n, number)
-    found = []
-    for i, element in enumerate(elements):
-        found.append(
-            Trajectory(
-                names[i],
-                rows=(element.row(),),
-                reward=element.reward,
-                stop_reason=element.stop_reason,
-                group=_group(lists["trajectory_ids"], i),
-                extra=shapes.elements(value, _LISTS, n, i) | element.extra,
-            )
+    return [
+        Trajectory(
+            names[i],
+            rows=(element.row(),),
+            reward=element.reward,
+            stop_reason=element.stop_reason,
+            group=_group(lists["trajectory_ids"], i),
+            extra=shapes.elements(value, _LISTS, n, i) | element.extra,
         )
-    return found
+        for i, element in enumerate(elements)
+    ]
 
 
 class _Element:
@@ -101,13 +85,10 @@ class _Element:
         columns = {}
         if self.token_rewards is not None:
             columns["rewards"] = np.concatenate([np.zeros(n, dtype=np.float32), self.token_rewards])
-        logprobs = None
-        if self.logprobs is not None:
-            logprobs = np.concatenate([np.full(n, np.nan, dtype=np.float32), self.logprobs])
         return Row(
             ids=np.concatenate([self.prompt, self.response]),
             loss_mask=np.concatenate([np.zeros(n, dtype=np.bool_), self.mask]),
-            logprobs=logprobs,
+            logprobs=shapes.after(n, self.logprobs),
             origin=origin if fits else None,
             columns=columns,
             step_indices=step_indices,
@@ -128,7 +109,7 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
             for one in elements
         )
         rows = tuple(one.row((k,)) for k, one in enumerate(elements))
-        if places != list(range(places[0], places[-1] + 1)) or not _ends_once(last, places):
+        if places != list(range(places[0], places[-1] + 1)) or not last[places[-1]] or last[places[:-1]].any():
             # The trainer would take it so: a finding, and no reason to show nothing.
             rows = tuple(
                 replace(row, extra={"is_last_step": bool(last[k]), "batch_index": k})
@@ -162,10 +143,6 @@ def _places(ids: list[Any], last: Mask) -> list[list[int]]:
     return list(found.values())
 
 
-def _ends_once(last: Mask, places: list[int]) -> bool:
-    return bool(last[places[-1]]) and not last[places[:-1]].any()
-
-
 def _names(ids: Any, n: int, number: int) -> list[str]:
     names = [_name(ids[i] if ids is not None else None, i, number) for i in range(n)]
     if len(set(names)) != len(names):
@@ -193,10 +170,4 @@ def detect(values: Sequence[Any]) -> bool:
     return has_keys(values[0], "prompt_token_ids", "response_ids") and isinstance(values[0]["response_ids"], list)
 
 
-FORMAT = Format(
-    "skyrl",
-    "SkyRL GeneratorOutput",
-    detect,
-    read,
-    "The requests are not in the file, so a difference that follows from a message or a template is not decidable.",
-)
+FORMAT = Format("skyrl", "SkyRL GeneratorOutput", detect, partial(each_batch, read_batch=_batch), NO_REQUESTS)

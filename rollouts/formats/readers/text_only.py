@@ -5,13 +5,13 @@ Each becomes steps without ids, with the text that the file has. One entry in ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rollouts.formats import shapes
-from rollouts.formats.containers.source import Source
-from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.registry import Format, each_batch, has_keys, line_format
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import NO_IDS, Request, Step, Trajectory
 
@@ -52,7 +52,12 @@ _SHAPES = {
 }  # fmt: skip
 
 
-def _reader(shape: _Shape) -> Callable[[Source], Iterator[Trajectory | Rejected]]:
+def _format(name: str, title: str, shape: _Shape) -> Format:
+    keys = (shape.prompt, shape.completion, shape.reward, *shape.others)
+
+    def detect(values: Sequence[Any]) -> bool:
+        return has_keys(values[0], *keys) and isinstance(values[0][shape.completion], str)
+
     def trajectory(value: Any, number: int) -> Trajectory:
         value = shapes.mapping(value, "The line")
         parts = [shapes.text(value.get(key), key, 90) for key in shape.id_parts]
@@ -68,7 +73,7 @@ def _reader(shape: _Shape) -> Callable[[Source], Iterator[Trajectory | Rejected]
             extra=shapes.rest(value, (shape.prompt, shape.completion, shape.reward, shape.stop_reason)),
         )
 
-    return lambda source: each_line(source, trajectory)
+    return line_format(name, title, detect, trajectory, LACKS)
 
 
 def _text_step(value: Mapping[str, Any], prompt: str, completion: str, policy_version: str = "") -> Step:
@@ -79,27 +84,14 @@ def _text_step(value: Mapping[str, Any], prompt: str, completion: str, policy_ve
     return Step(NO_IDS, NO_IDS, text=text, policy_version=version, extra={"prompt": value.get(prompt)})
 
 
-def _detector(shape: _Shape) -> Callable[[Sequence[Any]], bool]:
-    keys = (shape.prompt, shape.completion, shape.reward, *shape.others)
-    return lambda values: has_keys(values[0], *keys) and isinstance(values[0][shape.completion], str)
-
-
 # -- columns: ms-swift writes many completions on one line, TRL one a row of a Parquet file
 
 
-def _read_columns(source: Source) -> Iterator[Trajectory | Rejected]:
-    for line in source.lines():
-        try:
-            value = shapes.mapping(shapes.decode(line.data), "The line")
-            if not isinstance(value.get("completion"), list) or _is_messages(value["completion"]):
-                rows = [value]
-            else:
-                rows = _transposed(value)
-            found = [_completion(row, line.number, n, len(rows)) for n, row in enumerate(rows)]
-        except BadLine as error:
-            yield Rejected(line.number, str(error))
-            continue
-        yield from found
+def _columns(value: Any, number: int) -> list[Trajectory]:
+    value = shapes.mapping(value, "The line")
+    is_one = not isinstance(value.get("completion"), list) or _is_messages(value["completion"])
+    rows = [value] if is_one else _transposed(value)
+    return [_completion(row, number, n, len(rows)) for n, row in enumerate(rows)]
 
 
 def _is_messages(value: Any) -> bool:
@@ -161,10 +153,6 @@ def _detect_columns(values: Sequence[Any]) -> bool:
 # -- OpenAI-style messages
 
 
-def _read_messages(source: Source) -> Iterator[Trajectory | Rejected]:
-    return each_line(source, _conversation)
-
-
 def _conversation(value: Any, number: int) -> Trajectory:
     value = shapes.mapping(value, "The line")
     messages = shapes.messages(value.get("messages"), "messages")
@@ -196,7 +184,10 @@ def _detect_messages(values: Sequence[Any]) -> bool:
 
 
 FORMATS = (
-    *(Format(name, title, _detector(shape), _reader(shape), LACKS) for name, (title, shape) in _SHAPES.items()),
-    Format("completions", "TRL or ms-swift completions (text only)", _detect_columns, _read_columns, LACKS),
-    Format("messages", "OpenAI-style messages (text only)", _detect_messages, _read_messages, LACKS),
-)
+    *(_format(name, title, shape) for name, (title, shape) in _SHAPES.items()),
+    Format(
+        "completions", "TRL or ms-swift completions (text only)", _detect_columns,
+        partial(each_batch, read_batch=_columns), LACKS,
+    ),
+    line_format("messages", "OpenAI-style messages (text only)", _detect_messages, _conversation, LACKS),
+)  # fmt: skip

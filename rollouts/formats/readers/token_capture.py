@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollouts.formats import shapes
 from rollouts.formats.containers.source import Source
 from rollouts.formats.readers.nemo_gym import assistant_message
 from rollouts.formats.readers.sessions import Session, read_sessions
-from rollouts.formats.registry import Format, Rejected, has_keys
+from rollouts.formats.registry import NO_REQUESTS, Format, Rejected, having
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import Step, Trajectory
 
@@ -46,14 +46,6 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
     )
 
 
-def detect(values: Sequence[Any]) -> bool:
-    return has_keys(values[0], "prompt_token_ids", "generation_token_ids")
-
-
 FORMAT = Format(
-    "token_capture",
-    "NeMo Gym token capture",
-    detect,
-    read,
-    "The requests are not in the file, so a difference that follows from a message or a template is not decidable.",
+    "token_capture", "NeMo Gym token capture", having("prompt_token_ids", "generation_token_ids"), read, NO_REQUESTS
 )

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rollouts.formats import shapes
 from rollouts.formats.containers.source import Source
-from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.registry import ROWS_ALONE, Format, Rejected, each_batch, has_keys, having, line_format
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import Floats, Ids, Mask, Row, Trajectory
 
-_ROWS_ALONE = (
-    "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file."
-)
 _IGNORED = -100
-
-
-def _after(n: int, values: Floats | None) -> Floats | None:
-    """A column of the response as a column of the row: nothing is known of the first ``n`` tokens."""
-    return None if values is None else np.concatenate([np.full(n, np.nan, dtype=np.float32), values])
 
 
 def _split_row(prompt: Ids, response: Ids, mask: Mask, logprobs: Floats | None) -> Row:
     return Row(
         ids=np.concatenate([prompt, response]),
         loss_mask=np.concatenate([np.zeros(len(prompt), dtype=np.bool_), mask]),
-        logprobs=_after(len(prompt), logprobs),
+        logprobs=shapes.after(len(prompt), logprobs),
     )
 
 
@@ -69,18 +62,12 @@ _TRL = ("completion_ids", "logprobs", "env_mask", "reward", "external_id")
 
 
 def _read_trl(source: Source) -> Iterator[Trajectory | Rejected]:
+    return each_batch(source, partial(_trl, seen=set()))
+
+
+def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
     """A batch is read whole or rejected whole: its lists mean nothing apart."""
-    seen: set[str] = set()
-    for line in source.lines():
-        try:
-            found = _trl(shapes.mapping(shapes.decode(line.data), "The batch"), line.number, seen)
-        except BadLine as error:
-            yield Rejected(line.number, str(error))
-            continue
-        yield from found
-
-
-def _trl(value: dict[str, Any], number: int, seen: set[str]) -> list[Trajectory]:
+    value = shapes.mapping(value, "The batch")
     prompts = shapes.sequence(value.get("prompt_ids"), "prompt_ids")
     columns: dict[str, list[Any] | None] = {}
     for name in _TRL:
@@ -172,11 +159,11 @@ def _tinker(value: Any, number: int) -> Trajectory:
         raise BadLine("target_tokens must be the tokens of model_input, each one place earlier, and one more.")
     mask = value.get("mask")
     trained = np.ones(len(targets), dtype=np.bool_) if mask is None else shapes.mask(mask, "mask")
-    advantages = _after(1, shapes.optional_floats(value.get("advantages"), "advantages"))
+    advantages = shapes.after(1, shapes.optional_floats(value.get("advantages"), "advantages"))
     row = Row(
         ids=np.concatenate([model_input[:1], targets]),
         loss_mask=np.concatenate([np.zeros(1, dtype=np.bool_), trained]),
-        logprobs=_after(1, shapes.optional_floats(value.get("logprobs"), "logprobs")),
+        logprobs=shapes.after(1, shapes.optional_floats(value.get("logprobs"), "logprobs")),
         columns={} if advantages is None else {"advantages": np.nan_to_num(advantages)},
     )
     return Trajectory(
@@ -248,35 +235,24 @@ def _sft(value: Any, number: int) -> Trajectory:
     )  # fmt: skip
 
 
-def _line_format(name: str, title: str, keys: tuple[str, ...], read_line: Callable[[Any, int], Trajectory]) -> Format:
-    def read(source: Source) -> Iterator[Trajectory | Rejected]:
-        return each_line(source, read_line)
-
-    def detect(values: Sequence[Any]) -> bool:
-        return has_keys(values[0], *keys)
-
-    return Format(name, title, detect, read, _ROWS_ALONE)
-
-
 FORMATS = (
-    _line_format("verl_agent_loop", "verl AgentLoopOutput", ("prompt_ids", "response_ids", "response_mask"), _verl),
-    Format(
-        "trl_rollouts",
-        "TRL rollout_func values",
-        lambda values: has_keys(values[0], "prompt_ids", "completion_ids", "logprobs"),
-        _read_trl,
-        _ROWS_ALONE,
+    line_format(
+        "verl_agent_loop", "verl AgentLoopOutput", having("prompt_ids", "response_ids", "response_mask"), _verl,
+        ROWS_ALONE,
     ),
-    _line_format("prime_rl_samples", "prime-rl TrainingSample", ("token_ids", "mask", "temperatures"), _prime_rl),
     Format(
-        "tinker_data",
-        "Tinker Datum",
-        lambda values: (
-            has_keys(values[0], "model_input") and bool({"target_tokens", "loss_fn_inputs"} & set(values[0]))
-        ),
-        lambda source: each_line(source, _tinker),
-        _ROWS_ALONE,
+        "trl_rollouts", "TRL rollout_func values", having("prompt_ids", "completion_ids", "logprobs"), _read_trl,
+        ROWS_ALONE,
     ),
-    _line_format("nemo_message_log", "NeMo RL message log", ("message_log",), _nemo),
-    _line_format("sft_rows", "Rows for supervised training", ("input_ids", "labels"), _sft),
-)
+    line_format(
+        "prime_rl_samples", "prime-rl TrainingSample", having("token_ids", "mask", "temperatures"), _prime_rl,
+        ROWS_ALONE,
+    ),
+    line_format(
+        "tinker_data", "Tinker Datum",
+        lambda found: has_keys(found[0], "model_input") and bool({"target_tokens", "loss_fn_inputs"} & set(found[0])),
+        _tinker, ROWS_ALONE,
+    ),
+    line_format("nemo_message_log", "NeMo RL message log", having("message_log"), _nemo, ROWS_ALONE),
+    line_format("sft_rows", "Rows for supervised training", having("input_ids", "labels"), _sft, ROWS_ALONE),
+)  # fmt: skip

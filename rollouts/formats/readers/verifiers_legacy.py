@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rollouts.formats import shapes
-from rollouts.formats.containers.source import Source
-from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.registry import PART_OF_REQUESTS, has_keys, line_format
 from rollouts.tito.trajectory import Step, Trajectory
 
 _TOKENS = ("prompt_ids", "completion_ids", "completion_logprobs")
-
-
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    return each_line(source, _trajectory, id_unique=False)
 
 
 def _trajectory(value: Any, number: int) -> Trajectory:
@@ -62,10 +57,4 @@ def detect(values: Sequence[Any]) -> bool:
     return isinstance(steps, list) and bool(steps) and has_keys(steps[0], "tokens")
 
 
-FORMAT = Format(
-    "verifiers_legacy",
-    "verifiers results with trajectories",
-    detect,
-    read,
-    "The requests are not whole in the file, so what follows from a message or a template is not decidable.",
-)
+FORMAT = line_format("verifiers_legacy", "verifiers results with trajectories", detect, _trajectory, PART_OF_REQUESTS)

@@ -6,38 +6,23 @@ holds before that. Each sampled node is a step; more than one leaf shows as a br
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rollouts.formats import shapes
-from rollouts.formats.containers.source import Source
-from rollouts.formats.registry import Format, Rejected, SeenIds, has_keys
+from rollouts.formats.registry import PART_OF_REQUESTS, Format, each_batch, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import NO_IDS, Ids, Step, Trajectory
 
 _NODE = ("parent", "message", "sampled", "token_ids", "mask", "logprobs", "finish_reason", "is_content")
 
 
-def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    """A line with several traces gives several trajectories; one bad trace rejects the line."""
-    seen = SeenIds()
-    for line in source.lines():
-        try:
-            found = _episode(shapes.mapping(shapes.decode(line.data), "The line"), line.number)
-            twice = next((one.external_id for one in found if one.external_id in seen), None)
-            if twice is not None:
-                raise BadLine(f"The id {twice!r} was used on an earlier line of this file.")
-        except BadLine as error:
-            yield Rejected(line.number, str(error))
-            continue
-        for one in found:
-            seen.add(one.external_id)
-        yield from found
-
-
-def _episode(value: dict[str, Any], number: int) -> list[Trajectory]:
+def _episode(value: Any, number: int) -> list[Trajectory]:
+    """The trajectories of a line, one for each trace."""
+    value = shapes.mapping(value, "The line")
     traces = shapes.sequence(value.get("traces", [value]), "traces")
     if not traces:
         raise BadLine("traces is empty: the episode ended before a model was called.")
@@ -175,9 +160,6 @@ def detect(values: Sequence[Any]) -> bool:
 
 
 FORMAT = Format(
-    "verifiers_traces",
-    "verifiers v1 and prime-rl traces",
-    detect,
-    read,
-    "The requests are not whole in the file, so what follows from a message or a template is not decidable.",
-)
+    "verifiers_traces", "verifiers v1 and prime-rl traces", detect, partial(each_batch, read_batch=_episode),
+    PART_OF_REQUESTS,
+)  # fmt: skip
