@@ -2,8 +2,8 @@
 
 from rollouts.chat_templates.jinja_source.scan import wants_call_ids
 from rollouts.chat_templates.probes.checks import cannot_render, check, is_prefix_preserving
-from rollouts.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose
-from rollouts.chat_templates.repair.generation_tags import GenerationTags, find_marks, with_marks
+from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
+from rollouts.chat_templates.repair.generation_tags import find_marks, with_marks
 from rollouts.chat_templates.repair.search import Repair, find_repair, with_repair
 from rollouts.chat_templates.sandbox.prefetching_renderer import PrefetchingRenderer
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, renderer
@@ -13,13 +13,10 @@ VERSION = 4
 
 __all__ = [
     "VERSION",
-    "Check",
     "CheckReport",
     "CheckStatus",
     "Conversation",
-    "GenerationTags",
     "PrefetchingRenderer",
-    "Purpose",
     "Repair",
     "TemplateRenderer",
     "cannot_render",

@@ -14,20 +14,3 @@ from rollouts.engines.protocol import (
     reason,
 )
 from rollouts.engines.registry import ENGINES, EngineSpec, build_engine, engine_spec, offered_engines
-
-__all__ = [
-    "ENGINES",
-    "Engine",
-    "EngineError",
-    "EngineSpec",
-    "Generation",
-    "GenerationRequest",
-    "RequestRefused",
-    "Sampling",
-    "build_engine",
-    "check_generation",
-    "check_request",
-    "engine_spec",
-    "offered_engines",
-    "reason",
-]

@@ -48,17 +48,3 @@ def environment(name: str, prompts: Sequence[Prompt] = ()) -> Environment:
         return skyrl_gym.SkyRLGymEnvironment(env, prompts)
     sentence = f"{name} makes its own tasks and takes no file of prompts"
     raise EnvironmentUnavailable(f"{sentence}: leave the file out, or choose the environment prompts.")
-
-
-__all__ = [
-    "ENVIRONMENTS",
-    "Environment",
-    "EnvironmentUnavailable",
-    "Episode",
-    "Outcome",
-    "Prompt",
-    "PromptsRejected",
-    "Task",
-    "environment",
-    "read_prompts",
-]

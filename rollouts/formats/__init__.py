@@ -116,6 +116,3 @@ def lacks_of(names: str) -> list[str]:
     """What files of these formats cannot tell, one sentence per format. ``names``: slugs joined by ", "."""
     known = [FORMATS[name].lacks for name in names.split(", ") if name in FORMATS]
     return list(dict.fromkeys(sentence for sentence in known if sentence))
-
-
-__all__ = ["FORMATS", "FileRefused", "Format", "Rejected", "Source", "detect", "is_named_by_line", "lacks_of", "read"]

@@ -1,11 +1,10 @@
 """Everything that reads the database. A page needs the same number of queries for data of every size."""
 
-from rollouts.selectors.rows import Span, Window, get_row, row_columns, row_spans, row_window
+from rollouts.selectors.rows import Span, get_row, row_columns, row_spans, row_window
 from rollouts.selectors.runs import (
     SORTS,
     GroupStats,
     ListPart,
-    RewardBin,
     RunFilters,
     RunSummary,
     TrajectoryFilters,
@@ -20,31 +19,3 @@ from rollouts.selectors.runs import (
     run_summary,
 )
 from rollouts.selectors.trajectories import load_step_prompt, load_trajectories, load_trajectory
-
-__all__ = [
-    "SORTS",
-    "GroupStats",
-    "ListPart",
-    "RewardBin",
-    "RunFilters",
-    "RunSummary",
-    "Span",
-    "TrajectoryFilters",
-    "Window",
-    "count_running",
-    "filter_trajectories",
-    "finding_kinds",
-    "get_row",
-    "group_stats",
-    "list_rejections",
-    "list_runs",
-    "list_trajectories",
-    "load_step_prompt",
-    "load_trajectories",
-    "load_trajectory",
-    "neighbours",
-    "row_columns",
-    "row_spans",
-    "row_window",
-    "run_summary",
-]

@@ -9,14 +9,3 @@ from rollouts.tokenizers.files import TokenizerUnusable
 from rollouts.tokenizers.hub import from_hub
 from rollouts.tokenizers.loaded import LoadedTokenizer, load
 from rollouts.tokenizers.validate import check_folder, unpack_zip
-
-__all__ = [
-    "ByteTable",
-    "LoadedTokenizer",
-    "TokenizerUnusable",
-    "byte_table",
-    "check_folder",
-    "from_hub",
-    "load",
-    "unpack_zip",
-]

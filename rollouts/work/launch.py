@@ -331,16 +331,3 @@ def form_from(values: dict[str, Any]) -> LaunchSettings:
     """The form stored with a run."""
     known = {one.name for one in fields(LaunchSettings)}
     return LaunchSettings(**{name: value for name, value in values.items() if name in known})
-
-
-__all__ = [
-    "LaunchRefused",
-    "LaunchSettings",
-    "ServedModel",
-    "can_resume",
-    "form_from",
-    "launch",
-    "resume",
-    "send",
-    "served_models",
-]
