@@ -1,6 +1,6 @@
-"""Storage. A step keeps only the tokens it adds; ``shared_length < parent_length`` is the prefix check.
+"""The tables. A step stores only the tokens that it adds; ``shared_length < parent_length`` means a break.
 
-Arrays live in tables of their own (``StepTokens``, ``RowTokens``), so that no list ever reads them.
+Arrays have their own tables (``StepTokens``, ``RowTokens``), so that no list of rows or steps reads them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 
 def new_code() -> str:
     """An opaque code for URLs: 12 characters without look-alikes, about 59 bits."""
-    n, size = secrets.randbelow(len(ALPHABET) ** 12), len(ALPHABET)
-    return "".join(ALPHABET[n // size**k % size] for k in range(12))
+    return code_of_number(secrets.randbelow(len(ALPHABET) ** 12))
+
+
+def code_of_number(n: int) -> str:
+    """The code of a number, 12 characters long; the number's digits beyond these are left out."""
+    return "".join(ALPHABET[n // len(ALPHABET) ** k % len(ALPHABET)] for k in range(12))
 
 
 class WorkStatus(models.TextChoices):
@@ -35,7 +39,7 @@ class WorkStatus(models.TextChoices):
 
 
 ACTIVE = (WorkStatus.QUEUED, WorkStatus.RUNNING)
-"""What has one of these still changes."""
+"""Work with one of these states still changes."""
 
 
 class Content(models.Model):
@@ -58,7 +62,7 @@ class ChatTemplate(models.Model):
 
 
 class Tokenizer(models.Model):
-    """A registered tokenizer: a folder of its own under ``INSPECTOR_DATA/tokenizers``, named by content."""
+    """A registered tokenizer: a folder under ``INSPECTOR_DATA/tokenizers`` that is named by its contents."""
 
     name = models.CharField(max_length=200, unique=True)
     sha256 = models.CharField(max_length=64, db_index=True, help_text="Of tokenizer.json.")
@@ -79,9 +83,9 @@ class Run(models.Model):
 
     class Kind(models.TextChoices):
         LAUNCH = "launch"
-        """Rollouts made here."""
+        """Trajectories that are sampled here."""
         IMPORT = "import"
-        """Trajectories that somebody else's trainer wrote."""
+        """Trajectories that were sampled elsewhere and come from files or pushes."""
 
     Status = WorkStatus
 
@@ -116,7 +120,7 @@ class Run(models.Model):
         default=dict, help_text="What the form asked for: prompts, group, sampling, seed, limits."
     )
 
-    # Totals, written when work is saved, so that no page counts.
+    # Totals are written when work is saved, so that no page counts.
     n_expected = models.PositiveIntegerField(default=0, help_text="Trajectories a launch will make.")
     n_trajectories = models.PositiveIntegerField(default=0)
     n_finished = models.PositiveIntegerField(default=0)
@@ -130,7 +134,7 @@ class Run(models.Model):
     reward_sum = models.FloatField(default=0.0)
     finding_counts = models.JSONField(default=dict, help_text="kind -> number of findings.")
     diagnosis_version = models.PositiveIntegerField(
-        null=True, help_text="The oldest version of the diagnosis that judged a trajectory of it; null = none has."
+        null=True, help_text="The oldest version that diagnosed a trajectory of the run; null = none has."
     )
     bytes_done = models.PositiveBigIntegerField(default=0, help_text="Of an import: how far the reader is.")
     bytes_total = models.PositiveBigIntegerField(default=0)
@@ -144,7 +148,7 @@ class Run(models.Model):
 
 
 class RunFigures(models.Model):
-    """What the pages of a large run count, counted once by the worker that ended it."""
+    """The figures on the pages of a large run. The worker that ended the run counts them once."""
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="figures")
     state = models.CharField(max_length=64, help_text="Hash of the totals it was counted at; others make it stale.")
@@ -182,7 +186,7 @@ class StoredTrajectory(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True)
 
-    # A worker's lease on a trajectory of a launch: taken by compare-and-set on (attempt, lease_until).
+    # A worker's lease on a trajectory of a launch. It is taken by compare-and-set on (attempt, lease_until).
     attempt = models.PositiveIntegerField(default=0)
     lease_until = models.DateTimeField(null=True)
 
@@ -201,8 +205,8 @@ class StoredTrajectory(models.Model):
             models.UniqueConstraint(fields=["run", "external_id"], name="trajectory_external_id_in_run"),
         ]
         indexes = [
-            # The list of a run sorted by reward, by length, by number of findings. Equal ones stand by their place, so
-            # that no index can be read backwards for the other order.
+            # The list of a run sorted by reward, by length, by number of findings. Equal ones are sorted by index, so
+            # no database index can be read backwards for the other order.
             models.Index(fields=["run", "reward", "index"], name="trajectory_by_reward"),
             models.Index(fields=["run", "-reward", "index"], name="trajectory_by_best"),
             models.Index(fields=["run", "n_tokens", "index"], name="trajectory_by_tokens"),
@@ -216,7 +220,7 @@ class StoredTrajectory(models.Model):
 
 
 class StoredRow(models.Model):
-    """One training row. A row that is the stream of a step keeps no tokens of its own: ``last_step`` names it."""
+    """One training row. A row that equals the stream of a step has no stored tokens: ``last_step`` names the step."""
 
     trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, related_name="rows")
     index = models.PositiveIntegerField()
@@ -232,7 +236,7 @@ class StoredRow(models.Model):
 
 
 class RowTokens(models.Model):
-    """The arrays of a row that is no step's stream, each as long as the source had it."""
+    """The arrays of a row that equals no step's stream, each as long as in the source."""
 
     row = models.OneToOneField(StoredRow, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
     ids = IdsField()
@@ -276,7 +280,7 @@ class StoredStep(models.Model):
     policy_version = models.CharField(max_length=100, blank=True)
     chat_template_sha256 = models.CharField(max_length=64, blank=True, help_text="Empty = the run's own.")
 
-    # The request's messages, delta-coded like the ids: the parent's first `messages_shared`, then `messages_new`.
+    # The messages of the request, stored as deltas like the ids: the parent's first messages, then the new ones.
     messages_shared = models.PositiveIntegerField(default=0)
     messages_new = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
     tools = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
@@ -289,7 +293,7 @@ class StoredStep(models.Model):
         db_table = "rollouts_step"
         constraints = [models.UniqueConstraint(fields=["trajectory", "index"], name="step_index_in_trajectory")]
         indexes = [
-            # Every step of a million at which the stream broke.
+            # The few steps with a break among millions.
             models.Index(
                 fields=["trajectory", "index"],
                 name="step_broken",
@@ -299,7 +303,7 @@ class StoredStep(models.Model):
 
 
 class StepTokens(models.Model):
-    """The tokens a step adds."""
+    """The tokens that a step adds."""
 
     step = models.OneToOneField(StoredStep, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
     delta_ids = IdsField(help_text="prompt_ids[shared_length:]")
@@ -309,7 +313,7 @@ class StepTokens(models.Model):
 
 
 class StoredFinding(models.Model):
-    """A persisted diagnosis."""
+    """One finding of the diagnosis."""
 
     trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, related_name="findings")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="findings")
@@ -363,28 +367,28 @@ class TemplateCheck(models.Model):
 
     @property
     def is_answered(self) -> bool:
-        """Its job has stored the report, or looks for a repair of a report that was stored before."""
+        """Whether the report is stored: by the current job, or before a job that looks for a repair alone."""
         return self.job.kind == Job.Kind.REPAIR_TEMPLATE or self.job.n_done > 0
 
     @property
     def status(self) -> str:
-        """That of its job; done as soon as the report is stored, although the search for a repair may go on."""
+        """The state of the job; done as soon as the report is stored, although the search for a repair may continue."""
         return WorkStatus.DONE if self.is_answered else self.job.status
 
     @property
     def error(self) -> str:
-        """Why the check could not be made; empty when it could."""
+        """Why the check failed; empty = it did not."""
         return "" if self.is_answered else self.job.error
 
     @property
     def progress(self) -> str:
-        """How far the search for a repair is; empty when nobody searches."""
+        """How far the search for a repair is; empty = no search is under way."""
         searching = self.is_answered and self.job.status in ACTIVE
         return (self.job.progress or "waiting for a worker") if searching else ""
 
 
 class Replay(models.Model):
-    """What every strategy would have made of a trajectory. It follows from what is stored, so it is made once."""
+    """What every strategy would make of a trajectory. It is made again only when ``key`` has changed."""
 
     trajectory = models.OneToOneField(StoredTrajectory, on_delete=models.CASCADE, related_name="replay")
     key = models.CharField(max_length=64, help_text="Hash of all that it follows from; another one makes it stale.")
@@ -392,7 +396,7 @@ class Replay(models.Model):
 
 
 class ReplayRows(models.Model):
-    """The rows that one strategy made, one behind the other."""
+    """The rows that one strategy made, concatenated."""
 
     replay = models.ForeignKey(Replay, on_delete=models.CASCADE, related_name="rows")
     strategy = models.CharField(max_length=40)
@@ -406,7 +410,7 @@ class ReplayRows(models.Model):
 
 
 class Job(models.Model):
-    """Work that a worker of the queue ``default`` does. It belongs to one run, one replay or one template check.
+    """Background work of the queue ``default``. It belongs to one run, one replay or one template check.
 
     A run keeps the jobs that were asked for. A replay and a template check have one job: the last one.
     """
@@ -419,17 +423,17 @@ class Job(models.Model):
         EXPORT = "export"
         """A run is written to a file; ``options`` says how."""
         REPLAY = "replay"
-        """Every strategy is replayed over a run; ``report`` adds up what each would have made."""
+        """Every strategy is replayed over a run; ``report`` sums what each one makes."""
         IMPORT = "import"
         """The files that ``options`` names are read into a run."""
         DIAGNOSE_PUSHED = "diagnose_pushed"
-        """The trajectories that were pushed since the last time are diagnosed."""
+        """The trajectories that were pushed since the last diagnosis are diagnosed."""
         REPLAY_TRAJECTORY = "replay_trajectory"
         """Every strategy is replayed over one trajectory."""
         CHECK_TEMPLATE = "check_template"
-        """A template check is answered; ``options["repair"]`` = then a repair is searched for."""
+        """A template check is answered. With ``options["repair"]`` a repair is searched for afterwards."""
         REPAIR_TEMPLATE = "repair_template"
-        """A repair is searched for a template check that was answered without."""
+        """A repair is searched for a template check that was answered before without one."""
 
     code = models.CharField(max_length=16, unique=True, default=new_code)
     run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE, related_name="jobs")
@@ -457,7 +461,7 @@ class Job(models.Model):
 
     class Meta:
         constraints = [
-            # One of a kind at a time: a second press finds the first.
+            # A run has one active job of each kind: a second press finds the first job.
             models.UniqueConstraint(
                 fields=["run", "kind"], condition=Q(status__in=("queued", "running")), name="job_at_a_time"
             ),
@@ -489,7 +493,7 @@ class ShareLink(models.Model):
 
 
 class ApiToken(models.Model):
-    """What a trainer shows to push trajectories; it writes as the person who made it."""
+    """The token with which a trainer pushes trajectories. It writes as the user who made it."""
 
     token_sha256 = models.CharField(
         max_length=64, unique=True, help_text="The token itself is shown once and not kept."

@@ -45,7 +45,7 @@ from rollouts.tito.strategies.appending import ToolDelta
 from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.work import imports, replays, reproduce_rows
-from rollouts.work.diagnosis import diagnose_and_save
+from rollouts.work.diagnosis import diagnose_run
 from rollouts.work.launch import LaunchSettings, ServedModel
 from rollouts.work.reproduce import script
 from tests.conftest import ROOT
@@ -214,7 +214,7 @@ def test_a_kind_of_break_is_named_stored_shown_and_reproduced(
     make = Maker(tiny_tokenizer)
     trajectory, _ = make.broken("a")
     run = make.run([trajectory])
-    assert diagnose_and_save(run) == 1
+    assert sum(map(len, diagnose_run(run))) == 1
     stored = StoredTrajectory.objects.get(run=run)
     assert stored.findings.get(kind="fake_break").evidence == "Step 1 is broken by the test."
     page = member.get(reverse("trajectory", args=[stored.code])).content.decode()
@@ -239,7 +239,7 @@ def test_a_kind_of_row_fault_is_named_shown_and_reproduced(monkeypatch: pytest.M
     run = services.create_run(Run.Kind.IMPORT, "rows")
     services.save_trajectories(run, [value])
     services.end_run(run, Run.Status.DONE)
-    diagnose_and_save(run)
+    assert sum(map(len, diagnose_run(run))) == 1
     address = reverse("trajectory-mask", args=[StoredTrajectory.objects.get(run=run).code])
     assert "Title of fake_row: The row begins with 300. Mend it." in member.get(address).content.decode()
     monkeypatch.setitem(KINDS, "fake_row", fake_kind("fake_row", Axis.ROW, said_by_turn=True))

@@ -25,7 +25,7 @@ class Migration(migrations.Migration):
             model_name="run",
             name="diagnosis_version",
             field=models.PositiveIntegerField(
-                help_text="The oldest version of the diagnosis that judged a trajectory of it; null = none has.",
+                help_text="The oldest version that diagnosed a trajectory of the run; null = none has.",
                 null=True,
             ),
         ),

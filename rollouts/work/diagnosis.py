@@ -20,9 +20,9 @@ from rollouts.tito.trajectory import Trajectory
 log = logging.getLogger(__name__)
 
 BATCH = 20
-"""Trajectories that are held at once while a run is judged."""
+"""Trajectories that are held at once while a run is diagnosed."""
 BATCH_TOKENS = 300_000
-"""And the tokens that they hold together, so that progress is written every few seconds."""
+"""Tokens that these trajectories hold together, so that progress is written every few seconds."""
 
 
 def codec_of(run: models.Run) -> Codec | None:
@@ -38,7 +38,7 @@ def codec_of(run: models.Run) -> Codec | None:
 
 @lru_cache(maxsize=4)
 def _codec(path: str) -> Codec:
-    """A registered folder is named by its contents and never changes, so that nobody looks at its files each time."""
+    """A registered folder is named by its contents and never changes, so its files are not read each time."""
     return tokenizers.load(path)
 
 
@@ -88,7 +88,7 @@ def findings_for(trajectory: Trajectory, run: models.Run) -> list[Finding]:
 def _at_the_end(
     trajectory: Trajectory, run: models.Run, codec: Codec | None, renderer: Renderer | None, known: Sequence[Finding]
 ) -> list[Finding]:
-    """The stream of a launched trajectory against a full render, in the mode that its launch asked for."""
+    """Compares the stream of a launched trajectory with a full render, in the mode that its launch asked for."""
     from rollouts.tito.diagnose.full_render import compare_with_render
 
     if run.kind != models.Run.Kind.LAUNCH or codec is None or renderer is None:
@@ -101,7 +101,7 @@ def _at_the_end(
 
 
 def diagnose_run(run: models.Run, after: int = -1) -> Iterator[list[models.StoredTrajectory]]:
-    """Judge the finished trajectories behind an index anew, in the order of the run; each pile is given once stored."""
+    """Diagnose the finished trajectories after an index again, in the order of the run. Yields each stored batch."""
     finished = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE).order_by("index")
     while batch := _bounded(list(finished.filter(index__gt=after)[:BATCH])):
         _diagnose(run, batch)
@@ -110,23 +110,13 @@ def diagnose_run(run: models.Run, after: int = -1) -> Iterator[list[models.Store
 
 
 def _bounded(records: list[models.StoredTrajectory]) -> list[models.StoredTrajectory]:
-    """The first of them, as many as do not hold too many tokens together; at least one."""
+    """The first records, as many as hold at most ``BATCH_TOKENS`` tokens together; at least one."""
     held = 0
     for n, record in enumerate(records):
         held += record.n_tokens
         if n and held > BATCH_TOKENS:
             return records[:n]
     return records
-
-
-def diagnose_and_save(run: models.Run, trajectories: Sequence[models.StoredTrajectory] | None = None) -> int:
-    """Judge finished trajectories anew (default: all of the run), in place of the old findings; gives how many."""
-    if trajectories is None:
-        n = sum(len(batch) for batch in diagnose_run(run))
-        services.note_diagnosed(run)
-        return n
-    _diagnose(run, trajectories)
-    return len(trajectories)
 
 
 def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None:
@@ -155,7 +145,7 @@ def do_job(job: Job, beat: Beat) -> None:
 
 
 def do_pushed_job(job: Job, beat: Beat) -> None:
-    """Diagnose what was pushed to a job's run since the last time, until there is nothing new."""
+    """Diagnose what was pushed to a job's run since the last diagnosis, until nothing new is left."""
     while True:
         run = _run_of(job)
         new = run.trajectories.filter(pk__gt=int(run.settings.get(DIAGNOSED_TO, 0))).order_by("pk")
@@ -166,8 +156,8 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
             beat(n_done=job.n_done + len(batch))
             continue
         with transaction.atomic():
-            # A push locks the run before it asks for a job: it either sees that this job has ended, or was stored
-            # before this last look.
+            # A push locks the run before it asks for a job. So either the push sees that this job has ended, or
+            # this query sees what was pushed.
             models.Run.objects.select_for_update().get(pk=run.pk)
             if not new.exists():
                 end_job(job, Job.Status.DONE)

@@ -1,12 +1,13 @@
-"""Stored trajectories written in any format that we write, with their own rows or with those of another strategy."""
+"""Writes stored trajectories in any format of ours, with their own rows or with the rows of another strategy."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,13 +24,13 @@ from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay_many
-from rollouts.tito.trajectory import Row, Trajectory
+from rollouts.tito.trajectory import Trajectory
 from rollouts.work import replays
 from rollouts.work.diagnosis import codec_of
 
 BATCH = 50
 FILE_DAYS = 7
-"""How long the file of an export is offered."""
+"""How many days the file of an export is offered."""
 MAX_NOTES = 50
 WRITERS = (*(one.name for one in FORMATS.values() if one.write), *EXPORTS)
 """Names of what can be written: whole trajectories, then rows."""
@@ -55,11 +56,11 @@ class Wanted:
 
     format: str = "own_jsonl"
     strategy: str = ""
-    """Whose rows are written; empty = those that are stored."""
+    """The strategy whose rows are written; empty = the stored rows."""
     force: bool = False
-    """Rows that break the target's invariants are written too, and what the strategy refuses is left out."""
+    """Rows that break the target's invariants are written too. Trajectories that the strategy refuses are left out."""
     leave_out: bool = False
-    """Trajectories with such rows are left out, and what the strategy refuses."""
+    """Trajectories with such rows are left out, and trajectories that the strategy refuses."""
     pad_to: int | None = None
     pad_id: int = 0
 
@@ -74,7 +75,7 @@ class Wanted:
             raise ValueError("Padding takes a number of tokens from 1 on, and goes with the format sft alone.")
 
     def as_options(self) -> dict[str, Any]:
-        """As a job keeps it: what is not the default."""
+        """The options of the job: every field that is not the default."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
     @property
@@ -86,7 +87,7 @@ class Wanted:
 
 
 class Written(NamedTuple):
-    """What an export came to."""
+    """The result of an export."""
 
     n: int
     """Rows, or trajectories."""
@@ -103,17 +104,19 @@ def write_run(
     tell: Callable[[str], object] = lambda _: None,
     tick: Callable[[], object] = lambda: None,
 ) -> Written:
-    """Write the finished ones of ``records``.
+    """Write the finished trajectories of ``records``.
 
-    ``tick`` is called for each trajectory that has been read, ``tell`` with a sentence about each that is left out.
+    ``tick`` is called after each trajectory that was read, ``tell`` with a sentence about each one that is left out.
     Raises :class:`ExportRefused` with a sentence.
     """
     n_read, n_out, first = 0, 0, ""
 
-    def count() -> None:
+    def counted(values: Iterator[Trajectory]) -> Iterator[Trajectory]:
         nonlocal n_read
-        n_read += 1
-        tick()
+        for value in values:
+            yield value
+            n_read += 1
+            tick()
 
     def leave_out(why: str) -> None:
         nonlocal n_out, first
@@ -124,7 +127,7 @@ def write_run(
     # A refusal leaves in the middle, and the cursor must not outlive its connection.
     with closing(loaded(finished)) as values:
         del finished
-        n = _write(run, _ticking(values, count), wanted, file, leave_out)
+        n = _write(run, counted(values), wanted, file, leave_out)
     if n_out and not n:
         raise ExportRefused(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
     if wanted.strategy and not n:
@@ -132,12 +135,6 @@ def write_run(
         raise ExportRefused(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
     verb = "was" if n_out == 1 else "were"
     return Written(n, f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else "")
-
-
-def _ticking(values: Iterator[Trajectory], tick: Callable[[], object]) -> Iterator[Trajectory]:
-    for value in values:
-        yield value
-        tick()
 
 
 def _write(
@@ -157,26 +154,22 @@ def _write(
         file,
         wanted.force,
         leave_out=leave_out if wanted.leave_out else None,
-        rows=_recorded_rows if wanted.strategy else None,
+        rows=attrgetter("rows") if wanted.strategy else None,
         decode=None if codec is None else codec.decode,
         cause=lambda value: cause_of(run, value),
     )
 
 
 def loaded(records: Iterable[models.StoredTrajectory]) -> Generator[Trajectory, None, None]:
-    """Their values, some at a time."""
+    """Yields the values of records. One batch of records is in memory at a time."""
     for batch in batched(records, BATCH):
         yield from selectors.load_trajectories(batch)
-
-
-def _recorded_rows(trajectory: Trajectory) -> Sequence[Row]:
-    return trajectory.rows
 
 
 def _under(
     slug: str, run: models.Run, values: Iterator[Trajectory], leave_out: Callable[[str], object] | None
 ) -> Iterator[Trajectory]:
-    """The same trajectories with the rows that a strategy would have made."""
+    """Yields the same trajectories with the rows that a strategy makes of them."""
     try:
         context, tokenizer = replays.context_of(run)
     except replays.CannotReplay as error:
@@ -202,7 +195,7 @@ def _under(
 
 
 def cause_of(run: models.Run, value: Trajectory) -> str:
-    """The stored finding that made a trajectory more than one row, as a sentence; empty = none is stored."""
+    """The stored finding that explains why a trajectory has several rows, as a sentence; empty = none is stored."""
     found = (
         models.StoredFinding.objects.filter(run=run, trajectory__external_id=value.external_id, axis=Axis.STREAM)
         .exclude(severity=Severity.INFO)
@@ -262,7 +255,7 @@ def file_of(job: Job) -> Path:
 
 
 def drop_files() -> None:
-    """Remove the files that nobody is offered any more: expired, or of a run that was deleted."""
+    """Remove files that are no longer offered: they expired, or their run was deleted."""
     kept = files_in_use()
     for path in exports_folder().iterdir():
         if path.name.partition(".")[0] not in kept:

@@ -1,4 +1,4 @@
-"""Imports: files read as a stream, kept in batches of bounded size, each file whole or not at all."""
+"""Imports: files are read as a stream and stored in batches of bounded size, each file whole or not at all."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from rollouts.work.sending import send
 BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
 BATCH_BYTES = 16_000_000
-"""Of the file; what has text alone has no tokens."""
+"""Bytes of the file. A trajectory of text alone has no tokens."""
 BEAT_SECONDS = 0.5
-"""How often progress is written and the cancel flag read."""
+"""How often progress is written and the cancel flag is read."""
 GC_THRESHOLD = 100_000
-"""New objects until the cyclic collector looks at them."""
+"""New objects until the cyclic garbage collector runs."""
 
 
 class _Cancelled(Exception):
@@ -44,7 +44,7 @@ class _Cancelled(Exception):
 
 
 def ask(run: models.Run, files: Sequence[Path], format_name: str = "auto", use_recorded_tokenizer: bool = True) -> Job:
-    """The job that reads files into a new run; the paths must be the same for every worker."""
+    """Returns the job that reads files into a new run. Every worker must see the files under the same paths."""
     options = {
         "files": [str(path.resolve()) for path in files],
         "format": format_name,
@@ -66,7 +66,7 @@ def take_uploads(
 
 
 def do_job(job: Job, beat: Beat) -> None:
-    """Read the files that a job's options name into its run; after a lost worker it goes on at the file it was at."""
+    """Read the files of a job's options into its run. After a lost worker it goes on at the first incomplete file."""
     runs = models.Run.objects.select_related("tokenizer__chat_template", "chat_template")
     run = runs.filter(jobs=job).first()
     if run is None or not is_active(run):  # deleted, or cancelled before it began
@@ -87,7 +87,7 @@ def fail(job: Job, sentence: str) -> None:
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """An import makes many objects and hardly a cycle, so that the collector is hardly ever worth its look at all."""
+    """Runs the cyclic garbage collector rarely: an import makes many objects and hardly any cycle."""
     before = gc.get_threshold()
     gc.set_threshold(GC_THRESHOLD)
     try:
@@ -111,7 +111,7 @@ def import_files(
 
     The run ends as done, as failed when nothing was read, or as cancelled when somebody asked. A file that cannot be
     read to its end leaves nothing but a rejection. A run without a tokenizer takes the registered one that its first
-    file names. ``alive`` is called often; it raises :class:`JobLost` when another worker has the import by now.
+    file names. ``alive`` is called often. It raises :class:`JobLost` when another worker has taken the import.
     """
     alive()
     services.start_run(run)
@@ -153,7 +153,7 @@ def import_files(
 
 
 def _names(files: Sequence[Path | Source]) -> list[str]:
-    """Files by name, with as much of their folders as tells them apart: trainers write ``step_1/rank_0.jsonl``."""
+    """File names with enough of their folders to tell them apart: trainers write ``step_1/rank_0.jsonl``."""
     paths = [file.parts if isinstance(file, Path) else (file.name,) for file in files]
     alike = Counter(path[-1:] for path in paths)
     names = []
@@ -185,7 +185,7 @@ def _end(run: models.Run, has_any: bool) -> None:
 
 
 class _File:
-    """One file under way."""
+    """The import of one file."""
 
     def __init__(
         self, run: models.Run, source: Source, before: int, index: int, use_recorded: bool, alive: Callable[[], object]
@@ -207,7 +207,7 @@ class _File:
         return chosen.name
 
     def _tick(self) -> None:
-        """Say in the database how far the file is read, now and then."""
+        """Write every ``BEAT_SECONDS`` how far the file is read."""
         now = time.monotonic()
         if now - self._last_beat < BEAT_SECONDS:
             return
@@ -226,12 +226,12 @@ class _File:
             findings.append(findings_for(trajectory, self.run))
             self._tick()
         with transaction.atomic():
-            self.alive()  # in one transaction, so that a worker that has lost the import stores nothing more
+            self.alive()  # in this transaction: a worker that has lost the import stores nothing more
             services.save_trajectories(self.run, batch, findings, self.next_index, self._table)
         self.next_index += len(batch)
 
     def _with_free_ids(self, batch: list[Trajectory]) -> list[Trajectory]:
-        """Files of one run may count alike: an id that is taken gets the file's name before it, as does its group."""
+        """Files of one run may use the same ids. If an id is taken, it and its group get the file's name in front."""
         wanted = [one.external_id for one in batch]
         taken = set(self.run.trajectories.filter(external_id__in=wanted).values_list("external_id", flat=True))
         if not taken:
@@ -284,7 +284,7 @@ def _batches(items: Iterable[Trajectory | Rejected], source: Source) -> Iterator
 
 
 def keep_files(files: Sequence[UploadedFile], folder: Path) -> list[Path]:
-    """Move uploads into `folder` under names that are theirs, made safe; a second file of a name gets a number."""
+    """Move uploads into ``folder`` under their own names, made safe. A second file of the same name gets a number."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     kept: list[Path] = []
     for file in files:
@@ -304,7 +304,7 @@ def keep_files(files: Sequence[UploadedFile], folder: Path) -> list[Path]:
 
 
 def tidy_file(name: str) -> str:
-    """A file's name with its suffixes, and nothing that a path could stumble over."""
+    """A file's name with its suffixes, without characters that are unsafe in a path."""
     plain = Path(name.replace("\\", "/")).name
     suffixes = "".join(Path(plain).suffixes[-3:])[:40] if plain else ""
     stem = plain.removesuffix(suffixes) if suffixes else plain

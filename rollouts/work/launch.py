@@ -1,4 +1,4 @@
-"""Launching a run: what may be asked for, what is stored before a worker takes it, and the order to begin."""
+"""Launching a run: checks the settings, stores the run with its trajectories, and sends the run to a worker."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class ServedModel:
     name: str
     engine: str
     path: str
-    """Folder with the weights and the tokenizer (for an engine elsewhere: the tokenizer alone)."""
+    """Folder with the weights and the tokenizer; for an engine that is a server, the tokenizer alone."""
     options: dict[str, Any] = field(default_factory=dict)
-    """For the engine: ``max_live``, ``max_model_len``, ..., and for one elsewhere ``url`` and ``model``."""
+    """Of the engine: ``max_live``, ``max_model_len``, ...; of a server also ``url`` and ``model``."""
 
     @property
     def queue(self) -> str:
         return engine_queue(self.name)
 
     def faults(self, engine: str = "") -> str:
-        """Why no engine can be built of this entry, as a sentence; empty when nothing is known against it."""
+        """Why no engine can be built of this entry, as a sentence; empty = no fault was found."""
         engine = engine or self.engine
         if engine not in offered_engines():
             return f"There is no engine named {engine!r}; choose one of {_listed(offered_engines())}."
@@ -71,19 +71,19 @@ class ServedModel:
         return ""
 
     def engine_arguments(self, engine: str) -> tuple[str, dict[str, Any]]:
-        """What ``build_engine`` is given: the folder, or the address of the server that has the model."""
+        """The arguments of ``build_engine``: the folder of the model or the address of its server, and the options."""
         options = dict(self.options)
         url = str(options.pop("url", ""))
         options.pop("tool_call_parser", None)
         if not engine_spec(engine).is_server:
             return self.path, options
-        # A server does not tell how many ids its model has; the tokenizer knows all that it may write.
+        # A server does not tell how many ids its model has. The tokenizer does.
         vocab_size = options.pop("vocab_size", 0) or tokenizers.load(self.path).vocab_size
         return url, {**options, "vocab_size": vocab_size, "allowed_hosts": settings.ENGINE_HOSTS}
 
 
 def served_models() -> dict[str, ServedModel]:
-    """What this installation serves, by name."""
+    """The models that this installation serves, by name."""
     entries: dict[str, dict[str, Any]] = settings.INSPECTOR_MODELS
     return {
         name: ServedModel(name, entry["engine"], str(entry["path"]), dict(entry.get("options", {})))
@@ -93,11 +93,11 @@ def served_models() -> dict[str, ServedModel]:
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """What a launch asks for. The defaults make a run that works."""
+    """The settings of a launch. With the defaults a run works."""
 
     model: str = "demo"
     engine: str = ""
-    """Empty = the one the model is served with."""
+    """Empty = the engine that the model is served with."""
     environment: str = "calculator"
     strategy: str = "tool_delta"
     prompts: int = 16
@@ -108,23 +108,23 @@ class LaunchSettings:
     top_k: int = 0
     min_p: float = 0.0
     max_tokens: int = 96
-    """Per turn."""
+    """Largest number of tokens of one completion."""
     stop: list[str] = field(default_factory=list)
     """Texts that end a completion, beside the model's own stop tokens."""
     max_turns: int = 6
     seed: int | None = None
-    """None = one is drawn and stored."""
+    """None = a seed is drawn and stored."""
     environment_seconds: float = 30.0
     chat_template: str = ""
     """Hash of a registered chat template; empty = the model's own."""
     rows_chat_template: str = ""
-    """Of the one that the training rows are made with; empty = the same."""
+    """Hash of the template that the training rows are made with; empty = ``chat_template``."""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     compare: str = "ignore_whitespace"
     """How a finished trajectory is compared with a full render of its conversation: one of ``COMPARE``."""
 
     def problems(self) -> dict[str, str]:
-        """What is wrong, by field, each a sentence; empty when it can be launched."""
+        """One sentence for each faulty field, by its name; empty = a run can be launched."""
         found: dict[str, str] = {}
         models = served_models()
         if self.model not in models:
@@ -186,7 +186,7 @@ _WHOLE = (
 
 
 class LaunchRefused(ValueError):
-    """The form cannot be launched; ``problems`` says why, by field."""
+    """The settings cannot be launched; ``problems`` holds one sentence for each faulty field."""
 
     def __init__(self, problems: dict[str, str]) -> None:
         super().__init__(" ".join(f"{name}: {sentence}" for name, sentence in problems.items()))
@@ -198,8 +198,8 @@ def launch(
 ) -> Run:
     """Store a run with all its trajectories queued, and send it to the worker of its model.
 
-    ``prompts`` are those of an uploaded file (``read_prompts``), for an environment that takes its tasks from one.
-    Raises :class:`LaunchRefused`. When the broker cannot be reached the run is marked failed with the reason.
+    ``prompts`` come from an uploaded file (``read_prompts``), for an environment that takes its tasks from a file.
+    Raises :class:`LaunchRefused`. When the broker does not answer, the run fails with the reason.
     """
     problems = form.problems()
     if problems:
@@ -258,7 +258,7 @@ def _chosen_template(sha256: str, field: str) -> ChatTemplate | None:
 
 
 def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task: Task, kwargs: dict[str, Any]) -> None:
-    """Render the first prompt once, so that a template that cannot is refused here and not once a trajectory."""
+    """Render the first prompt once, so that a template that cannot render it is refused before the launch."""
     try:
         renderer = chat_templates.renderer(tokenizers.load(tokenizer.path), template.text)
         renderer.render_text(task.messages, task.tools, kwargs, True)
@@ -267,15 +267,14 @@ def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task
 
 
 def can_resume(run: Run) -> bool:
-    """Whether a launched run has trajectories that are not done, and nobody at work on them: it has ended, or has been
-    silent for long."""
+    """Whether a launched run has unfinished trajectories and no worker: the run has ended, or is silent."""
     if run.kind != Run.Kind.LAUNCH or run.n_finished >= run.n_expected:
         return False
     return not is_active(run) or is_silent(run)
 
 
 def resume(run: Run) -> int:
-    """Make what is left of a run that stopped; gives how many trajectories. Raises ``ValueError`` with a sentence."""
+    """Send what is left of a stopped run. Returns the number of trajectories. Raises ``ValueError`` with a sentence."""
     if not can_resume(run):
         raise ValueError("This run is done, or a worker is at it: there is nothing to resume.")
     if run.model not in served_models():
@@ -286,20 +285,20 @@ def resume(run: Run) -> int:
 
 
 def send(run: Run) -> None:
-    """Order the work; a broker that does not answer fails the run with a sentence."""
+    """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
     if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
         services.fail_run(run, f"{sentence} Then press Resume.")
         run.refresh_from_db()
 
 
 def model_tokenizer(model: ServedModel) -> Tokenizer:
-    """The registered tokenizer of a model's folder; registers it when a run needs it first."""
+    """The registered tokenizer of a model's folder. It is registered when the first run needs it."""
     source = f"served model {model.name}"
     try:
         return services.register_tokenizer(Path(model.path), name=model.name, source=source)
     except TokenizerUnusable:
         raise
-    except ValueError:  # the name belongs to another tokenizer, say to that of an earlier training
+    except ValueError:  # the name belongs to another tokenizer, perhaps of an earlier training
         sha256 = tokenizers.load(model.path).sha256
         return services.register_tokenizer(Path(model.path), name=f"{model.name} {sha256[:8]}", source=source)
 
@@ -319,7 +318,7 @@ def _queue_trajectories(run: Run, tasks: list[Task], group: int, seed: int) -> N
 
 
 def _seed(seed: int, task: int, member: int) -> int:
-    """A trajectory's seed: it depends on the run's seed and on its place, so that a run can be made again."""
+    """The seed of a trajectory follows from the run's seed and the trajectory's place, so a run can be repeated."""
     return int.from_bytes(hashlib.sha256(f"{seed} {task} {member}".encode()).digest()[:4], "big") >> 1
 
 
@@ -328,6 +327,6 @@ def _listed(names: Any) -> str:
 
 
 def form_from(values: dict[str, Any]) -> LaunchSettings:
-    """The form stored with a run."""
+    """The settings that are stored with a run."""
     known = {one.name for one in fields(LaunchSettings)}
     return LaunchSettings(**{name: value for name, value in values.items() if name in known})

@@ -1,4 +1,4 @@
-"""What a trainer pushes: read in any importable format, named, and stored where the run does not have it yet."""
+"""Pushes of a trainer: read in any importable format, named, and stored if the run does not have them yet."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rollouts.work.sending import send
 
 BATCH_TRAJECTORIES = 50
 BATCH_TOKENS = 1_000_000
-"""A batch is one transaction. It ends with whichever limit is reached first."""
+"""A batch is one transaction. It ends when the first of the two limits is reached."""
 MAX_NAME = 200
 MAX_LISTED = 1000
-"""Rejected lines that an answer lists; all of them are counted."""
+"""Rejected lines that an answer lists. All rejected lines are counted."""
 
 
 @dataclass
 class Pushed:
-    """What one push brought."""
+    """The result of one push."""
 
     run: str
     """Code of the run."""
     trajectories: int = 0
-    """Stored by this push."""
+    """Trajectories that this push stored."""
     known: int = 0
-    """Left as they were, because the run had their ids."""
+    """Trajectories that were left as they were, because the run had their ids."""
     rejected: list[dict[str, Any]] = field(default_factory=list)
-    """The first lines that could not be read: line, reason."""
+    """The first lines that could not be read, each with ``line`` and ``reason``."""
     n_rejected: int = 0
-    """All lines that could not be read."""
+    """Number of lines that could not be read."""
     error: str | None = None
-    """Why nothing behind some place could be read."""
+    """Why nothing after some place could be read; None = everything was read."""
     notice: str | None = None
-    """What the pusher should know."""
+    """What the sender should know."""
 
     def reject(self, run: Run, rejected: Sequence[Rejected]) -> None:
         """Count lines that could not be read, and keep their reasons with the run."""
@@ -51,10 +51,10 @@ class Pushed:
 
 
 def take_push(run: Run, source: Source, format_name: str, prefix: str) -> Pushed:
-    """Store what a source holds; each id of the run once, with ``prefix`` before it.
+    """Store the trajectories of a source. Each id gets ``prefix`` before it, and is stored once in the run.
 
-    Raises :class:`FileRefused` when nothing of the source can be read. After damage in the middle ``error`` says so,
-    and what came before the damage is stored whole: a second push knows it.
+    Raises :class:`FileRefused` when nothing of the source can be read. If the source is damaged in the middle,
+    ``error`` says so, and what stands before the damage is stored: a second push finds these ids known.
     """
     chosen, items = formats.read(source, format_name)
     pushed = Pushed(run.code)
@@ -91,14 +91,14 @@ def take_push(run: Run, source: Source, format_name: str, prefix: str) -> Pushed
 
 
 def _weight(item: Trajectory | Rejected) -> int:
-    """In tokens; many light items fill a batch too."""
+    """The weight in tokens, with a least weight: many small items fill a batch too."""
     if isinstance(item, Rejected):
         return BATCH_TOKENS // MAX_LISTED
     return max(item.n_ids, BATCH_TOKENS // BATCH_TRAJECTORIES)
 
 
 def _named(trajectory: Trajectory, prefix: str) -> Trajectory | Rejected:
-    """A trajectory under the name of this push: without an id of its own by its content, and always with the prefix."""
+    """The trajectory under its name in the run. A trajectory without an id is named by its content."""
     if formats.is_named_by_line(trajectory):
         trajectory = named_by_content(trajectory)
     if not prefix:

@@ -17,7 +17,7 @@ from rollouts.tito.trajectory import Ids, Message, ids_array
 from rollouts.tokenizers import LoadedTokenizer
 
 _LEFT_OUT = ("default", "gpt-oss")
-"""One renders by the chat template itself, one fetches a vocabulary from the network."""
+"""The first renders by the chat template itself. The second fetches a vocabulary from the network."""
 
 MAX_KEPT = 64
 _found: dict[tuple[str, str, str], Extends | str] = {}
@@ -49,9 +49,9 @@ PROBES: tuple[tuple[list[Message], list[dict[str, Any]] | None], ...] = (
 
 
 def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapping[str, Any]], Extends]:
-    """A function from template kwargs to the object that extends streams of a tokenizer and a chat template.
+    """Returns a function from template kwargs to the object that extends streams of a tokenizer and a chat template.
 
-    The search is made once in a process. Calling the function raises :class:`StrategyRefused` with a sentence.
+    A process searches once. Calling the function raises :class:`StrategyRefused` with a sentence.
     """
 
     def bridge(kwargs: Mapping[str, Any]) -> Extends:
@@ -78,13 +78,13 @@ class _Bridge:
                 prompt_ids.tolist(), completion_ids.tolist(), [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
             )  # fmt: skip
-        except Exception:  # what it makes of a message that its model never saw is its own affair
+        except Exception:  # it may fail on a message that its model never saw
             return None
         return None if extended is None else ids_array(extended.token_ids)
 
 
 def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, Any]) -> Extends | str:
-    """The first renderer that renders every probe as the chat template does, else a sentence."""
+    """The first renderer that renders every probe as the chat template does; else a sentence that says why not."""
     if lacking := Bridge.missing():
         return lacking
     wanted = []
@@ -101,7 +101,7 @@ def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, A
                 for messages, tools, ids in wanted
             ):
                 return _Bridge(name, one)
-        except Exception:  # it is another model's: its tokens are not in this vocabulary
+        except Exception:  # a renderer of another model, whose tokens are not in this vocabulary
             continue
     return (
         "No renderer of the package renderers writes what this chat template writes, so none may extend its stream. "

@@ -1,5 +1,4 @@
-"""Strategies replayed over a stored trajectory: asked for by a page, made by a worker, kept until what it follows from
-changes."""
+"""Replays of strategies over stored trajectories. A page asks for one and a worker makes it."""
 
 from __future__ import annotations
 
@@ -30,21 +29,21 @@ from rollouts.tokenizers.pieces import PieceEncoder
 from rollouts.work import renderers_package
 
 VERSION = 6
-"""Raise it when a strategy makes other rows than before: what is stored is then made anew."""
+"""Raise it when a strategy makes other rows than before: stored replays are then stale."""
 
 MAX_STEPS = 500
 MAX_FORWARDED_TOKENS = 8_000_000
-"""Prompt and completion tokens over all steps; some strategies render and encode that many."""
+"""Prompt and completion tokens over all steps. Some strategies render and encode all of them."""
 
 RUN_BATCH = 20
 """Trajectories of a run that are loaded at once."""
 
 MAX_KEPT_TOKENS = 3_000_000
-"""Tokens of one strategy's rows that are stored for the comparison; beyond it only the figures are."""
+"""Tokens of one strategy's rows that are stored for the comparison. Of larger rows only the figures are stored."""
 
 
 class CannotReplay(ValueError):
-    """What is missing, as a sentence."""
+    """No strategy can be replayed; the message is a sentence that says what is missing."""
 
 
 def template_text(run: Run) -> str | None:
@@ -56,7 +55,7 @@ def template_text(run: Run) -> str | None:
 
 
 def missing(trajectory: StoredTrajectory) -> str:
-    """Why no strategy can be replayed over it, in a sentence; empty when one can. At most two queries."""
+    """Why no strategy can be replayed over a trajectory, as a sentence; empty = one can. At most two queries."""
     run = trajectory.run
     if not trajectory.n_steps:
         return (
@@ -85,11 +84,14 @@ def all_installed() -> bool:
 
 
 def key_of(trajectory: StoredTrajectory) -> str:
-    """Of all that a replay follows from: another key means that the stored one is stale."""
-    run = trajectory.run
+    """The hash of all that a replay depends on. A stored replay with another key is stale."""
+    counted = trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status
+    return _key(trajectory.run, *counted)
+
+
+def _key(run: Run, *counted: Any) -> str:
     parts = (
-        VERSION, sorted(STRATEGIES), all_installed(),
-        trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
+        VERSION, sorted(STRATEGIES), all_installed(), *counted,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
         *filter(None, [run.rows_chat_template_id]),
     )  # fmt: skip
@@ -97,7 +99,7 @@ def key_of(trajectory: StoredTrajectory) -> str:
 
 
 def ask(trajectory: StoredTrajectory, again: bool = False) -> tuple[Replay, bool]:
-    """The replay of a trajectory, and whether a worker has to be sent for its job. ``again`` retries a failed one."""
+    """The replay of a trajectory, and whether a worker has to be sent for it. ``again`` retries a failed replay."""
     key = key_of(trajectory)
     with transaction.atomic():
         made, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
@@ -113,7 +115,7 @@ def ask(trajectory: StoredTrajectory, again: bool = False) -> tuple[Replay, bool
 
 
 def current(trajectory: StoredTrajectory) -> Replay | None:
-    """The stored replay of a trajectory: one that still holds, or that a worker makes now; None without one."""
+    """The stored replay of a trajectory if it is not stale or a worker is making it now; else None."""
     made = Replay.objects.select_related("job").filter(trajectory=trajectory).first()
     if made is None or not (made.key == key_of(trajectory) or is_active(made.job)):
         return None
@@ -167,14 +169,8 @@ MAX_REASONS = 3
 
 
 def run_key(run: Run) -> str:
-    """Of all that the replay of a run follows from."""
-    parts = (
-        VERSION, sorted(STRATEGIES), all_installed(),
-        run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens,
-        run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
-        *filter(None, [run.rows_chat_template_id]),
-    )  # fmt: skip
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    """The hash of all that the replay of a run depends on."""
+    return _key(run, run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens)
 
 
 def finished(run: Run) -> QuerySet[StoredTrajectory]:
@@ -183,7 +179,7 @@ def finished(run: Run) -> QuerySet[StoredTrajectory]:
 
 
 def new_report(run: Run) -> dict[str, Any]:
-    """The figures of a run before any trajectory of it was replayed, and what its rows are as they are stored."""
+    """The report of a run before any of its trajectories was replayed, with the figures of its stored rows."""
     rows = models.StoredRow.objects.filter(trajectory__in=finished(run).values("pk"))
     stored = rows.aggregate(rows=Count("pk"), tokens=Sum("n_tokens"), trained=Sum("n_trained"))
     return {
@@ -200,13 +196,13 @@ _SUMMED = {
     "rows": "rows_count", "tokens": "tokens", "trained": "trained_tokens", "sampled": "sampled_tokens",
     "lost": "lost_tokens", "repaid": "prompt_tokens_repaid",
 }  # fmt: skip
-"""Figure of a run -> the figure of a trajectory that it adds up."""
+"""Figure of a run -> the figure of its trajectories that is summed."""
 
 
 def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[int]:
-    """Replay every strategy over the finished trajectories behind the index ``after``, adding them to the report.
+    """Replay every strategy over the finished trajectories after the index ``after``, and add them to the report.
 
-    Gives the index of each one that is in it. What stands in the way of a trajectory counts as refused.
+    Yields the index of each trajectory that was added. A trajectory that cannot be replayed counts as refused.
     """
     try:
         context, loaded = context_of(run)
@@ -229,7 +225,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[i
 
 
 def do_run_job(job: Job, beat: Beat) -> None:
-    """Replay every strategy over a run; a report that an earlier worker left is gone on with."""
+    """Replay every strategy over a run. The report of an earlier worker is continued."""
     run = Run.objects.select_related("tokenizer__chat_template", "chat_template").get(jobs=job)
     if job.report is None or job.report["key"] != run_key(run):
         job.report, job.reached = new_report(run), -1
@@ -243,7 +239,7 @@ def do_run_job(job: Job, beat: Beat) -> None:
 
 
 def loaded_trajectories(records: QuerySet[StoredTrajectory]) -> Iterator[tuple[StoredTrajectory, Value]]:
-    """Records with their values, some at a time."""
+    """Yields records with their values. One batch of records is in memory at a time."""
     for batch in batched(records.iterator(RUN_BATCH), RUN_BATCH):
         yield from zip(batch, selectors.load_trajectories(batch), strict=True)
 
@@ -265,7 +261,7 @@ def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
 def context_of(
     run: Run, path: str = "", chat_template: str | None = None
 ) -> tuple[Context, tokenizers.LoadedTokenizer]:
-    """What the strategies of a run share, for one thread; ``path`` and ``chat_template`` stand in for the run's own.
+    """The context of a run's strategies, for one thread. ``path`` and ``chat_template`` replace the run's own.
 
     Raises :class:`CannotReplay` with a sentence.
     """
@@ -292,14 +288,14 @@ def context_of(
 
 
 def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer, context: Context) -> Value:
-    """The trajectory with a message for every completion; the parser is loaded only where one is lacking."""
+    """The trajectory with a message for every completion. The parser is loaded only if a message is missing."""
     if not lacks_reply(value):
         return value
     return with_replies(value, parser_of(loaded, context.renderer))
 
 
 def figures(made: Made) -> dict[str, Any]:
-    """What one strategy makes of a trajectory, without its rows."""
+    """The figures of what one strategy makes of a trajectory."""
     return {
         "strategy": made.slug,
         "refused": made.refused or None,
@@ -333,7 +329,7 @@ def _kept(made: Replay, result: Made) -> ReplayRows | None:
 
 
 def row_of(stored: ReplayRows, index: int) -> Row:
-    """One of the rows that a strategy made."""
+    """The row at an index of the rows that a strategy made. Without recorded origins every token has ``prompt``."""
     stops = np.cumsum(stored.lengths)
     part = slice(int(stops[index]) - stored.lengths[index], int(stops[index]))
     origin = stored.origin[part] if stored.origin is not None else np.full(stored.lengths[index], Origin.PROMPT, "u1")
@@ -341,5 +337,5 @@ def row_of(stored: ReplayRows, index: int) -> Row:
 
 
 def stored_rows(made: Replay, strategies: Sequence[str]) -> dict[str, models.ReplayRows]:
-    """Strategy -> its rows, of those that were kept. One query."""
+    """Strategy -> its stored rows. Strategies whose rows were not stored are left out. One query."""
     return {rows.strategy: rows for rows in made.rows.filter(strategy__in=strategies)}

@@ -1,4 +1,4 @@
-"""A finding as a Python script of its own: the ids, the request and the assertion, with nothing but transformers."""
+"""Writes a finding as a Python script with the ids, the request and the assertions. It needs transformers alone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ assert again != COMPLETION, "the completion is what the encoder gives for its te
 
 
 class CannotReproduce(ValueError):
-    """Why there is no script, as a sentence."""
+    """There is no script for a finding; the message is a sentence that says why."""
 
 
 def script(
@@ -106,12 +106,12 @@ def script(
 ) -> str:
     """The script of one finding. It exits with 0 when the fault is there, and with an ``AssertionError`` when not.
 
-    ``tokenizer``: a hub id or a folder; empty = the script compares ids and leaves the text out.
-    Raises :class:`CannotReproduce` when the stored data hold nothing that could be asserted.
+    ``tokenizer``: a hub id or a folder; empty = the script compares ids and shows no text.
+    Raises :class:`CannotReproduce` when nothing in the stored data can be asserted.
     """
     data, checks, code = _material(finding, trajectory)
     step = trajectory.steps[finding.step or 0] if _has_step(finding, trajectory) else None
-    # At a break the sampled ids stand in the step before, and the break itself is asserted.
+    # At a break the sampled ids stand in the step before. There the break itself is asserted.
     encoder = bool(tokenizer) and step is not None and finding.kind in NEEDS_ENCODER and "BEFORE" not in data
     if (not checks and not encoder) or (finding.kind in NEEDS_TOKENIZER and not tokenizer):
         raise CannotReproduce(
@@ -143,7 +143,7 @@ def script(
 
 
 def _material(finding: Finding, trajectory: Trajectory) -> tuple[dict[str, Any], list[Check], str]:
-    """The variables of the script, the assertions that hold of them, and the code that these need."""
+    """The variables of the script, the assertions about them, and the code that the assertions need."""
     data: dict[str, Any] = {
         "START": finding.start, "STOP": finding.stop, "EXPECTED": finding.expected_ids, "ACTUAL": finding.actual_ids,
     }  # fmt: skip
@@ -202,12 +202,12 @@ def _of_break(finding: Finding, trajectory: Trajectory, data: dict[str, Any]) ->
 
 
 def _plain(text: str) -> str:
-    """Text that cannot end the docstring it stands in."""
+    """The text without characters that could end the docstring around it."""
     return ascii(text)[1:-1].replace('"', "'").replace("\\", "/")
 
 
 def _literal(name: str, value: Any) -> str:
-    """An assignment that Python reads back to the same value; ASCII alone, so that no character can hide in it."""
+    """An assignment that Python reads back as the same value. It is ASCII alone, so that no character is invisible."""
     value = _python(value)
     if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
         body = textwrap.fill(", ".join(map(ascii, value)), 110, initial_indent="    ", subsequent_indent="    ")

@@ -1,4 +1,4 @@
-"""What a script about a training row holds and asserts: for each kind of row fault, the thing that is wrong."""
+"""The variables and assertions of a script about a training row, for each kind of row fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollouts.tito.diagnose.row_findings import sampled_places
 from rollouts.tito.trajectory import Origin, Row, Trajectory
 
 Check = tuple[str, str]
-"""An expression that holds while the fault is there, and the sentence of its absence."""
+"""An expression that is true while the fault is there, and the sentence that is shown when it is not."""
 Data = dict[str, Any]
 
 MASKED_HERE = ("all(LOSS_MASK[START:STOP])", "not all of these tokens are under the gradient")
@@ -60,7 +60,7 @@ def is_outside_turn(place):
     return not before or any(i in tokenizer.all_special_ids for i in IDS[before[-1] : place])
 
 '''
-"""Where no step and no origin tells who wrote a token, the chat template's headers do."""
+"""Used if neither steps nor origins tell who wrote a token: then the headers of the chat template tell."""
 
 SHIFT = '''
 def misfit(values, lag):
@@ -90,7 +90,7 @@ print(f"the trainer's lie {shift:+.3f} off (spread {spread:.3f}), or are {slope:
 
 
 def row_material(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check], str]:
-    """The variables, the assertions, and the code between them. Nothing is asserted of a kind without a check here."""
+    """The variables, the assertions, and the code between them. A kind without a check here has no assertion."""
     place = _of_step if finding.row is None and finding.step is not None else _of_row
     return place(finding, trajectory)
 
@@ -118,7 +118,7 @@ Found = tuple[list[Check], str]
 
 
 def _odd_columns(row: Row) -> Data:
-    """Columns of another length, which a reader leaves as the source has them."""
+    """Columns of another length than the row. Readers keep them in ``extra`` as the source has them."""
     return {
         name: value for name, value in row.extra.items()
         if isinstance(value, list) and ("advantage" in name or "logprob" in name or "log_prob" in name)
@@ -263,7 +263,7 @@ ROW_SCRIPTS: dict[str, Callable[[Finding, Trajectory, Row, Data], Found]] = {
 
 
 def _of_step(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check], str]:
-    """A fault of the rows that is said of a step: offsets count in its stream."""
+    """A row fault that names a step: its offsets count in the stream of the step."""
     index = finding.step or 0
     if index >= len(trajectory.steps):
         return {}, [], ""
@@ -318,11 +318,11 @@ STEP_SCRIPTS: dict[str, Callable[[Trajectory, int, Data], Found]] = {
 }  # fmt: skip
 
 NEEDS_TOKENIZER = {"stop_string_misaligned"}
-"""Kinds whose script asserts something of the text, so that it cannot do without the tokenizer."""
+"""Kinds whose script asserts something about the text, so that it needs the tokenizer."""
 
 
 def trained_in(trajectory: Trajectory, index: int) -> list[Any]:
-    """The mask over a step's completion in each row that holds it."""
+    """The loss mask of a step's completion in each row that holds the completion."""
     masks = []
     for row in rows_of(trajectory):
         places = sampled_places(trajectory.steps, row) if index in row.step_indices else None

@@ -1,4 +1,4 @@
-"""Orders to workers, through the broker. One sentence says that the broker does not answer."""
+"""Sends tasks to workers through the broker. One sentence says that the broker does not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_BROKER = "Redis does not answer, so no worker can be sent. Start it (make run
 
 
 def send_task(name: str, key: int, queue: str | None = None) -> str:
-    """Order a task for a row; returns a sentence when the broker does not answer, else an empty text."""
+    """Send a task with the key of a database row. Returns a sentence if the broker does not answer; else empty."""
     try:
         current_app.send_task(name, (key,), queue=queue)
     except Exception as error:  # kombu's OperationalError, and what redis raises below it
@@ -27,7 +27,7 @@ def send_task(name: str, key: int, queue: str | None = None) -> str:
 
 
 def send(job: Job) -> str:
-    """Order a job; returns a sentence, and ends the job with it, when the broker does not answer."""
+    """Send a job. If the broker does not answer, the job fails with a sentence, which is returned."""
     if sentence := send_task(DO_JOB, job.pk):
         end_job(job, Job.Status.FAILED, sentence)
         job.refresh_from_db()

@@ -1,4 +1,4 @@
-"""A conversation that was never sampled, through every strategy: what each would put between two completions."""
+"""The deltas that each strategy would put between the completions of a conversation that was never sampled."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def strategy_deltas(
     tools: Sequence[Mapping[str, Any]] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Per turn, the strategies grouped by the delta they give; what refuses is listed with its sentence.
+    """Returns the strategies of each turn, grouped by their delta. ``refused`` has a sentence for each that refuses.
 
-    A completion is what the template itself writes for the assistant's message behind the generation prompt, up to the
-    stop token, and is encoded alone, as a model that follows the template would have sampled it. The step-wise
-    strategies keep every prompt as the engine read it: here the conversation up to there, rendered, so that no template
-    is refused. ``rows`` holds theirs: per row the messages that it trains, its tokens and how many are trained.
+    A completion is the text that the template writes for the assistant's message, from the generation prompt to the
+    stop token. It is encoded alone, as a model that follows the template would sample it. The step-wise strategies keep
+    every prompt as the engine read it. Here that is the rendered conversation before the reply, so they refuse no
+    template. ``rows`` holds their rows: the messages that a row trains, its tokens and how many of them are trained.
     """
     context = Context(tokenizer, renderer, tokenizer.stop_ids)
     replies = [k for k, message in enumerate(conversation) if message.get("role") == "assistant"][:MAX_TURNS]
@@ -82,7 +82,7 @@ def strategy_deltas(
 
 
 class _Recorded:
-    """A strategy whose rows follow from engine calls, fed with calls that render the whole conversation."""
+    """A strategy that makes rows of engine calls. Each call renders the whole conversation."""
 
     def __init__(self, strategy: Any, context: Context) -> None:
         self._strategy, self._context = strategy, context
@@ -118,7 +118,7 @@ def _observe(
     turn: list[dict[str, Any]],
     slug: str,
 ) -> Ids:
-    """The next prompt; notes its delta in ``turn``, beside the strategies that gave the same."""
+    """Returns the next prompt, and adds its delta to ``turn`` or the strategy to an equal delta there."""
     prompt = np.array(strategy.observe(messages))
     shared = common_prefix(stream, prompt)
     delta = prompt[shared:]
@@ -147,7 +147,7 @@ def _completion(
     tools: Sequence[Mapping[str, Any]] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> Ids:
-    """The ids of one assistant message as it would have been sampled, stop token included."""
+    """The ids of one assistant message as a model would sample it, stop token included."""
     prompt = renderer.render_text(conversation[:place], tools, kwargs, add_generation_prompt=True)
     whole = renderer.render_text(conversation[: place + 1], tools, kwargs)
     if whole.startswith(prompt):

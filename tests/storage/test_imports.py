@@ -246,14 +246,14 @@ def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run,
     assert pieces[Origin.OBSERVATION] == b"44"
     assert pieces[Origin.TEMPLATE] == b"\n<|im_start|>tool\n<|im_end|>\n<|im_start|>assistant\n"
     # A run whose tokenizer is chosen later gains the same.
-    from rollouts.work.diagnosis import diagnose_and_save
+    from rollouts.work.diagnosis import diagnose_run
 
     later = services.create_run(models.Run.Kind.IMPORT, "later")
     imports.import_files(later, [Source.of_bytes(jsonl(first, second))])
     assert not all(span.origin_known for span in selectors.row_spans(later.trajectories.get(), 0))
     later.tokenizer = registered
     later.save()
-    assert diagnose_and_save(later) == 1
+    assert sum(map(len, diagnose_run(later))) == 1
     same = selectors.row_window(later.trajectories.get(), 0, 0, 10**6)
     assert same.origin.tolist() == window.origin.tolist()
     assert all(span.origin_known for span in selectors.row_spans(trajectory, 0))

@@ -32,7 +32,7 @@ from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import launch as launching
 from rollouts.work import replays
-from rollouts.work.diagnosis import diagnose_and_save
+from rollouts.work.diagnosis import diagnose_run
 from rollouts.work.launch import LaunchRefused, LaunchSettings, launch, served_models
 from tests.conftest import Take
 
@@ -301,7 +301,7 @@ class TestTheWork:
         assert (run.status, told.exists()) == ("done", found)
         if found:
             assert set(told.values_list("severity", flat=True)) <= {"info", "warning"}
-            assert diagnose_and_save(run) == 6 and told.exists()
+            assert sum(map(len, diagnose_run(run))) == 6 and told.exists()
 
     def test_a_cancelled_run_stops_and_keeps_what_it_has(self) -> None:
         run = launch(LaunchSettings(**(SMALL | {"prompts": 200, "group": 4})), enqueue=False)
