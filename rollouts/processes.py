@@ -1,8 +1,8 @@
-"""Child processes: how one is started, how it is talked to, how it ends. Standard library alone.
+"""Child processes: starting one, exchanging values with it, ending it. Needs the standard library alone.
 
 The engine's process and the storage process run code of ours and exchange pickled values with it
-(:class:`PipedProcess`). The template sandbox runs templates of strangers: it shares the life of a child process and
-nothing else, because a pickle runs code where it is read.
+(:class:`PipedProcess`). The template sandbox runs templates of strangers, and reading a pickle runs code: it uses
+:class:`ChildProcess` alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ChildProcess:
             return None
 
     def end(self, seconds: float | None = 0) -> int:
-        """Waits so many seconds for the end of the process, then kills it. Returns the exit status."""
+        """Waits so many seconds for the process to end, then kills it. Returns the exit status."""
         status = self.wait(seconds)
         if status is None:
             self.process.kill()
@@ -96,14 +96,14 @@ class PipedProcess(ChildProcess):
             raise self._ended() from error
 
     def receive(self) -> Any:
-        """Returns the next value. Raises :class:`ProcessEnded`, and whatever reading a pickle raises."""
+        """Returns the next value. Raises :class:`ProcessEnded`, and what reading a pickle raises."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError) as error:
             raise self._ended() from error
 
     def close(self, seconds: float) -> None:
-        """Closes the pipe, which tells the process to end, and waits so long before it is killed."""
+        """Closes the pipe, which ends the process, and kills the process if it has not ended after so many seconds."""
         self.pipe.close()
         self.end(seconds)
 

@@ -1,4 +1,4 @@
-"""The sign of life of work under way, and the flag that ends it: one thread, so that no work waits for a database."""
+"""Heartbeats: a thread writes the heartbeat of work and reads its cancel flag, so no work waits for the database."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Heartbeat:
                         self._beat()
                         waited = 0.0
                 except DatabaseError:
-                    # A busy database is asked again; one that is gone for good ends the work where results are saved.
+                    # A busy database is asked again. If it does not come back, saving the results ends the work.
                     log.warning("heartbeat missed thread=%s", self._thread.name, exc_info=True)
                     connection.close()
         finally:

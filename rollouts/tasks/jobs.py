@@ -1,4 +1,4 @@
-"""Jobs in the background, of every kind: one task, progress, cancel, and another worker's help."""
+"""Runs jobs of every kind: one task does a job, and a worker takes over jobs that have lost theirs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rollouts.work.sending import DO_JOB, send_task
 log = logging.getLogger(__name__)
 
 ADOPT_SECONDS = 10.0
-"""How often a worker looks for jobs that lost theirs."""
+"""How often a worker looks for jobs that have lost their worker."""
 HEARTBEAT_SECONDS = 15.0
-"""How often a worker says that it lives, however long one part of the work takes."""
+"""How often a worker renews the heartbeat of its job."""
 MAX_ATTEMPTS = 5
-"""A job may be what kills its workers: after so many it ends."""
+"""A job may kill its workers. After so many lost workers it fails."""
 
 HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
     Job.Kind.DIAGNOSE: diagnosis.do_job,
@@ -36,26 +36,26 @@ HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
     Job.Kind.CHECK_TEMPLATE: template_checks.do_job,
     Job.Kind.REPAIR_TEMPLATE: template_checks.do_job,
 }
-"""What is done for a job of a kind, from where an earlier worker stopped. A handler ends its job as done, in the
-transaction of its last result where there is one. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
+"""Kind of job -> its handler, which begins where an earlier worker stopped. A handler ends its job as done, if possible
+in the transaction of its last result. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
 
 
 @shared_task(name=DO_JOB)
 def do_job(job_id: int) -> None:
-    """Do a job, or go on with one whose worker is lost. Delivered twice it is done once."""
+    """Do a job, or continue a job whose worker is lost. A task that is delivered twice is done once."""
     if (job := take_job(job_id)) is not None:
         work_on(job)
 
 
 def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:
-    """The task's body, for a job that was taken; ``tell`` hears of each sign of life."""
+    """Does a job that was taken. ``tell`` is called with the job at each sign of progress."""
     try:
         if job.attempt > MAX_ATTEMPTS:
             raise JobFailed(f"{MAX_ATTEMPTS} workers were lost at it, so it is not tried again by itself.")
         with Heartbeat(f"job-{job.pk}", partial(touch_job, job), HEARTBEAT_SECONDS):
             HANDLERS[Job.Kind(job.kind)](job, Beat(job, tell))
     except JobLost:
-        end_job(job, Job.Status.CANCELLED)  # when another worker has it, this changes nothing
+        end_job(job, Job.Status.CANCELLED)  # changes nothing if another worker has the job
     except JobFailed as failure:
         _fail(job, str(failure))
     except Exception as error:
@@ -73,7 +73,7 @@ _shutting_down = threading.Event()
 
 @signals.worker_ready.connect
 def _adopt_in_background(sender: Any, **_: Any) -> None:
-    """While a worker of the default queue lives, it sends jobs that lost their worker again."""
+    """While a worker of the default queue lives, it sends again the jobs that have lost their worker."""
     queues = {queue.name for queue in sender.task_consumer.queues} if sender.task_consumer else set()
     if settings.CELERY_TASK_DEFAULT_QUEUE in queues:
         repeat("adopt-jobs", ADOPT_SECONDS, _shutting_down, _adopt)

@@ -1,4 +1,4 @@
-"""Trajectories leased a little ahead, in a thread of their own: the loop never waits for the database."""
+"""Prefetching leases: a thread leases trajectories before the loop needs them, so it never waits for the database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollouts.loop import RolloutJob
 
 
 class LeasePrefetcher:
-    """Keeps up to ``n`` jobs ready. ``lease`` gives up to so many further ones; none = there are no more."""
+    """Keeps up to ``n`` jobs ready. ``lease`` returns up to so many further jobs; none = no job is left."""
 
     def __init__(self, lease: Callable[[int], Sequence[RolloutJob]], n: int) -> None:
         self._lease, self._n = lease, max(1, n)
@@ -32,9 +32,9 @@ class LeasePrefetcher:
         self._thread.join()
 
     def more(self, n: int, wait: bool) -> Sequence[RolloutJob] | None:
-        """Up to ``n`` of the jobs that are ready; None = there are no more. Raises what leasing raised.
+        """Returns up to ``n`` jobs that are ready; None = no job is left. Raises what ``lease`` raised.
 
-        ``wait``: until one is ready.
+        ``wait``: wait until a job is ready.
         """
         with self._change:
             if wait:
@@ -51,7 +51,7 @@ class LeasePrefetcher:
         try:
             while True:
                 with self._change:
-                    # In halves: a query for each place that becomes free would be one for each trajectory.
+                    # By halves: with a query for each free place there would be a query for each trajectory.
                     self._change.wait_for(lambda: self._ended or len(self._ready) <= self._n // 2)
                     if self._ended:
                         return

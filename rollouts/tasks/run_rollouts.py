@@ -1,4 +1,4 @@
-"""The work of a launched run: lease trajectories, run the loop, save each step and each end."""
+"""The work of a launched run: leases trajectories, runs the loop, and saves each step and each end."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 20.0
-"""A worker that has not renewed a trajectory's lease for so long has lost it to the next one."""
+"""A lease that was not renewed for so long has run out: another worker may take the trajectory."""
 BEAT_SECONDS = 3.0
 """How often the heartbeat is written and the leases are renewed."""
 MAX_LIVE = 64
 """Completions that an engine of a worker samples at once, where the model's options name no ``max_live``."""
 RESERVE = 1 / 4
-"""So many more trajectories are under way: their environments answer while the engine's batch stays full."""
+"""Share of trajectories under way beyond ``max_live``: while their environments answer, the engine's batch is full."""
 
 _engines: dict[tuple[str, str], EngineOwner] = {}
 _engines_lock = threading.Lock()
 _shutting_down = threading.Event()
 _working: set[int] = set()
-"""The runs that this worker is at."""
+"""Keys of the runs that this worker works on."""
 _left: set[int] = set()
-"""Those that it could not go on with, because its engine was lost, say."""
+"""Keys of the runs that this worker could not continue, for example because its engine was lost."""
 _at_lock = threading.Lock()
 
 
 @shared_task(name=sending.RUN_ROLLOUTS)
 def run_rollouts(run_id: int) -> None:
-    """Do what is left of a run. Workers that are sent the same run share its trajectories out by their leases."""
+    """Do what is left of a run. Several workers of one run divide its trajectories among them by leases."""
     if work_on(run_id):
         ask_for_repair(run_id)
 
@@ -75,7 +75,7 @@ def ask_for_repair(run_id: int) -> None:
 
 
 def work_on(run_id: int) -> bool:
-    """The task's body; also the in-process launch. True = a chat template was refused, so a repair is wanted."""
+    """The body of the task, also called in process. Returns True if a chat template was refused: a repair is wanted."""
     runs = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
     run = runs.filter(pk=run_id).first()
     if run is None or not is_active(run):
@@ -114,13 +114,13 @@ class _Work:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.form: LaunchSettings = form_from(run.settings)
-        self.leased: dict[int, StoredTrajectory] = {}  # by primary key, those under way here
-        self.refused = False  # the chat template, for not being prefix-preserving
-        self._desk = StorageClient()
+        self.leased: dict[int, StoredTrajectory] = {}  # by primary key; under way in this worker
+        self.refused = False  # True = a chat template is not prefix-preserving
+        self._storage = StorageClient()
         self._lock = threading.Lock()
 
     def do(self) -> BatchEnd:
-        # From the first moment: loading a tokenizer may take longer than a silent run is waited for.
+        # From the start: loading a tokenizer may take longer than a run may be silent.
         with Heartbeat(
             f"run-{self.run.pk}", self._beat, BEAT_SECONDS, partial(services.is_cancelled, self.run)
         ) as held:
@@ -162,7 +162,7 @@ class _Work:
         run.save(update_fields=["settings"])
         recorder = WriteBehind(self._write)
         try:
-            with LeasePrefetcher(self._more, limits.max_live // 2) as ahead:
+            with LeasePrefetcher(self._more, limits.max_live // 2) as prefetcher:
 
                 def should_stop() -> bool:
                     return heartbeat.cancelled.is_set() or _shutting_down.is_set() or recorder.error is not None
@@ -173,7 +173,7 @@ class _Work:
                     lambda: start(STRATEGIES[run.strategy], context),
                     parser(tokenizer.hf, tokenizer.stop_ids, way.read),
                     limits,
-                    Callbacks(ahead.more, recorder.steps, recorder.done, should_stop),
+                    Callbacks(prefetcher.more, recorder.steps, recorder.done, should_stop),
                     form.template_kwargs,
                     policy_version=run.model,
                     call_ids=any(wants_call_ids(template.text) for template in _templates(run)),
@@ -184,10 +184,10 @@ class _Work:
         finally:
             if recorder.error is None:
                 recorder.close()
-            self._desk.close()
+            self._storage.close()
         return end
 
-    # -- what the loop and the recorder call ---------------------------------------------------------------------------
+    # -- called by the loop and by WriteBehind -------------------------------------------------------------------------
 
     def _more(self, n: int) -> Sequence[RolloutJob]:
         leased = services.lease_trajectories(self.run, n, LEASE_SECONDS)
@@ -195,16 +195,16 @@ class _Work:
         for trajectory in leased:
             with self._lock:
                 self.leased[trajectory.pk] = trajectory
-            # A trajectory that another attempt began: what it stored is not sampled again.
+            # Another attempt may have begun the trajectory: the steps that it stored are not sampled again.
             steps = selectors.load_trajectory(trajectory).steps if trajectory.n_steps else ()
             jobs.append(RolloutJob(trajectory.pk, _task(trajectory), trajectory.seed, steps))
         return jobs
 
     def _write(self, steps: Sequence[Saved], ends: Sequence[TrajectoryEnd]) -> None:
-        """Hand a batch to the storage process. When this returns the batch is stored."""
+        """Hand a batch to the storage process. The batch is stored when this method returns."""
         with self._lock:
             attempts = {end.key: self.leased[end.key].attempt for end in ends}
-        self._desk.write(
+        self._storage.write(
             StorageBatch(
                 self.run.pk,
                 [(job.key, index, step) for job, index, step in steps],
@@ -235,7 +235,7 @@ class _Work:
 
 
 def _templates(run: Run) -> list[ChatTemplate]:
-    """The chat template of the prompts, and that of the rows where it is another one."""
+    """The chat template of the prompts, then the chat template of the rows if it is another one."""
     return [template for template in (run.chat_template, run.rows_chat_template) if template is not None]
 
 
@@ -260,7 +260,7 @@ def _task(trajectory: StoredTrajectory) -> Task:
 
 
 def engine_of(model: ServedModel, engine: str) -> EngineOwner:
-    """The one owner of this model's engine in this worker; the engine is built when it is first needed."""
+    """The owner of this model's engine in this worker. The engine is built when it is first needed."""
     with _engines_lock:
         key = (model.name, engine)
         if key not in _engines:
@@ -269,7 +269,7 @@ def engine_of(model: ServedModel, engine: str) -> EngineOwner:
 
 
 def new_owner(model: ServedModel, engine: str) -> EngineOwner:
-    """What computes gets a process of its own, what waits for a server a thread."""
+    """An engine that computes gets a process, an engine that waits for a server gets a thread."""
     path, options = model.engine_arguments(engine)
     name = f"engine-{model.name}"
     if engine_spec(engine).is_light:
@@ -278,25 +278,25 @@ def new_owner(model: ServedModel, engine: str) -> EngineOwner:
 
 
 def max_live(model: ServedModel) -> int:
-    """Completions of a model that its engine samples at once."""
+    """How many completions of a model its engine samples at once."""
     return int(model.options.get("max_live", MAX_LIVE))
 
 
 def live_trajectories(model: ServedModel, engine: str) -> int:
-    """Trajectories of one run that are under way at once in one worker."""
+    """How many trajectories of one run are under way at once in one worker."""
     n = max_live(model)
-    # A server has a batch of its own, which this worker does not know.
+    # A server has its own batch, whose size this worker does not know.
     return n if engine_spec(engine).is_light else n + math.ceil(n * RESERVE)
 
 
 def warm_engines() -> dict[tuple[str, str], int]:
-    """The engines this worker keeps warm, by model and engine name, with the tokens each has sampled."""
+    """(model, engine name) of each engine that this worker keeps warm -> tokens that it has sampled."""
     with _engines_lock:
         return {key: owner.tokens for key, owner in _engines.items()}
 
 
 def close_engines() -> None:
-    """Free every engine of this worker, and the processes that stored for them."""
+    """Close every engine of this worker and every idle storage process."""
     with _engines_lock:
         owners = list(_engines.values())
         _engines.clear()
@@ -312,14 +312,14 @@ ADOPT_SECONDS = 5.0
 
 @signals.worker_ready.connect
 def _adopt_in_background(sender: Any, **_: Any) -> None:
-    """While this worker lives it sends runs that lost theirs to a worker's queue again, and helps when it is idle."""
+    """While this worker lives, it sends again runs that have lost their worker, and helps other runs if it is idle."""
     queues = {queue.name for queue in sender.task_consumer.queues} if sender.task_consumer else set()
     served = [name for name, model in served_models().items() if model.queue in queues]
     if not served:
         return
 
     def look() -> None:
-        # A worker without a free place would only order what nobody takes.
+        # If this worker has no free place, perhaps no worker would take what it sends.
         if len(active_requests) >= sender.controller.concurrency:
             return
         for run in adopt_orphans(served):
@@ -331,9 +331,9 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
 
 
 def ask_to_share(models: Collection[str]) -> Run | None:
-    """Send the first run once more that has more in its queue than its workers have under way; gives it.
+    """Send again the first run that has more queued trajectories than one worker has under way. Returns the run.
 
-    The order may reach a worker that is at the run already, which ignores it: then the idle one asks again.
+    The task may reach a worker that works on the run already and ignores the task. Then the idle worker asks again.
     """
     runs = Run.objects.filter(kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model__in=models, cancel_requested=False)
     for run in runs.exclude(pk__in=_left).order_by("created_at"):
@@ -347,7 +347,7 @@ def ask_to_share(models: Collection[str]) -> Run | None:
 
 @signals.worker_shutting_down.connect
 def _drain(**_: Any) -> None:
-    """The runs under way stop at their next poll, save what they have and hand back the rest."""
+    """The runs under way stop at their next poll, save what they have and release their leases."""
     _shutting_down.set()
 
 

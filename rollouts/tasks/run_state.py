@@ -1,4 +1,4 @@
-"""The states of a launched run as its workers move it: taken over, handed back, settled."""
+"""The states of a launched run: its workers begin it, hand it back, take it over and settle it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rollouts.models import ACTIVE, Run, StoredTrajectory
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 10.0
-"""Three heartbeats missed: the run's worker is probably gone, and what nobody holds a lease on is another one's."""
+"""After three missed heartbeats the worker of a run is probably lost, and another worker may take the run."""
 LOST_SECONDS = 120.0
-"""A run that has been queued for so long may have lost its message with a Redis that was restarted; ask again."""
+"""A run that is queued for so long may have lost its message in a restart of Redis, so it is sent again."""
 
 
 def begin(run_id: int) -> None:
-    """The first worker that takes a run starts its clock; each one gives a sign of life."""
+    """A worker takes a run: the first worker sets its start, and each worker sets its heartbeat."""
     now = timezone.now()
     Run.objects.filter(pk=run_id, started_at=None).update(started_at=now)
     Run.objects.filter(pk=run_id, status__in=ACTIVE).update(status=Run.Status.RUNNING, heartbeat_at=now)
 
 
 def settle(run_id: int, error: str = "") -> None:
-    """What the run is now that one of its workers has nothing left to do. A second call changes nothing.
+    """Set the state of a run after one of its workers has nothing left to do. A second call changes nothing.
 
-    ``error``: the worker cannot go on, and has given back its leases. Nothing that is still queued can be made, unless
-    another worker is at the run.
+    ``error``: why the worker cannot continue; its leases are released. Then the run fails, unless another worker works
+    on it.
     """
     run = Run.objects.filter(pk=run_id, status=Run.Status.RUNNING).first()
     if run is None:  # it was settled, or deleted
@@ -48,7 +48,7 @@ def settle(run_id: int, error: str = "") -> None:
             services.fail_run(run, error)
         return
     if trajectories.filter(status__in=ACTIVE).exists():
-        return  # another worker has them, or their leases have yet to run out
+        return  # another worker has them, or will take them when their leases have run out
     failed = trajectories.filter(status=StoredTrajectory.Status.FAILED)
     if not failed.exists() or trajectories.filter(status=StoredTrajectory.Status.DONE).exists():
         services.end_active_run(run, Run.Status.DONE)
@@ -58,13 +58,13 @@ def settle(run_id: int, error: str = "") -> None:
 
 
 def hand_back(run_id: int, leased: Sequence[StoredTrajectory]) -> None:
-    """A worker that stops gives up its leases and its heartbeat, so that the next one need not wait for them."""
+    """A worker that stops releases its leases and clears the heartbeat, so that the next worker need not wait."""
     services.release_trajectories(leased)
     Run.objects.filter(pk=run_id, status=Run.Status.RUNNING).update(heartbeat_at=None)
 
 
 def adopt_orphans(models: Collection[str]) -> list[Run]:
-    """Runs of these models that have lost their worker or their message. Each is given to one caller alone."""
+    """Returns runs of these models that have lost their worker or their message. Only one caller gets each run."""
     now = timezone.now()
     quiet = Q(heartbeat_at=None) | Q(heartbeat_at__lt=now - timedelta(seconds=QUIET_SECONDS))
     its = StoredTrajectory.objects.filter(run=OuterRef("pk"))
@@ -79,7 +79,7 @@ def adopt_orphans(models: Collection[str]) -> list[Run]:
     )
     adopted = []
     for run in candidates.order_by(F("created_at")):
-        # Whoever changes the heartbeat has it.
+        # The caller that changes the heartbeat gets the run.
         seen = Run.objects.filter(pk=run.pk, status=run.status, heartbeat_at=run.heartbeat_at)
         if seen.update(heartbeat_at=now):
             log.warning("run taken over run=%s status=%s last_heartbeat=%s", run.code, run.status, run.heartbeat_at)

@@ -1,8 +1,8 @@
-"""The process beside a worker that stores and diagnoses what the worker samples.
+"""The storage process: it runs beside a worker and diagnoses and stores what the worker samples.
 
-The loop must answer an engine at once, and the diagnosis of a trajectory costs as much as a good part of sampling it.
-So steps and ends go through a pipe to a process of their own, batch by batch: the larger the backlog, the fewer the
-transactions. The process ends with its worker, because the pipe closes; what it had received is stored then.
+The loop must answer an engine at once, and the diagnosis of a trajectory costs a good part of the time of sampling it.
+So steps and ends go through a pipe to another process in batches: the larger the backlog, the fewer the transactions.
+The process ends with its worker, because the pipe closes. What it has received is stored before it ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 NICE = 5
-"""Where cores are scarce the engine and the loop go first: nobody waits for what is stored a little later."""
+"""On a busy machine the engine and the loop go first, because nobody waits for the storing."""
 PREPARE = f"import os; os.nice({NICE}); import django; django.setup(); "
-"""Statements at the start of the process. Models can be imported after ``setup`` alone."""
+"""Statements at the start of the process. Models can be imported only after ``setup``."""
 
 
 class StorageProcess:
-    """One such process. Not thread-safe: it belongs to one run at a time."""
+    """One storage process. It is not thread-safe, and belongs to one run at a time."""
 
     def __init__(self) -> None:
         self._child = PipedProcess(
@@ -38,14 +38,14 @@ class StorageProcess:
         self._child.send(Handshake({name: connection.settings_dict[name] for name in names}))
 
     def write(self, batch: StorageBatch) -> None:
-        """Store a batch; returns when it is stored. Raises ``ProcessEnded``, or what the storing raised."""
+        """Store a batch; returns when it is stored. Raises ``ProcessEnded``, or ``RuntimeError`` if storing failed."""
         self._child.send(batch)
         answer = self._child.receive()
         if answer is not None:
             raise answer
 
     def forget(self) -> None:
-        """The run is over: nothing of it is kept in memory, and no connection to the database stays open."""
+        """The run is over: the process frees its memory of the run and closes its connection to the database."""
         self._child.send(None)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ _lock = threading.Lock()
 
 
 def take() -> StorageProcess:
-    """Returns a process that has no run: a warm one if there is one."""
+    """Returns a process without a run, a warm one if possible."""
     with _lock:
         if _idle:
             return _idle.pop()
@@ -84,32 +84,25 @@ def close_idle() -> None:
 
 
 class StorageClient:
-    """The storage process of one run, taken with the first batch. A lost one is replaced once a batch."""
+    """The storage process of one run, taken with the first batch. A lost process is replaced once for each batch."""
 
     def __init__(self) -> None:
         self._storage: StorageProcess | None = None
 
     def write(self, batch: StorageBatch) -> None:
         try:
-            self._at_hand().write(batch)
+            self._storage = self._storage or take()
+            self._storage.write(batch)
         except ProcessEnded:
             log.warning("storage process lost; starting another", exc_info=True)
-            self._drop()
-            self._at_hand().write(batch)
+            if self._storage is not None:
+                self._storage.close()
+            self._storage = take()
+            self._storage.write(batch)
 
     def close(self) -> None:
         if self._storage is not None:
             give_back(self._storage)
-            self._storage = None
-
-    def _at_hand(self) -> StorageProcess:
-        if self._storage is None:
-            self._storage = take()
-        return self._storage
-
-    def _drop(self) -> None:
-        if self._storage is not None:
-            self._storage.close()
             self._storage = None
 
 

@@ -1,4 +1,4 @@
-"""The storing of a launched run: steps are inserted, trajectories diagnosed and ended, in one transaction each."""
+"""Stores a launched run: inserts steps, then diagnoses and ends trajectories, in one transaction each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollouts.tito.trajectory_end import TrajectoryEnd
 
 
 class RunStorage:
-    """Stores one run. Steps are kept until their trajectory ends, so that they need not be read back then."""
+    """Stores one run. Steps stay in memory until their trajectory ends, so that they need not be read back."""
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
@@ -50,7 +50,7 @@ class RunStorage:
 
         steps = self._steps.get(end.key, [])
         if len(steps) != record.n_steps:
-            # An earlier attempt, or a process before this one, stored the first of them.
+            # An earlier attempt or an earlier process stored the first steps.
             steps = list(selectors.load_trajectory(record).steps)
         value = tito.Trajectory(
             external_id=record.external_id,

@@ -1,4 +1,4 @@
-"""One thread that writes what a batch produces, so that neither loop nor engine ever waits for a database."""
+"""Write-behind: a thread writes what the loop produces, so that neither loop nor engine waits for the database."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 Saved = tuple[RolloutJob, int, Step]
 
 GATHER_SECONDS = 0.2
-"""At least so long from one write to the next, unless it is the last: few large writes cost less than many small."""
+"""Shortest time between two writes, except before the last: few large writes cost less than many small ones."""
 
 
 class WriteBehind:
-    """Takes steps and ends in order and hands each pile that has gathered meanwhile to ``write``, in one thread.
+    """Takes steps and ends in order, and hands what has gathered meanwhile to ``write``, in one thread.
 
-    After ``write`` raised, ``error`` holds the exception and everything that follows is dropped.
+    After ``write`` has raised, ``error`` holds the exception, and everything that follows is dropped.
     """
 
     def __init__(self, write: Callable[[Sequence[Saved], Sequence[TrajectoryEnd]], None]) -> None:
