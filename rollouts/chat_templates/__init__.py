@@ -1,7 +1,7 @@
 """Chat templates: render in a sandbox, check, repair. Pure: knows neither storage nor the web."""
 
 from rollouts.chat_templates.jinja_source.scan import wants_call_ids
-from rollouts.chat_templates.probes.checks import cannot_render, check, is_prefix_preserving
+from rollouts.chat_templates.probes.checks import cannot_render, check
 from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
 from rollouts.chat_templates.repair.generation_tags import find_marks, with_marks
 from rollouts.chat_templates.repair.search import Repair, find_repair, with_repair
@@ -9,7 +9,7 @@ from rollouts.chat_templates.sandbox.prefetching_renderer import PrefetchingRend
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, renderer
 
 VERSION = 4
-"""Raise it when a check can come out differently: stored reports of older versions are made anew."""
+"""Raise it when a check can come out differently: stored reports of older versions are then stale."""
 
 __all__ = [
     "VERSION",
@@ -23,7 +23,6 @@ __all__ = [
     "check",
     "find_marks",
     "find_repair",
-    "is_prefix_preserving",
     "renderer",
     "wants_call_ids",
     "with_marks",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.chat_templates import check, find_repair, is_prefix_preserving, renderer, with_repair
+from rollouts.chat_templates import check, find_repair, renderer, with_repair
 from rollouts.chat_templates.jinja_source.edits import edits, operands
 from rollouts.chat_templates.jinja_source.scan import suspects
 from rollouts.chat_templates.jinja_source.tokens import pieces
@@ -29,7 +29,7 @@ def test_the_one_line_fix_of_qwen3(corpus: Path) -> None:
         "-            {%- if loop.last or (not loop.last and reasoning_content) %}",
         "+            {%- if true %}",
     ]
-    assert is_prefix_preserving(tokenizer, repair.template)
+    assert check(tokenizer, repair.template).prefix_preserving
     assert "tool_append" in repair.fixes and "user_append" in repair.still_broken
     assert repair.changed and all(one.before != one.after for one in repair.changed)
     assert repair.wider is not None and not repair.wider.still_broken

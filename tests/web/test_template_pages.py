@@ -65,8 +65,8 @@ def test_a_repair_is_found_shown_and_handed_out(web: Client, answered: None) -> 
     file = web.get(address + "/repair.jinja")
     assert file.content.decode() == repair["template"] and "attachment" in file["Content-Disposition"]
     assert web.get(address + "/repair.diff").content.decode() == repair["diff"]
-    assert chat_templates.is_prefix_preserving(None, file.content.decode())
-    assert not chat_templates.is_prefix_preserving(None, BROKEN)
+    assert chat_templates.check(None, file.content.decode()).prefix_preserving
+    assert chat_templates.check(None, BROKEN).prefix_preserving is False
     assert f"The render of {repair['changed_conversations']} conversations changes" in page
 
 

@@ -1,4 +1,4 @@
-"""Small changes of a chat template's text that a repair may be made of, the likeliest first."""
+"""Small changes of a chat template's text. A repair consists of such changes; the likeliest come first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POSITION = re.compile(
 """Words of a test on where a message stands."""
 REASONING = re.compile(r"reason|think", re.IGNORECASE)
 _TEST = re.compile(r"loop\.(?:last|first)\b|[=!<>]=|[<>]|\b(?:not|is|in)\b")
-"""In the value of a ``set``: it is a yes or a no."""
+"""In the value of a ``set``: the value is true or false."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class ConditionOperand:
     stop: int
     joined_start: int
     joined_stop: int
-    """The same with the word that joins it: dropping the first operand drops the word after it too, dropping any other
-    the word before it."""
+    """The same range with the word that joins the operand: the word after the first operand, before any other."""
     word: str
     """That word: ``and`` or ``or``."""
 
@@ -120,7 +119,7 @@ def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
                 text = template[one.start : one.stop]
                 small = max(kind, _kind(text))
                 if one.word == "and" and text == "loop.last" and one.start == one.joined_start:
-                    # At the last message what it was, true at those before.
+                    # Unchanged at the last message, true at the messages before it.
                     add(one.start, one.joined_stop, "not loop.last or ", line, small, 5)
                 add(one.joined_start, one.joined_stop, "", line, small, 2)
                 add(one.start, one.stop, "true", line, small, 3)
@@ -129,5 +128,5 @@ def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
 
 
 def _kind(condition: str) -> int:
-    """How likely a condition breaks prefixes: it asks for a position, for reasoning, for something else."""
+    """How likely a condition breaks prefixes: 0 = it asks for a position, 1 = for reasoning, 2 = for something else."""
     return 0 if POSITION.search(condition) else 1 if REASONING.search(condition) else 2

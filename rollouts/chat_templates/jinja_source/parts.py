@@ -135,7 +135,7 @@ def _leaf(piece: Piece) -> Leaf:
 
 
 def _joined(leaves: Iterable[Leaf]) -> list[Leaf]:
-    """The same with macros and captured blocks as one opaque leaf each: what they write comes out elsewhere."""
+    """The leaves, with each macro and captured block as one opaque leaf: their output appears elsewhere."""
     found: list[Leaf] = []
     depth, gathered = 0, ""
     for leaf in leaves:
@@ -156,7 +156,7 @@ def _joined(leaves: Iterable[Leaf]) -> list[Leaf]:
 
 
 def _operands(output: Piece) -> list[Operand]:
-    """The operands of a concatenation; the whole where it is none."""
+    """The operands of a concatenation; an output that is none is one operand."""
     tokens = output.tokens
     plain = top_level(tokens)
     joiners = [n for n in plain if tokens[n].text in ("+", "~")]
@@ -191,7 +191,7 @@ def cut(operand: Operand, offset: int) -> tuple[Operand, Operand]:
 def explicit(nodes: Sequence[Node], mark: Callable[[Operand, Sequence[str]], str], loops: Sequence[str] = ()) -> str:
     """A template that renders the same with white space spelled out, and ``mark`` before what each operand writes.
 
-    ``mark`` is given the operand and the heads of the loops around it, and gives template source.
+    ``mark`` takes an operand and the heads of the loops around it, and returns template source.
     """
     written = []
     for node in nodes:

@@ -13,7 +13,7 @@ _COMMON = frozenset(
 )
 _READS_ID = re.compile(r"\b(?:tool_call_)?id\b")
 FAR = 9
-"""The distance of a line that has nothing to do with a difference, as far as the text of the template tells."""
+"""The distance of a line that has no visible connection with a difference."""
 
 
 def scan(template: str) -> list[Piece]:
@@ -70,8 +70,8 @@ def deciding_condition(template: str, one: int | None, other: int | None) -> Pie
 def suspects(template: str, pairs: Iterable[tuple[int | None, int | None]]) -> dict[int, int]:
     """Lines that can have caused differences between what two lines wrote: 1-based line -> distance from the cause.
 
-    0: the two lines themselves, and each condition that guards one of them and not the other. 1 and more: the lines
-    that set a name which those conditions read, and what guards these, step by step.
+    0: the two lines, and each condition that guards one of them and not the other. 1: the lines that set a name
+    that these conditions read, and what guards these lines. 2 and more: the same from there on.
     """
     tags, known = scan(template), list(branches(template))
     chains: dict[Piece, set[int]] = {}

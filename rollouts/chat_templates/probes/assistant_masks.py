@@ -17,7 +17,7 @@ class OffsetCodec(Protocol):
 
 
 def transformers_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, int]]) -> Mask:
-    """The mask ``[T]`` that ``return_assistant_tokens_mask`` gives for these spans, its overrun included.
+    """The mask ``[T]`` that ``return_assistant_tokens_mask`` makes of these spans, its overrun included.
 
     Where the last character of a span lies in no token's offsets (or in token 0), ``transformers`` runs on to the end
     of the row.
@@ -34,7 +34,7 @@ def transformers_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, 
 
 
 def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans in order, those that touch as one and empty ones left out."""
+    """Spans in order. Spans that touch become one, and empty spans are left out."""
     found: list[tuple[int, int]] = []
     for start, stop in spans:
         if found and start == found[-1][1]:

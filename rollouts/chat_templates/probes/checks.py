@@ -58,7 +58,7 @@ def check_append(probe: Probe, cache: RenderCache) -> Check:
             f"token {lacking!r}. Check with the template's own tokenizer."
         )
         return asked.broken(detail, decisive=False, comparison=comparison)
-    # A word that the shorter render has and the longer lacks was not ignored: it was taken away.
+    # A word that only the shorter render has was not ignored: it was removed.
     absent = [marker for marker in probe.markers if marker not in after.text and marker not in before.text]
     if absent:
         what = ", ".join(dict.fromkeys(_WORDS[marker.rstrip("0123456789")] for marker in absent))
@@ -102,7 +102,7 @@ def _broken_detail(probe: Probe, comparison: RenderComparison) -> str:
 
 
 def check_tito_post(cache: RenderCache) -> Check:
-    """Source 3's check: in its own words first, in the form that the template accepts where those raise."""
+    """The check of Hugging Face's TITO post in its own words; if these raise, in the form that the template accepts."""
     probe = tito_post_probe(MessageShape(), cache)
     check = check_append(probe, cache)
     own_words = check.status is not CheckStatus.RAISES
@@ -141,7 +141,7 @@ def all_checks(cache: RenderCache, conversation: Sequence[Message] | None = None
 def make_render_cache(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[RenderCache, list[str]]:
-    """An empty cache in the form that the template accepts, and what the page should say about that form."""
+    """An empty cache in the form that the template accepts, and notes about that form for the page."""
     tools = list(tools) if tools else None
     form, refused = find_message_shape(renderer, tools, kwargs)
     notes = []
@@ -202,9 +202,9 @@ def check(
 def cannot_render(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> str:
-    """Why a template is broken as a whole, in one sentence and not sixty; empty = it is not.
+    """Why no check of a template can be made, as one sentence; empty = checks can be made.
 
-    One that raises is not: it may want other messages than these.
+    A template that raises can be checked: it may want other messages than these.
     """
     simplest = Conversation([{"role": "user", "content": "UQ1"}], tools, kwargs)
     outcome = renderer.render_many([simplest])[0]
@@ -212,13 +212,3 @@ def cannot_render(
 
 
 _BROKEN = ("syntax", "time", "memory", "size", "depth", "crash", "forbidden")
-
-
-def is_prefix_preserving(tokenizer: TemplateTokenizer | None, chat_template: str) -> bool:
-    """Source 3's question alone. Raises :class:`RenderFailed` when it cannot be answered."""
-    renderer = TemplateRenderer(tokenizer, chat_template)
-    cache, _ = make_render_cache(renderer, None, None)
-    found = cache.answer([check_tito_post])[0]
-    if found.status is CheckStatus.RAISES:
-        raise RenderFailed(found.detail)
-    return found.passed

@@ -1,4 +1,4 @@
-"""Two renders of a conversation side by side: is the first a prefix of the second, in text and in tokens; where not."""
+"""Compares two renders: whether the first is a prefix of the second, in text and in tokens, and where they differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW_BEFORE, WINDOW_AFTER = 8, 24
 
 
 class CharacterCodec:
-    """Characters in place of tokens: what a chat template is checked with when no tokenizer is at hand."""
+    """A codec with characters in place of tokens. Chat templates are checked with it if there is no tokenizer."""
 
     name = "characters"
     vocab_size = 0x110000
@@ -64,7 +64,7 @@ class RenderSide:
 
     @property
     def error(self) -> str:
-        """The sentence that came instead of a text."""
+        """The sentence that says why the render failed; empty = it did not."""
         return self.rendered.error
 
     @cached_property
@@ -156,25 +156,22 @@ class RenderComparison:
         return common_prefix(self.before.ids, self.after.ids)
 
     @property
-    def token_passed(self) -> bool:
+    def passed(self) -> bool:
+        """Whether it holds token for token."""
         same_length = len(self.before.ids) == len(self.after.ids)
         return self._shared == len(self.before.ids) and (same_length or not self.whole)
 
     @property
-    def passed(self) -> bool:
-        return self.token_passed
-
-    @property
     def index(self) -> int | None:
         """The first token that differs; None where none does."""
-        return None if self.token_passed else self._shared
+        return None if self.passed else self._shared
 
     @property
     def char_index(self) -> int | None:
         """The first character that differs, or the one the first differing token starts in."""
         if not self.text_passed:
             return common_length(self.before.text, self.after.text)
-        return None if self.token_passed else self.before.char_of(self._shared)
+        return None if self.passed else self.before.char_of(self._shared)
 
     @property
     def lines(self) -> tuple[int | None, int | None]:
@@ -187,7 +184,7 @@ class RenderComparison:
     @property
     def delta_ids(self) -> Ids:
         """What the second render adds; empty where it does not extend the first."""
-        return self.after.ids[len(self.before.ids) :] if self.token_passed else NO_IDS
+        return self.after.ids[len(self.before.ids) :] if self.passed else NO_IDS
 
     @property
     def delta_text(self) -> str | None:
@@ -195,11 +192,11 @@ class RenderComparison:
         return self.after.text[len(self.before.text) :] if self.text_passed else None
 
     def lost_and_gained(self) -> tuple[str, str]:
-        """What stands on either side between the shared start and the shared end of the first render's text."""
+        """The texts of both sides between the start and the end that they share."""
         before, after = self.before.text, self.after.text
         start = common_length(before, after)
         a, b = before[start:], after[start:]
-        # Where the two meet again: the earliest place from which what is left of the first goes on in the second.
+        # Find the earliest place from which the rest of the first text is found in the second.
         for gone in range(len(a)):
             rest = a[gone : gone + 24]
             if len(rest) < 12:
@@ -211,10 +208,10 @@ class RenderComparison:
 
 
 def _rotated(shared: str, lost: str, gained: str) -> tuple[str, str]:
-    """The same edit, moved left as far as it goes when one side is empty, so that it begins where a tag begins."""
+    """The same edit. If one side is empty, it is moved left as far as possible, so that it begins at a tag."""
     one = lost or gained
     if lost and gained:
-        # A difference inside a control token is one between two whole tokens.
+        # A difference inside a control token is shown as a difference between two whole tokens.
         opening = shared.rfind("<", max(0, len(shared) - 16))
         head = shared[opening:] if opening >= 0 and ">" not in shared[opening:] else ""
         return head + lost, head + gained

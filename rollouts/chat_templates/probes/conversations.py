@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollouts.chat_templates.probes.message_shape import CALC, SEARCH, TOOLS, MessageShape, Tool, system, user
@@ -39,7 +39,7 @@ class Probe:
     """Words that must be in the longer render, else a pass is void."""
 
     def conversations(self) -> tuple[Conversation, Conversation]:
-        """The two that are rendered."""
+        """The two conversations that are rendered."""
         longer = Conversation((*self.before, *self.appended), self.tools, self.kwargs, not self.prompted)
         return Conversation(self.before, self.tools, self.kwargs, self.prompted), longer
 
@@ -136,27 +136,20 @@ def thinking_probes(
     form: MessageShape, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None, switch: str
 ) -> Iterator[Probe]:
     """The most telling probes again, with thinking on and with thinking off."""
-    wanted = (
-        "tool_append_marked",
-        "tool_append_after_reasoning",
-        "user_append",
-        "generation_answer",
-        "generation_call",
-    )
-    for value, word in ((True, "on"), (False, "off")):
+    wanted = {"tool_append_marked", "user_append", "generation_answer", "generation_call"}
+    for value, word, more in ((True, "on", {"tool_append_after_reasoning"}), (False, "off", set[str]())):
         for probe in append_probes(form, tools, {**(kwargs or {}), switch: value}):
-            if probe.name in wanted and not (probe.name == "tool_append_after_reasoning" and not value):
-                yield Probe(
-                    f"thinking_{word}_{probe.name}", f"{probe.title}, thinking {word}", probe.purpose, probe.before,
-                    probe.appended, probe.tools, probe.kwargs, probe.prompted, decisive=False, markers=probe.markers,
-                )  # fmt: skip
+            if probe.name in wanted | more:
+                name, title = f"thinking_{word}_{probe.name}", f"{probe.title}, thinking {word}"
+                yield replace(probe, name=name, title=title, decisive=False)
 
 
 def conversation_probes(
     messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> Iterator[Probe]:
-    """A user's own conversation: one probe for each place where messages are appended after an
-    assistant's. Messages are counted from 0, as findings and the conversation's page count them."""
+    """Probes of a user's own conversation, one for each place where messages follow an assistant message.
+
+    Messages are counted from 0, as findings and pages count them."""
     for n in range(1, len(messages)):
         if messages[n - 1].get("role") != "assistant" or messages[n].get("role") == "assistant":
             continue

@@ -21,7 +21,7 @@ _HEADER = re.compile(r"\s*<[|｜]?[^<>]{1,30}>\s*(?:assistant|model|gpt)?\s*(?:<
 
 
 def has_generation_tags(chat_template: str) -> bool:
-    """The question that ``transformers`` asks, with its own pattern."""
+    """Whether a template has generation tags, by the pattern of ``transformers``."""
     return _TAG.search(chat_template) is not None
 
 
@@ -77,20 +77,20 @@ def _assistants(messages: Sequence[Message]) -> list[int]:
 def _fault(
     whole: RenderSide, prompts: Sequence[RenderSide], histories: Sequence[RenderSide], stop: str | None
 ) -> tuple[str, int | None]:
-    """The first span that does not fit, in a sentence, with the template line."""
+    """A sentence about the first wrong span, and its template line; an empty sentence = all spans are right."""
     text, spans = whole.text, merged(whole.rendered.spans)
     if len(spans) != len(prompts):
         line = whole.rendered.line_at(spans[-1][0]) if spans else None
         return f"{len(prompts)} assistant messages have {len(spans)} marked spans.", line
     for (start, end), prompt, history in zip(spans, prompts, histories, strict=True):
         if not text.startswith(prompt.text) or not text.startswith(history.text):
-            continue  # what was sampled cannot be told from this render; the prefix probes say why
+            continue  # this render does not tell what was sampled; the prefix probes say why
         begin, close = len(prompt.text), len(history.text)
         if stop is not None and text.rfind(stop, begin, close) >= 0:
             close = text.rfind(stop, begin, close) + len(stop)
         line = whole.rendered.line_at(start)
         if start > begin and _HEADER.fullmatch(text[begin:start]):
-            begin = start  # a template without a generation prompt: its header is nobody's sample all the same
+            begin = start  # a template without a generation prompt: nobody samples its header either
         if start < begin:
             return (
                 f"The mask starts too early: {text[start:begin]!r} is not sampled, it is the generation prompt.",

@@ -53,7 +53,7 @@ class MessageShape:
     tools: bool = False
     """The template renders calls only when tools are defined."""
     calls: bool = True
-    """False = no form was found in which the template renders a call and its result."""
+    """False = the template renders a call and its result in no form that was tried."""
     reasoning: str = ""
     """The field that holds reasoning, ``inline`` = a think block in the content, empty = reasoning is not rendered."""
     parts: bool = False
@@ -142,7 +142,7 @@ def candidates(
 def find_message_shape(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[MessageShape, dict[MessageShape, str]]:
-    """The first form in which a call and its result are rendered, and what each refused form was refused with."""
+    """The first form in which a call and its result are rendered, and the error of each refused form."""
     unread = _reads_parts_alone(renderer, tools, kwargs)
     forms, conversations = zip(*candidates(bool(unread), tools, kwargs), strict=True)
     outcomes = renderer.render_many(conversations)
@@ -165,7 +165,7 @@ def find_message_shape(
 def _reads_parts_alone(
     renderer: TemplateRenderer, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> str:
-    """What becomes of content that is a string, where the template renders only lists of parts; else empty."""
+    """What the template does with content that is a string, if it renders only lists of parts; else empty."""
     messages = [user("UQ1"), MessageShape().assistant("ANSX1")]
     forms = (MessageShape(), MessageShape(parts=True))
     plain, parts = renderer.render_many([Conversation(form.written(messages), tools, kwargs) for form in forms])

@@ -18,7 +18,7 @@ from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import NO_IDS, Message
 
 CONTROL_SHAPE = re.compile(r"<[|｜/]?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]|</s>|<s>")
-"""What a control token looks like, where no tokenizer says which texts are ones."""
+"""What a control token looks like, if no tokenizer lists its control tokens."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class RenderCache:
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
-        """Matches a control token: the tokenizer's own, else what looks like one."""
+        """Matches the tokenizer's control tokens; without any, texts that look like control tokens."""
         ids = np.array(sorted(self.codec.special_ids), dtype=np.int32)
         texts = {piece.decode("utf-8", "replace") for piece in self.codec.token_bytes(ids)} - {""}
         if not texts:
@@ -90,7 +90,7 @@ class RenderCache:
             self._renders[key] = RenderSide(conversation, self.codec, outcome, ids)
 
     def answer(self, checks: Sequence[Callable[[RenderCache], T]]) -> list[T]:
-        """What each check returns, in order; renders are fetched for all of them at once."""
+        """The answer of each check, in order. Renders are fetched for all checks at once."""
         answers: dict[int, T] = {}
         while len(answers) < len(checks):
             for n, check in enumerate(checks):
@@ -119,7 +119,7 @@ class RenderCache:
 
 
 def key_of(conversation: Conversation) -> str:
-    """What tells conversations apart."""
+    """A key that equal conversations share."""
     return json.dumps(
         [list(conversation.messages), conversation.tools, conversation.kwargs, conversation.add_generation_prompt],
         default=list,

@@ -1,4 +1,4 @@
-"""What a check of a chat template says: values that become JSON, and the verdict per purpose in words."""
+"""The result of checking a chat template: values that become JSON, and the verdict of each purpose in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollouts.tito.snippets import contrast, quoted
 
 
 class Purpose(StrEnum):
-    """What somebody wants to use the chat template for."""
+    """A purpose that a chat template is used for."""
 
     TOOLS = "TITO with tool results"
     """Appending tool results extends the render: what tool_delta needs."""
@@ -32,7 +32,7 @@ class Purpose(StrEnum):
     REPRODUCIBLE = "same render every day"
     """No date in the render, one BOS."""
     FACTS = "good to know"
-    """Facts without a pass or a fail for training."""
+    """Properties that neither pass nor fail for training."""
 
 
 class CheckStatus(StrEnum):
@@ -45,7 +45,7 @@ class CheckStatus(StrEnum):
     RAISES = "raises"
     """The template raised; the detail says what, and on which line."""
     UNSUPPORTED = "unsupported"
-    """The template does not render what the probe asks about, so that a pass would say nothing (a void pass)."""
+    """The template does not render what the probe asks about, so a pass would say nothing (a void pass)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +61,16 @@ class Check:
     decisive: bool = True
     """False = worth knowing, but it does not change the verdict of its purpose."""
     void: bool = False
-    """True = the renders agree only because what was asked about is in neither."""
+    """True = the renders agree only because neither contains what was asked about."""
     comparison: RenderComparison | None = None
     failed: RenderSide | None = None
     """The side that raised."""
     line: int | None = None
-    """The template line, where there is one without a comparison."""
+    """The template line; None = not known, or told by ``comparison``."""
 
     @property
     def passed(self) -> bool:
-        """The bare property: do the two renders agree? True for a void pass too."""
+        """Whether the two renders agree. True for a void pass too."""
         return self.comparison.passed if self.comparison is not None else self.status is CheckStatus.OK
 
     def to_dict(self, template: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Check:
             return found
         found |= {
             "text_passed": comparison.text_passed,
-            "token_passed": comparison.token_passed,
+            "token_passed": comparison.passed,
             "conversations": {
                 "before": conversation_dict(comparison.before.conversation),
                 "after": conversation_dict(comparison.after.conversation),
@@ -174,7 +174,7 @@ class CheckReport:
     form: str
     """The form of messages that the template accepts, in words."""
     prefix_preserving: bool | None
-    """What the twelve lines of Hugging Face's TITO post answer; None = the template raises on them in every form."""
+    """The answer of the twelve lines of Hugging Face's TITO post; None = the template raises on them in every form."""
     checks: Sequence[Check]
     notes: Sequence[str] = ()
     repair: Any = None
@@ -191,7 +191,7 @@ class CheckReport:
     kwargs: Mapping[str, Any] | None = None
     """Template kwargs that the check was asked with."""
     conversation: Sequence[Mapping[str, Any]] | None = None
-    """Messages of one's own that were probed too."""
+    """The user's own messages, which were probed too."""
 
     def check(self, name: str) -> Check:
         """The check of that name. Raises ``KeyError``."""

@@ -1,4 +1,4 @@
-"""All conversations that a changed template is compared on, and how each template renders them."""
+"""The conversations on which a changed template is compared, and how each template renders them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Changed:
 
 
 class RegressionSet:
-    """All conversations that a candidate is compared on, and how the original renders them."""
+    """The conversations on which candidates are compared, and how the original template renders them."""
 
     def __init__(
         self, cache: RenderCache, own: Sequence[Message] | None = None, others: Iterable[Conversation] = ()
@@ -63,7 +63,7 @@ class RegressionSet:
         self.conversations.setdefault(key_of(conversation), conversation)
 
     def texts(self, template: str, keys: Iterable[str] | None = None) -> dict[str, str | None]:
-        """The text of conversations, all unless named; None where the template raises. Each is rendered once."""
+        """Key -> text of conversations (default: all); None = the template raises. Each is rendered once."""
         known = self._texts.setdefault(template, {})
         missing = [key for key in (self.conversations if keys is None else keys) if key not in known]
         if missing:

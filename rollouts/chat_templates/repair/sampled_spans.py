@@ -25,7 +25,7 @@ class SampledSpans:
     limit: int = 0
     """Up to this character ``sampled`` is known."""
     is_told: bool = False
-    """At least one answer follows what the model was prompted with, so its span is no guess."""
+    """At least one answer follows what the model was prompted with, so its span is known and no guess."""
     is_proved: bool = True
     """Every answer follows what the model was prompted with, and later messages keep it."""
 
@@ -91,7 +91,7 @@ def _behind_header(whole: str, position: int, header: str, markers: Sequence[str
     for n in range(len(lines), 0, -1):
         shown = "".join(lines[:n])
         place = whole.find(shown, position)
-        # One that stands behind the message's own words is another message's.
+        # A header after the message's own words belongs to another message.
         if place >= 0 and not any(marker in whole[position:place] for marker in markers):
             return place + len(shown)
     return -1

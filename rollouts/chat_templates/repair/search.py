@@ -1,8 +1,8 @@
-"""Search the smallest change of a chat template that makes its failed probes pass and leaves everything else alone.
+"""Searches the smallest change of a chat template that makes its failed probes pass and changes nothing else.
 
-Everything else: each conversation whose own history was preserved before (every shorter render that ended in an answer
-begins the longer) renders byte for byte as before, with and without the generation prompt. Compared are all
-conversations that the check renders, and all their prefixes. A repair that is not verified is never returned.
+Nothing else: a conversation whose history was preserved before renders byte for byte as before, with and without the
+generation prompt. Its history is preserved if every shorter render that ends in an answer begins the longer render.
+All conversations that the check renders are compared, and all their prefixes. Every returned repair is verified.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollouts.chat_templates.sandbox.render import Conversation, TemplateRendere
 from rollouts.tito.interfaces import RenderFailed
 
 SEARCH_SECONDS = 15.0
-"""For the search alone. With the renders before it and the check after it a repair takes less than 20 s."""
+"""Time of the search alone. With the renders before and the check after it a repair takes less than 20 s."""
 DEPTH = 3
 """At most this many changed conditions."""
 BEAM = 4
@@ -48,7 +48,7 @@ class Repair:
     changed: tuple[Changed, ...]
     scope: str
     """What is mended: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation`` prompt alone, or
-    ``every`` = that and what comes before it."""
+    ``every`` = all three."""
     wider: Repair | None = None
     """A larger change that mends more, where one was found."""
 
@@ -75,17 +75,13 @@ def unified_diff(before: str, after: str) -> str:
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Where a search ended."""
+def _search(
+    regressions: RegressionSet, start: str, goal: Sequence[Probe], until: float, progress: Progress
+) -> tuple[str | None, bool]:
+    """Change conditions, fewest first and the likeliest first, until every probe of the goal passes.
 
-    template: str | None
-    """The first template on which every probe of the goal passes; else the one on which most of them do."""
-    is_whole: bool = False
-
-
-def _search(regressions: RegressionSet, start: str, goal: Sequence[Probe], until: float, progress: Progress) -> _Found:
-    """Change conditions, fewest first and the likeliest first, until every goal probe passes."""
+    Returns the first template on which all of them pass and True, else the one on which most of them pass and False.
+    """
     failed = regressions.failing(regressions.cache.template, regressions.probes)
     others = [probe for probe in regressions.probes if probe not in failed]
     fewest, best = len(regressions.failing(start, goal)), None
@@ -99,7 +95,7 @@ def _search(regressions: RegressionSet, start: str, goal: Sequence[Probe], until
             tried = [edit for edit in edits(template, near) if depth == 0 or edit.rank[0] < FAR]
             for n, edit in enumerate(tried):
                 if time.monotonic() > until:
-                    return _Found(best)
+                    return best, False
                 candidate = edit.apply(template)
                 if candidate in seen:
                     continue
@@ -107,7 +103,7 @@ def _search(regressions: RegressionSet, start: str, goal: Sequence[Probe], until
                 if n % 10 == 0:
                     conditions = "1 condition changed" if depth == 0 else f"{depth + 1} conditions changed"
                     progress(f"{conditions}: {n} of {len(tried)} candidates tried")
-                # In this order: most candidates change nothing that counts, most others change too much.
+                # This order is fastest: most candidates change nothing that matters, and most others change too much.
                 if (
                     not regressions.moves(candidate, template, goal)
                     or not regressions.keeps(candidate)
@@ -117,15 +113,15 @@ def _search(regressions: RegressionSet, start: str, goal: Sequence[Probe], until
                     continue
                 left = len(regressions.failing(candidate, goal))
                 if left == 0:
-                    return _Found(candidate, is_whole=True)
+                    return candidate, True
                 if left < fewest:
                     fewest, best = left, candidate
-                # A change that mends nothing by itself can still open the way for the next one.
+                # A change that mends nothing alone may do so together with the next one.
                 following.append((left, candidate))
         level = sorted(following, key=lambda item: item[0])
         if not level:
             break
-    return _Found(best)
+    return best, False
 
 
 def find_repair(
@@ -134,10 +130,10 @@ def find_repair(
     progress: Progress = lambda _: None,
     seconds: float = SEARCH_SECONDS,
 ) -> tuple[Repair | None, str]:
-    """A verified repair of the prefix probes that failed, or None; and what it leaves broken, or why there is none.
+    """A verified repair of the failed prefix probes or None; and what it leaves broken, or why there is none.
 
-    First the tool results alone, then user messages too, then the generation prompt too: each wider repair is the
-    ``wider`` of the one before it.
+    First tool results alone are repaired, then user messages too, then the generation prompt too. Each wider repair is
+    the ``wider`` of the repair before it.
     """
     began = time.monotonic()
     broken = [
@@ -168,11 +164,11 @@ def find_repair(
             continue
         until = began + seconds * (n + 1) / len(stages)
         start = found[-1].template if found else report.chat_template
-        searched = _search(regressions, start, goal, until, progress)
-        if searched.template is not None and searched.template != start:
+        template, is_whole = _search(regressions, start, goal, until, progress)
+        if template is not None and template != start:
             scope = SCOPES[purpose] if len(goal) > len(added) else purpose.name.lower()
-            must = {probe.name for probe in goal} if searched.is_whole else set()
-            repair = _verified(tokenizer, report, regressions, searched.template, must, scope)
+            must = {probe.name for probe in goal} if is_whole else set()
+            repair = _verified(tokenizer, report, regressions, template, must, scope)
             if repair is not None and len(repair.fixes) > max((len(one.fixes) for one in found), default=0):
                 found.append(repair)
     if not found:
@@ -196,7 +192,7 @@ FIXED = "both renders belong to conversations whose history is kept today, so ne
 
 
 def _nothing(report: CheckReport) -> str:
-    """Why there is nothing to repair; where the template is not safe all the same, what the user can do."""
+    """Why there is nothing to repair. If the template is not safe all the same, it says what the user can do."""
     raising = [
         one for one in report.checks
         if one.status is CheckStatus.RAISES and one.decisive and one.purpose in SCOPES and one.failed is not None

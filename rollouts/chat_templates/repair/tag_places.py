@@ -18,7 +18,7 @@ _MARKED = re.compile("\x02([0-9]+);([01]*)\x02")
 _TARGET = re.compile(r"for\s+([A-Za-z_]\w*)\s+in\b")
 
 IN, OUT, NONE, BLANK = "in", "out", "none", "blank"
-"""The state of an operand: it writes sampled text, other text, nothing at all; it is white space that is never written.
+"""The state of an operand: it writes sampled text, other text or nothing, or is white space that is never written.
 Any other state is the condition under which the operand writes sampled text."""
 
 
@@ -97,7 +97,7 @@ def _states(nodes: Sequence[Node], seen: Mapping[int, OperandUse]) -> dict[int, 
                 where = _where(leaf, operand)
                 raise CannotMark(f"{where} writes what is sampled and what is not, and no simple test tells which")
             found[operand.name] = state
-        # What only ever writes sampled text goes under the condition of its neighbour where that holds.
+        # An operand that writes only sampled text takes the condition of its neighbour if that condition holds for it.
         for one, other in [*pairwise(leaf.operands), *pairwise(reversed(leaf.operands))]:
             condition = found[one.name]
             if condition not in (IN, OUT, NONE) and found[other.name] == IN and seen[other.name].fits(condition):
@@ -137,7 +137,7 @@ def _tests(loops: Sequence[str], switches: Sequence[str]) -> list[str]:
 def _occurrences(
     regressions: RegressionSet, nodes: Sequence[Node], spans: Mapping[str, SampledSpans], switches: Sequence[str]
 ) -> tuple[dict[int, OperandUse], set[tuple[int, int]]]:
-    """What each operand was seen to write, and (operand, offset) where one crosses the bound of a span."""
+    """What each operand wrote, and (operand, offset) for each operand that crosses the bound of a span."""
     seen: dict[int, OperandUse] = {}
 
     def mark(operand: Operand, loops: Sequence[str]) -> str:

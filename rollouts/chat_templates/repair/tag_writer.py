@@ -11,7 +11,7 @@ from rollouts.chat_templates.repair.tag_places import BLANK, IN, NONE, OUT
 
 @dataclass
 class _Unit:
-    """A stretch of template source with one state, and the white space control at its two ends."""
+    """A part of the template source with one state, and the white space control at its two ends."""
 
     source: str
     state: str
@@ -25,7 +25,7 @@ class TagWriter:
     def __init__(self, state: Mapping[int, str], sets_inside: bool) -> None:
         self.state = state
         self.sets_inside = sets_inside
-        """False: no assignment stands inside the tags, whose scope it would not leave."""
+        """Whether assignments may stand inside the tags. Their values do not leave the scope of the tags."""
 
     def write(self, nodes: Sequence[Node]) -> str:
         units = [unit for node in nodes for unit in self._units(node)]
@@ -38,7 +38,7 @@ class TagWriter:
 
     @staticmethod
     def _run(units: Sequence[_Unit], start: int) -> int:
-        """Where the units that are wrapped together from ``start`` on end."""
+        """Where the run of units ends that begins at ``start`` and is wrapped together."""
         state, stop = units[start].state, start
         if state in (OUT, NONE, BLANK):
             return start
@@ -121,7 +121,7 @@ def _wrapped(run: Sequence[_Unit], rest: Sequence[_Unit]) -> str:
     if run[-1].closing.startswith("-"):
         closing = "-%}"
     elif not run[-1].closing.endswith("%}") and rest and rest[0].state != BLANK:
-        # A line break after an output stays, after a block it would go.
+        # A line break after an output stays. After a block it would be removed.
         closing = "+%}" if rest[0].source.startswith("\n") else closing
     state = run[0].state
     if state == IN:

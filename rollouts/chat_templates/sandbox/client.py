@@ -1,7 +1,7 @@
 """Renders in subprocesses: a small pool of warm workers, each with limits on time, memory and output.
 
-Whatever a template does, a render ends within ``WALL_SECONDS`` with a text or a sentence, and the pool goes on. Works
-in threads and in forked processes: each process has its own pool, and a worker ends with the process that started it.
+No template can stop the pool: each render ends within ``WALL_SECONDS`` with a text or a sentence. Threads and forked
+processes may render: each process has its own pool, and a worker ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rollouts.tito.interfaces import RenderFailed
 CPU_SECONDS = 2
 WALL_SECONDS = 2.7
 STARVED_SECONDS, STARVED_WALL_SECONDS = 0.5, 10.0
-"""A render that computed less than this in its time gets more, because the machine is overloaded."""
+"""A render that got less computing time than this gets more time, because the machine is overloaded."""
 MEMORY_BYTES = 400_000_000
-"""Beyond what the worker maps when it starts."""
+"""Memory of a worker beyond what it maps at its start."""
 OUTPUT_CHARS = 4_000_000
 TEMPLATE_CHARS = 1_000_000
 BATCH_SECONDS = 30.0
 START_SECONDS = 60.0
-"""A worker that takes longer to start is given up: the machine is overloaded, not the template at fault."""
+"""A worker that takes longer to start is given up: then the machine is overloaded."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROGRAM = Path(__file__).parent / "worker" / "__main__.py"
 
@@ -55,12 +55,12 @@ class RenderJob:
 
 @dataclass(frozen=True)
 class Series:
-    """Many renders of conversations that share messages: one job, with the limits of one."""
+    """Many renders of conversations that share messages: one job, with the limits of one render."""
 
     variables: Mapping[str, Any]
-    """What the template sees in each render, beside the following."""
+    """What the template sees in each render, beside the fields below."""
     messages: Sequence[Any]
-    """Every message of the renders, once."""
+    """Every message of the renders once."""
     tools: Sequence[Any]
     kwargs: Sequence[Mapping[str, Any]]
     renders: Sequence[tuple[Sequence[int], int | None, int, bool]]
@@ -81,9 +81,9 @@ class Rendered:
     lines: tuple[tuple[int, int], ...] = ()
     """(number of characters, 1-based template line) in order; line 0 = not known."""
     spans: tuple[tuple[int, int], ...] = ()
-    """Characters ``[start, stop)`` that generation blocks really wrote; with ``lines`` only."""
+    """Characters ``[start, stop)`` that generation blocks wrote; only with ``lines``."""
     tracked_spans: tuple[tuple[int, int], ...] = ()
-    """The same by the arithmetic of ``transformers``, which is off inside macros."""
+    """The same as ``transformers`` counts them, which is wrong inside macros."""
     series: tuple[Rendered, ...] = ()
     """Of a :class:`Series`: the outcome of each render."""
 
@@ -103,7 +103,7 @@ class Rendered:
         return list(accumulate(n for n, _ in self.lines))
 
     def line_at(self, character: int) -> int | None:
-        """The template line that wrote a character; at the end of the text, the line that wrote the last one."""
+        """The template line that wrote a character; at the end of the text, the line that wrote the last character."""
         if not self.lines:
             return None
         index = min(bisect_right(self._stops, character), len(self.lines) - 1)
@@ -172,7 +172,7 @@ class Worker(ChildProcess):
             self._pending += data
 
     def answer(self, until: float) -> Any:
-        """The next message, within ``WALL_SECONDS``, or ``STARVED_WALL_SECONDS`` where it gets no computing time.
+        """The next message, within ``WALL_SECONDS``, or ``STARVED_WALL_SECONDS`` if the worker gets no computing time.
 
         Raises ``_Late`` or ``ProcessEnded``.
         """
@@ -180,7 +180,7 @@ class Worker(ChildProcess):
         try:
             return self.receive(min(until, time.monotonic() + WALL_SECONDS))
         except _Late:
-            # A template cannot sleep: one that has hardly computed was not slow, its worker was kept waiting.
+            # A template cannot sleep. If it has hardly computed, it is not slow: its worker had to wait.
             if self.cpu_seconds() - used > STARVED_SECONDS:
                 raise
             return self.receive(min(until, time.monotonic() + STARVED_WALL_SECONDS))
@@ -227,7 +227,7 @@ class Pool:
         return Worker()
 
     def render(self, chat_template: str, jobs: Sequence[RenderJob | Series]) -> list[Rendered]:
-        """The outcome of each job, in order; never raises for what a template does."""
+        """The outcome of each job, in order. A template that fails is an outcome, not an exception."""
         if len(chat_template) > TEMPLATE_CHARS:
             sentence = f"The chat template has more than {TEMPLATE_CHARS:,} characters."
             return [Rendered(error=sentence, kind="size")] * len(jobs)
@@ -247,7 +247,7 @@ class Pool:
         if len(outcomes) < len(jobs):
             last = outcomes[-1]
             if last.kind == "memory":
-                # The worker gives up its place after a full heap; the other renders may be harmless.
+                # The worker ends after its memory was full; the other renders may be harmless.
                 return [*outcomes, *self.render(chat_template, jobs[len(outcomes) :])]
             sentence = f"Not rendered, because an earlier render of the same template failed. {last.error}"
             outcomes += [Rendered(error=sentence, kind=last.kind)] * (len(jobs) - len(outcomes))
@@ -334,14 +334,14 @@ def pool() -> Pool:
 
 
 def _forget() -> None:
-    """After a fork the parent's workers are not the child's."""
+    """After a fork: the workers belong to the parent, so the child starts without a pool."""
     global _pool, _pool_lock
     _inherited.append(_pool)
     _pool, _pool_lock = None, threading.Lock()
 
 
 _inherited: list[Pool | None] = []
-"""Kept, so that the child neither closes nor waits for a worker of its parent."""
+"""Pools of parents. They are kept, so that the child neither closes nor waits for a worker of its parent."""
 
 
 def close() -> None:

@@ -1,4 +1,4 @@
-"""A renderer that is told in advance what it will be asked for: many renders in one round trip, none of them twice."""
+"""A renderer that prefetches: many renders in one round trip, none of them twice."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Key = tuple[Any, ...]
 
 
 def _key(conversation: Conversation) -> Key:
-    # By identity: comparing conversations by what they say would cost more than a short render.
+    # By identity: comparing the contents of conversations would cost more than a short render.
     messages, tools, kwargs, generation = conversation
     return (*map(id, messages), 0 if tools is None else id(tools), id(kwargs) if kwargs else 0, generation)
 
 
 class Foreseen:
-    """Renders that were made ahead. Keeps their messages, tools and kwargs, because the keys are made of object ids."""
+    """Prefetched renders. Keeps their messages, tools and kwargs alive, because the keys are made of object ids."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -45,7 +45,7 @@ class PrefetchingRenderer(TemplateRenderer):
         self._ids: dict[Key, Ids] = {}
 
     def foresee(self, asks: Sequence[Conversation]) -> Foreseen:
-        """Render in one round trip; safe in another thread. A render that fails for the moment is left out."""
+        """Render in one round trip; safe in another thread. A render that ran out of time or memory is left out."""
         foreseen = Foreseen()
         series = [self._series(part, foreseen.kept) for part in _parts(asks)]
         try:
@@ -104,7 +104,7 @@ class PrefetchingRenderer(TemplateRenderer):
 
 
 class _Table:
-    """Each object once, and where it stands."""
+    """A list of objects without repetition, and the index of each."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []

@@ -14,7 +14,7 @@ from rollouts.tito.interfaces import (
 from rollouts.tito.trajectory import Ids, Message
 
 PLACEHOLDER_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-"""What a template sees when it is checked without a tokenizer."""
+"""The tokens that a template sees when it is checked without a tokenizer."""
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -35,7 +35,7 @@ class TemplateRenderer:
         self._named = dict(tokenizer.named_tokens) if tokenizer is not None else PLACEHOLDER_TOKENS
 
     def variables(self, conversation: Conversation) -> dict[str, Any]:
-        """What the template sees, as ``apply_chat_template`` hands it over."""
+        """What the template sees: the same variables that ``apply_chat_template`` passes."""
         return {
             **self.base_variables(),
             **self.template_kwargs_of(conversation.kwargs),
@@ -45,11 +45,11 @@ class TemplateRenderer:
         }
 
     def base_variables(self) -> dict[str, Any]:
-        """What every render sees, whatever the conversation."""
+        """The variables that every render sees."""
         return {"documents": None, **self._named}
 
     def template_kwargs_of(self, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Template kwargs without those that only the conversation decides."""
+        """Template kwargs without the names in ``RESERVED``, which the conversation sets."""
         return {k: v for k, v in (kwargs or {}).items() if k not in RESERVED}
 
     def render_many(

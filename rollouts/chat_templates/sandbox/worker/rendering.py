@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 NONCE = secrets.token_hex(8)
 OPEN, CLOSE = f"\x00<{NONCE}\x00", f"\x00>{NONCE}\x00"
-"""Written around a generation block while provenance is recorded; taken out before anything leaves this process."""
+"""Marks around a generation block while provenance is recorded. They are removed before a text leaves this process."""
 _LINE_MARK = re.compile(f"\x00(?:<|>|L[0-9]+;){NONCE}\x00")
 
 
@@ -44,7 +44,7 @@ class TooMuchOutput(Exception):
 
 
 class GenerationTracker(jinja2.ext.Extension):
-    """``{% generation %}``: remembers which characters lie inside, by the arithmetic that ``transformers`` uses."""
+    """``{% generation %}``: remembers which characters lie inside, counted as ``transformers`` counts them."""
 
     tags = {"generation"}
     written = 0
@@ -55,7 +55,7 @@ class GenerationTracker(jinja2.ext.Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         if getattr(self.environment, "provenance", False):
-            # The same scope as a call block has, but written through, so that each line inside keeps its name.
+            # The same scope as a call block, but written directly, so that each line inside keeps its number.
             marks = [nodes.Output([nodes.TemplateData(mark)]).set_lineno(line) for mark in (OPEN, CLOSE)]
             return nodes.Scope([marks[0], *body, marks[1]]).set_lineno(line)
         return nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
@@ -113,8 +113,8 @@ def compiled(text: str) -> jinja2.Template:
 def compiled_with_lines(text: str, inside_macros: bool) -> jinja2.Template:
     """The template writing a mark with its line before everything it writes.
 
-    Jinja keeps no line for constant text, so the generator's frame alone would name the statement before it. What is
-    written inside macros and blocks comes back to the template as text, which may then notice the marks.
+    Jinja keeps no line for constant text: the generator's frame names the statement before it. The output of macros and
+    blocks returns to the template as text. So the template may see the marks in it.
     """
     tree = WRITTEN_THROUGH.parse(text)
     captured: set[int] = set()
@@ -167,7 +167,7 @@ def render_with_lines(text: str, variables: dict[str, Any]) -> dict[str, Any]:
             found = _lines(text, variables, inside_macros)
         except Exception:
             continue
-        # A template that looks at what its macros wrote can notice the marks; then it is told apart here.
+        # A template that reads the output of its macros may see the marks. Then the text differs here.
         if found["text"] == answer["text"]:
             return {**answer, **found}
     return {**answer, "lines": [[len(answer["text"]), 0]] if answer["text"] else [], "spans": answer["tracked_spans"]}

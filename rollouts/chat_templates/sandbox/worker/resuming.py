@@ -1,10 +1,10 @@
-"""Renders of conversations that grow: each goes on where the one before it stands.
+"""Renders of growing conversations: each render continues the render before it.
 
-Most templates write message by message, in one loop at the top. Where a conversation begins like the one before it, the
-bodies of the messages that both have are not run again: their text is taken over. This is right as long as a body
-follows from nothing but its message, the messages before it, the next message, and what does not change. So a template
-that carries values from body to body is never resumed (``_walks``). A look that tells how many messages there are is
-noted while the template renders (``WatchedMessages``), and nothing is taken over from there on.
+Most templates write message by message, in one loop at the top. If a conversation begins like the one before it, the
+loop's body is not run again for the messages that both have: their text is reused. This is right if a body depends
+only on its message, the messages before it, the next message, and what does not change. So a template that carries
+values from body to body is never resumed (``_walks``). When a template reads how many messages there are, this is noted
+(``WatchedMessages``), and the text from that body on is not reused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .rendering import NONCE, GenerationTracker, SandboxLimits, TooMuchOutput, e
 
 
 class ResumableRender:
-    """One render of a series: how far it has come, and what the next render can take over from it."""
+    """One render of a series: how far it is, and what the next render can reuse of it."""
 
     def __init__(self, messages: list[int], fixed: tuple[Any, ...]) -> None:
         self.messages, self.fixed = messages, fixed
@@ -33,7 +33,7 @@ class ResumableRender:
         self.ends: list[tuple[int, int] | None] = []
         """The same at the end of each body; None where the body may have looked at the message behind its own."""
         self.begun = self.pulled = 0
-        """Bodies, and messages that the loop has asked for: more by one where a body looked at the next."""
+        """Bodies begun, and messages that the loop has asked for: one more if a body looked at the next message."""
         self.saw_next = False
         self.alike: int | None = None
         """Bodies before the first that could see how many messages there are; None = no body could."""
@@ -94,7 +94,7 @@ class ResumableRender:
 
 
 class WatchedMessages(list[Any]):
-    """The messages as a template sees them; a look that tells how many there are is noted."""
+    """The messages as a template sees them. It notes every access that tells how many messages there are."""
 
     def __init__(self, values: list[Any], render: ResumableRender) -> None:
         super().__init__(values)
@@ -164,7 +164,7 @@ _LAZY = frozenset(
 
 
 def _walks(tree: nodes.Template) -> nodes.For | None:
-    """The loop over the messages, when each run of its body follows from the messages and from nothing else."""
+    """The loop over the messages, if each run of its body depends on the messages alone; else None."""
     loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_name(node.iter, "messages")]
     if len(loops) != 1 or not isinstance(loops[0].target, nodes.Name):
         return None
@@ -189,8 +189,7 @@ def _is_name(node: nodes.Node, name: str) -> bool:
 
 @lru_cache(maxsize=16)
 def resumable(text: str) -> jinja2.Template | None:
-    """The template with its loop over the messages telling where each body begins and ends; None where it cannot be
-    resumed."""
+    """The template, changed so that its loop reports where each body begins and ends; None = it cannot be resumed."""
     tree = RESUMABLE.parse(text)
     loop = _walks(tree)
     if loop is None:
@@ -208,21 +207,21 @@ def resumable(text: str) -> jinja2.Template | None:
 
 
 TRIES = 8
-"""Resumed renders of a template that are made from the start as well, to compare."""
+"""How many resumed renders of a template are compared with a full render."""
 _tried: dict[str, int] = {}
-"""Template -> how many were the same; -1 = one was not."""
+"""Template -> how many resumed renders were equal to the full render; -1 = one was not."""
 
 
 def render_growing(
     text: str, variables: dict[str, Any], here: ResumableRender, earlier: ResumableRender | None
 ) -> dict[str, Any]:
-    """:func:`render_plain`, going on from an earlier render where that is the same."""
+    """As :func:`render_plain`, but it continues an earlier render where both are the same."""
     answered = None
     try:
         template = resumable(text) if here.messages and _tried.get(text, 0) >= 0 else None
         if template is not None:
             answered = _resumed(template, variables, here, earlier)
-    except Exception:  # the plain render says what is wrong, and where
+    except Exception:  # the plain render below says what is wrong, and where
         here.marks = []
     if answered is None:
         return render_plain(text, variables)

@@ -21,7 +21,7 @@ Render = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 def answer(text: str, job: dict[str, Any], limit: bool = True, render: Render = render_plain) -> dict[str, Any]:
-    """The outcome of one render as JSON; without ``limit`` it shares the computing time that an earlier one got."""
+    """The outcome of one render as JSON. Without ``limit`` it shares the computing time of an earlier render."""
     if limit:
         used = time.process_time()
         resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SandboxLimits.cpu_seconds + 1, resource.RLIM_INFINITY))
@@ -88,7 +88,7 @@ def read_message(stream: BinaryIO) -> Any:
 
 
 def _end_with_parent() -> None:
-    """End this process soon after its parent has ended: then nobody reads its pipe."""
+    """End this process soon after its parent has ended, because nobody reads its pipe then."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -126,5 +126,5 @@ def main(memory: int) -> None:
                 write_message(answers, failure(MemoryError()))
                 return
             if answered.get("kind") == "memory":
-                # What is left of a heap that ran full is not trusted with the next template.
+                # After its memory was full, a worker is not trusted with the next template.
                 return
