@@ -1,6 +1,6 @@
-"""Foreign formats, one module each: read and, where we can, write. A line in ``FORMATS`` adds one.
+"""Formats of files, one module each: read and, in some, write. A line in ``FORMATS`` adds one.
 
-A format is recognised by content. Readers stream; a line that cannot be read is yielded as :class:`Rejected`.
+A format is recognised by content. Readers stream, and yield :class:`Rejected` for a line that cannot be read.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ FORMATS: dict[str, Format] = {
 """In the order in which they are tried."""
 
 _LOOK_AT = 20
-"""Lines that are looked at to recognise a format: broken ones before the first good one do not matter."""
+"""Lines that are tried to recognise a format. Broken lines before the first good line do not matter."""
 
 
 def detect(source: Source) -> Format:
-    """The format of a file, by its first lines. Raises :class:`FileRefused` when it is none that is known.
+    """The format of a file, by its first lines. Raises :class:`FileRefused` when no format fits.
 
-    A file whose first line is no JSON may be one JSON value over many lines: then it is read as that.
+    A file whose first lines are no JSON may hold JSON objects over many lines. Then it is read so.
     """
     found, problem = _look(source)
     if found is None and not source.is_document:
@@ -87,7 +87,7 @@ def _look(source: Source) -> tuple[Format | None, str]:
 
 
 def _unknown(value: Any) -> str:
-    """What a value is that was not recognised, and where in it the trajectories may be."""
+    """What kind of value was not recognised, and where in it the trajectories may be."""
     if not isinstance(value, dict):
         what = "a list" if isinstance(value, list) else "JSON, but no object"
         return f"is {what}, of no format that is known here."
@@ -113,6 +113,6 @@ def read(source: Source, name: str = "auto") -> tuple[Format, Iterator[Trajector
 
 
 def lacks_of(names: str) -> list[str]:
-    """What files of these formats cannot tell, one sentence per format. ``names``: slugs joined by ", "."""
+    """What files of these formats lack, one sentence per format. ``names``: slugs joined by ", "."""
     known = [FORMATS[name].lacks for name in names.split(", ") if name in FORMATS]
     return list(dict.fromkeys(sentence for sentence in known if sentence))

@@ -61,7 +61,7 @@ class Format:
 
 
 class SeenIds:
-    """The ids that came before, as hashes of 8 bytes: a file may hold millions of ids."""
+    """The ids that came before, as hashes of 8 bytes, because a file may hold millions of ids."""
 
     def __init__(self) -> None:
         self._sorted = np.zeros(0, dtype=np.int64)

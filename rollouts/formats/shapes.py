@@ -15,12 +15,12 @@ from rollouts.formats.containers.json_text import canonical_json
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message
 
 MAX_DEPTH = 100
-"""Nesting of a line. Deeper JSON is nobody's rollout, and would exhaust the stack of those who read it later."""
+"""Deepest nesting of a line. No rollout is nested deeper, and later readers would exceed the recursion limit."""
 MAX_NUMBER = float(np.finfo(np.float32).max)
-"""Of rewards and settings, as of log-probabilities: means and deviations are computed from them."""
+"""Largest reward, setting or log-probability: means and deviations are computed from them."""
 _NUMBERS = {int, float}
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Perhaps half a character. Unlike the decoder of other lines, Python's takes one alone for text."""
+"""An escaped surrogate, perhaps half a character. Unlike the decoder of other lines, Python's accepts a lone one."""
 
 
 class BadLine(ValueError):
@@ -52,7 +52,7 @@ def decode(data: bytes | None) -> Any:
 
 
 def _with_nan(data: bytes) -> Any:
-    """The value of a line in which Python wrote NaN or Infinity, which count as null; None when that is not all."""
+    """The value of a line in which Python wrote NaN or Infinity, read as null; None = the line has another fault."""
     if b"NaN" not in data and b"Infinity" not in data:
         return None
     try:
@@ -109,7 +109,7 @@ def sequence(value: Any, where: str) -> list[Any]:
 def ids(value: Any, where: str) -> Ids:
     """Token ids: whole numbers from 0 to 2147483647. ``5.0`` is one, because data frames write so.
 
-    An array was looked over before (``rollouts.formats.readers.prompts``).
+    An array was checked before (``rollouts.formats.readers.prompts``).
     """
     if isinstance(value, np.ndarray):
         return value
@@ -144,7 +144,7 @@ def optional_ids(value: Any, where: str) -> Ids:
 def floats(value: Any, where: str) -> Floats:
     """Numbers as float32; null becomes NaN (writers put it in place of what JSON cannot hold).
 
-    An array was looked over before (``rollouts.formats.readers.prompts``).
+    An array was checked before (``rollouts.formats.readers.prompts``).
     """
     if isinstance(value, np.ndarray):
         return value
@@ -213,7 +213,7 @@ def optional_string(value: Any, where: str) -> str | None:
 
 
 def number(value: Any, where: str) -> float | None:
-    """A number whose square can still be summed up, or None."""
+    """A number of at most ``MAX_NUMBER``, or None. Raises :class:`BadLine`."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -243,7 +243,7 @@ def whole(value: Any, where: str, least: int = -(2**31)) -> int | None:
 
 
 def numbers_by_name(value: Any, where: str, read: Callable[[Any, str], float | None] = number) -> dict[str, float]:
-    """Numbers by name; null says that there is none."""
+    """Numbers by name. A null is left out."""
     found = {}
     for name, item in optional_mapping(value, where).items():
         key = text(name, f"a name in {where}", 200)
@@ -254,7 +254,7 @@ def numbers_by_name(value: Any, where: str, read: Callable[[Any, str], float | N
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal as JSON: 1, 1.0 and true are three values there, and one in Python."""
+    """Whether two values are equal as JSON: there 1, 1.0 and true differ, in Python they are equal."""
     return bool(left == right) and canonical_json(left) == canonical_json(right)
 
 
@@ -274,13 +274,13 @@ def optional_tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...] | No
 
 
 def rest(value: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """What is left of an object: fields of unknown meaning, which are kept."""
+    """The fields of an object that are not ``known``. They are kept without their meaning."""
     skip = frozenset(known)
     return {key: item for key, item in value.items() if key not in skip}
 
 
 def elements(value: Mapping[str, Any], known: Iterable[str], n: int, i: int) -> dict[str, Any]:
-    """What else a batch of ``n`` says of its element ``i``, and what it says of all of them; null says nothing."""
+    """Further fields of a batch of ``n``: element ``i`` of a list, else the whole value. Empty ones are left out."""
     found = {}
     for key, item in rest(value, known).items():
         one = item[i] if isinstance(item, list) and len(item) == n else item

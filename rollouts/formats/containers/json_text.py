@@ -15,7 +15,7 @@ def canonical_json(value: Any) -> str:
     """JSON text without spaces, keys in their own order. U+0000 and lone surrogates are escaped for the database."""
     try:
         quick = _encode(value)
-        if not _NULL.search(quick):  # a null may stand for a number that is none
+        if not _NULL.search(quick):  # a null may stand for NaN or infinity
             return quick.decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
@@ -41,11 +41,11 @@ _NULL = re.compile(rb"null(?<![^:\[,]null)")  # as a value; a literal in front i
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
 MAX_DEPTH = 64
-"""Objects and lists in one another. What is nested deeper would end the recursion of those who copy it."""
+"""Levels of nested objects and lists. Copying deeper values would exceed Python's recursion limit."""
 
 
 def json_problem(value: Any) -> str:
-    """Why a parsed JSON value cannot be kept, as the end of a sentence about it; empty when it can."""
+    """Why a parsed JSON value cannot be stored, as the end of a sentence about it; empty = it can."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []

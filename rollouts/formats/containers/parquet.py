@@ -1,4 +1,4 @@
-"""Parquet as a container: each row is read as if it were a line of JSON, so that every format may come in Parquet."""
+"""Parquet as a container: each row is read like a line of JSON, so every format may come in Parquet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rollouts.formats.containers.refused import FileRefused
 
 BATCH_ROWS = 64
 BATCH_BYTES = 1 << 20
-"""Bytes in the file of the rows that are read at once, where these are more than one row."""
+"""Largest size in the file of rows that are read at once. One row may be larger."""
 MAX_ROW_GROUP_BYTES = 4 << 30
-"""Unpacked size that a file may claim for one row group. One row group is held at once."""
+"""Largest unpacked size of one row group. One row group is in memory at once."""
 
 
 def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
@@ -29,7 +29,7 @@ def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
     import pyarrow
 
     try:
-        # Unbuffered, a whole row group would be held; trainers write files of one.
+        # Without a buffer a whole row group would be in memory, and trainers write files of one row group.
         file = pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
         meta = file.metadata
         groups = [meta.row_group(n) for n in range(meta.num_row_groups)]
@@ -47,7 +47,7 @@ def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _row(batch: Any, place: int) -> bytes:
-    """A row's JSON text, column by column: of its values only those of one column are ever Python objects."""
+    """The JSON text of a row. Only the values of one column at a time become Python objects."""
     fields = zip(batch.schema.names, (column[place] for column in batch.columns), strict=True)
     parts = [canonical_json(name).encode() + b":" + _text(value) for name, value in fields if value.is_valid]
     return b"{" + b",".join(parts) + b"}"
@@ -65,7 +65,7 @@ def _text(scalar: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say: NaN becomes null, bytes and dates their text."""
+    """The value as JSON can hold it: NaN becomes null, bytes and dates become text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

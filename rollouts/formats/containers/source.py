@@ -1,4 +1,4 @@
-"""A file as numbered lines: compressed or not, never held whole, with limits that no bomb gets past."""
+"""A file as numbered lines: compressed or not, never in memory as a whole, with limits against zip bombs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rollouts.formats.containers.json_array import ARRAY, elements, objects
 from rollouts.formats.containers.refused import FileRefused
 
 MAX_LINE_BYTES = 128 << 20
-"""A longer line is rejected without being held. A rollout of 200 turns that repeats a 100k-token prompt fits."""
+"""A longer line is rejected without being read into memory. 200 turns that repeat a prompt of 100k tokens fit."""
 MAX_RATIO = 200
-"""A compressed file that grows more than this many times is a bomb; lists of ids grow 3 to 30 times."""
+"""A compressed file that grows more than so many times is a zip bomb. Lists of ids grow 3 to 30 times."""
 FREE_BYTES = 64 << 20
-"""Below this size a ratio says nothing."""
+"""Unpacked bytes below which the ratio is not checked."""
 
 CONVERT = (
     "Pickles can run code when they are opened, so they are never loaded here. Convert it on the machine that wrote it "
@@ -39,7 +39,7 @@ class SourceLine:
     """One line that is not blank."""
 
     number: int
-    """1-based. In a file that is one JSON array, or objects over several lines each, it counts these."""
+    """1-based. In a file of one JSON array, or of objects over several lines, it counts elements or objects."""
     data: bytes | None
     """None = longer than ``MAX_LINE_BYTES``."""
 
@@ -50,14 +50,14 @@ class Source:
     def __init__(self, name: str, opener: Callable[[], BinaryIO], size: int) -> None:
         self.name = name
         self.size = size
-        """Bytes on disk, compressed as it is."""
+        """Bytes on disk, of a compressed file its compressed size."""
         self._opener = opener
         self._raw: BinaryIO | None = None
         self._is_looked_over = False
         self.is_document = False
-        """The file is JSON objects over many lines; each is given as a line and has the limit of one."""
+        """The file holds JSON objects over many lines. Each object is read as a line, with the limit of a line."""
         self.on_line: Callable[[], None] = _nothing
-        """Called before each line: whoever reads may look at the clock, or raise to stop."""
+        """Called before each line. It may raise to stop the reading."""
 
     @classmethod
     def of_path(cls, path: str | Path, name: str | None = None) -> Source:
@@ -78,7 +78,7 @@ class Source:
 
     @property
     def position(self) -> int:
-        """How many bytes of the file on disk have been read; 0 before the first line, and while it is looked over."""
+        """Bytes of the file on disk that were read; 0 before the first line and inside :meth:`looked_over`."""
         raw = self._raw
         if raw is None or self._is_looked_over:
             return 0
@@ -86,7 +86,7 @@ class Source:
 
     @contextlib.contextmanager
     def looked_over(self) -> Iterator[None]:
-        """Inside, what is read is read for the first of two times."""
+        """A context for the first of two readings of the file: ``position`` stays 0 in it."""
         self._is_looked_over = True
         try:
             yield
@@ -94,7 +94,7 @@ class Source:
             self._is_looked_over = False
 
     def kind(self) -> Kind:
-        """By its first bytes. Raises :class:`FileRefused` for what is never read."""
+        """The kind of the file by its first bytes. Raises :class:`FileRefused` for kinds that are never read."""
         with self._opener() as raw:
             head = raw.read(4096)
         if not head:
@@ -107,7 +107,7 @@ class Source:
         return "plain"
 
     def open(self) -> IO[bytes]:
-        """The plain bytes. A compressed file that grows beyond the limits raises :class:`FileRefused` when it does."""
+        """A stream of the unpacked bytes. Reading raises :class:`FileRefused` when a file grows beyond the limits."""
         kind = self.kind()
         self._raw = raw = self._opener()
         if kind == "plain":
@@ -124,7 +124,7 @@ class Source:
         return stream
 
     def lines(self, limit: int = MAX_LINE_BYTES) -> Iterator[SourceLine]:
-        """Every line that is not blank."""
+        """Yields every line that is not blank. Raises :class:`FileRefused` for a damaged file."""
         if self.kind() == "parquet":
             yield from self._parquet_rows(limit)
             return
@@ -184,7 +184,7 @@ class Source:
 
 
 def _refuse_binary(head: bytes, name: str) -> None:
-    """Raises :class:`FileRefused` when a file begins as what is never read."""
+    """Raises :class:`FileRefused` when a file begins like a kind that is never read."""
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise FileRefused(f"{name} is a pickle. {CONVERT}")
     if head.startswith(b"PK\x03\x04"):
@@ -201,7 +201,7 @@ def _nothing() -> None:
 
 
 class _Zstd:
-    """Frames one after the other. Unlike the library's own reader it notices a file that was cut off."""
+    """Reads zstd frames one after the other. Unlike the library's reader it notices a file that was cut off."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
@@ -234,7 +234,7 @@ class _Zstd:
 
 
 class _Bounded(io.RawIOBase):
-    """A decompressing stream that stops a bomb."""
+    """A decompressing stream that stops at a zip bomb."""
 
     def __init__(self, stream: Any, raw: BinaryIO, name: str) -> None:
         self._stream, self._file, self._name = stream, raw, name

@@ -10,7 +10,7 @@ from rollouts.formats.registry import Format, has_keys
 from rollouts.tito.trajectory import Trajectory
 
 GROUP_ROWS, GROUP_BYTES = 10_000, 4 << 20
-"""What is written at once. The end of the file describes every row group, so a small one for each row would cost."""
+"""Limits of one row group. The end of the file describes every row group, so many small ones would cost space."""
 
 
 def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:

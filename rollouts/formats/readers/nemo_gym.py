@@ -65,7 +65,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
 
 
 def _steps(items: Sequence[Any]) -> tuple[tuple[Step, ...], list[Any]]:
-    """The model calls; items of the environment go with the call that reads them."""
+    """The model calls, and the items after them. Items of the environment belong to the call that reads them."""
     steps: list[Step] = []
     before: list[Any] = []
     mine: list[dict[str, Any]] = []

@@ -48,7 +48,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
 
 
 def _reward(value: Mapping[str, Any], columns: Mapping[str, Floats]) -> float | None:
-    """The sequence's reward, which the trainer writes beside each token."""
+    """The reward of the sequence. The trainer may write it beside each token."""
     reward, by_token = value.get("reward"), columns.get("rewards")
     if reward is None and by_token is not None and (by_token == by_token[0]).all():
         return float(by_token[0])

@@ -1,8 +1,7 @@
-"""Lines whose prompts repeat: each prompt of a conversation begins with the one before, so only what is new is parsed.
+"""Fast reading of lines whose prompts repeat: each prompt begins with the prompt before, so only the rest is parsed.
 
-Lists of numbers (``"prompt_token_ids": [...]``) are cut out of the text before the text is decoded, and parsed by
-themselves. Bytes of a prompt that are those of the prompt before are the same ids; so reading a rollout of N calls is a
-matter of its new tokens and of comparing bytes.
+Lists of numbers (``"prompt_token_ids": [...]``) are cut out of the text before the text is decoded, and parsed alone.
+Where a prompt has the same bytes as the prompt before, it has the same ids. So only bytes are compared there.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ Array = NDArray[Any]
 
 
 def parse_ids(text: bytes) -> Ids:
-    """A JSON list of token ids. Raises ``ValueError`` for any other."""
+    """The ids ``[n]`` of a JSON list of token ids. Raises ``ValueError`` for any other text."""
     values = _ids_decoder.decode(text)
     return np.fromiter(values, np.int32, len(values))
 
 
 def parse_floats(text: bytes) -> Floats:
-    """A JSON list of numbers that fit into 32 bits. Raises ``ValueError`` or ``OverflowError`` for any other."""
+    """The floats ``[n]`` of a JSON list of 32-bit numbers. Raises ``ValueError`` or ``OverflowError`` else."""
     values = _floats_decoder.decode(text)
     return np.frombuffer(struct.pack(f"<{len(values)}f", *values), np.dtype("<f4"))
 
@@ -50,8 +49,8 @@ def decode(
     """:func:`rollouts.formats.shapes.decode`, with arrays in place of the lists of ``prompt_token_ids`` and of the keys
     of ``others``.
 
-    ``holders`` gives the objects of the decoded line in which they are looked for. When one stands anywhere else, or
-    anything is odd, the line is decoded as any other is, which says what is wrong with it. Raises :class:`BadLine`.
+    ``holders`` returns the objects of the decoded line that may hold these lists. If a list stands anywhere else, the
+    line is decoded in the plain way, which says what is wrong. Raises :class:`BadLine`.
     """
     cut = None if data is None else _cut(data, {PROMPT: parse_ids, **(others or {})})
     if cut is None:
@@ -65,7 +64,7 @@ def decode(
 
 
 def _cut(data: bytes, parsers: Mapping[str, Parse]) -> tuple[bytes, list[tuple[str, Array]]] | None:
-    """The text with a number in place of each list, and the lists by that number; None when there is none to cut.
+    """The text with a number in place of each list, and the lists by that number; None = no list was cut.
 
     A list that cannot be parsed stays in the text.
     """
@@ -104,8 +103,8 @@ def _cut(data: bytes, parsers: Mapping[str, Parse]) -> tuple[bytes, list[tuple[s
 
 
 def _longer(text: bytes, known: Sequence[tuple[bytes, Ids]]) -> Ids:
-    """The ids of a prompt. It begins with what is ``known``, the prompt before and what was sampled behind that, as far
-    as the bytes are the same."""
+    """The ids of a prompt. Where its bytes begin with ``known`` text (the prompt before, then what was sampled), the
+    known ids are taken."""
     parts: list[Ids] = []
     place = 0
     for piece, ids in known:

@@ -1,7 +1,7 @@
 """Recorded calls: one engine call a line, request and response as they went to an OpenAI-compatible vLLM server.
 
 Lines of one ``session_id`` are one trajectory, in file order; sessions may interleave. A line without a session is a
-trajectory of its own: so bare answers of a server are read too.
+trajectory by itself, so bare answers of a server are read too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of calls: many lines make one trajectory, and trajectories may interleave."""
+"""Reads files of calls: many lines make one trajectory, and trajectories may interleave."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rollouts.tito.trajectory import Ids, Mask, Step, Trajectory
 
 @dataclass
 class Session:
-    """A trajectory under way. Prompts are kept as what they add, so that it grows with new tokens only."""
+    """A trajectory whose lines are being read. It keeps of each prompt what the prompt adds."""
 
     external_id: str
     steps: list[tuple[int, Step]] = field(default_factory=list)
-    """(ids shared with the stream before, step with the rest of its prompt)."""
+    """(number of ids shared with the stream before, step with the rest of its prompt)."""
     last: Step | None = None
     names: list[str] = field(default_factory=list)
     """The source's name of each step, empty where it has none."""
@@ -45,7 +45,7 @@ class Session:
         self.last = step
 
     def stream(self, name: str) -> Ids | None:
-        """Prompt and completion of an earlier step; None when there is none of that name."""
+        """Prompt and completion of the earlier step of a name; None = there is no such step."""
         if not name or name not in self.names:
             return None
         if self.last is not None and self.names[-1] == name:
@@ -73,7 +73,7 @@ class Session:
 
 
 def _share_messages(step: Step, before: Step) -> Step:
-    """The conversation so far is repeated in every request; equal messages become one object."""
+    """Every request repeats the conversation so far. Messages equal to those before become the same objects."""
     if step.request is None or before.request is None:
         return step
     old, new = before.request.messages, step.request.messages
@@ -95,8 +95,8 @@ def read_sessions(
     add_line: Callable[[Session, dict[str, Any]], None],
     by_length: bool = False,
 ) -> Iterator[Trajectory | Rejected]:
-    """Trajectories in the order in which they end: the file is read for names first, so that no more is held than is
-    under way.
+    """Yields trajectories in the order in which they end. The file is read twice, first for session ids alone, so only
+    unfinished trajectories are in memory.
 
     A line that cannot be read rejects its whole session. ``by_length`` orders steps by prompt length, not by line.
     """
@@ -113,7 +113,7 @@ def read_sessions(
         except BadLine as error:
             rejected = Rejected(line.number, str(error))
             if name:
-                # The session is not stored by halves; what it held is given back.
+                # No part of the session is stored, so its memory is freed.
                 sessions[name] = Session(name, rejected=rejected)
             else:
                 yield rejected
@@ -131,7 +131,7 @@ def _ended(session: Session, by_length: bool) -> Trajectory | Rejected:
 
 
 def _last_lines(source: Source, session_id: SessionId) -> Mask:
-    """Which lines are the last of their session. Of each line a hash is held, no more."""
+    """A mask ``[lines]`` of the lines that are the last of their session. Memory holds one hash for each line."""
     keys = array("q")
     with source.looked_over():
         for line in source.lines():
@@ -151,7 +151,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Line(_Answer):
-    """What a line may be named by: all else of it is passed over, not decoded."""
+    """The fields that may name the session of a line. No other field is decoded."""
 
     session_id: Any = msgspec.UNSET
     rollout_id: Any = msgspec.UNSET

@@ -110,7 +110,7 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
         )
         rows = tuple(one.row((k,)) for k, one in enumerate(elements))
         if places != list(range(places[0], places[-1] + 1)) or not last[places[-1]] or last[places[:-1]].any():
-            # The trainer would take it so: a finding, and no reason to show nothing.
+            # The trainer would train on these rows, so the import keeps them, and the diagnosis makes a finding.
             rows = tuple(
                 replace(row, extra={"is_last_step": bool(last[k]), "batch_index": k})
                 for k, row in zip(places, rows, strict=True)
@@ -135,7 +135,7 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
 
 
 def _places(ids: list[Any], last: Mask) -> list[list[int]]:
-    """Which elements are steps of which trajectory; one without an id ends where its flag says."""
+    """The elements of each trajectory, as indices. A trajectory without an id ends where ``is_last_step`` says."""
     found: dict[str, list[int]] = {}
     for i, one in enumerate(ids):
         key = f"until {int(last[:i].sum())}" if one is None else canonical_json(one)

@@ -1,6 +1,6 @@
-"""Files that hold text and no token ids: what was sampled cannot be told from them, only what was said.
+"""Files that hold text and no token ids: they tell what was said, but not which tokens were sampled.
 
-Each becomes steps without ids, with the text that the file has. One entry in ``_SHAPES`` adds a file of one trainer.
+Their steps have no ids, only the text of the file. One entry in ``_SHAPES`` adds a file of one trainer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Shape:
     completion: str
     reward: str
     others: tuple[str, ...] = ()
-    """Keys that must be there too, so that it is not taken for another's."""
+    """Further keys that must be there, so that no file of another trainer is taken for this one."""
     id_parts: tuple[str, ...] = ()
     group: str = ""
     stop_reason: str = ""
@@ -112,7 +112,7 @@ _NO_REWARDS = (
 
 
 def _reward_columns(value: Mapping[str, Any]) -> list[str]:
-    """Each reward function has a column of its name; what ms-swift writes behind the advantages is something else."""
+    """The columns of reward functions. What ms-swift writes after ``advantages`` is no reward."""
     names = list(value)
     behind = names.index("advantages") if "advantages" in names else len(names)
     if "completion" in names[:behind]:
@@ -121,7 +121,7 @@ def _reward_columns(value: Mapping[str, Any]) -> list[str]:
 
 
 def _completion(value: dict[str, Any], number: int, n: int, of: int) -> Trajectory:
-    """The sum of the reward functions is the reward where none is given."""
+    """One completion. Without a reward the sum of the reward functions is the reward."""
     said = value.get("completion")
     name = f"line-{number}-{n}" if of > 1 else f"line-{number}"
     parts = shapes.numbers_by_name({key: value[key] for key in _reward_columns(value)}, "the rewards")
@@ -145,7 +145,7 @@ def _detect_columns(values: Sequence[Any]) -> bool:
     one = values[0]
     if not has_keys(one, "prompt", "completion"):
         return False
-    # Of one completion the words are enough; a line of columns is known by what else is written with them.
+    # A single completion is known by these two keys. A line of columns is known by further keys.
     said = one["completion"]
     return isinstance(said, str) or _is_messages(said) or any(key in one for key in _WRITTEN_WITH)
 

@@ -1,4 +1,4 @@
-"""Why a row must not be written for a trainer: the finding that stops it, as the diagnosis names it."""
+"""Why a row must not be written for a trainer: the kind of finding that the diagnosis has for the fault."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rollouts.tito.trajectory import Row, Trajectory
 
 @dataclass(frozen=True)
 class ExportFault:
-    """What stops a row, or a trajectory."""
+    """Why a row or a trajectory is not written."""
 
     reason: str
     """A sentence."""
     kind: str = ""
-    """The kind of finding; empty = nothing is wrong with the row, but the target wants more than it has."""
+    """The kind of finding; empty = the row has no fault, but lacks something that the target needs."""
 
     def __str__(self) -> str:
         if not self.kind:
@@ -32,7 +32,7 @@ class ExportFault:
 def row_fault(
     row: Row, needs_logprobs: bool, needs_prompt: bool = False, longest: int | None = None, advantages: bool = True
 ) -> ExportFault | None:
-    """The first fault of a row's arrays; None = a trainer may take it. ``advantages``: the target writes them."""
+    """The first fault of a row's arrays; None = there is none. ``advantages``: the target writes advantages."""
     if not len(row.ids):
         return ExportFault("It has no token ids: there is nothing to train on.")
     if (found := checks.length_mismatch(row) or checks.mask_overrun(row, False)) is not None:
@@ -45,7 +45,7 @@ def row_fault(
         if (found := checks.logprob_invalid(row) or _above_zero(row)) is not None:
             return _named(found)
     found = checks.advantage_misplaced(row) if advantages else None
-    # One advantage beside every token, as NeMo RL writes it, is no fault: masked tokens are written with 0.
+    # An advantage beside every token, as NeMo RL writes it, is no fault: masked tokens are written with 0.
     if found is not None and found.severity != "warning":
         return _named(found)
     if needs_prompt and row.loss_mask[0]:
@@ -83,7 +83,7 @@ def one_row(trajectory: Trajectory, rows: Sequence[Row]) -> ExportFault | None:
 
 
 def has_reward(trajectory: Trajectory, rows: Sequence[Row]) -> ExportFault | None:
-    """A reward for each element, by token or for the whole."""
+    """The trajectory needs a reward, or each row a column ``rewards``."""
     if trajectory.reward is not None or all("rewards" in row.columns for row in rows):
         return None
     return ExportFault("It has no reward, and the target needs one.")

@@ -1,6 +1,6 @@
-"""How a row is written for each trainer: one function for a target, from a row to what JSON holds.
+"""How a row is written for each trainer: one function for each target, from a row to a JSON object.
 
-What belongs to a token stays with it; 0 stands where nothing was sampled, as the trainers write it.
+Values of a token keep its place. 0 stands where nothing was sampled, as the trainers write it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ IGNORED = -100
 
 Decode = Callable[[Ids], str]
 Recorder = Callable[[Trajectory, Sequence[Row]], Iterator[dict[str, Any]]]
-"""The records of one trajectory's rows, one each, in order."""
+"""Yields the records of a trajectory's rows, one for each row, in order."""
 Start = Callable[[Decode | None], Recorder]
 """A recorder for one file. Without a tokenizer nothing can be decoded."""
 
 
 def per_row(record: Callable[[Row, Trajectory], dict[str, Any]]) -> Start:
-    """A target whose records know of nothing but their row."""
-
-    def recorder(trajectory: Trajectory, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        return (record(row, trajectory) for row in rows)
-
-    return lambda _: recorder
+    """For a target whose records depend on their row and trajectory alone."""
+    return lambda _: lambda trajectory, rows: (record(row, trajectory) for row in rows)
 
 
 def split_of(row: Row) -> int:
@@ -51,7 +47,7 @@ def _mask(row: Row) -> list[int]:
 
 
 def _advantages(row: Row) -> list[float] | None:
-    """0 where nothing is trained: not every target's loss reads the mask."""
+    """The column ``advantages``, 0 where nothing is trained: not every target's loss reads the mask."""
     column = row.columns.get("advantages")
     if column is None:
         return None
@@ -63,24 +59,20 @@ def _from(values: list[Any] | None, start: int) -> list[Any] | None:
     return None if values is None else values[start:]
 
 
-def verl() -> Start:
+def verl(trajectory: Trajectory, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """``AgentLoopOutput``: ``metrics`` is required there, and all of its fields have defaults."""
-
-    def recorder(trajectory: Trajectory, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        for n, row in enumerate(rows):
-            at = split_of(row)
-            yield {
-                "prompt_ids": row.ids[:at].tolist(), "response_ids": row.ids[at:].tolist(),
-                "response_mask": _mask(row)[at:], "response_logprobs": _from(_logprobs(row), at),
-                "reward_score": trajectory.reward, "num_turns": len(row.step_indices), "metrics": {},
-                "extra_fields": {"external_id": trajectory.external_id, "row": n},
-            }  # fmt: skip
-
-    return lambda _: recorder
+    for n, row in enumerate(rows):
+        at = split_of(row)
+        yield {
+            "prompt_ids": row.ids[:at].tolist(), "response_ids": row.ids[at:].tolist(),
+            "response_mask": _mask(row)[at:], "response_logprobs": _from(_logprobs(row), at),
+            "reward_score": trajectory.reward, "num_turns": len(row.step_indices), "metrics": {},
+            "extra_fields": {"external_id": trajectory.external_id, "row": n},
+        }  # fmt: skip
 
 
 def trl(row: Row, trajectory: Trajectory) -> dict[str, Any]:
-    """What ``rollout_func`` gives back; names that TRL does not know reach the reward functions."""
+    """What ``rollout_func`` returns. TRL hands names that it does not know to the reward functions."""
     at = split_of(row)
     return {
         "prompt_ids": row.ids[:at].tolist(), "completion_ids": row.ids[at:].tolist(),
@@ -102,7 +94,7 @@ def prime_rl(row: Row, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def tinker(row: Row, trajectory: Trajectory) -> dict[str, Any]:
-    """Inputs are shifted against targets: what belongs to a token lies at the place that predicts it."""
+    """Inputs are shifted against targets: the values of a token stand at the place that predicts the token."""
     return {
         "model_input": row.ids[:-1].tolist(), "target_tokens": row.ids[1:].tolist(),
         "logprobs": _from(_logprobs(row), 1), "advantages": _from(_advantages(row), 1), "mask": _mask(row)[1:],
@@ -110,13 +102,10 @@ def tinker(row: Row, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def nemo(decode: Decode | None) -> Recorder:
-    """Messages are cut where the mask changes: what is trained is the assistant's."""
-
-    def recorder(trajectory: Trajectory, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        for row in rows:
-            yield {"message_log": _message_log(row, decode), "reward": trajectory.reward}
-
-    return recorder
+    """Cuts messages where the mask changes. Trained tokens are the assistant's."""
+    return lambda trajectory, rows: (
+        {"message_log": _message_log(row, decode), "reward": trajectory.reward} for row in rows
+    )
 
 
 def _message_log(row: Row, decode: Decode | None) -> list[dict[str, Any]]:
@@ -145,7 +134,7 @@ def sft(row: Row, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def padded_sft(length: int, pad_id: int) -> Start:
-    """Rows of one length: the padding has no attention and no label. A longer row is cut."""
+    """Rows of ``length`` tokens. The padding has no attention and no label; a longer row is cut."""
 
     def record(row: Row, trajectory: Trajectory) -> dict[str, Any]:
         filled = {"input_ids": pad_id, "attention_mask": 0, "labels": IGNORED}
@@ -182,7 +171,7 @@ class Skyrl:
             yield element
 
     def _name(self, trajectory: Trajectory) -> dict[str, Any]:
-        """Trajectories of one prompt share ``instance_id``; an id that ends in its number in the group keeps it."""
+        """Trajectories of one prompt share ``instance_id``. An id that ends in its number keeps that number."""
         instance = trajectory.group or trajectory.external_id
         used = self._repetitions.setdefault(instance, set())
         tail = trajectory.external_id.removeprefix(f"{instance}-")
@@ -193,7 +182,7 @@ class Skyrl:
         return {"instance_id": instance, "repetition_id": wanted}
 
     def _reward(self, trajectory: Trajectory, row: Row, at: int, is_last: bool) -> Any:
-        """Token by token, the whole reward lies on the last token of the last step."""
+        """The reward, or one reward for each token. Without a column the last token of the last step has the reward."""
         if not self._by_token:
             return trajectory.reward
         column = row.columns.get("rewards")

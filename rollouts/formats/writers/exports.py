@@ -1,7 +1,7 @@
-"""Rows as other trainers take them: one JSON object a line for each row, or one object of parallel lists for all.
+"""Writes rows as other trainers take them: a JSON object on a line for each row, or one object of parallel lists.
 
-A row that breaks the target's own invariants is refused with the finding that stops it, unless the caller insists
-or has its trajectory left out.
+A row that breaks the target's invariants is refused with the finding that names the fault, unless the caller forces it
+or leaves its trajectory out.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ WAYS_OUT = "Leave such trajectories out with --leave-out, or write them all the 
 
 
 def rows_of(trajectory: Trajectory) -> Sequence[Row]:
-    """The rows that the source holds, else those that follow from the steps."""
+    """The rows of the source, else the rows that follow from the steps."""
     return trajectory.rows or merged_rows(trajectory.steps)
 
 
 def step_rows_of(trajectory: Trajectory) -> Sequence[Row]:
-    """One row for each step; rows of one step each are kept, because their masks may say more."""
+    """One row for each step. If each row of the source has one step, these rows are kept: their masks may say more."""
     one_each = trajectory.rows and all(len(row.step_indices) == 1 for row in trajectory.rows)
     if not trajectory.steps or (one_each and len(trajectory.rows) == len(trajectory.steps)):
         return trajectory.rows
@@ -47,22 +47,22 @@ def step_rows_of(trajectory: Trajectory) -> Sequence[Row]:
 
 @dataclass(frozen=True)
 class Export:
-    """A target."""
+    """A target: how one trainer takes rows."""
 
     name: str
     title: str
     start: Start
     rows: RowsOf = rows_of
     faults: tuple[FaultOf, ...] = ()
-    """What is asked of a trajectory and its rows together."""
+    """Checks of a trajectory together with its rows."""
     needs_logprobs: bool = True
     needs_prompt: bool = True
     longest: int | None = None
     writes_advantages: bool = False
     columns: tuple[str, ...] = ()
-    """Empty = an object a line; else one JSON object with these lists, an element for each row."""
+    """Empty = one object on each line; else one JSON object with these lists, which have an element for each row."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the one object that are no lists of rows."""
+    """Further fields of that one object."""
 
     @property
     def suffix(self) -> str:
@@ -70,7 +70,7 @@ class Export:
 
 
 def padded(target: Export, length: int, pad_id: int = 0) -> Export:
-    """Supervised rows of one length. A longer row is refused, or cut when the caller insists."""
+    """The target with rows padded to ``length`` tokens. A longer row is refused, or cut when the caller forces it."""
     return replace(target, start=records.padded_sft(length, pad_id), longest=length)
 
 
@@ -85,11 +85,11 @@ def write(
     decode: Decode | None = None,
     cause: Callable[[Trajectory], str] | None = None,
 ) -> int:
-    """Gives the number of rows written. Raises :class:`ExportRefused` at the first bad row unless ``force``.
+    """Returns the number of rows written. Raises :class:`ExportRefused` at the first bad row unless ``force``.
 
-    With ``leave_out`` a trajectory with a bad row is not written; it is called with a sentence about each. ``rows``
-    gives other rows than the trajectory's own; ``decode`` the text of ids; ``cause`` what is known of why a trajectory
-    is more than one row.
+    ``leave_out`` is called with a sentence about each trajectory that has a bad row; none of its rows is written.
+    ``rows`` returns the rows of a trajectory, ``decode`` the text of ids, ``cause`` a sentence that says why a
+    trajectory has several rows.
     """
 
     def refuse(why: str) -> None:
@@ -140,7 +140,7 @@ def _sentence(target: Export, what: str, trajectory: Trajectory, why: str) -> st
 
 
 def _write_columns(target: Export, found: Iterator[dict[str, Any]], file: IO[bytes], may_be_empty: bool) -> int:
-    """Each list waits in a file of its own, so that memory does not grow with the run."""
+    """Writes each list to its own temporary file first, so that memory does not grow with the run."""
     n = 0
     with ExitStack() as stack:
         spools = {
@@ -184,7 +184,7 @@ EXPORTS: dict[str, Export] = {
             "trl", "TRL rollout_func values", per_row(records.trl),
             columns=("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "external_id"),
         ),
-        Export("verl", "verl AgentLoopOutput", records.verl()),
+        Export("verl", "verl AgentLoopOutput", lambda _: records.verl),
         Export(
             "prime_rl", "prime-rl TrainingSample", per_row(records.prime_rl), needs_prompt=False,
             writes_advantages=True,
