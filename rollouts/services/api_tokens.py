@@ -13,13 +13,13 @@ from rollouts import models
 from rollouts.services.shares import token_hash
 
 PREFIX = "ri_"
-"""So that a token in a log or a repository is recognised for what it is."""
+"""Prefix by which a token is recognised in a log or a repository."""
 LAST_USE_EVERY = timedelta(minutes=1)
 MAX_CHARACTERS = 200
 
 
 def create_api_token(user: Any, name: str = "") -> tuple[models.ApiToken, str]:
-    """A token that writes in this user's name; gives the record and the token itself."""
+    """Make a token that writes as this user. Returns the record and the token itself."""
     token = PREFIX + secrets.token_urlsafe(32)
     record = models.ApiToken.objects.create(
         token_sha256=token_hash(token), hint=token[:8], name=name.strip()[:200] or "unnamed", created_by=user
@@ -28,7 +28,7 @@ def create_api_token(user: Any, name: str = "") -> tuple[models.ApiToken, str]:
 
 
 def find_api_token(token: str) -> models.ApiToken | None:
-    """The live token, with its user; None for one that is unknown, revoked, or whose user may no longer log in."""
+    """The record of a valid token; None = it is unknown or revoked, or its user may no longer log in."""
     if not token or len(token) > MAX_CHARACTERS:
         return None
     live = models.ApiToken.objects.filter(revoked_at=None, created_by__is_active=True)

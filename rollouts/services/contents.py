@@ -17,7 +17,7 @@ class Contents:
         self._bodies: dict[str, str] = {}
 
     def add(self, value: Any) -> str:
-        """Remember a value; gives its key."""
+        """Remember a value. Returns its key."""
         return self.add_text(canonical_json(value))
 
     def add_text(self, body: str) -> str:
@@ -30,7 +30,7 @@ class Contents:
         return self.add(value) if value else None
 
     def save(self) -> None:
-        """Insert what is not there yet. In the order of the keys: two writers never wait for each other in a ring."""
+        """Insert bodies that are not stored yet, in the order of their keys, so that two writers cannot deadlock."""
         if self._bodies:
             insert_values(Content, sorted(self._bodies.items()), ignore_conflicts=True)
             self._bodies = {}

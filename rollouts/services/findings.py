@@ -14,7 +14,7 @@ from rollouts.tito.diagnose.finding import Finding
 
 
 def worst_severity(severities: Iterable[str]) -> str:
-    """The gravest of them, or empty."""
+    """The worst severity of some findings; empty = there are none."""
     order = ("error", "warning", "info")
     return min((str(severity) for severity in severities), key=order.index, default="")
 
@@ -26,15 +26,15 @@ def _version() -> int:
 
 
 def note_diagnosed(run: models.Run) -> None:
-    """Every trajectory of the run has been judged by the diagnosis of today."""
+    """Note that the current version of the diagnosis has diagnosed every trajectory of the run."""
     run.diagnosis_version = _version()
     run.save(update_fields=["diagnosis_version"])
 
 
 def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> Counter[str]:
-    """Insert findings, inside a transaction; gives how many of each kind. The caller keeps the totals.
+    """Insert findings, inside a transaction. Returns the number of each kind. The caller updates the totals.
 
-    Whoever is given here was judged.
+    Pass every trajectory that was diagnosed, also those without findings.
     """
     version = _version()
     keys = reserve_keys(models.StoredFinding, sum(len(findings) for _, findings in found))

@@ -1,4 +1,4 @@
-"""What an import writes beside trajectories: how far it is, and what is taken away of a file that is not whole."""
+"""What an import writes beside trajectories: its progress, and the removal of a file that is not complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def note_imported(run: models.Run, done: Mapping[str, Any], bytes_done: int) -> 
 
 
 def drop_from(run: models.Run, index: int) -> None:
-    """Take away what was stored of a file that is not complete: the trajectories from an index on."""
+    """Remove what was stored of a file that is not complete: the trajectories from an index on."""
     dropped = False
     while keys := list(run.trajectories.filter(index__gte=index).values_list("pk", flat=True)[:200]):
         delete_trajectories(keys)
@@ -45,7 +45,7 @@ def reject_file(run: models.Run, name: str, reason: str) -> None:
 
 
 def take_recorded_tokenizer(run: models.Run, name: str) -> None:
-    """Give a run the registered tokenizer of a name, and its chat template where the run has none."""
+    """Set the registered tokenizer of a name, and its chat template if the run has none."""
     found = models.Tokenizer.objects.filter(name=name).select_related("chat_template").first()
     if found is not None:
         run.tokenizer = found

@@ -1,4 +1,4 @@
-"""Jobs: who works on one is said by its attempt; a heartbeat says that the worker lives."""
+"""Jobs: the attempt says which worker holds a job, and the heartbeat says that the worker lives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TELL_SECONDS = 0.5
 
 
 class JobLost(Exception):
-    """The job is no longer ours: it was cancelled, taken over, or deleted with what it belongs to."""
+    """The job is no longer ours: it was cancelled, taken over by another worker, or deleted."""
 
 
 class JobFailed(Exception):
@@ -31,8 +31,8 @@ def ask_job(
 ) -> tuple[Job, bool]:
     """The job of a kind for its subject, and whether a worker has to be sent for it.
 
-    A job that is under way already is returned as it is. A job whose worker is lost goes on where it was when the same
-    is asked; else it ends and a new one begins.
+    A job that is under way is returned as it is. A job whose worker is lost continues if the same kind and options are
+    asked for; else it fails and a new job begins.
     """
     column = {Run: "run", Replay: "replay", TemplateCheck: "template_check"}[type(subject)]
     of_subject = Job.objects.filter(**{column: subject})
@@ -74,7 +74,7 @@ def touch_job(job: Job) -> None:
 
 
 def beat_job(job: Job, **fields: Any) -> None:
-    """Say that the work is alive, and how far it is. Raises :class:`JobLost` when it is to stop."""
+    """Write the heartbeat and the progress of a job. Raises :class:`JobLost` if the work is to stop."""
     ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status=Job.Status.RUNNING, cancel_requested=False)
     if not ours.update(heartbeat_at=timezone.now(), **fields):
         raise JobLost
@@ -83,7 +83,7 @@ def beat_job(job: Job, **fields: Any) -> None:
 
 
 class Beat:
-    """:func:`beat_job` for one job, as its work calls it; ``tell`` hears of each call."""
+    """:func:`beat_job` for one job, as its handler calls it. ``tell`` is called with the job each time."""
 
     def __init__(self, job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:
         self.job, self._tell, self._last = job, tell, time.monotonic()
@@ -100,13 +100,13 @@ class Beat:
 
 
 def end_job(job: Job, status: str, error: str = "", **fields: Any) -> bool:
-    """The work is over; False, and nothing changed, when another worker holds the job by now."""
+    """End a job. Returns False, and changes nothing, if it has ended or another worker holds it."""
     ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status__in=ACTIVE)
     return bool(ours.update(status=status, error=error, finished_at=timezone.now(), **fields))
 
 
 def cancel_job(job: Job) -> None:
-    """Ask a job to stop. One that nobody works on stops at once; a worker sees the flag at its next sign of life."""
+    """Ask a job to stop. A job without a worker ends at once; a worker sees the flag at its next :class:`Beat`."""
     with transaction.atomic():
         held = Job.objects.select_for_update().get(pk=job.pk)
         if held.status in ACTIVE:
@@ -118,7 +118,7 @@ def cancel_job(job: Job) -> None:
 
 
 def adopt_jobs() -> list[Job]:
-    """Jobs that have lost their worker or their message. Each is given to one caller alone."""
+    """Returns jobs that have lost their worker or their message. Only one caller gets each job."""
     now = timezone.now()
     lost = [job for job in Job.objects.filter(status__in=ACTIVE).order_by("pk") if is_silent(job)]
     # The caller that changes the heartbeat has the job.

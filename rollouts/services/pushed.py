@@ -22,7 +22,7 @@ DIAGNOSED_TO = "judged_to"
 def add_new_trajectories(
     run: models.Run, trajectories: Sequence[Trajectory], token_table: TokenTable | None = None
 ) -> tuple[list[models.StoredTrajectory], list[Trajectory]]:
-    """Store those whose external id the run does not have; gives them, and those that it has. One transaction."""
+    """Store trajectories whose external id is new to the run. Returns the stored ones and the known ones."""
     with transaction.atomic():
         # Pushes to one run queue here, so that two of them agree on what is known and on the next index.
         models.Run.objects.select_for_update().get(pk=run.pk)
@@ -34,7 +34,7 @@ def add_new_trajectories(
 
 
 def named_by_content(trajectory: Trajectory) -> Trajectory:
-    """One whose source has no id, under an id of its place and content: the first line of each push is another."""
+    """Name a trajectory without an id by its place and content: each push has a line 1."""
     found = hashlib.sha256()
     for step in trajectory.steps:
         found.update(b"%d " % len(step.prompt_ids) + step.completion_ids.tobytes())
@@ -46,7 +46,7 @@ def named_by_content(trajectory: Trajectory) -> Trajectory:
 
 
 def differing(run: models.Run, known: Sequence[Trajectory]) -> list[str]:
-    """Ids of those that the run has with other tokens or another reward: another trajectory of the same name."""
+    """Ids under which the run has another trajectory: other tokens or another reward."""
     stored = run.trajectories.filter(external_id__in=[trajectory.external_id for trajectory in known])
     held = {name: facts for name, *facts in stored.values_list("external_id", "n_steps", "n_sampled", "reward")}
     return [
@@ -64,7 +64,7 @@ def _n_sampled(trajectory: Trajectory) -> int:
 
 
 def note_push(run: models.Run, format_name: str) -> None:
-    """After a push the run is as complete as it can be known to be, and names every format it was fed with."""
+    """After a push: end the run unless it is active, and add the format to its formats."""
     with transaction.atomic():
         held = models.Run.objects.select_for_update().get(pk=run.pk)
         names = held.format.split(", ") if held.format else []

@@ -36,7 +36,7 @@ def end_run(run: models.Run, status: str, error: str = "") -> None:
 
 
 def end_active_run(run: models.Run, status: str, error: str = "") -> None:
-    """End a run that may have ended already: then nothing changes."""
+    """End a run; nothing changes if it has ended already."""
     active = models.Run.objects.filter(pk=run.pk, status__in=models.ACTIVE)
     if active.update(status=status, error=error, finished_at=timezone.now()):
         take_figures(run)
@@ -52,7 +52,7 @@ def fail_run(run: models.Run, error: str) -> None:
 
 
 def beat(run: models.Run, **fields: Any) -> bool:
-    """Say that the work is alive, and how far it is; True when somebody asked it to stop."""
+    """Write the heartbeat and the progress of a run. Returns True if somebody asked the run to stop."""
     models.Run.objects.filter(pk=run.pk).update(heartbeat_at=timezone.now(), **fields)
     return is_cancelled(run)
 
@@ -81,7 +81,7 @@ def cancel_run(run: models.Run) -> None:
 
 
 def choose_tokenizer(run: models.Run, tokenizer: models.Tokenizer) -> None:
-    """Give a run a tokenizer, and its chat template where the run has none."""
+    """Set the tokenizer of a run, and the tokenizer's chat template if the run has none."""
     run.tokenizer = tokenizer
     run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
     run.save(update_fields=["tokenizer", "chat_template"])
@@ -96,7 +96,7 @@ def delete_run(run: models.Run) -> None:
 
 
 def delete_trajectories(keys: list[int]) -> None:
-    """Remove trajectories with all that hangs on them, table by table: nothing is loaded. Totals are not touched."""
+    """Remove trajectories and what belongs to them, table by table, without loading them. Totals stay as they are."""
     with transaction.atomic():
         bodies = _content_keys(keys)
         in_steps = {"step__trajectory__in": keys}
@@ -120,7 +120,7 @@ def delete_trajectories(keys: list[int]) -> None:
 
 
 def recount(run: models.Run) -> None:
-    """Totals of a run from what it has, after something was taken away."""
+    """Count the totals of a run again, after trajectories were removed."""
     Status = models.StoredTrajectory.Status
     totals: dict[str, Any] = run.trajectories.aggregate(
         n_trajectories=Count("pk"),

@@ -24,7 +24,7 @@ def create_share(
     note: str = "",
     days: float = 30,
 ) -> tuple[models.ShareLink, str]:
-    """A read-only link to a run (with its trajectories), a trajectory or a check; gives the link and its token."""
+    """Make a link to a run (with its trajectories), a trajectory or a check. Returns the link and its token."""
     if isinstance(target, models.Run):
         place: dict[str, Any] = {"run": target}
     elif isinstance(target, models.StoredTrajectory):

@@ -52,9 +52,9 @@ def register_tokenizer(
 ) -> models.Tokenizer:
     """Copy a tokenizer's JSON and chat template, build its byte table, and give it a name.
 
-    The folder is named by its contents. Without a ``name`` the folder's own is taken, with a suffix when another
-    tokenizer has it; a ``name`` that another tokenizer has raises ``ValueError``. Registering the same again gives
-    what is there.
+    The folder is named by its contents. Without a ``name`` it is the folder's name, with a suffix when another
+    tokenizer has it; a ``name`` that another tokenizer has raises ``ValueError``. If the same is registered already,
+    it is returned.
     Raises :class:`rollouts.tokenizers.TokenizerUnusable` (a ``ValueError``) when the folder holds no usable tokenizer.
     """
     path = Path(path).expanduser()
