@@ -48,7 +48,7 @@ class Repair:
     changed: tuple[Changed, ...]
     scope: str
     """What is mended: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation`` prompt alone, or
-    ``every`` = all three."""
+    ``every`` = the generation prompt and the purposes before it."""
     wider: Repair | None = None
     """A larger change that mends more, where one was found."""
 
