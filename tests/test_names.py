@@ -16,6 +16,8 @@ RETIRED = {
 DJANGO = {"Command"}
 """Class names that Django looks for."""
 
+DIALECT = re.compile(r"\b(gives|anew|spelt|judg\w+|scribe|pulse|piles?|desk)\b", re.IGNORECASE)
+"""Words that docstrings do without: *Returns* says what *gives* said, *again* what *anew* said."""
 LIMIT = re.compile(r"(^|_)MOST(_|$)|_LIMIT$|_SHOWN$|(^|_)(LONGEST|LARGEST)(_|$)")
 UNIT = re.compile(r"_S$|_SECS?$|_MS$")
 
@@ -57,6 +59,37 @@ def odd_constants(module: str, source: str) -> list[str]:
         for kind, name, line in definitions(source)
         if kind == "constant" and name.isupper() and (LIMIT.search(name) or UNIT.search(name))
     ]
+
+
+def sentences(source: str) -> Iterator[tuple[int, str]]:
+    """(line, sentence) of every docstring of a module; code in double backticks is one word."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            if isinstance(statement, ast.Expr) and isinstance(text := getattr(statement.value, "value", None), str):
+                for part in re.split(r"\n\s*\n|\n\s*[*-] ", re.sub(r"``[^`]*``", "X", text)):
+                    for sentence in re.split(r"(?<=[.;:!?])\s+(?=[A-Z`(])", part.strip().replace("\n", " ")):
+                        yield statement.lineno, sentence
+
+
+def hard_sentences(module: str, source: str) -> list[str]:
+    """Sentences of more than 30 words, and sentences with a word of the private dialect."""
+    return [
+        f"{module}:{line} {sentence}"
+        for line, sentence in sentences(source)
+        if len(sentence.split()) > 30 or DIALECT.search(sentence)
+    ]
+
+
+def test_docstrings_are_plain() -> None:
+    assert [found for module, source in modules().items() for found in hard_sentences(module, source)] == []
+
+
+def test_a_hard_sentence_would_be_found() -> None:
+    assert hard_sentences("a.b", 'def f():\n    """The run, judged anew."""')
+    assert hard_sentences("a.b", '"""' + "word " * 31 + '"""')
+    assert not hard_sentences("a.b", '"""' + "word " * 20 + "end. " + "Word " * 20 + '"""')
 
 
 def test_no_retired_word() -> None:

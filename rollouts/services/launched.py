@@ -85,7 +85,7 @@ def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.S
 
 
 def renew_lease(records: Sequence[models.StoredTrajectory], seconds: float) -> set[int]:
-    """Hold leases for longer; gives the keys of those that are still ours."""
+    """Renew leases. Returns the keys of the trajectories that are still leased by this worker."""
     until = timezone.now() + timedelta(seconds=seconds)
     kept: set[int] = set()
     by_attempt: dict[int, list[int]] = {}
@@ -140,7 +140,7 @@ def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
 
 
 def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
-    """The ends of many launched trajectories in one transaction; gives the keys of those that were ended.
+    """Store the ends of many launched trajectories in one transaction. Returns the keys of those that ended now.
 
     One whose attempt no longer holds it, or that has ended already, stays as it is.
     """
@@ -207,14 +207,14 @@ def fail_trajectory(end: TrajectoryEnd) -> bool:
 
 
 def cancel_remaining(run: models.Run) -> int:
-    """Every trajectory that is not finished becomes cancelled; gives how many."""
+    """Cancel every trajectory that is not finished. Returns how many there were."""
     return run.trajectories.filter(status__in=models.ACTIVE).update(
         status=Status.CANCELLED, finished_at=timezone.now(), lease_until=None, attempt=F("attempt") + 1
     )
 
 
 def resume_run(run: models.Run) -> int:
-    """Queue again what a launch has not finished, with the steps it has; gives how many trajectories are to be made.
+    """Queue again what a launch has not finished. Stored steps are kept. Returns the number of trajectories to make.
 
     For a run that failed, was cancelled or is silent. What still works on it loses its leases. Raises ``ValueError``
     with a sentence where there is nothing to go on with.

@@ -35,9 +35,9 @@ class RoleTurn:
 def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[bytes]]) -> list[RoleTurn]:
     """The turns of a stream ``[n]``, in order and without gaps. Empty when there is no role header.
 
-    A header is a control token that names a role (``<|user|>``), or a control token with only a role's name after it,
-    up to the end of the line or the next control token (``<|im_start|>user``). ``special`` ``[n]`` marks the control
-    tokens. Only control tokens and the few tokens after each are decoded.
+    A header is a control token that names a role (``<|user|>``), or a control token and behind it the name of a role
+    (``<|im_start|>user``). Nothing else stands in that line before the next control token. ``special`` ``[n]`` marks
+    the control tokens. Only control tokens and the few tokens after each are decoded.
     """
     places = np.flatnonzero(special)
     opened: list[tuple[int, str]] = []
