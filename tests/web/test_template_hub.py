@@ -94,7 +94,7 @@ def hub(
     )
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(template_checks, "_repair", lambda *_: {"repair": None, "repair_detail": "Not looked for."})
+    monkeypatch.setattr(template_checks, "_repaired", lambda loaded, report, beat: report)
     settings.HUB_ALLOWED = True
     settings.INSPECTOR_DATA = tmp_path
     yield
