@@ -210,8 +210,8 @@ def test_a_sound_generation_passes() -> None:
         ([1, 2], [-0.5], "2 ids and 1 log"),
         ([1, 99], [-0.5, -0.5], "id 99"),
         ([1, 2, 3], [-0.5] * 3, "3 tokens where 2"),
-        ([1, 2], [-0.5, float("nan")], "no number"),
-        ([1, 2], [float("-inf"), -0.5], "no number"),
+        ([1, 2], [-0.5, float("nan")], "not a number"),
+        ([1, 2], [float("-inf"), -0.5], "not a number"),
         ([1, 2], [-0.5, 0.5], "above 0"),
     ],
 )
