@@ -65,6 +65,7 @@ class VllmEngine:
     ) -> None:
         for key, value in _ENVIRONMENT.items():
             os.environ.setdefault(key, value)
+        import torch
         import vllm
         import vllm.exceptions
         from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -83,6 +84,8 @@ class VllmEngine:
             "generation_config": "vllm",
         }
         if current_platform.is_cpu():
+            # enforce_eager leaves some small functions compiled: ten seconds of a C++ compiler at the first request.
+            torch.compiler.set_stance("force_eager")
             arguments |= {
                 "dtype": dtype or "float32",
                 "enforce_eager": True,

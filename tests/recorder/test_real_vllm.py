@@ -56,7 +56,8 @@ class Servers:
 @pytest.fixture(scope="module")
 def servers(vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("servers")
-    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+                   "TORCHDYNAMO_DISABLE": "1"}  # fmt: skip
     ways: dict[str, list[str]] = {"/v1/completions": [], "/inference/v1/generate": ["--enable-scale-out"]}
     ports = {name: free_port() for name in ways}
     processes: dict[str, subprocess.Popen[bytes]] = {}
