@@ -40,6 +40,8 @@ class Definition:
     stop_token_ids: tuple[int, ...]
     """The end-of-sequence ids of generation_config.json; empty when there are none."""
     model_max_length: int | None
+    tokenizer_class: str = ""
+    """The class of ``transformers`` that tokenizer_config.json names."""
 
     def added(self) -> Iterator[tuple[int, str, bool]]:
         """Id, text and special flag of each added token."""
@@ -113,6 +115,7 @@ def read_definition(path: str | Path) -> Definition:
         chat_template=read_chat_template(folder, config),
         stop_token_ids=stops,
         model_max_length=int(limit) if isinstance(limit, int | float) and 0 < limit < 10**9 else None,
+        tokenizer_class=str(config.get("tokenizer_class") or ""),
     )
 
 

@@ -106,10 +106,16 @@ class LoadedTokenizer:
 
     @cached_property
     def hf(self) -> Any:
-        """The ``transformers`` tokenizer, loaded at first use from this folder alone. No code in the folder is run."""
-        from transformers import AutoTokenizer
+        """The ``transformers`` tokenizer, loaded at first use from this folder alone. No code in the folder is run.
 
-        return AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=False, local_files_only=True)
+        ``AutoTokenizer`` imports torch: 3 s and 260 MB. A folder that names the general class does not need it.
+        """
+        if self.definition.tokenizer_class in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+            from transformers import PreTrainedTokenizerFast as Found
+        else:
+            from transformers import AutoTokenizer as Found
+
+        return Found.from_pretrained(str(self.path), trust_remote_code=False, local_files_only=True)
 
     def describe(self) -> dict[str, Any]:
         """What a page shows about the tokenizer, as JSON."""

@@ -2,14 +2,18 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from rollouts.tito.interfaces import Codec
 from rollouts.tokenizers import TokenizerUnusable, from_hub, load
 from rollouts.tokenizers.encoders import Reference, fast_encoder
+from tests.conftest import ROOT
 from tests.tokenizers.oracles import encode_plain
 
 NAMES = ("deepseek-r1", "gpt-oss", "llama3.1", "mistral-nemo", "qwen2.5", "qwen3")
@@ -35,6 +39,22 @@ def test_ids_are_those_of_transformers(corpus: Path, name: str) -> None:
     assert dict(tokenizer.named_tokens) == dict(hf.special_tokens_map)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (hf.bos_token_id, hf.eos_token_id)
     assert tokenizer.chat_template == hf.chat_template
+
+
+def test_a_tokenizer_of_the_general_class_is_loaded_without_torch(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from rollouts.tokenizers import load; hf = load(sys.argv[1]).hf;"
+        "print('torch' in sys.modules, hf.encode('What is 2 + 3?'), type(hf).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny_tokenizer)], cwd=ROOT, capture_output=True, text=True
+    )
+    expected = AutoTokenizer.from_pretrained(tiny_tokenizer)
+    assert done.stdout.split("\n")[0] == f"False {expected.encode('What is 2 + 3?')} {type(expected).__name__}"
+    folder = shutil.copytree(tiny_tokenizer, tmp_path / "own")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "Qwen2Tokenizer"}))
+    assert type(load(folder).hf) is type(AutoTokenizer.from_pretrained(folder)) is not type(expected)
 
 
 def test_content_is_encoded_with_control_tokens_split(corpus: Path) -> None:
