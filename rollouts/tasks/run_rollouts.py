@@ -244,7 +244,8 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     from rollouts.tito.strategies import Context
     from rollouts.work.renderers_package import bridges_of
 
-    renderers = [renderer(tokenizer, template.text) for template in _templates(run)]
+    # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
+    renderers = [renderer(tokenizer, template.text, run.created_at.isoformat()) for template in _templates(run)]
     prompts, *rows = (
         Context(tokenizer, one, tokenizer.stop_ids, bridge=bridges_of(tokenizer, one)) for one in renderers
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rollouts.tito.interfaces import Renderer, RenderFailed
+from rollouts.tito.recorded_renders import NOW
 from rollouts.tito.strategies.bridge import Bridge
 from rollouts.tito.strategies.protocol import Extends, StrategyRefused, Tools
 from rollouts.tito.trajectory import Ids, Message, ids_array
@@ -113,8 +114,10 @@ def _candidates(tokenizer: LoadedTokenizer, kwargs: Mapping[str, Any]) -> list[t
     from renderers.base import RENDERER_REGISTRY, _populate_registry, create_renderer, merge_chat_template_kwargs
     from renderers.configs import config_from_name
 
+    asked = {name: value for name, value in kwargs.items() if name != NOW}
+
     def maker(name: str) -> Callable[[], Any]:
-        return lambda: create_renderer(tokenizer.hf, merge_chat_template_kwargs(config_from_name(name), dict(kwargs)))
+        return lambda: create_renderer(tokenizer.hf, merge_chat_template_kwargs(config_from_name(name), asked))
 
     _populate_registry()
     return [(name, maker(name)) for name in sorted(RENDERER_REGISTRY) if name not in _LEFT_OUT]

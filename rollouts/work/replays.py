@@ -28,7 +28,7 @@ from rollouts.tito.trajectory import Trajectory as Value
 from rollouts.tokenizers.pieces import PieceEncoder
 from rollouts.work import renderers_package
 
-VERSION = 6
+VERSION = 7
 """Raise it when a strategy makes other rows than before: stored replays are then stale."""
 
 MAX_STEPS = 500
@@ -265,6 +265,7 @@ def context_of(
 
     Raises :class:`CannotReplay` with a sentence.
     """
+    is_other = bool(path or chat_template)
     path = path or (run.tokenizer.path if run.tokenizer is not None else "")
     if not path:
         raise CannotReplay("The run has no tokenizer, and strategies render and encode: name one with --tokenizer.")
@@ -279,8 +280,9 @@ def context_of(
     pieces = PieceEncoder(loaded)
     renderer = chat_templates.PrefetchingRenderer(loaded, text, pieces.encode)
     context = Context(
-        loaded, renderer, loaded.stop_ids, encode=pieces.encode, bridge=renderers_package.bridges_of(loaded, renderer)
-    )
+        loaded, renderer, loaded.stop_ids, encode=pieces.encode, bridge=renderers_package.bridges_of(loaded, renderer),
+        keeps_prompts=not is_other,
+    )  # fmt: skip
     if rows is not None:
         of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=pieces.encode)
         context = replace(context, rows=of_rows)

@@ -12,6 +12,7 @@ from rollouts.chat_templates.probes.question import CheckFunction, Question
 from rollouts.chat_templates.probes.render_cache import RenderCache
 from rollouts.chat_templates.probes.report import Check, Purpose
 from rollouts.chat_templates.sandbox.render import Conversation
+from rollouts.tito.recorded_renders import NOW
 from rollouts.tito.snippets import quoted, quoted_or_nothing
 from rollouts.tito.trajectory import Message
 
@@ -91,7 +92,9 @@ def dates(cache: RenderCache) -> Check:
         cache.conversation([user("UQ1")], True),
     ]
     today = cache.renders(*conversations)
-    later = cache.renderer.render_many(conversations, now="2027-02-28T13:30:00")
+    later = cache.renderer.render_many(
+        [one._replace(kwargs={**(one.kwargs or {}), NOW: "2027-02-28T13:30:00"}) for one in conversations]
+    )
     for one, other in zip(today, later, strict=True):
         if not one.error and other.ok and one.text != other.text:
             place = common_length(one.text, other.text)

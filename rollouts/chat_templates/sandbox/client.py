@@ -47,10 +47,9 @@ class RenderJob:
     """One render: what the template sees."""
 
     variables: Mapping[str, Any]
+    """``strftime_now`` among them is an ISO date and time: what the function of that name tells."""
     lines: bool = False
     """Ask for provenance: which line wrote each character."""
-    now: str = ""
-    """ISO date and time that ``strftime_now`` tells; empty = the fixed clock."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Series:
     kwargs: Sequence[Mapping[str, Any]]
     renders: Sequence[tuple[Sequence[int], int | None, int, bool]]
     """(indices into ``messages``, index into ``tools``, index into ``kwargs``, generation prompt)."""
-    now: str = ""
 
 
 @dataclass(frozen=True)

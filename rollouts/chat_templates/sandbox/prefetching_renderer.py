@@ -100,7 +100,7 @@ class PrefetchingRenderer(TemplateRenderer):
             keys.append(_key(ask))
         kept += (*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs))
         base = self.base_variables()
-        return client.Series(base, messages.values, tools.values, kwargs.values, renders, self.now), keys
+        return client.Series(base, messages.values, tools.values, kwargs.values, renders), keys
 
 
 class _Table:

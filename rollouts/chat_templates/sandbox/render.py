@@ -11,6 +11,7 @@ from rollouts.tito.interfaces import Codec, RenderFailed
 from rollouts.tito.interfaces import (
     Conversation as Conversation,  # offered here too: checks and probes are made of them
 )
+from rollouts.tito.recorded_renders import NOW
 from rollouts.tito.trajectory import Ids, Message
 
 PLACEHOLDER_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -31,7 +32,7 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.chat_template_sha256 = hashlib.sha256(chat_template.encode("utf-8", "surrogatepass")).hexdigest()
-        self.now = now
+        self._clock = {NOW: now} if now else {}
         self._named = dict(tokenizer.named_tokens) if tokenizer is not None else PLACEHOLDER_TOKENS
 
     def variables(self, conversation: Conversation) -> dict[str, Any]:
@@ -46,19 +47,15 @@ class TemplateRenderer:
 
     def base_variables(self) -> dict[str, Any]:
         """The variables that every render sees."""
-        return {"documents": None, **self._named}
+        return {"documents": None, **self._named, **self._clock}
 
     def template_kwargs_of(self, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
         """Template kwargs without the names in ``RESERVED``, which the conversation sets."""
         return {k: v for k, v in (kwargs or {}).items() if k not in RESERVED}
 
-    def render_many(
-        self, conversations: Sequence[Conversation], lines: bool = False, now: str | None = None
-    ) -> list[client.Rendered]:
+    def render_many(self, conversations: Sequence[Conversation], lines: bool = False) -> list[client.Rendered]:
         """Many renders in one round trip; a failure is an outcome, not an exception."""
-        clock = self.now if now is None else now
-        jobs = [client.RenderJob(self.variables(c), lines=lines, now=clock) for c in conversations]
-        return client.render(self.chat_template, jobs)
+        return client.render(self.chat_template, [client.RenderJob(self.variables(c), lines) for c in conversations])
 
     def rendered(self, conversation: Conversation) -> client.Rendered:
         """The render of one conversation. Raises :class:`RenderFailed`."""

@@ -11,8 +11,9 @@ import numpy as np
 from rollouts.tito.align import AlignedGroup, align_ids, align_same_bytes
 from rollouts.tito.canonical import bytes_of_each
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.interfaces import Codec, Renderer, RenderFailed
+from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
+from rollouts.tito.recorded_renders import first_rendered, kwargs_of_record
 from rollouts.tito.segments import byte_offsets
 from rollouts.tito.snippets import window_text
 from rollouts.tito.trajectory import Ids, Link, Mask, Message, Step, Trajectory
@@ -45,6 +46,7 @@ class DiagnosisContext:
         self._renderer_for = renderer_for
         self._renderers: dict[str, Renderer | None] = {}
         self._renders: dict[Any, Ids | None] = {}
+        self._kwargs: dict[int, list[Mapping[str, Any]]] = {}
         self.links: list[Link] = links_of(trajectory)
         self.merged: list[tuple[int, ...]] = merge_steps(self.steps, self.links)
         """For each row that follows from the steps, the indices of its steps."""
@@ -124,7 +126,7 @@ class DiagnosisContext:
         key: object = None,
         with_tools: bool = True,
     ) -> Ids | None:
-        """A render with the step's template, tools and switches. None when there is no template or it refuses.
+        """A render with the step's template, tools, switches and date. None when there is no template or it refuses.
 
         ``key`` names the messages in the cache. A render without a key is not cached.
         """
@@ -135,17 +137,21 @@ class DiagnosisContext:
         memo = (key, generation_prompt, with_tools)
         if key is not None and memo in self._renders:
             return self._renders[memo]
-        result: Ids | None = None
-        for form in (msg.for_render(messages), list(messages), msg.with_json_arguments(messages)):
-            try:
-                tools = request.tools if with_tools else None
-                result = renderer.render_ids(form, tools, request.chat_template_kwargs, generation_prompt)
-                break
-            except RenderFailed:
-                continue
+        tools = request.tools if with_tools else None
+        rendered = first_rendered(renderer, messages, tools, self.kwargs_of_record(step)[0], generation_prompt)
+        result = None if rendered is None else rendered[1]
         if key is not None:
             self._renders[memo] = result
         return result
+
+    def kwargs_of_record(self, step: Step) -> list[Mapping[str, Any]]:
+        """The template kwargs of a step's request with the date of the record; two where the date is not known."""
+        renderer = self.renderer(step)
+        if self.codec is None or renderer is None or step.request is None:
+            return [kwargs_of(step)]
+        if id(step) not in self._kwargs:
+            self._kwargs[id(step)] = kwargs_of_record(step, step.request, renderer, self.codec)
+        return self._kwargs[id(step)]
 
     # -- messages
 

@@ -16,6 +16,7 @@ from rollouts.tito.diagnose.template import template_not_append_only
 from rollouts.tito.diagnose.verdict import bound_note, bounded
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.prefix import stream_length
+from rollouts.tito.recorded_renders import kwargs_of_record
 from rollouts.tito.snippets import quoted_or_nothing
 from rollouts.tito.trajectory import NO_IDS, Ids, Link, Request, Step, Trajectory
 
@@ -59,7 +60,8 @@ def compare_with_render(
     step = trajectory.steps[last]
     if step.request is None or step.reply is None:
         return None
-    conversation = replace(step.request, messages=(*step.request.messages, step.reply))
+    kwargs = kwargs_of_record(step, step.request, renderer, codec)[0]
+    conversation = replace(step.request, messages=(*step.request.messages, step.reply), chat_template_kwargs=kwargs)
     asked = replace(step, prompt_ids=NO_IDS, completion_ids=NO_IDS, logprobs=None, request=conversation, reply=None)
     case = DiagnosisContext(Trajectory("", (asked,)), codec, lambda _: renderer)
     full = case.render(asked, conversation.messages, False)

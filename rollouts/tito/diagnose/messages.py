@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollouts.tito.recorded_renders import parsed
 from rollouts.tito.segments import content_forms
 from rollouts.tito.trajectory import Message
 
@@ -68,15 +68,6 @@ def call_ids(message: Message) -> list[str]:
     return [*found, str(message["tool_call_id"])] if message.get("tool_call_id") else found
 
 
-def parsed(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-
-
 def same(a: Message, b: Message) -> bool:
     """Whether two messages say the same, in any form. Ids are compared by :func:`call_ids`."""
     return a is b or plain(a) == plain(b)
@@ -88,33 +79,6 @@ def first_difference(a: Sequence[Message], b: Sequence[Message]) -> int:
         if not same(one, other):
             return index
     return min(len(a), len(b))
-
-
-def for_render(messages: Sequence[Message]) -> list[Message]:
-    """Messages as engines pass them to a template: arguments that are JSON text become values."""
-    return _with_arguments(messages, str, parsed)
-
-
-def with_json_arguments(messages: Sequence[Message]) -> list[Message]:
-    """The same for a template that joins arguments as text: objects become JSON."""
-    return _with_arguments(messages, Mapping, lambda value: json.dumps(value, ensure_ascii=False))
-
-
-def _with_arguments(messages: Sequence[Message], of: type, change: Callable[[Any], Any]) -> list[Message]:
-    result: list[Message] = []
-    for message in messages:
-        calls = message.get("tool_calls")
-        if not isinstance(calls, list | tuple) or not calls:
-            result.append(message)
-            continue
-        mended = []
-        for call in calls:
-            function = call.get("function") if isinstance(call, Mapping) else None
-            if isinstance(function, Mapping) and isinstance(function.get("arguments"), of):
-                call = {**call, "function": {**function, "arguments": change(function["arguments"])}}
-            mended.append(call)
-        result.append({**message, "tool_calls": mended})
-    return result
 
 
 def has_trace(content: Any, data: bytes) -> bool:

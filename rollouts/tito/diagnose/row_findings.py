@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose import row_checks as checks
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
@@ -24,6 +23,7 @@ from rollouts.tito.diagnose.row_checks import RowFault
 from rollouts.tito.diagnose.verdict import bounded
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.prefix import common_prefix, stream_length
+from rollouts.tito.recorded_renders import with_json
 from rollouts.tito.segments import mask_runs
 from rollouts.tito.snippets import counted
 from rollouts.tito.trajectory import NO_IDS, Ids, Message, Origin, Row, Step
@@ -170,7 +170,7 @@ class _TemplateProperties:
         if not self.headers:
             return
         # Some templates join arguments as text and refuse objects.
-        called = self._opens(renderer, _CALLED) or self._opens(renderer, msg.with_json_arguments(_CALLED))
+        called = self._opens(renderer, _CALLED) or self._opens(renderer, with_json(_CALLED))
         self.headers += tuple(ids for ids in called if not np.array_equal(ids, self.headers[0]))
         behind = self._around(renderer, (_QUESTION,))[1]
         if len(behind):

@@ -33,7 +33,8 @@ class Appending(Strategy):
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         self._ask(tools, kwargs)
         self._probe(messages)
-        self._buffer.append_prompt(self._context.first_prompt(messages, tools, kwargs))
+        prompt = self.recorded_prompt
+        self._buffer.append_prompt(self._context.first_prompt(messages, tools, kwargs) if prompt is None else prompt)
         return self._buffer.ids
 
     def sampled(self, ids: Ids, logprobs: Floats | None, reply: Message | None) -> None:
@@ -54,7 +55,8 @@ class Appending(Strategy):
 
     def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         self._ask(segment.tools, segment.kwargs)
-        yield from segment.prompt_asks[:1]
+        if segment.recorded_prompt is None:
+            yield from segment.prompt_asks[:1]
         for turn in segment.turns[:-1]:
             if turn.following is not None and not self._context.remembers(self._key(turn.following)):
                 yield from self._foresee_delta(turn.following)

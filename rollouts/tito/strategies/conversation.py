@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from rollouts.tito.strategies.protocol import ConversationSegment, ConversationTurn, StrategyRefused
+from rollouts.tito.recorded_renders import NOW, Form, first_rendered, kwargs_of_record, with_objects
+from rollouts.tito.strategies.protocol import Context, ConversationSegment, ConversationTurn, StrategyRefused
 from rollouts.tito.trajectory import Message, Step
 
 
@@ -33,6 +36,40 @@ def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
             )
             start, turns = index + 1, []
     return found
+
+
+def for_template(segment: ConversationSegment, context: Context) -> list[ConversationSegment]:
+    """The segment with the arguments that the template takes and the date of the record.
+
+    If the date is not known, there are two segments: only rows that are the same under both hold no invented date.
+    """
+    step, request = segment.turns[0].step, segment.turns[0].step.request
+    assert request is not None
+    dated = kwargs_of_record(step, request, context.renderer, context.codec)
+    if context.rows is not None and NOW not in dated[0]:
+        dated = kwargs_of_record(step, request, context.rows.renderer, context.codec)
+    takes = _form(segment, dated[0], context)
+    turns = tuple(
+        replace(
+            turn,
+            reply=None if turn.reply is None else takes([turn.reply])[0],
+            following=None if turn.following is None else tuple(takes(turn.following)),
+        )
+        for turn in segment.turns
+    )
+    prompt = step.prompt_ids if context.keeps_prompts and len(step.prompt_ids) else None
+    messages = tuple(takes(segment.messages))
+    return [replace(segment, messages=messages, kwargs=one, turns=turns, recorded_prompt=prompt) for one in dated]
+
+
+def _form(segment: ConversationSegment, kwargs: Mapping[str, Any], context: Context) -> Form:
+    """The form of arguments that the context's template takes. It is looked for in the first calls that render."""
+    kept: Form | None = context.memo.get("arguments")
+    if kept is None and any(message.get("tool_calls") for message in segment.whole):
+        rendered = first_rendered(context.renderer, segment.whole, segment.tools, kwargs, False)
+        if rendered is not None:
+            kept = context.memo["arguments"] = rendered[0]
+    return kept or with_objects
 
 
 def continues(step: Step, following: Step) -> bool:

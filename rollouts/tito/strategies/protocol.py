@@ -69,6 +69,8 @@ class Context:
     """Template kwargs -> the object that extends a stream of this tokenizer and chat template; or a refusal."""
     encode: Callable[[str], Ids] = None  # type: ignore[assignment]
     """``codec.encode``, or a faster function that returns the same ids."""
+    keeps_prompts: bool = True
+    """Whether a replay may keep recorded prompts: False where it tries another tokenizer or chat template."""
     as_decoded: Callable[[Any], str] = repr
     """``repr``, or a cache of it for values that never change."""
 
@@ -190,6 +192,8 @@ class ConversationSegment:
     tools: Tools
     kwargs: Mapping[str, Any]
     turns: tuple[ConversationTurn, ...]
+    recorded_prompt: Ids | None = None
+    """The first prompt as the engine read it, for strategies that keep it; None = they render it."""
 
     @cached_property
     def prompt_asks(self) -> list[Conversation]:
@@ -212,6 +216,12 @@ class ConversationSegment:
         for turn in self.turns[:-1]:
             prompts.append([*prompts[-1], *([] if turn.reply is None else [turn.reply]), *(turn.following or ())])
         return prompts
+
+    @cached_property
+    def whole(self) -> list[Message]:
+        """The conversation with the reply to its last prompt."""
+        last = self.turns[-1].reply
+        return [*self.prompts[-1], *([last] if last is not None else [])]
 
 
 def matching_logprobs(step: Step) -> Floats | None:
@@ -247,6 +257,8 @@ class Strategy(ABC):
     full render of the conversation can be compared with the stream."""
     delta_origin: Origins | None = None
     """Origin of each id that the last prompt added after the shared prefix; None = not known."""
+    recorded_prompt: Ids | None = None
+    """In a replay the first prompt as the engine read it, for a strategy that keeps it; None = render it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -25,7 +25,6 @@ class RenderedPiece(NamedTuple):
 
 
 def joined(pieces: Sequence[RenderedPiece], n_steps: int) -> Row:
-    """Several pieces as one row."""
     """Pieces as one row."""
     ids = np.concatenate([NO_IDS, *(piece.ids for piece in pieces)])
     mask: Mask = np.zeros(len(ids), dtype=np.bool_)
@@ -120,12 +119,6 @@ class Retokenize(Rendering):
     def _has_tags(self) -> bool:
         template = getattr(self._context.renderer, "chat_template", "generation")
         return "generation" in template.replace("add_generation_prompt", "")
-
-
-def _whole(segment: ConversationSegment) -> list[Message]:
-    """The conversation with the reply to its last prompt."""
-    last = segment.turns[-1].reply
-    return [*segment.prompts[-1], *([last] if last is not None else [])]
 
 
 def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int, int]]) -> Mask:
@@ -230,7 +223,7 @@ class PerMessage(Rendering):
 
     def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
         self._asked = self._context.as_decoded(segment.kwargs)
-        whole = _whole(segment)
+        whole = segment.whole
         for index, message in enumerate(whole):
             tools = segment.tools if index == 0 else None
             if not self._context.remembers(self._key(message, tools)):
@@ -339,6 +332,9 @@ class EosSplice(KeepsSteps, Rendering):
         "replaced by the earlier stream."
     )
 
+    def _prompt(self) -> Ids:
+        return super()._prompt() if self.recorded_prompt is None else self.recorded_prompt
+
     def observe(self, messages: Sequence[Message]) -> Ids:
         stream = self._steps[-1].stream
         stops = self._context.stop_ids
@@ -360,5 +356,5 @@ class EosSplice(KeepsSteps, Rendering):
         return merged_rows(self._steps)
 
     def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
-        yield from segment.prompt_asks
+        yield from segment.prompt_asks[segment.recorded_prompt is not None :]
         yield from segment.reply_asks[: len(segment.turns) - 1]

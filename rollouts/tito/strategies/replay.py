@@ -12,8 +12,9 @@ import numpy as np
 from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
+from rollouts.tito.recorded_renders import UNKNOWN_DATE
 from rollouts.tito.segments import mask_runs
-from rollouts.tito.strategies.conversation import continues, segments
+from rollouts.tito.strategies.conversation import continues, for_template, segments
 from rollouts.tito.strategies.protocol import (
     MAX_REMEMBERED,
     Context,
@@ -72,7 +73,7 @@ BATCH_STEPS = 128
 
 def replay(trajectory: Trajectory, strategy: New, context: Context) -> StrategyResult:
     """Feed the recorded completions and messages to a strategy. Never raises for what the trajectory holds."""
-    return _replayed(trajectory, _Conversation(trajectory), strategy, context)
+    return _replayed(trajectory, _Conversation(trajectory, context), strategy, context)
 
 
 def replay_many(
@@ -86,13 +87,14 @@ def replay_many(
     renderer = context.renderer
     if not isinstance(renderer, Foresees):
         for one in trajectories:
-            yield [_replayed(one, _Conversation(one), strategy, context) for strategy in strategies]
+            conversation = _Conversation(one, context)
+            yield [_replayed(one, conversation, strategy, context) for strategy in strategies]
         return
     batches = batched(trajectories, BATCH_STEPS, lambda one: len(one.steps))
     with ThreadPoolExecutor(1, thread_name_prefix="foresee") as thread:
 
         def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Conversation], Future[Any]]:
-            conversations = [_Conversation(one) for one in batch]
+            conversations = [_Conversation(one, context) for one in batch]
             asks = [ask for conversation in conversations for ask in _asks(conversation, strategies, context)]
             return batch, conversations, thread.submit(renderer.foresee, asks)
 
@@ -121,12 +123,17 @@ class _ReprCache(dict[int, tuple[Any, str]]):
 class _Conversation:
     """The segments of a trajectory, or why there are none."""
 
-    def __init__(self, trajectory: Trajectory) -> None:
+    def __init__(self, trajectory: Trajectory, context: Context) -> None:
         self.segments: list[ConversationSegment] = []
+        self.under_another_date: list[ConversationSegment] = []
+        """The same segments, where the date of one of them is not known; else empty."""
         self.n_sampled = sum(len(step.completion_ids) for step in trajectory.steps)
         self.refused = ""
         try:
-            self.segments = segments(trajectory.steps)
+            dated = [for_template(one, context) for one in segments(trajectory.steps)]
+            self.segments = [one[0] for one in dated]
+            if any(len(one) > 1 for one in dated):
+                self.under_another_date = [one[-1] for one in dated]
         except StrategyRefused as refusal:
             self.refused = str(refusal)
 
@@ -136,7 +143,7 @@ def _asks(conversation: _Conversation, strategies: Sequence[New], context: Conte
     asks: dict[int, Conversation] = {}
     for make in strategies:
         one = start(make, context)
-        for segment in _followed(one, conversation):
+        for segment in _followed(one, conversation.segments):
             for ask in one.foresee(segment):
                 asks[id(ask)] = ask
     first = (
@@ -145,11 +152,11 @@ def _asks(conversation: _Conversation, strategies: Sequence[New], context: Conte
     return sorted(asks.values(), key=lambda ask: (not ask.messages or id(ask.messages[0]) != first, len(ask.messages)))
 
 
-def _followed(strategy: Strategy, conversation: _Conversation) -> list[ConversationSegment]:
+def _followed(strategy: Strategy, found: list[ConversationSegment]) -> list[ConversationSegment]:
     """The segments that are fed to a strategy: all where it can fork, else the last one."""
     if _takes_recorded(strategy):
         return []
-    return conversation.segments if _forks(strategy) else conversation.segments[-1:]
+    return found if _forks(strategy) else found[-1:]
 
 
 def _takes_recorded(strategy: Strategy) -> TypeGuard[TakesRecorded]:
@@ -177,9 +184,14 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
         elif conversation.refused:
             raise StrategyRefused(conversation.refused)
         else:
-            followed = _followed(one, conversation)
+            followed = _followed(one, conversation.segments)
             frozen = followed[0].start
             differs = _follow(one, followed)
+            if conversation.under_another_date:
+                other = start(make, context)
+                _follow(other, _followed(other, conversation.under_another_date))
+                if [row.ids.tobytes() for row in one.rows()] != [row.ids.tobytes() for row in other.rows()]:
+                    raise StrategyRefused(UNKNOWN_DATE)
         rows = [_placed(row, frozen) for row in one.rows()]
     except (StrategyRefused, RenderFailed) as error:
         return StrategyResult(one.slug, refused=str(error))
@@ -199,6 +211,7 @@ def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> Firs
     """Feed the segments to a strategy. Returns the first place where its prompt differs from the recorded prompt."""
     differs: FirstDifference | None = None
     for n, segment in enumerate(followed):
+        strategy.recorded_prompt = segment.recorded_prompt
         begin = strategy.fork if n and _forks(strategy) else strategy.begin
         prompt = begin(segment.messages, segment.tools, segment.kwargs)
         for index, turn in enumerate(segment.turns, segment.start):

@@ -18,6 +18,7 @@ class TwoTemplates(Strategy):
         self.slug, self.continues_message = prompts.slug, prompts.continues_message
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        self._prompts.recorded_prompt = self.recorded_prompt  # the rows' template makes its own
         prompt = self._prompts.begin(messages, tools, kwargs)
         with _OfTheRows():
             self._rows.begin(messages, tools, kwargs)

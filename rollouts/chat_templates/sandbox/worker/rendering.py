@@ -77,9 +77,10 @@ def _tojson(
 
 
 class Clock:
-    """The time that ``strftime_now`` tells: the same for all renders of a request."""
+    """The time that ``strftime_now`` tells: the variable of that name, an ISO date and time; else a fixed one."""
 
-    now = datetime.datetime(2026, 1, 1, 12, 0)
+    FIXED = datetime.datetime(2026, 1, 1, 12, 0)
+    now = FIXED
 
     @classmethod
     def strftime(cls, form: str) -> str:

@@ -25,10 +25,11 @@ def answer(text: str, job: dict[str, Any], limit: bool = True, render: Render = 
     if limit:
         used = time.process_time()
         resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SandboxLimits.cpu_seconds + 1, resource.RLIM_INFINITY))
-    now = job.get("now")
-    Clock.now = datetime.datetime.fromisoformat(now) if now else datetime.datetime(2026, 1, 1, 12, 0)
+    variables = dict(job["variables"])
     try:
-        return (render_with_lines if job.get("lines") else render)(text, job["variables"])
+        now = variables.pop("strftime_now", None)
+        Clock.now = datetime.datetime.fromisoformat(now) if now else Clock.FIXED
+        return (render_with_lines if job.get("lines") else render)(text, variables)
     except Exception as error:
         return failure(error)
 
@@ -51,7 +52,7 @@ def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
         }  # fmt: skip
         here = ResumableRender(indices, (tools_index, kwargs))
         render = partial(render_growing, here=here, earlier=earlier)
-        rendered = answer(text, {"variables": variables, "now": job.get("now")}, limit=n == 0, render=render)
+        rendered = answer(text, {"variables": variables}, limit=n == 0, render=render)
         earlier = here
         if rendered.get("kind") == "memory":
             return rendered
