@@ -7,7 +7,7 @@ from typing import Any
 
 from rollouts.formats.writers.exports import rows_of
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.diagnose.row_checks import ROUTING, TRAINER_LOGPROBS, routing_rows
+from rollouts.tito.diagnose.row_checks import ROUTING, TRAINER_LOGPROBS, columns_shifted, routing_rows
 from rollouts.tito.diagnose.row_findings import sampled_places
 from rollouts.tito.trajectory import Origin, Row, Trajectory
 
@@ -65,8 +65,8 @@ def is_outside_turn(place):
 SHIFT = '''
 def misfit(values, lag):
     """Places where a column says something and the mask, moved by a lag, does not; or the other way round."""
-    moved = [LOSS_MASK[i - lag] if 0 <= i - lag < len(LOSS_MASK) else 0 for i in range(len(values))]
-    return sum((value == value and value != 0) != bool(flag) for value, flag in zip(values, moved))
+    says = [value == value and value != 0 for value in values]
+    return sum(says[i] != bool(LOSS_MASK[i - lag]) for i in range(len(says)) if 0 <= i - lag < len(LOSS_MASK))
 
 
 def is_shifted(values):
@@ -182,10 +182,29 @@ def _overrun(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> 
 
 
 def _shifted(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+    if columns_shifted(row) is None:
+        return _mask_shifted(data)
     spoken = [name for name in row.columns if "advantage" in name]
     data["SPOKEN"] = spoken
     columns = "[*([LOGPROBS] if LOGPROBS else []), *(COLUMNS[name] for name in SPOKEN)]"
     return [(f"any(is_shifted(values) for values in {columns})", "every column fits the mask where it stands")], SHIFT
+
+
+def _mask_shifted(data: Data) -> Found:
+    """The columns moved with the mask, so only what was sampled, or the header before it, shows the shift."""
+    sampled = {
+        "ORIGIN": '[name == "sampled" for name in ORIGIN]',
+        "SAMPLED": "[any(a <= i < b for a, b in SAMPLED) for i in range(len(IDS))]",
+    }
+    for name, says in sampled.items():
+        if name in data:
+            return [(f"is_shifted({says})", "the mask fits what was sampled where it stands")], SHIFT
+    opened = "[i + len(HEADER) for i in OPENED]"
+    near = f"any(LOSS_MASK.index(1) - lag in {opened} for lag in (1, -1, 2, -2))"
+    return [
+        (f"not HEADER or LOSS_MASK.index(1) not in {opened}", "the mask begins right behind an assistant header"),
+        (f"not HEADER or {near}", "the mask does not begin near an assistant header"),
+    ], TURNS
 
 
 def _logprobs(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.tito import plant_delta, plant_request, plant_text  # noqa: F401 - each registers its planters
+from tests.tito import plant_delta, plant_request, plant_text, plant_training_rows  # noqa: F401 - each registers its planters
 from tests.tito.plant_setup import PLANTERS, CannotPlant, Case, ModelSetup
 
 __all__ = ["PLANTERS", "CannotPlant", "Case", "ModelSetup", "planted", "with_lead"]
@@ -17,6 +17,8 @@ def with_lead(s: ModelSetup, case: Case) -> Case:
     """The same fault one step later: the earlier exchange of the first prompt as a step of its own."""
     if case.name == "history_summary":
         raise CannotPlant("what goes on from a whole earlier step, with another user message, is a branch")
+    if case.trajectory.rows:
+        raise CannotPlant("the rows belong to the steps")
     first = case.trajectory.steps[0]
     messages = list(first.request.messages) if first.request else []
     place = next((i for i, m in enumerate(messages) if m.get("content") == "Hello there."), None)

@@ -15,6 +15,7 @@ from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
 from tests.tito.model_setups import model_setup
+from tests.tito.plant_training_rows import all_moved, to_the_end
 
 S = model_setup("stable")
 
@@ -148,7 +149,7 @@ WITNESSES = {
         all_of_it(False),
         row([(HEAD, 0), (OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO, 1)]),
     ],
-    "columns_shifted": [shifted(1), shifted(-1), shifted(2)],
+    "columns_shifted": [shifted(1), shifted(-1), shifted(2), *(all_moved(row(), by) for by in (1, -1, 2))],
     "logprob_invalid": [
         with_logprob(0.8),
         with_logprob(np.nan),
@@ -206,6 +207,9 @@ def test_advantages_where_the_mask_should_be_are_no_second_fault() -> None:
 
 def test_near_misses_are_no_faults() -> None:
     assert kinds(hotter(1.02)) == []
+    n = len(row().ids)
+    assert kinds(row(columns={"advantages": np.full(n, 0.7, np.float32)})) == []
+    assert kinds(row(columns={"advantages": np.linspace(0.1, 0.7, n, dtype=np.float32)})) == ["advantage_misplaced"]
     assert kinds(row(extra={"prompt_length": N_HEAD})) == []
     assert kinds(row(extra={"routed_experts": [[0]] * (len(row().ids) - 1)})) == []
     assert kinds(replace(all_of_it(False), extra={"sample_loss_mask": [0.0]})) == []
@@ -282,6 +286,23 @@ def test_origin_tells_observation_from_header_and_separator() -> None:
         logprobs = np.where(mask, -0.5, np.nan).astype(np.float32)
         bad = replace(good, loss_mask=mask, logprobs=logprobs)
         assert kinds(bad, steps=steps()) == [kind]
+
+
+def test_a_mask_fault_has_one_name_with_steps_and_without() -> None:
+    good = replace(merged(), logprobs=np.nan_to_num(merged().logprobs))
+    for bad, kind in ((all_moved(good, 1), "columns_shifted"), (to_the_end(good), "mask_overrun")):
+        alone = replace(bad, origin=None, step_indices=())
+        (there,), (here,) = found(bad, steps=steps()), found(alone)
+        assert (there.kind, there.start, there.stop) == (here.kind, here.start, here.stop)
+        assert here.kind == kind
+    assert kinds(merged_rows(steps()[:1])[0], steps=steps()[:1]) == []
+
+
+def test_the_stop_token_and_the_separator_behind_it_are_no_shift() -> None:
+    """The first sampled token is trained, so what is trained behind the stop token is the separator."""
+    parts = [(stretch, int(flag or stretch is LINE)) for stretch, flag in PARTS]
+    for template in (True, False):
+        assert kinds(row(parts), template=template) == ["separator_trained"]
 
 
 def test_last_step_flags() -> None:

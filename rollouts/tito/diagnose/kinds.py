@@ -7,7 +7,7 @@ from functools import partial
 
 from rollouts.tito.diagnose.finding import Axis, Severity
 
-VERSION = 11
+VERSION = 12
 """Raise it when the same trajectory may get other findings than before."""
 
 

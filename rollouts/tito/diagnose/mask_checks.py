@@ -5,12 +5,12 @@ With an origin for each token the checks read the origins. Without origins the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollouts.tito.diagnose.row_checks import RowFault, nonzero
+from rollouts.tito.diagnose.row_checks import LAGS, RowFault, nonzero, shift_fault
 from rollouts.tito.segments import mask_runs
 from rollouts.tito.snippets import counted
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
@@ -26,8 +26,12 @@ class TurnBoundaries:
     """``[T]``: which tokens are white space alone."""
     headers: tuple[Ids, ...]
     """The ids that open the assistant's turn (generation prompt), after a user and after a tool. Empty = not known."""
+    by_template: bool
+    """Whether the template told the headers. Without it they follow from the mask of the row."""
     stop_ids: frozenset[int]
     """The control tokens that end the assistant's turn."""
+    known_stops: frozenset[int]
+    """Those of them that the tokenizer or the template tells. The others follow from the mask of the row."""
 
 
 def places_of(needle: Ids, ids: Ids) -> list[int]:
@@ -72,7 +76,8 @@ def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
         fits = sum(any(place <= start <= place + len(header) for place in places) for start in starts)
         if fits > most:
             best, most = header, fits
-    return best
+    # Of several stretches one alone tells nothing about the others.
+    return best if most > 1 or len(starts) == 1 else NO_IDS
 
 
 def derived_stops(ids: Ids, mask: Mask, special: Mask, known: frozenset[int] = frozenset()) -> frozenset[int]:
@@ -81,9 +86,49 @@ def derived_stops(ids: Ids, mask: Mask, special: Mask, known: frozenset[int] = f
     return frozenset(int(ids[stop - 1]) for stop in ends if stop == len(ids) or int(ids[stop]) not in known)
 
 
+def mask_shifted(row: Row, marks_of: Callable[[Row], TurnBoundaries]) -> RowFault | None:
+    """The mask fits the turns at one lag other than 0, at both ends of every stretch. Its columns moved with it."""
+    runs, n = mask_runs(row.loss_mask), len(row.ids)
+    marks = marks_of(row)
+    opens, ends = _turn_edges(row, marks, marks.known_stops)
+    opened = all(start in opens for start, _ in runs)
+    for lag in LAGS:
+        whole = [stop for _, stop in runs if lag < 0 or stop < n]  # a shift may push the last stretch over the end
+        if not whole or any(stop in ends for stop in whole):
+            continue
+        if opened and (lag < 0 or marks.blank[whole[0] - 1]):
+            continue  # the header may follow from the mask, and then it moved with it
+        back = np.roll(row.loss_mask, -lag)
+        back[n - lag if lag > 0 else 0 : n if lag > 0 else -lag] = False
+        there = marks_of(replace(row, loss_mask=back))
+        starts, stops = _turn_edges(row, there, there.stop_ids if there.by_template else there.known_stops)
+        if all(start - lag in starts for start, _ in runs) and all(stop - lag in stops for stop in whole):
+            return shift_fault(row, back, "The mask stands", lag)
+    return None
+
+
+def _turn_edges(row: Row, marks: TurnBoundaries, stop_ids: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
+    """Where the assistant's tokens may start, and where they may stop."""
+    if (sampled := _sampled(row)) is not None:
+        runs = mask_runs(sampled)
+        return frozenset(start for start, _ in runs), frozenset(stop for _, stop in runs)
+    stops = np.flatnonzero(np.isin(row.ids, list(stop_ids))) + 1
+    return frozenset(stop for _, stop in header_places(marks, row.ids)), frozenset(stops.tolist())
+
+
+def _sampled(row: Row) -> Mask | None:
+    """Which tokens were sampled. None when no origin says it."""
+    if row.origin is None or len(row.origin) != len(row.ids):
+        return None
+    sampled: Mask = row.origin == Origin.SAMPLED
+    return sampled if sampled.any() else None
+
+
 def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
     """Every place where the mask covers tokens that were not sampled, or leaves out sampled tokens."""
-    if row.origin is not None and len(row.origin) == len(row.ids):
+    if overrun := _to_the_end(row, marks):
+        yield overrun
+    elif row.origin is not None and len(row.origin) == len(row.ids):
         yield from _by_origin(row, marks)
     else:
         yield from _by_marks(row, marks)
@@ -142,9 +187,6 @@ def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: b
 
 
 def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
-    if overrun := _to_the_end(row, marks):
-        yield overrun
-        return
     for start, stop in mask_runs(row.loss_mask):
         yield from _run_faults(row, marks, start, stop)
 
@@ -155,13 +197,18 @@ def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
     if len(runs) != 1 or runs[0][1] != len(row.ids):
         return None
     start = runs[0][0]
-    inside = [first for first, last in header_places(marks, row.ids) if first > start + last - first]
-    if not inside:
+    if (sampled := _sampled(row)) is not None:
+        n_others = sum(stop > start for _, stop in mask_runs(sampled)) - 1
+        wrong = int(np.count_nonzero(row.loss_mask & ~sampled))
+    else:
+        n_others = sum(first > start + last - first for first, last in header_places(marks, row.ids))
+        wrong = len(row.ids) - start
+    if n_others < 1 or not wrong:
         return None
     return RowFault(
         "mask_overrun", start, len(row.ids),
-        f"The mask runs from offset {start} to the end of the row, over {len(inside)} turns of others.",
-        wrong=len(row.ids) - start,
+        f"The mask runs from offset {start} to the end of the row, over {counted(n_others, 'turn')} of others.",
+        wrong=wrong,
     )  # fmt: skip
 
 

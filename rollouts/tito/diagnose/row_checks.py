@@ -20,7 +20,8 @@ TRAINER_LOGPROBS = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "polic
 ROUTING = ("routed_experts", "rollout_expert_indices")
 # Rounding of float16 and bfloat16 sums may raise the logprob of a certain token a little above 0.
 _ROUNDING = 1e-3
-_MAX_LAG = 2
+LAGS = (1, -1, 2, -2)
+"""The shifts that are looked for: by how many tokens a column is behind its place."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,21 @@ def columns_shifted(row: Row) -> RowFault | None:
             continue
         lag = _lag(says, row.loss_mask)
         if lag:
-            places = np.flatnonzero(says != row.loss_mask)
-            behind = "behind" if lag > 0 else "before"
-            return RowFault(
-                "columns_shifted",
-                int(places[0]),
-                int(places[-1]) + 1,
-                f"The {name} fit the mask exactly {abs(lag)} token{'s' * (abs(lag) > 1)} {behind} their place.",
-                wrong=int(np.count_nonzero(row.loss_mask)),
-            )
+            return shift_fault(row, says, f"The {name} fit the mask exactly", lag)
     return None
+
+
+def shift_fault(row: Row, right: Mask, what: str, lag: int) -> RowFault:
+    """The fault of a row whose mask differs from the ``right`` one by a shift. ``what`` begins the sentence."""
+    places = np.flatnonzero(right != row.loss_mask)
+    behind = "behind" if lag > 0 else "before"
+    return RowFault(
+        "columns_shifted",
+        int(places[0]),
+        int(places[-1]) + 1,
+        f"{what} {counted(abs(lag), 'token')} {behind} {'its' if what.startswith('The mask') else 'their'} place.",
+        wrong=int(np.count_nonzero(row.loss_mask)),
+    )
 
 
 def columns_of(row: Row) -> Iterator[tuple[str, Floats]]:
@@ -119,7 +125,7 @@ def _lag(says: Mask, mask: Mask) -> int:
     if at_home < 2 or not (says & ~mask).any():
         return 0  # zeros at the start of a completion are certain tokens; a shift also moves values past its end
     best, best_lag = at_home, 0
-    for lag in (1, -1, *range(2, _MAX_LAG + 1), *range(-2, -_MAX_LAG - 1, -1)):
+    for lag in LAGS:
         # The values that a shift moved over the row's end, or in from outside, are not known.
         there, here = (says[lag:], mask[:-lag]) if lag > 0 else (says[:lag], mask[-lag:])
         differ = int(np.count_nonzero(there != here))
@@ -162,19 +168,16 @@ def advantage_misplaced(row: Row) -> RowFault | None:
             continue
         says = nonzero(values)
         none, extra = row.loss_mask & ~says, ~row.loss_mask & says
-        if not says.any() or not (none.any() or extra.any()):
+        # One value for every token is how some trainers write it. A masked loss ignores the masked ones.
+        if not says.any() or not (none.any() or extra.any()) or (values == values[0]).all():
             continue
         n_none, n_extra = int(none.sum()), int(extra.sum())
         place = int((none | extra).argmax())
         parts = [f"{counted(n_none, 'trained token')} without one"] * bool(n_none)
         parts += [f"{counted(n_extra, 'masked token')} with one"] * bool(n_extra)
-        evidence, severity = f"By {name}: {' and '.join(parts)}.", ""
-        if says.all():  # one value for every token, as NeMo RL writes it
-            evidence = f"By {name}: every token has one, the {n_extra} masked ones too. A masked loss ignores them."
-            severity = "warning"
         return RowFault(
-            "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1, evidence, wrong=n_none,
-            severity=severity,
+            "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1,
+            f"By {name}: {' and '.join(parts)}.", wrong=n_none,
         )  # fmt: skip
     return None
 

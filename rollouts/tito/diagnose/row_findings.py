@@ -17,6 +17,7 @@ from rollouts.tito.diagnose.mask_checks import (
     derived_stops,
     header_places,
     mask_faults,
+    mask_shifted,
     places_of,
 )
 from rollouts.tito.diagnose.row_checks import RowFault
@@ -58,7 +59,7 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
     if overrun:
         yield overrun
     # A row that trains nothing or everything has no pattern that shows a shift of the columns.
-    shifted = None if overrun else checks.columns_shifted(row)
+    shifted = None if overrun else checks.columns_shifted(row) or mask_shifted(row, properties.marks)
     others = list(checks.ROW_RULES)
     if shifted:
         yield shifted
@@ -174,7 +175,9 @@ class _TemplateProperties:
         self.headers += tuple(ids for ids in called if not np.array_equal(ids, self.headers[0]))
         behind = self._around(renderer, (_QUESTION,))[1]
         if len(behind):
-            self.stop_ids |= {int(behind[0])}
+            # Other control tokens may stand before the stop token of the tokenizer.
+            if not np.isin(behind, list(self.stop_ids)).any():
+                self.stop_ids |= {int(behind[0])}
             self.template_stops = self.stop_ids
 
     def _opens(self, renderer: Renderer, messages: Sequence[Message]) -> tuple[Ids, ...]:
@@ -208,7 +211,8 @@ class _TemplateProperties:
         """The marks of the turns in this row."""
         special = self.case.is_special(row.ids)
         headers = self.headers
-        if not any(places_of(header, row.ids) for header in headers):
+        by_template = any(places_of(header, row.ids) for header in headers)
+        if not by_template:
             derived = derived_header(row.ids, row.loss_mask, special)
             headers = (derived,) if len(derived) else ()
         stops = self.stop_ids | derived_stops(row.ids, row.loss_mask, special, self.template_stops)
@@ -218,7 +222,7 @@ class _TemplateProperties:
         else:
             pieces = codec.token_bytes(row.ids)
             blank = np.fromiter((bool(piece) and not piece.strip() for piece in pieces), np.bool_, count=len(pieces))
-        return TurnBoundaries(special, blank, headers, stops)
+        return TurnBoundaries(special, blank, headers, by_template, stops, self.stop_ids)
 
 
 def _finding(case: DiagnosisContext, index: int, row: Row, fault: RowFault, step: int | None = None) -> Finding:
