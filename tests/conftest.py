@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import hypothesis
@@ -297,12 +299,54 @@ def celery_worker_process(
             process.wait(60)
 
 
-def few_at_once() -> dict[str, str]:
-    """The environment of a worker that is still in the middle of its run when somebody looks."""
-    from django.conf import settings
+@pytest.fixture
+def slow_model(tiny_tokenizer: Path, settings: object) -> Iterator[dict[str, str]]:
+    """The model `demo` on a server of this process: each completion takes 0.2 s and hardly any computing.
 
-    model = {**settings.INSPECTOR_MODELS["demo"], "options": {"max_live": 8}}
-    return {"INSPECTOR_MODELS": json.dumps({"demo": model}, default=str)}
+    A worker asks it for eight at once, so it is still in the middle of its run when somebody looks. Each trajectory
+    calls the calculator and then answers. Gives the environment of the workers.
+    """
+    from rollouts.tokenizers import load
+
+    codec = load(tiny_tokenizer)
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call><|im_end|>'
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            models = {"data": [{"id": "demo", "max_model_len": 2048}]}
+            self.answer({"/version": {"version": "0"}, "/v1/models": models}.get(self.path))
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path != "/v1/completions":
+                return self.answer(None)
+            time.sleep(0.2)
+            has_called = "<tool_response>" in codec.decode(asked["prompt"])
+            ids = codec.encode("The answer is 42.<|im_end|>" if has_called else call).tolist()
+            self.answer({"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)},
+                                      "finish_reason": "stop", "stop_reason": ids[-1]}]})  # fmt: skip
+
+        def answer(self, value: object) -> None:
+            body = json.dumps(value).encode()
+            with contextlib.suppress(OSError):  # a worker that was killed
+                self.send_response(404 if value is None else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = {"url": f"http://127.0.0.1:{server.server_port}", "model": "demo", "max_live": 8}
+        models = {"demo": {"engine": "vllm_server", "path": str(tiny_tokenizer), "options": options}}
+        settings.INSPECTOR_MODELS = models  # type: ignore[attr-defined]
+        yield {"INSPECTOR_MODELS": json.dumps(models)}
+        server.shutdown()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:

@@ -19,7 +19,7 @@ from rollouts.tasks import run_rollouts as work
 from rollouts.tasks.jobs import do_job
 from rollouts.work import launch as launching
 from rollouts.work.launch import LaunchSettings
-from tests.conftest import few_at_once, wait_until
+from tests.conftest import wait_until
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -71,9 +71,9 @@ def test_strategies_appear_when_a_worker_has_replayed_them_and_two_are_compared(
 
 
 def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
-    open_page: Open, celery_worker_process: Callable[..., subprocess.Popen[bytes]]
+    open_page: Open, celery_worker_process: Callable[..., subprocess.Popen[bytes]], slow_model: dict[str, str]
 ) -> None:
-    worker = celery_worker_process("engine.demo", env=few_at_once())
+    worker = celery_worker_process("engine.demo", env=slow_model)
     run = launching.launch(LaunchSettings(prompts=64, group=1, temperature=0.0, seed=3))
     going_on: list[models.StoredTrajectory] = []
 
