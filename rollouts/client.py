@@ -25,7 +25,7 @@ from typing import IO, Any
 
 __all__ = ["Client", "PushError", "push"]
 
-BUSY = (408, 425, 429, 500, 502, 503, 504)
+BUSY = (408, 425, 429, 500, 502, 503, 504, 507)
 IN_MEMORY_BYTES = 8 << 20
 
 

@@ -75,7 +75,7 @@ def _first() -> dict[str, Any]:
 
 def _asked_before(code: str) -> dict[str, Any]:
     """The initial values of a form with the question of a check; empty without such a check."""
-    check = find_check(code[:64].replace("\0", ""), report=False) if code else None
+    check = find_check(code[:64], report=False) if code else None
     if check is None:
         return {}
     asked = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}

@@ -24,7 +24,7 @@ TICKS = 18
 @reads_run
 def cost(request: HttpRequest, run: Run) -> HttpResponse:
     """What the findings of a run cost. The figures of a large run are stored; a small run needs four queries."""
-    kind = request.GET.get("finding", "").replace("\0", "")[:40]
+    kind = request.GET.get("finding", "")[:40]
     total = run.n_trajectories
     found = cost_of(run, kind)
     here = reverse("run", args=[run.code])

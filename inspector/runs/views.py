@@ -28,7 +28,7 @@ RUNS_PER_PAGE = 25
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """Runs, newest first. `?text=`, `?status=` and `?kind=` filter; `?after=CODE` shows the part behind a run."""
-    asked = {name: request.GET.get(name, "").replace("\0", "")[:200] for name in ("text", "status", "kind", "after")}
+    asked = {name: request.GET.get(name, "")[:200] for name in ("text", "status", "kind", "after")}
     filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"])
     found = selectors.list_runs(filters, asked["after"], RUNS_PER_PAGE + 1)
     shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE

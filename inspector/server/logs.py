@@ -1,6 +1,6 @@
 """Structured logs: one event per line, as key=value text or JSON, with the id of the request that caused it.
 
-Log lines carry names, counts and codes; never the text of tokens, never a login token, never a query string.
+Log lines carry names, counts and codes; never the text of tokens, never a login or share token, never a query string.
 """
 
 import json
@@ -21,6 +21,7 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _LEFT_OUT = {*RESERVED_ATTRS, "request", "server_time", "vllm_process_name"}
 _PLAIN = re.compile(r"[\w./:@+-]+\Z")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}\Z")
+_TOKEN = re.compile(r"(/s/|[?&]token=)[\w-]+")
 log = logging.getLogger("inspector.request")
 
 
@@ -49,7 +50,9 @@ class JsonLineFormatter(JsonFormatter):
             del fields["request_id"]
         if "error" in fields:
             fields["error"] = fields.pop("error")  # the traceback comes last
-        return {key: value for key, value in fields.items() if isinstance(value, str | int | float | bool | None)}
+        # Django writes the address of what it did not find, and a traceback may name one.
+        kept = {key: _TOKEN.sub(r"\1...", value) if isinstance(value, str) else value for key, value in fields.items()}
+        return {key: value for key, value in kept.items() if isinstance(value, str | int | float | bool | None)}
 
 
 class TextLineFormatter(JsonLineFormatter):

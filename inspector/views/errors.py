@@ -9,6 +9,14 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from inspector.web.twins import error_page
+from inspector.web.uploads import DiskFull
+
+
+@login_not_required
+@require_safe
+def robots(request: HttpRequest) -> HttpResponse:
+    """Asks search engines to read nothing."""
+    return HttpResponse("User-agent: *\nDisallow: /\n", content_type="text/plain")
 
 
 @login_not_required
@@ -19,7 +27,9 @@ def help_page(request: HttpRequest) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """400, or 413 for an upload beyond the limit."""
+    """400; 413 for an upload beyond the limit; 507 when the disk is full."""
+    if isinstance(exception, DiskFull):
+        return error_page(request, 507, "No room on the server", str(exception))
     if isinstance(exception, RequestDataTooBig):
         sentence = str(exception)
         if "INSPECTOR_UPLOAD_MAX_MB" not in sentence:

@@ -11,11 +11,13 @@ from typing import IO, Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
+from django.db import DatabaseError, IntegrityError
 from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
 from inspector.web.twins import fields_of, json_page, whole_number
+from inspector.web.uploads import is_disk_full
 from rollouts import services
 from rollouts.formats import FileRefused, Source
 from rollouts.models import ApiToken, Run
@@ -53,13 +55,18 @@ def api(view: View) -> View:
             if request.method != "POST":
                 raise Refused(405, "This address takes POST requests of a trainer; docs/push.md says how.")
             return view(request, _token(request), *args, **kwargs)
-        except Refused as refused:
-            response = JsonResponse({"error": refused.sentence}, status=refused.status)
-            if refused.status == 401:
-                response["WWW-Authenticate"] = "Bearer"
-            if refused.status == 405:
-                response["Allow"] = "POST"
-            return response
+        except Refused as error:
+            refused = error
+        except (OSError, DatabaseError) as error:
+            if not is_disk_full(error):
+                raise
+            refused = Refused(507, "The disk of the server is full. Push again when there is room.")
+        response = JsonResponse({"error": refused.sentence}, status=refused.status)
+        if refused.status == 401:
+            response["WWW-Authenticate"] = "Bearer"
+        if refused.status == 405:
+            response["Allow"] = "POST"
+        return response
 
     return csrf_exempt(login_not_required(never_cache(wrapped)))
 
@@ -143,7 +150,6 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
         limit = settings.UPLOAD_MAX_BYTES
         too_large = f"The push is larger than {limit >> 20} MB. Send it in parts, each with whole sessions."
         _receive(request, body, limit, too_large)
-        body.flush()
         source = Source.of_path(body.name, "The request body")
         return _store(run, source, request.GET.get("format", "auto"), _prefix(request))
 
@@ -167,7 +173,10 @@ def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) 
             if received > limit:
                 raise Refused(413, too_large)
             body.write(chunk)
+        body.flush()
     except (UnreadablePostError, OSError) as error:
+        if is_disk_full(error):
+            raise
         raise Refused(400, "The request broke off before its end; nothing of it was stored.") from error
     if said is not None and received < said:
         raise Refused(400, "The request broke off before its end; nothing of it was stored.")
@@ -185,5 +194,11 @@ def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpRespo
         pushed = take_push(run, source, format_name, prefix)
     except FileRefused as error:
         raise Refused(400 if source.size == 0 else 415, str(error)) from error
+    except (Run.DoesNotExist, IntegrityError) as error:
+        if find_run(code=run.code) is not None:
+            raise
+        raise Refused(
+            410, f"The run {run.code} was deleted while you pushed to it. POST /api/runs makes one."
+        ) from error
     answer = {name: value for name, value in fields_of(pushed).items() if value is not None}
     return json_page(answer, 400 if pushed.error else 200)

@@ -15,6 +15,7 @@ urlpatterns = [
     path("tokens/<int:pk>/revoke", api_tokens.revoke, name="api-token-revoke"),
     path("api/runs", push.create_run, name="api-runs"),
     path("api/runs/<code:code>/trajectories", push.push, name="api-trajectories"),
+    path("robots.txt", errors.robots, name="robots"),
     path("help", errors.help_page, name="help"),
     path("health", health.health, name="health"),
     path("login", login.login, name="login"),

@@ -1,16 +1,45 @@
-"""Uploads go to the disk as they arrive, and stop at the limit."""
+"""Uploads go to the disk as they arrive. They stop at the limit, and without a login no byte of a file is kept."""
 
+import errno
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
+from django.db import DatabaseError
+
+MAX_SUFFIX = 20
+"""How many characters of a file name's suffix are kept. The name of the temporary file holds them."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an operation of the file system or of the database failed for want of room."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, DatabaseError) and any(
+        said in str(error).lower() for said in ("disk is full", "no space left", "disk full")
+    )
+
+
+class DiskFull(SuspiciousOperation):
+    """The server has no room for a file. The page of the error has status 507."""
+
+    def __init__(self) -> None:
+        super().__init__("The disk of the server is full. Nothing of the file was kept; try again when there is room.")
 
 
 class LimitedUploadHandler(TemporaryFileUploadHandler):
     """Streams each file of a request to a temporary file; refuses a request with more than `UPLOAD_MAX_BYTES`."""
 
     received = 0
+
+    def new_file(self, field_name: str, file_name: str, *arguments: Any, **named: Any) -> None:
+        user = getattr(self.request, "user", None)
+        if user is None or not user.is_authenticated:
+            raise PermissionDenied("Log in before you send a file. Nothing of it was kept.")
+        name = Path(file_name)
+        super().new_file(field_name, f"{name.stem}{name.suffix[:MAX_SUFFIX]}", *arguments, **named)
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> Any:
         self.received += len(raw_data)
@@ -19,4 +48,10 @@ class LimitedUploadHandler(TemporaryFileUploadHandler):
                 f"The upload is larger than {settings.UPLOAD_MAX_BYTES >> 20} MB. Import it from the command line with "
                 "`manage.py import_rollouts`, or raise INSPECTOR_UPLOAD_MAX_MB."
             )
-        return super().receive_data_chunk(raw_data, start)
+        try:
+            return super().receive_data_chunk(raw_data, start)
+        except OSError as error:
+            self.upload_interrupted()  # the part of the file would keep the disk full
+            if is_disk_full(error):
+                raise DiskFull from None
+            raise

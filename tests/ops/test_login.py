@@ -117,12 +117,12 @@ def test_health_says_when_redis_is_gone(client: Client, settings, tmp_path: Path
 
 
 @pytest.mark.urls("tests.ops.urls")
-def test_an_upload_stops_at_the_limit(client: Client, settings, tmp_path: Path) -> None:
+def test_an_upload_stops_at_the_limit(admin_client: Client, settings, tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(b"x" * 1000)
     large.write_bytes(b"x" * 200_000)
     settings.UPLOAD_MAX_BYTES = 100_000
     with small.open("rb") as file:
-        assert client.post("/upload", {"file": file}).content == b"1000"
+        assert admin_client.post("/upload", {"file": file}).content == b"1000"
     with large.open("rb") as file:
-        assert client.post("/upload", {"file": file}).status_code in (400, 413)
+        assert admin_client.post("/upload", {"file": file}).status_code in (400, 413)

@@ -1,6 +1,5 @@
-"""Two addresses of the tests: a page that needs a login, and an upload that does not."""
+"""Two addresses of the tests: a page and an upload. Both need a login."""
 
-from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
@@ -9,7 +8,6 @@ def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse("seen")
 
 
-@login_not_required
 def upload(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(request.FILES["file"].size))
 

@@ -1,0 +1,146 @@
+"""Attacks on the doors: bodies of strangers, full disks, odd names, and what logs and search engines learn."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
+from django.db import IntegrityError, OperationalError
+from django.test import Client
+
+from inspector.server.logs import TextLineFormatter
+from inspector.web.uploads import LimitedUploadHandler
+from rollouts import services
+from rollouts.models import Run
+from rollouts.services.api_tokens import create_api_token
+from rollouts.services.users import user_without_password
+from rollouts.work import pushing
+
+pytestmark = pytest.mark.django_db
+
+PLACES = ["/import", "/import.json", "/tokenizers", "/runs/new", "/login", "/health", "/runs/zzzz", "/s/unknown"]
+NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def kept(settings: Any, tmp_path: Path) -> Path:
+    """The folder of uploads, empty."""
+    settings.FILE_UPLOAD_TEMP_DIR = str(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def member(django_user_model: Any) -> Client:
+    client = Client()
+    client.force_login(django_user_model.objects.create_user("ada", password="a long password"))
+    return client
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_byte_of_a_strangers_file_is_kept(place: str, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[bytes] = []
+    monkeypatch.setattr(LimitedUploadHandler, "receive_data_chunk", lambda self, data, start: stored.append(data))
+    stranger = Client(enforce_csrf_checks=True)
+    token = stranger.get("/login").cookies["csrftoken"].value
+    form = {"csrfmiddlewaretoken": token, "files": SimpleUploadedFile("a.jsonl", b"{}" * 5000)}
+    answer = stranger.post(place, form)
+    assert answer.status_code in (302, 401, 403, 404) and not stored and not any(kept.iterdir())
+
+
+def test_a_member_sends_the_same_file(member: Client, kept: Path) -> None:
+    answer = member.post("/import", {"files": SimpleUploadedFile("a.jsonl", b"{}")})
+    assert answer.status_code == 422 or answer.status_code == 302
+
+
+def test_a_suffix_of_300_characters_is_cut(member: Client, kept: Path) -> None:
+    answer = member.post("/import.json", {"files": SimpleUploadedFile(f"a.{'x' * 300}", b"{}")})
+    assert answer.status_code < 500 and answer.json()
+
+
+@pytest.mark.parametrize("place", ["/import", "/tokenizers"])
+def test_an_upload_that_fills_the_disk_leaves_nothing_there(
+    place: str, member: Client, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(self: TemporaryUploadedFile, data: bytes) -> None:
+        raise NO_ROOM
+
+    monkeypatch.setattr(TemporaryUploadedFile, "write", write, raising=False)
+    answer = member.post(place, {"files": SimpleUploadedFile("a.jsonl", b"{}" * 9)})
+    assert answer.status_code == 507 and b"The disk of the server is full" in answer.content
+    assert not any(kept.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("write", NO_ROOM),
+        ("store", OperationalError("database or disk is full")),
+        ("store", OperationalError("could not extend file: No space left on device")),
+    ],
+)
+def test_a_push_on_a_full_disk_says_so(place: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
+        name = "x"
+
+        def write(self, data: Any) -> int:
+            raise error
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    if place == "write":
+        monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: Full())
+    else:
+        monkeypatch.setattr(pushing, "add_new_trajectories", refuse)
+    answer = _push(services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE))
+    assert answer.status_code == 507 and "disk of the server is full" in answer.json()["error"]
+
+
+def test_a_push_to_a_run_that_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
+
+    def delete(*_: Any) -> None:
+        Run.objects.filter(pk=run.pk).delete()
+        raise IntegrityError("FOREIGN KEY constraint failed")
+
+    monkeypatch.setattr(pushing, "add_new_trajectories", delete)
+    answer = _push(run)
+    assert answer.status_code == 410 and "was deleted while you pushed" in answer.json()["error"]
+
+
+def _push(run: Run) -> Any:
+    _, token = create_api_token(user_without_password("trainer"), "trainer")
+    line = b'{"id": "a", "steps": [{"prompt_ids": [1], "completion_ids": [2]}]}\n'
+    return Client().post(
+        f"/api/runs/{run.code}/trajectories?format=own_jsonl",
+        line,
+        content_type="application/x-ndjson",
+        HTTP_AUTHORIZATION=f"Bearer {token}",
+    )
+
+
+def test_a_nul_in_the_query_is_no_error(member: Client) -> None:
+    for address in ("/templates/compare?a=%00&b=%00", "/runs?text=%00", "/templates/matrix?tokenizer=%00"):
+        assert member.get(address).status_code in (200, 302, 404), address
+
+
+def test_no_log_line_holds_a_share_token(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for address in ("/s/loBGAzdd8qMHNWAZyuAvhN0X", "/runs/abcd", "/login?token=loBGAzdd8qMHNWAZyuAvhN0X"):
+            Client().get(address)
+    written = "\n".join(TextLineFormatter().format(record) for record in caplog.records)
+    assert "path=/s/..." in written and "Not Found: /s/..." in written and "path=/runs/abcd" in written
+    assert "loBGAzdd8qMHNWAZyuAvhN0X" not in written
+
+
+def test_search_engines_and_shared_caches_keep_nothing(member: Client) -> None:
+    assert Client().get("/robots.txt").content == b"User-agent: *\nDisallow: /\n"
+    for address in ("/", "/runs", "/templates", "/templates/matrix.csv", "/workers", "/help"):
+        answer = member.get(address)
+        assert answer["X-Robots-Tag"] == "noindex, nofollow", address
+        assert {"private", "no-store"} & set(answer["Cache-Control"].split(", ")), address
