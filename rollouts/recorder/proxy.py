@@ -11,8 +11,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -32,6 +33,7 @@ SESSION_PATH = "/session/"
 """`/session/NAME/v1/...` is `/v1/...` of that session, for a harness that can change only its base URL."""
 RECORDER_PATH = "/recorder"
 PASSED = ("/v1/", "/health", "/version", "/tokenize", "/detokenize")
+"""The addresses that the server may be asked: all below the first, and the others exactly."""
 MAX_UNWRITTEN = 4096
 """Calls under way or not yet stored. Above this number, requests wait for the database."""
 MAX_BODY_BYTES = 256 << 20
@@ -74,6 +76,30 @@ def _refuse(status: int, sentence: str) -> web.Response:
     """An error in the shape that OpenAI's clients expect."""
     body = {"error": {"message": sentence, "type": "recorder", "code": status}}
     return web.json_response(body, status=status)
+
+
+def _foreign(request: web.Request) -> str:
+    """Why a request comes from a foreign web page; empty when it does not.
+
+    A page in a browser can send requests to this machine. It names its own site as Origin. With a DNS name of its own
+    for this machine it names that as Host.
+    """
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        return f"The recorder takes no requests of the web page {origin[:200]}."
+    listening = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    if listening and _is_loopback(listening[0]) and not _is_loopback(request.host):
+        return f"The recorder listens on {listening[0]}; ask for it by this address, not as {request.host[:200]}."
+    return ""
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a host, with or without a port, is this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname if not host.startswith("::") else host
+        return name == "localhost" or ip_address(name or "").is_loopback
+    except ValueError:
+        return False
 
 
 def tidy_session(name: str) -> str:
@@ -130,12 +156,15 @@ class Recorder:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
         session = request.headers.get(SESSION_HEADER, "")
+        if sentence := _foreign(request):
+            return _refuse(403, sentence)
         if path == RECORDER_PATH or path.startswith(f"{RECORDER_PATH}/"):
             return await self._recorder_page(request, unquote(path))
         if path.startswith(SESSION_PATH):
             name, slash, rest = path[len(SESSION_PATH) :].partition("/")
             path, session = slash + rest, session or unquote(name)
-        if not path.startswith(PASSED) or any(part in (".", "..") for part in unquote(path).split("/")):
+        plain = unquote(path).replace("\\", "/")
+        if not (path.startswith(PASSED[0]) or path in PASSED[1:]) or {".", ".."} & set(plain.split("/")):
             return _refuse(404, f"The recorder passes {', '.join(PASSED)} on to the server, and nothing else.")
         url = URL(self.upstream + path + (f"?{query}" if query else ""), encoded=True)
         try:

@@ -249,8 +249,10 @@ class TestWhatTheClientSees:
         assert run.n_trajectories == 0
 
     @pytest.mark.parametrize(
-        "path", ["/", "/metrics", "/v1/../sleep", "/v1/%2e%2e/sleep", "/session/x/reset", "/session/x"]
-    )
+        "path",
+        ["/", "/metrics", "/v1/../sleep", "/v1/%2e%2e/sleep", "/session/x/reset", "/session/x", "/healthevil",
+         "/versionXYZ", "/health/x", "/v1/..%5cadmin"],
+    )  # fmt: skip
     def test_other_addresses_are_not_reached(self, record: Any, path: str) -> None:
         async def scenario(setup: RecorderSetup) -> Any:
             async with setup.http.get(URL(setup.recorded + path, encoded=True)) as answer:
@@ -259,6 +261,37 @@ class TestWhatTheClientSees:
         server = FakeServer()
         status, sentence = record(scenario, server=server)
         assert status == 404 and "and nothing else" in sentence and server.seen == []
+
+    @pytest.mark.parametrize(
+        ("headers", "said"),
+        [
+            ({"Origin": "http://evil.example"}, "web page http://evil.example"),
+            ({"Origin": "null"}, "web page null"),
+            ({"Host": "evil.example"}, "not as evil.example"),
+            ({"Host": "127.0.0.1.evil.example:1"}, "not as 127.0.0.1.evil.example:1"),
+            ({"Host": "[::1"}, "not as [::1"),
+        ],
+    )
+    @pytest.mark.parametrize("path", ["/recorder/sessions/victim", "/v1/chat/completions"])
+    def test_a_foreign_web_page_is_refused(
+        self, run: Run, record: Any, headers: dict[str, str], said: str, path: str
+    ) -> None:
+        async def scenario(setup: RecorderSetup) -> Any:
+            async with setup.http.post(setup.recorded + path, data=b'{"reward": 99}', headers=headers) as answer:
+                return answer.status, (await answer.json())["error"]["message"]
+
+        server = FakeServer()
+        status, sentence = record(scenario, server=server)
+        assert status == 403 and said in sentence and server.seen == [] and run.n_trajectories == 0
+
+    @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:7000", "[::1]:7000", "LOCALHOST:1"])
+    def test_a_client_of_this_machine_is_not_refused(self, record: Any, host: str) -> None:
+        async def scenario(setup: RecorderSetup) -> Any:
+            headers = {"Host": host, "Origin": f"http://{host}"}
+            async with setup.http.get(f"{setup.recorded}/health", headers=headers) as answer:
+                return answer.status
+
+        assert record(scenario) == 207
 
     def test_a_server_that_is_not_there(self, run: Run, tmp_path: Path) -> None:
         async def scenario(setup: RecorderSetup) -> Any:
