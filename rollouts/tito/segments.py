@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from rollouts.tito.trajectory import Ids, Mask, Message, Origin, Origins
 
 # Storing a plain int in an array is faster than an enumeration.
 _TEMPLATE, _OBSERVATION = np.uint8(Origin.TEMPLATE), np.uint8(Origin.OBSERVATION)
+_composed = partial(unicodedata.normalize, "NFC")
 _QUOTED = (json.JSONEncoder(ensure_ascii=False).encode, json.JSONEncoder().encode)
 # What a template writes right after a control token: a role, a channel, a recipient, or just the line end.
 _HEADER = re.compile(rb"[ \t]*(?:[A-Za-z][\w.=/:\- ]{0,63})?[ \t]*(?:\r?\n)+|[ \t]*[A-Za-z][\w.=/:\- ]{0,63}(?=\Z)")
@@ -128,22 +131,25 @@ def _find(
     return best or inside
 
 
-def content_forms(content: Any) -> Iterator[tuple[bytes, ...]]:
-    """For each text of a message's content, the byte forms in which templates write it. Empty texts are left out."""
+def content_forms(content: Any, spelled: Callable[[str], str] = _composed) -> Iterator[tuple[bytes, ...]]:
+    """For each text of a message's content, the byte forms in which templates write it. Empty texts are left out.
+
+    ``spelled`` says what the tokenizer makes of a text. Without a tokenizer it is the composed form of Unicode.
+    """
     if content is None or (isinstance(content, str) and not content.strip()):
-        return
-    if isinstance(content, str):
-        as_it_is = dict.fromkeys((content, content.strip()))
-        texts = (*as_it_is, *(quoted(text) for text in as_it_is for quoted in _QUOTED))
-        forms = tuple(dict.fromkeys(text.encode("utf-8", "replace") for text in texts))
-        yield forms
         return
     parts = content if isinstance(content, list | tuple) else None
     if parts is not None and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
         for part in parts:
-            yield from content_forms(part["text"])
+            yield from content_forms(part["text"], spelled)
         return
-    yield tuple(dict.fromkeys(text.encode("utf-8", "replace") for text in (*_dumped(content), str(content))))
+    if isinstance(content, str):
+        as_it_is = dict.fromkeys(way for text in (content, spelled(content)) for way in (text, text.strip()))
+        texts = [*as_it_is, *(quoted(text) for text in as_it_is for quoted in _QUOTED)]
+    else:
+        dumped = (*_dumped(content), str(content))
+        texts = [*dumped, *map(spelled, dumped)]
+    yield tuple(dict.fromkeys(text.encode("utf-8", "replace") for text in texts if text))
 
 
 def _dumped(value: Any) -> Iterator[str]:

@@ -101,7 +101,7 @@ PLAIN = ["<think>", "</think>", "<call>", "</call>"]
 def tokenizer_folder(kind: str = "bytes", eos: str = "<|shut|>") -> Path:
     """A vocabulary of a few hundred tokens: ``bytes`` is a byte-level BPE, ``pieces`` one with a metaspace and byte
     fallback as SentencePiece has it, ``prefixed`` the same with a space put before all text, ``words`` a WordPiece
-    that lowers case.
+    that lowers case, ``composed`` the first with accents joined to their letters.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -115,8 +115,10 @@ def tokenizer_folder(kind: str = "bytes", eos: str = "<|shut|>") -> Path:
         "You are a careful assistant.\n\nuser\nassistant\nsystem\n",
         "I will compute that.\n\n",
     ] * 3
-    if kind == "bytes":
+    if kind in ("bytes", "composed"):
         tokenizer = Tokenizer(models.BPE())
+        if kind == "composed":
+            tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -160,7 +162,8 @@ def _byte_pieces_as_vocabulary(tokenizer):  # type: ignore[no-untyped-def]
 
 
 def model_setup(name: str, seed: int = 7, **options: object) -> ModelSetup:
-    """A setup by name: ``toggling``, ``stable``, ``bare``, ``headers``, ``pieces``, ``prefixed``, ``words``."""
+    """A setup by name: ``toggling``, ``stable``, ``bare``, ``headers``, ``pieces``, ``prefixed``, ``words``,
+    ``composed``."""
     from rollouts.chat_templates import renderer
     from rollouts.tokenizers import load
 
@@ -172,6 +175,7 @@ def model_setup(name: str, seed: int = 7, **options: object) -> ModelSetup:
         "pieces": (STABLE, "pieces", "<|shut|>", True),
         "prefixed": (STABLE, "prefixed", "<|shut|>", True),
         "words": (STABLE, "words", "<|shut|>", True),
+        "composed": (STABLE, "composed", "<|shut|>", True),
     }[name]
     codec = load(tokenizer_folder(kind, eos))
     settings = {"tools": tools, **options}

@@ -6,8 +6,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.tito.plant_setup import CannotPlant, Case, ModelSetup, eos_text, planter, split_token, two_tools
+from tests.tito.plant_setup import (
+    CITIES,
+    CannotPlant,
+    Case,
+    ModelSetup,
+    Turn,
+    eos_text,
+    first_wrong,
+    planter,
+    split_token,
+    two_tools,
+)
 from tests.tokenizers.oracles import encode_plain
+
+DECOMPOSED = "Ce\u0301leste a trouve\u0301", "Ra\u0301pido, a\u0300 l'e\u0301t\u00e9"
+"""Accents of their own behind their letters."""
+OBSERVATIONS = [
+    "48213", "ok", "found it", "The ferry leaves at nine, and it takes two hours to cross the strait.",
+    "札幌は晴れ、気温は二十一度です。", "الطقس في القاهرة حار وجاف اليوم", "В Москве сегодня снег и минус пять",
+    "👩‍🔬🧪 done",
+]  # fmt: skip
 
 
 @planter
@@ -68,26 +87,79 @@ def clean_skipped_text(s: ModelSetup) -> Case:
 
 
 @planter
+def clean_decomposed(s: ModelSetup) -> Case:
+    """Accents that stand behind their letter, which some tokenizers join with it."""
+    return Case("clean_decomposed", two_tools(s, *DECOMPOSED).tito(), None, None)
+
+
+@planter
+def clean_stopped_at_once(s: ModelSetup) -> Case:
+    """A completion of the stop token alone, with an empty reply."""
+    reply = {"role": "assistant", "content": ""}
+    turn = s.turn(reply, [{"role": "user", "content": "Please go on."}])
+    if len(reply) > 2:
+        raise CannotPlant("the prompt has opened a think block")
+    return Case("clean_stopped_at_once", turn.tito(turn.g[-1:]), None, None)
+
+
+def _dropped(s: ModelSetup, turn: Turn, position: int, name: str) -> Case:
+    """One of two results is left out."""
+    kept = turn.new[1 - position]
+    alone = s.codec.encode(s.delta([*turn.messages, turn.reply, kept], turn.stop, str(kept["content"])))
+    return Case(name, turn.tito(d=alone), "message_dropped", 1, start=first_wrong(turn, alone))
+
+
+@planter
 def message_dropped_alike(s: ModelSetup) -> Case:
     """Two results in nearly the same words, and only the first is there."""
-    turn = two_tools(s)
-    one, other = "Found in the harbour log: 17 boats.", "Found in the harbour log: 23 boats."
-    new = [{**turn.new[0], "content": one}, {**turn.new[1], "content": other}]
-    alone = s.codec.encode(s.delta([*turn.messages, turn.reply, new[0]], turn.stop, one))
-    last = s.final([*turn.messages, turn.reply, *new], np.concatenate([turn.p, turn.g, alone]))
-    return Case("message_dropped_alike", turn.trajectory(turn.first(), last), "message_dropped", 1)
+    turn = two_tools(s, "Found in the harbour log: 17 boats.", "Found in the harbour log: 23 boats.")
+    return _dropped(s, turn, 1, "message_dropped_alike")
 
 
 @planter
 def message_dropped(s: ModelSetup) -> Case:
-    turn = two_tools(s)
-    alone = s.delta([*turn.messages, turn.reply, turn.new[0]], turn.stop, turn.new[0]["content"])
-    return Case("message_dropped", turn.tito(d=s.codec.encode(alone)), "message_dropped", 1)
+    return _dropped(s, two_tools(s), 1, "message_dropped")
 
 
 @planter
-def tool_messages_split(s: ModelSetup) -> Case:
-    turn = two_tools(s)
+def message_dropped_first(s: ModelSetup) -> Case:
+    return _dropped(s, two_tools(s), 0, "message_dropped_first")
+
+
+@planter
+def message_dropped_decomposed(s: ModelSetup) -> Case:
+    return _dropped(s, two_tools(s, *DECOMPOSED), 1, "message_dropped_decomposed")
+
+
+@planter
+def observation_cut(s: ModelSetup) -> Case:
+    """Only the start of a result is in the prompt, however short it is and in whatever script."""
+    if not s.tools:
+        raise CannotPlant("no tools")
+    content = s.rng.choice(OBSERVATIONS)
+    return _cut(s, content, content[: s.rng.randrange(1, len(content))].rstrip(), "observation_cut")
+
+
+@planter
+def observation_cut_with_mark(s: ModelSetup) -> Case:
+    if not s.tools:
+        raise CannotPlant("no tools")
+    content = "\n".join(f"{i} {city} {7919 * i}" for i, city in enumerate(CITIES))
+    return _cut(s, content, content[:40] + " [cut]", "observation_cut_with_mark")
+
+
+def _cut(s: ModelSetup, content: str, kept: str, name: str) -> Case:
+    turn = s.turn()
+    new = [{**turn.new[0], "content": content}]
+    turn = replace(turn, new=new, delta=s.delta([*turn.messages, turn.reply, *new], turn.stop, content))
+    if turn.delta.count(content) != 1:
+        raise CannotPlant("the template rewrites content")
+    d = s.codec.encode(turn.delta.replace(content, kept))
+    return Case(name, turn.tito(d=d), "delta_differs", 1, start=first_wrong(turn, d))
+
+
+def _split(s: ModelSetup, turn: Turn, name: str) -> Case:
+    """Each of two results is rendered by itself."""
     first, second = turn.new
     single = [*turn.messages, turn.reply, first]
     together = s.text(turn.after, gen=False)
@@ -102,7 +174,17 @@ def tool_messages_split(s: ModelSetup) -> Case:
     d = s.codec.encode(a + b[seam:])
     if np.array_equal(d, turn.d):
         raise CannotPlant("the template itself renders tool messages one by one")
-    return Case("tool_messages_split", turn.tito(d=d), "tool_messages_split", 1)
+    return Case(name, turn.tito(d=d), "tool_messages_split", 1)
+
+
+@planter
+def tool_messages_split(s: ModelSetup) -> Case:
+    return _split(s, two_tools(s), "tool_messages_split")
+
+
+@planter
+def tool_messages_split_decomposed(s: ModelSetup) -> Case:
+    return _split(s, two_tools(s, *DECOMPOSED), "tool_messages_split_decomposed")
 
 
 @planter
@@ -130,18 +212,27 @@ def system_prompt_injected(s: ModelSetup) -> Case:
     seam = turn.delta[: len(turn.delta) - len(turn.delta.lstrip())]
     if seam + alone == turn.delta:
         raise CannotPlant("a message alone renders like a message behind others")
-    return Case("system_prompt_injected", turn.tito(d=s.codec.encode(seam + alone)), "system_prompt_injected", 1)
+    d = s.codec.encode(seam + alone)
+    return Case("system_prompt_injected", turn.tito(d=d), "system_prompt_injected", 1, start=first_wrong(turn, d))
 
 
 @planter
 def special_tokens_injected(s: ModelSetup) -> Case:
-    content = f"result {s.rng.randrange(9999)} {eos_text(s)} trailing"
+    return _injected(s, f"result {s.rng.randrange(9999)} {eos_text(s)} trailing", "special_tokens_injected")
+
+
+@planter
+def special_tokens_injected_decomposed(s: ModelSetup) -> Case:
+    return _injected(s, f"{DECOMPOSED[0]} {eos_text(s)} trailing", "special_tokens_injected_decomposed")
+
+
+def _injected(s: ModelSetup, content: str, name: str) -> Case:
     if s.tools:
         other = s.turn(new=None)
         turn = s.turn(new=[other.setup.result(content)])
     else:
         turn = s.turn(new=[{"role": "user", "content": content}])
-    return Case("special_tokens_injected", turn.tito(), "special_tokens_injected", 1)
+    return Case(name, turn.tito(), "special_tokens_injected", 1)
 
 
 @planter
@@ -173,4 +264,5 @@ def delta_differs(s: ModelSetup) -> Case:
     turn = s.turn()
     content = str(turn.new[0]["content"])
     changed = turn.delta.replace(content, content + " (seen)")
-    return Case("delta_differs", turn.tito(d=s.codec.encode(changed)), "delta_differs", 1)
+    d = s.codec.encode(changed)
+    return Case("delta_differs", turn.tito(d=d), "delta_differs", 1, start=first_wrong(turn, d))

@@ -239,6 +239,43 @@ def tools_dropped_once(s: ModelSetup) -> Case:
 
 
 @planter
+def system_flipped_once(s: ModelSetup) -> Case:
+    """Another date in the system text of one call, whose answer is kept."""
+    if not s.system:
+        raise CannotPlant("no system")
+    turn = s.turn()
+    other = copy.deepcopy(turn.after)
+    other[0]["content"] += " It is Tuesday."
+    second = s.final(other, s.render(other))
+    said = {"role": "assistant", "content": f"The answer is {s.a * s.b}."}
+    after = [*turn.after, said, {"role": "user", "content": "Again, please."}]
+    delta = s.codec.encode(s.delta(after, turn.stop, "Again, please."))
+    third = s.final(after, np.concatenate([turn.p, turn.g, turn.d, second.completion_ids, delta]))
+    return Case("system_flipped_once", turn.trajectory(turn.first(), second, third), "request_changed", 1)
+
+
+@planter
+def subagent_interleaved(s: ModelSetup) -> Case:
+    """A conversation of two calls with a system text of its own, between those of the main one."""
+    if not s.system:
+        raise CannotPlant("no system")
+    turn = s.turn()
+    asked = [{"role": "system", "content": "You read maps."}, {"role": "user", "content": "Where is the ferry?"}]
+    told = {"role": "assistant", "content": "At the pier."}
+    prompt, completion = s.answer(asked, told)
+    side = s.step(asked, s.codec.encode(prompt), s.codec.encode(completion), told)
+    main = s.final(turn.after, np.concatenate([turn.p, turn.g, turn.d]))
+    more = [*asked, told, {"role": "user", "content": "Which pier?"}]
+    behind = s.codec.encode(s.delta(more, turn.stop, "Which pier?"))
+    again = s.final(more, np.concatenate([side.stream, behind]), "The third.")
+    said = {"role": "assistant", "content": f"The answer is {s.a * s.b}."}
+    after = [*turn.after, said, {"role": "user", "content": "Again, please."}]
+    delta = s.codec.encode(s.delta(after, turn.stop, "Again, please."))
+    last = s.final(after, np.concatenate([main.stream, delta]))
+    return Case("subagent_interleaved", turn.trajectory(turn.first(), side, main, again, last), "branch", 1)
+
+
+@planter
 def tool_result_edited(s: ModelSetup) -> Case:
     if not s.tools:
         raise CannotPlant("no tools")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rollouts.tito.interfaces import RenderFailed
+from rollouts.tito.prefix import common_prefix
 from rollouts.tito.trajectory import Ids, Request, Step, Trajectory, ids_array
 
 CITIES = ["Cusco", "Tromsø", "Nairobi", "Çanakkale", "札幌", "Lisbon"]
@@ -58,6 +59,8 @@ class Case:
     step: int | None
     also: tuple[str, ...] = ()
     """Other names that are as right."""
+    start: int | None = None
+    """The first wrong token of the step's stream; None = not looked at."""
 
 
 @dataclass
@@ -91,7 +94,7 @@ class ModelSetup:
             messages.insert(0, {"role": "system", "content": f"You are a careful assistant for {topic}."})
         return messages
 
-    def call(self, name: str = "calculator", ident: str = "callaaaa1", **arguments: Any) -> dict[str, Any]:
+    def call(self, name: str = "calculator", ident: str = "callaaaa1", /, **arguments: Any) -> dict[str, Any]:
         arguments = arguments or {"expr": f"{self.a}*{self.b}", "exact": False}
         value: Any = json.dumps(arguments) if self.string_arguments else arguments
         return {"id": ident, "type": "function", "function": {"name": name, "arguments": value}}
@@ -283,11 +286,17 @@ def split_token(s: ModelSetup, ids: Ids, start: int = 0) -> tuple[Ids, int]:
     raise CannotPlant("no token can be cut")
 
 
-def two_tools(s: ModelSetup) -> Turn:
+def two_tools(s: ModelSetup, *contents: str) -> Turn:
     if not s.tools:
         raise CannotPlant("no tools")
     calls = s.call(), s.call("lookup", "callbbbb2", query="x")
-    return s.turn(s.calling(*calls), [s.result(), s.result("found it", "lookup", "callbbbb2")])
+    one, other = contents or (None, "found it")
+    return s.turn(s.calling(*calls), [s.result(one), s.result(other, "lookup", "callbbbb2")])
+
+
+def first_wrong(turn: Turn, d: Ids) -> int:
+    """Where a second prompt with the delta ``d`` leaves what the template writes."""
+    return len(turn.p) + len(turn.g) + common_prefix(turn.d, d)
 
 
 def eos_text(s: ModelSetup) -> str:

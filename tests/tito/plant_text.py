@@ -158,6 +158,28 @@ def tool_call_reserialized(s: ModelSetup) -> Case:
                 "tool_call_reserialized", 1)  # fmt: skip
 
 
+@planter
+def tool_call_reserialized_parallel(s: ModelSetup) -> Case:
+    """One of two calls is respelled. An argument of one is called as the fields of a call are."""
+    if not s.tools:
+        raise CannotPlant("no tools")
+    awkward: dict[str, object] = {"name": "Łódź", "arguments": "none", "id": 7}
+    calls = [s.call("lookup", "callaaaa1", **awkward), s.call("lookup", "callbbbb2", query="tides", exact=True)]
+    s.rng.shuffle(calls)
+    results = [s.result("found it", "lookup", str(call["id"])) for call in calls]
+    turn = s.turn(s.calling(*calls), results)
+    place = turn.completion.rfind("lookup")
+    halves = turn.completion[:place], turn.completion[place:]
+    which = s.rng.randrange(2)
+    respelled = _respelled(halves[which], s.rng)
+    if respelled == halves[which]:
+        raise CannotPlant("the call has no JSON")
+    g = s.codec.encode(respelled + halves[1] if which == 0 else halves[0] + respelled)
+    prompt = np.concatenate([s.codec.encode(turn.prompt + turn.completion), turn.d])
+    return Case("tool_call_reserialized_parallel", turn.trajectory(turn.first(g), s.final(turn.after, prompt)),
+                "tool_call_reserialized", 1)  # fmt: skip
+
+
 def _respelled(text: str, rng: random.Random) -> str:
     ways = [
         text.replace('": ', '":').replace(", ", ","),
@@ -219,6 +241,25 @@ def token_ids_missing(s: ModelSetup) -> Case:
     g = s.rng.choice([ids_array([]), ids_array([0]), ids_array([s.codec.vocab_size + 7, 3]), ids_array([0] * 9)])
     return Case("token_ids_missing", turn.trajectory(turn.first(g), s.final(turn.after, s.render(turn.after))),
                 "token_ids_missing", 0)  # fmt: skip
+
+
+@planter
+def ids_outside_the_vocabulary(s: ModelSetup) -> Case:
+    """A later prompt repeats them."""
+    turn = s.turn()
+    g = turn.g.copy()
+    g[len(g) // 2] = s.codec.vocab_size + 7
+    second = s.final(turn.after, np.concatenate([turn.p, g, turn.d]))
+    after = [*turn.after, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Again, please."}]
+    third = s.final(after, np.concatenate([second.stream, turn.d]))
+    return Case("ids_outside_the_vocabulary", turn.trajectory(turn.first(g), second, third), "token_ids_missing", 0)
+
+
+@planter
+def stop_token_in_place_of_a_call(s: ModelSetup) -> Case:
+    turn = s.turn()
+    steps = turn.first(turn.g[-1:]), s.final(turn.after, s.render(turn.after))
+    return Case("stop_token_in_place_of_a_call", turn.trajectory(*steps), "token_ids_missing", 0)
 
 
 @planter

@@ -1,14 +1,18 @@
 """Tokenizers and harnesses that the corpus does not hold: what is right stays silent, what is wrong is named."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rollouts.chat_templates import renderer
 from rollouts.tito.diagnose import Finding, Severity, diagnose
+from rollouts.tito.diagnose.text import call_regions
 from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
 from tests.tito.model_setups import STABLE, model_setup
 from tests.tito.plant import PLANTERS, ModelSetup
+from tests.tito.plant_delta import DECOMPOSED, OBSERVATIONS
 from tests.tokenizers.oracles import encode_plain
 
 PLAIN_TURNS = """\
@@ -280,3 +284,80 @@ def test_what_a_retry_and_a_side_call_cost() -> None:
             if lost is None:
                 lost = len(steps[0].stream) - max(broken.start, len(steps[0].prompt_ids))
             assert broken.cost.trained_tokens_lost == lost, name
+
+
+def told(s: ModelSetup, *steps: Step) -> list[tuple[str, int, str]]:
+    found = diagnose(Trajectory("t", steps), s.codec, lambda sha: s.renderer)
+    return [(f.kind, f.start, f.evidence) for f in found if f.severity is not Severity.INFO]
+
+
+@pytest.mark.parametrize("content", OBSERVATIONS)
+def test_a_result_that_is_cut_short_is_cut_and_one_that_is_gone_has_no_trace(content: str) -> None:
+    s = model_setup("composed")
+    result, messages = {"role": "tool", "content": content}, [*s.opening(), s.calling()]
+    prompt, completion = s.answer(messages[:-1], messages[-1])
+    first = s.step(messages[:-1], s.codec.encode(prompt), s.codec.encode(completion), messages[-1])
+    delta = s.delta([*messages, result], "<|shut|>", content)
+    for n in range(len(content)):
+        kept = delta.replace(content, content[:n])
+        last = s.final([*messages, result], np.concatenate([first.stream, s.codec.encode(kept)]))
+        ((kind, start, evidence),) = told(s, first, last)
+        if n:
+            assert (kind, f"cut in its prompt, after {n} of its {len(content)} " in evidence) == ("delta_differs", True)
+        else:
+            assert (kind, "has no trace" in evidence) == ("message_dropped", True)
+        wrong = s.codec.encode(kept) != s.codec.encode(delta)[: len(s.codec.encode(kept))]
+        assert start == len(first.stream) + int(wrong.argmax())
+
+
+def test_a_changed_word_is_no_cut() -> None:
+    s = model_setup("stable", tools=False)
+    asked: Message = {"role": "user", "content": "Go on to Lima, please."}
+    for text, cut in (("Go on to Lima", True), ("Go on to Cusco, please.", False), ("Go on to Lima, thanks.", False)):
+        delta = s.codec.encode(f"\n<|open|>user\n{text}<|shut|>\n<|open|>assistant\n")
+        ((kind, _, evidence),) = told(s, *exchange(s, asked, delta=delta))
+        assert (kind, "is cut in its prompt" in evidence) == ("delta_differs", cut)
+
+
+def test_a_call_is_found_by_its_values() -> None:
+    text = 'I ask.\n<call>find\n{"name": "Łódź"}\n</call>\n<call>sum\n{"expr": "2"}\n</call>'
+    calls = [{"name": "find", "arguments": {"name": "Łódź"}}, {"name": "sum", "arguments": {"expr": "2"}}]
+    assert [text[a : b - 1].strip() for a, b in call_regions(text, calls)] == [
+        'find\n{"name": "Łódź"}',
+        'sum\n{"expr": "2"}',
+    ]
+    assert call_regions(text, []) == []
+    whole = '<call>\n{"name": "find", "arguments": {"name": "Łódź"}}\n</call>'
+    assert len(call_regions(whole, [])) == len(call_regions(whole, calls[:1])) == 1
+
+
+def test_ids_outside_the_vocabulary_are_told_once() -> None:
+    s = model_setup("stable")
+    steps = PLANTERS["ids_outside_the_vocabulary"](s).trajectory.steps
+    assert [kind for kind, _, _ in told(s, *steps)] == ["token_ids_missing"]
+    assert [kind for kind, _, _ in told(s, *steps[:1], replace(steps[1], completion_ids=ids_array([0, 0])))] == [
+        "token_ids_missing"
+    ]
+    other = replace(steps[1], prompt_ids=ids_array([]))
+    assert [kind for kind, _, _ in told(s, steps[0], other)] == ["token_ids_missing", "token_ids_missing"]
+
+
+def test_a_stop_token_alone_is_an_answer_unless_the_reply_claims_more() -> None:
+    s = model_setup("stable", tools=False)
+    stop = s.codec.encode("<|shut|>")
+    for reply, kinds in (
+        (None, []),
+        ({"role": "assistant", "content": ""}, []),
+        ({"role": "assistant", "content": "Yes."}, ["token_ids_missing"]),
+        (s.calling(s.call(expr="2")), ["token_ids_missing"]),
+    ):
+        assert [kind for kind, _, _ in told(s, s.step([ASKED], s.render([ASKED]), stop, reply))] == kinds
+    assert [kind for kind, _, _ in told(s, s.step([ASKED], s.render([ASKED]), ids_array([0]), None))]
+
+
+@pytest.mark.parametrize("name", ["stable", "composed"])
+def test_decomposed_accents_are_found_as_the_tokenizer_spells_them(name: str) -> None:
+    s = model_setup(name)
+    for content, kinds in ((f"{DECOMPOSED[0]} <|end|> so", ["special_tokens_injected"]), (DECOMPOSED[0], [])):
+        turn = s.turn(new=[s.turn().setup.result(content)])
+        assert [kind for kind, _, _ in told(s, *turn.tito().steps)] == kinds

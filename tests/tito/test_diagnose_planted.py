@@ -12,7 +12,7 @@ from rollouts.tito.trajectory import Step, Trajectory, ids_array
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import PLANTERS, CannotPlant, Case, ModelSetup, planted, with_lead
 
-SETUPS = ("toggling", "stable", "bare", "headers", "pieces")
+SETUPS = ("toggling", "stable", "bare", "headers", "pieces", "composed")
 OPTIONS = ({}, {"history": True}, {"system": False}, {"tools": False})
 MILD = {"duplicate_call"}
 
@@ -25,6 +25,8 @@ def problem(case: Case, s: ModelSetup, findings: list[Finding]) -> str:
     """What is wrong with the findings; empty = the planted fault was named, at its step, and nothing else."""
     loud = [f for f in findings if f.severity is not Severity.INFO]
     right = [f for f in findings if f.kind in (case.kind, *case.also) and f.step == case.step]
+    if case.start is not None and (places := [f.start for f in right if f.start != case.start]):
+        return f"{s.name} {case.name}: the first wrong token is {case.start}, got {places}"
     false = [f for f in loud if f not in right]
     if (case.kind is None or right) and not false:
         return ""
@@ -83,6 +85,8 @@ def test_what_a_break_pays_again_is_what_a_replay_counts() -> None:
     s = model_setup("toggling")
     repaid = {}
     for case in planted(s, 1):
+        if case.kind == "token_ids_missing":
+            continue  # the breaks that follow from it are not reported
         paid = sum(found.cost.prompt_tokens_repaid for found in findings_of(case, s))
         repaid[case.name] = paid, repaid_tokens(merged_rows(case.trajectory.steps))
     assert {name: pair for name, pair in repaid.items() if pair[0] != pair[1]} == {}

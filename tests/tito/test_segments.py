@@ -39,6 +39,7 @@ def test_a_text_that_the_template_rewrote_falls_back_to_headers() -> None:
         ({"n": 1}, ["<|a|>", '{"n":', " 1}", "<|b|>"]),
         ([{"type": "text", "text": "4"}, {"type": "text", "text": "2"}], ["<|a|>", "4", "-", "2", "<|b|>"]),
         ("é", ["<|a|>", '"\\u00e9"', "<|b|>"]),
+        ("e\u0301", ["<|a|>", "\u00e9", "<|b|>"]),
     ],
 )
 def test_the_ways_templates_write_a_content(content: object, pieces: list[str]) -> None:

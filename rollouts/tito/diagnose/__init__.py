@@ -63,7 +63,7 @@ def diagnose(
         missing = step_checks.missing_ids(case, index)
         if missing is not None:
             findings.append(missing)
-        elif (inconsistent := step_checks.inconsistent(case, index)) is not None:
+        elif index not in case.no_ids and (inconsistent := step_checks.inconsistent(case, index)) is not None:
             findings.append(inconsistent)
         link = case.link_of(index)
         if link.parent is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
 from rollouts.tito.recorded_renders import first_rendered, kwargs_of_record
-from rollouts.tito.segments import byte_offsets
+from rollouts.tito.segments import byte_offsets, content_forms
 from rollouts.tito.snippets import window_text
 from rollouts.tito.trajectory import Ids, Link, Mask, Message, Step, Trajectory
 
@@ -32,6 +32,13 @@ def _special_table(vocab_size: int, special_ids: frozenset[int] = frozenset()) -
     return table
 
 
+@lru_cache(maxsize=16)
+def _keeps_ascii(codec: Codec) -> bool:
+    """Whether a tokenizer restores plain text as it was: its case and its spaces."""
+    text = " A  b.\n\n\tC, d "
+    return b"".join(codec.token_bytes(codec.encode(text))) == text.encode()
+
+
 class DiagnosisContext:
     """One trajectory during its diagnosis."""
 
@@ -47,6 +54,7 @@ class DiagnosisContext:
         self._renderers: dict[str, Renderer | None] = {}
         self._renders: dict[Any, Ids | None] = {}
         self._kwargs: dict[int, list[Mapping[str, Any]]] = {}
+        self._decoded: dict[str, str] = {}
         self.links: list[Link] = links_of(trajectory)
         self.merged: list[tuple[int, ...]] = merge_steps(self.steps, self.links)
         """For each row that follows from the steps, the indices of its steps."""
@@ -85,14 +93,24 @@ class DiagnosisContext:
         return self.bytes_of(ids).decode("utf-8", "replace") if self.codec else ""
 
     def as_decoded(self, text: str) -> str:
-        """A text after encoding and decoding: some tokenizers lower its case or drop characters."""
-        return self.text(self.codec.encode(text)) if self.codec else text
+        """A text after encoding and decoding: some tokenizers compose accents, lower its case or drop characters."""
+        if self.codec is None or (text.isascii() and _keeps_ascii(self.codec)):
+            return text
+        if text not in self._decoded:
+            self._decoded[text] = self.text(self.codec.encode(text))
+        return self._decoded[text]
+
+    def content_forms(self, content: object) -> Iterator[tuple[bytes, ...]]:
+        """:func:`segments.content_forms`, as this tokenizer spells them."""
+        return content_forms(content, self.as_decoded)
 
     def has_trace(self, content: object, data: bytes) -> bool:
-        """:func:`messages.has_trace`, for the text itself and for its form after encoding and decoding."""
-        if msg.has_trace(content, data):
-            return True
-        return isinstance(content, str) and msg.has_trace(self.as_decoded(content), data)
+        """:func:`messages.has_trace`, as this tokenizer spells the content."""
+        return msg.has_trace(content, data, self.as_decoded)
+
+    def stands_in(self, content: object, data: bytes) -> bool:
+        """:func:`messages.stands_in`, as this tokenizer spells the content."""
+        return msg.stands_in(content, data, self.as_decoded)
 
     def widened(self, ids: Ids, start: int, stop: int) -> str:
         """The text of a stretch, widened to the nearest control token on both sides so that a person can read it."""
@@ -168,14 +186,15 @@ class DiagnosisContext:
         return [*messages, reply] if reply is not None else list(messages)
 
     def continues(self, index: int, later: int) -> bool | None:
-        """Whether a later request continues a step's conversation. None when that cannot be known."""
+        """Whether a later request continues a step's conversation, under any system text. None when it is unknown."""
         before, after = self.conversation(index), self.request_messages(later)
         if before is None or after is None:
             return None
-        n = len(self.request_messages(index) or ())
-        if len(after) <= n or msg.first_difference(before, after) < n:
+        told, asked = msg.without_system(before), msg.without_system(after)
+        n = len(msg.without_system(self.request_messages(index) or ()))
+        if len(asked) <= n or msg.first_difference(told, asked) < n:
             return False
-        return len(before) == n or msg.same(before[n], after[n])
+        return len(told) == n or msg.same(told[n], asked[n])
 
     @cached_property
     def continued(self) -> set[int]:

@@ -12,16 +12,17 @@ from itertools import pairwise
 import numpy as np
 
 from rollouts.tito.align import AlignedGroup, align_ids
-from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.request import leading_system
 from rollouts.tito.diagnose.step_checks import control_text_in
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.segments import content_forms
 from rollouts.tito.snippets import quoted, quoted_or_nothing
 from rollouts.tito.trajectory import Ids, Message, Step
+
+_AROUND = 32
+"""So many bytes of what the template writes around a text say where the text belongs."""
 
 
 class Delta:
@@ -112,7 +113,9 @@ class Delta:
         special, kept = self.case.is_special(rendered), self.case.is_special(self.ids)
         names = {name: int(id_) for name, id_ in zip(self._pieces(rendered[special]), rendered[special], strict=True)}
         pattern = _any_of(names)
-        contents = [forms[0] for message in self.new_messages or () for forms in content_forms(message.get("content"))]
+        contents = [
+            forms[0] for message in self.new_messages or () for forms in self.case.content_forms(message.get("content"))
+        ]
         as_decoded = Counter(names[name] for content in contents for name in pattern.findall(content))
         places = np.flatnonzero(special)
         n = int(kept.sum()) + as_decoded.total()
@@ -186,7 +189,7 @@ class Delta:
         pieces = self.case.codec.token_bytes(full)
         data = b"".join(pieces)
         for message in self.new_messages or ():
-            for forms in content_forms(message.get("content")):
+            for forms in self.case.content_forms(message.get("content")):
                 places = [place for form in forms if (place := data.rfind(form)) >= 0]
                 if places:
                     return int(np.searchsorted(np.cumsum([len(piece) for piece in pieces]), max(places), side="right"))
@@ -197,17 +200,29 @@ class Delta:
         assert self.expected is not None
         return align_ids(self.expected, self.ids)
 
-    def spans(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        """Byte ranges of the texts of messages in the delta, in order. A text that is not found is left out."""
-        found, cursor = [], 0
+    @cached_property
+    def difference(self) -> tuple[int, int, Ids] | None:
+        """Where the delta leaves what the template writes, ``[start, stop)``, and the ids that the template has there.
+
+        None when it is not known what the template writes.
+        """
+        if self.expected is None:
+            return None
+        start = common_prefix(self.expected, self.ids)
+        tail = common_prefix(self.expected[start:][::-1], self.ids[start:][::-1])
+        return start, len(self.ids) - tail, self.expected[start : len(self.expected) - tail]
+
+    def spans(self, messages: Sequence[Message], data: bytes | None = None) -> list[tuple[int, int] | None]:
+        """The byte range of each message's text in the delta or in ``data``, in order. None = it is not found."""
+        data = self.data if data is None else data
+        found: list[tuple[int, int] | None] = []
+        cursor = 0
         for message in messages:
-            for forms in content_forms(message.get("content")):
-                places = [(place, -len(form)) for form in forms if (place := self.data.find(form, cursor)) >= 0]
-                if places:
-                    start, size = min(places)
-                    found.append((start, start - size))
-                    cursor = start - size
-                break
+            forms = next(self.case.content_forms(message.get("content")), ())
+            places = [(place, place + len(form)) for form in forms if (place := data.find(form, cursor)) >= 0]
+            span = min(places, key=lambda place: (place[0], -place[1]), default=None)
+            found.append(span)
+            cursor = cursor if span is None else span[1]
         return found
 
 
@@ -275,22 +290,50 @@ def message_dropped(d: Delta) -> DeltaFault | None:
     """A new message leaves no trace in the delta."""
     if not d.new_messages:
         return None
-    rest = d.data
-    for start, stop in reversed(d.spans(d.new_messages)):
+    rest, gap = d.data, 0
+    spans = d.spans(d.new_messages)
+    for start, stop in filter(None, reversed(spans)):
         rest = rest[:start] + b" " + rest[stop:]
-    for position, message in enumerate(d.new_messages):
+    for position, (message, span) in enumerate(zip(d.new_messages, spans, strict=True)):
+        gap = gap if span is None else span[1]
         # Words that a message shares with a present message are not a trace of it.
         content = message.get("content")
-        if message.get("role") == "assistant" or msg.stands_in(content, d.data) or d.case.has_trace(content, rest):
+        if message.get("role") == "assistant" or d.case.stands_in(content, d.data) or d.case.has_trace(content, rest):
             continue
-        drops = d.full is not None and not d.case.has_trace(content, d.case.bytes_of(d.full))
+        if _is_begun(d, position, rest):
+            continue
+        wanted = d.full if d.expected is None else d.expected
+        drops = wanted is not None and not d.case.has_trace(content, d.case.bytes_of(wanted))
         who = "the chat template leaves it out" if drops else "the delta leaves it out"
+        ends = np.cumsum([len(piece) for piece in d.pieces])
+        place = int(np.searchsorted(ends, gap, side="right")) if gap else 0
+        start, stop, expected = (place, place, d.ids[:0]) if drops or d.difference is None else d.difference
         return DeltaFault(
             "message_dropped",
             f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
-            0, len(d.ids), d.expected if d.expected is not None else d.ids[:0], _message_index(d, position),
+            start, stop, expected, _message_index(d, position),
         )  # fmt: skip
     return None
+
+
+def _is_begun(d: Delta, position: int, rest: bytes) -> bool:
+    """Whether a message's first or last character stands in the delta, next to what the template writes around it.
+
+    ``rest`` is the delta without the texts of the other messages.
+    """
+    if d.expected is None or d.new_messages is None:
+        return False
+    wanted = d.case.bytes_of(d.expected)
+    spans = d.spans(d.new_messages, wanted)
+    span = spans[position]
+    if span is None:
+        return False
+    others = [other for other in spans if other is not None and other != span]
+    before = wanted[max([stop for _, stop in others if stop <= span[0]], default=0) : span[0]][-_AROUND:]
+    behind = wanted[span[1] : min([start for start, _ in others if start >= span[1]], default=len(wanted))][:_AROUND]
+    text = wanted[slice(*span)].decode("utf-8", "replace")
+    begins, ends = before + text[:1].encode(), text[-1:].encode() + behind
+    return (before != b"" and begins in rest) or (behind != b"" and ends in rest)
 
 
 def generation_prompt_missing(d: Delta) -> DeltaFault | None:
@@ -366,8 +409,9 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
     starts = [start for start in (_system_header(d), _preamble(d, True), _preamble(d, False)) if len(start)]
     bos = d.case.codec.bos_id if d.case.codec else None
     own = {d.case.as_decoded(text).strip() for text in leading_system(d.messages or ()) if isinstance(text, str)} - {""}
-    extra = [(0, len(d.ids))]
+    extra, differs = [(0, len(d.ids))], 0
     if d.expected is not None:
+        differs = common_prefix(d.expected, d.ids)
         extra = [(group.right_start, group.right_stop) for group in d.groups if not group.equal]
     for start, stop in extra:
         added = d.case.text(d.ids[start:stop]).strip()
@@ -375,7 +419,7 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
             return DeltaFault(
                 "system_prompt_injected",
                 f"The delta of step {d.index} holds the conversation's system text once more: {quoted(added)}.",
-                start, stop, d.ids[:0],
+                max(start, differs), max(start, differs, stop), d.ids[:0],
             )  # fmt: skip
         for place in range(max(0, start - 3), min(stop, start + 4)):
             ids = d.ids[place:]
@@ -386,7 +430,7 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
                     "system_prompt_injected",
                     f"The delta of step {d.index} holds the start of a conversation in the middle of the stream: "
                     f"{quoted(d.case.text(ids[:48]))}.",
-                    place, max(stop, place + 1), d.ids[:0],
+                    max(place, differs), max(place + 1, differs, stop), d.ids[:0],
                 )  # fmt: skip
     return None
 
@@ -458,7 +502,7 @@ def tool_messages_split(d: Delta) -> DeltaFault | None:
     tools = [m for m in d.new_messages or () if m.get("role") == "tool"]
     if len(tools) < 2 or d.expected is None:
         return None
-    spans = d.spans(tools)
+    spans = [span for span in d.spans(tools) if span is not None]
     if len(spans) < 2:
         return None
     offsets = np.cumsum([0, *(len(piece) for piece in d.pieces)])
@@ -481,19 +525,50 @@ def tool_messages_split(d: Delta) -> DeltaFault | None:
 
 def delta_differs(d: Delta) -> DeltaFault | None:
     """All other differences from the template."""
-    if d.expected is None:
+    if d.expected is None or d.difference is None:
         return None
-    start = common_prefix(d.expected, d.ids)
-    tail = common_prefix(d.expected[start:][::-1], d.ids[start:][::-1])
-    texts = [d.case.text(ids[start : len(ids) - tail]) for ids in (d.expected, d.ids)]
+    start, stop, expected = d.difference
+    texts = [d.case.text(expected), d.case.text(d.ids[start:stop])]
     wanted, found = (quoted_or_nothing(text) for text in texts)
     how = f"{found} stands" if texts[0] != texts[1] else "other ids spell it"
-    return DeltaFault(
-        "delta_differs",
+    where = f"where the template writes {wanted}, {how}"
+    evidence = (
         f"After the completion of step {d.parent_index} the template writes {len(d.expected)} ids, and the prompt of "
-        f"step {d.index} has {len(d.ids)}: where the template writes {wanted}, {how}.",
-        start, len(d.ids) - tail, d.expected[start : len(d.expected) - tail],
-    )  # fmt: skip
+        f"step {d.index} has {len(d.ids)}: {where}."
+    )
+    position, cut = _cut_message(d)
+    if position is not None:
+        role = (d.new_messages or ())[position].get("role")
+        evidence = f"A {role} message of step {d.index} is cut in its prompt, {cut}: {where}."
+    return DeltaFault(
+        "delta_differs", evidence, start, stop, expected, None if position is None else _message_index(d, position)
+    )
+
+
+def _cut_message(d: Delta) -> tuple[int | None, str]:
+    """The new message of which a part is missing, and which part. None when the difference is another one."""
+    assert d.expected is not None
+    wanted, found = d.case.bytes_of(d.expected), d.data
+    start = _shared(wanted, found)
+    tail = _shared(wanted[start:][::-1], found[start:][::-1])
+    stop, added = len(wanted) - tail, len(found) - tail - start
+    for position, span in enumerate(d.spans(d.new_messages or (), wanted)):
+        if span is None:
+            continue
+        first, last = start, stop
+        # With equal text on both sides of a cut, the same bytes are missing a little earlier.
+        while not added and last > span[1] and first > span[0] and wanted[first - 1] == wanted[last - 1]:
+            first, last = first - 1, last - 1
+        # A mark of the cut may stand in place of a much longer end.
+        ends_early = not added or (last == span[1] and 2 * added < last - first)
+        if span[0] <= first and last <= span[1] and first < last and ends_early:
+            size, kept = (len(wanted[a:b].decode("utf-8", "ignore")) for a, b in (span, (span[0], first)))
+            return position, f"after {kept} of its {size} characters"
+    return None, ""
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    return common_prefix(*(np.frombuffer(data, np.uint8).astype(np.int32) for data in (one, other)))
 
 
 # The first rule that matches names the fault. The rules in the first list need no render.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollouts.tito.recorded_renders import parsed
@@ -11,7 +11,8 @@ from rollouts.tito.segments import content_forms
 from rollouts.tito.trajectory import Message
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_KNOWN = {"role", "content", "tool_calls", "tool_call_id", "name", *_REASONING}
+_PART = 12
+"""So many bytes of the start or of the end of a text are a trace of it."""
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -81,15 +82,23 @@ def first_difference(a: Sequence[Message], b: Sequence[Message]) -> int:
     return min(len(a), len(b))
 
 
-def has_trace(content: Any, data: bytes) -> bool:
-    """Whether a content is in the bytes: as it is, as JSON, or at least most of its words."""
+def without_system(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages behind the system texts at the start of a conversation."""
+    n = next((i for i, m in enumerate(messages) if m.get("role") not in ("system", "developer")), len(messages))
+    return messages[n:]
+
+
+def has_trace(content: Any, data: bytes, spelled: Callable[[str], str]) -> bool:
+    """Whether a content is in the bytes: as it is, as JSON, its start or its end, or at least most of its words."""
     if isinstance(content, str) and content.strip().encode("utf-8", "replace") in data:
         return True  # text that is found unchanged needs no other forms
     said = None
-    for forms in content_forms(content):
+    for forms in content_forms(content, spelled):
         if any(form in data for form in forms):
             continue
-        text = forms[0].decode("utf-8", "replace")
+        if any(len(form) > _PART and (form[:_PART] in data or form[-_PART:] in data) for form in forms):
+            continue
+        text = spelled(forms[0].decode("utf-8", "replace"))
         words = set(re.findall(r"[^\W_]{3,}", text)) or set(re.findall(r"[^\W_]{2,}", text))
         if not words:
             return False
@@ -99,9 +108,9 @@ def has_trace(content: Any, data: bytes) -> bool:
     return True
 
 
-def stands_in(content: Any, data: bytes) -> bool:
+def stands_in(content: Any, data: bytes, spelled: Callable[[str], str]) -> bool:
     """Whether each text of a content is in the bytes, in one of the forms in which templates write it."""
-    return all(any(form in data for form in forms) for forms in content_forms(content))
+    return all(any(form in data for form in forms) for forms in content_forms(content, spelled))
 
 
 def strings_in(value: Any) -> list[str]:

@@ -11,7 +11,6 @@ import numpy as np
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.context import Break, kwargs_of
 from rollouts.tito.diagnose.verdict import Verdict
-from rollouts.tito.segments import content_forms
 from rollouts.tito.snippets import clipped, contrast, counted, quoted
 from rollouts.tito.trajectory import Message, Step
 
@@ -77,12 +76,8 @@ def tools_of(step: Step) -> list[Any]:
 
 def leading_system(messages: Sequence[Message]) -> list[Any]:
     """The system texts at the start of a conversation."""
-    texts = []
-    for message in messages:
-        if message.get("role") not in ("system", "developer"):
-            break
-        texts.append(msg.text_of(message.get("content")))
-    return texts
+    n = len(messages) - len(msg.without_system(messages))
+    return [msg.text_of(message.get("content")) for message in messages[:n]]
 
 
 def bos_mismatch(b: Break) -> Verdict | None:
@@ -158,7 +153,7 @@ def _head_end(b: Break) -> int:
     messages = root.request.messages if root.request else None
     if messages and case.codec is not None:
         first = next((m for m in messages if m.get("role") == "user"), None)
-        for forms in content_forms(first.get("content")) if first else ():
+        for forms in case.content_forms(first.get("content")) if first else ():
             places = [place for form in forms if (place := case.bytes_of(root.prompt_ids).find(form)) >= 0]
             if places:
                 sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(root.prompt_ids)])

@@ -12,7 +12,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
-from rollouts.tito.segments import byte_offsets, content_forms
+from rollouts.tito.segments import byte_offsets
 from rollouts.tito.snippets import clipped, counted, listed
 from rollouts.tito.trajectory import Ids, Message, Step
 
@@ -20,10 +20,17 @@ _CONSTANT = 4
 
 
 def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
-    """Ids are absent, outside the vocabulary, or one id many times although the reply says something else."""
+    """Ids are absent, outside the vocabulary, or one id many times although the reply says something else.
+
+    Ids outside the vocabulary are reported at the first step that holds some: later prompts repeat them.
+    """
     step = case.steps[index]
     n = len(step.prompt_ids)
-    reason = _missing(case, step)
+    reason = _unknown(case, step)
+    if reason is not None and any(_unknown(case, case.steps[earlier]) for earlier in case.no_ids):
+        case.no_ids.add(index)
+        return None
+    reason = reason or _missing(case, step)
     if reason is None:
         return None
     case.no_ids.add(index)
@@ -37,30 +44,34 @@ def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
     )
 
 
+def _parts(step: Step) -> tuple[tuple[str, Ids, int], ...]:
+    return ("prompt", step.prompt_ids, 0), ("completion", step.completion_ids, len(step.prompt_ids))
+
+
+def _unknown(case: DiagnosisContext, step: Step) -> tuple[str, int, int] | None:
+    """The ids of a step that are outside the vocabulary, and the place of the first."""
+    limit = 2**31 if case.codec is None else case.codec.vocab_size
+    for name, ids, start in _parts(step):
+        if len(ids) and int(ids.view(np.uint32).max()) >= limit:  # as unsigned, a negative id is a huge one
+            unknown = (ids < 0) | (ids >= limit)
+            place = int(unknown.argmax())
+            what = f"the {name} has {counted(int(unknown.sum()), 'id')} outside the vocabulary, first {int(ids[place])}"
+            return what, start + place, start + place + 1
+    return None
+
+
 def _missing(case: DiagnosisContext, step: Step) -> tuple[str, int, int] | None:
-    n, total = len(step.prompt_ids), len(step.prompt_ids) + len(step.completion_ids)
+    n = len(step.prompt_ids)
     if not n:
         return "the prompt has no ids", 0, 0
-    if total == n:
+    if not len(step.completion_ids):
         # An aborted call may have sampled nothing. Every other call samples at least one token.
         silent = step.finish_reason == "abort" or step.text == ""
         return None if silent else ("the completion has no ids", n, n)
-    for name, ids, start in (("prompt", step.prompt_ids, 0), ("completion", step.completion_ids, n)):
-        limit = 2**31 if case.codec is None else case.codec.vocab_size
-        if int(ids.view(np.uint32).max()) >= limit:  # as unsigned, a negative id is a huge one
-            unknown = (ids < 0) | (ids >= limit)
-            place = int(unknown.argmax())
-            return (
-                f"the {name} has {counted(int(unknown.sum()), 'id')} outside the vocabulary, first {int(ids[place])}",
-                start + place,
-                start + place + 1,
-            )
+    for name, ids, start in _parts(step):
         if ids[0] == ids[-1] and (ids == ids[0]).all() and _made_up(case, step, ids, name == "completion"):
-            return (
-                f"the {name} holds only the id {int(ids[0])} ({len(ids)} time{'s' * (len(ids) != 1)})",
-                start,
-                start + len(ids),
-            )
+            times = f"{len(ids)} time{'s' * (len(ids) != 1)}"
+            return f"the {name} holds only the id {int(ids[0])} ({times})", start, start + len(ids)
     return None
 
 
@@ -69,6 +80,9 @@ def _made_up(case: DiagnosisContext, step: Step, ids: Ids, is_completion: bool) 
     if not is_completion:
         return len(ids) >= _CONSTANT or int(ids[0]) == 0
     said = _said(step)
+    stops = () if case.codec is None else (case.codec.eos_id, *getattr(case.codec, "stop_ids", ()))
+    if len(ids) == 1 and not said and (said is not None or int(ids[0]) in stops):
+        return False  # the model stopped at once
     if said is not None and case.codec is not None:
         return said != "" and not case.has_trace(said, case.bytes_of(ids))
     return int(ids[0]) == 0 or len(ids) >= 2 * _CONSTANT
@@ -201,7 +215,7 @@ def control_text_in(
     if not names:
         return None
     pattern = re.compile(b"(" + b"|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) + b")")
-    for forms in content_forms(content):
+    for forms in case.content_forms(content):
         for form in forms:
             parts = pattern.split(form)
             if len(parts) == 1:

@@ -93,9 +93,7 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
     place = _first_difference(old, new)
     if _only_white_space(b) and place >= len(_said(b, turn)):
         return None  # after the call, not in it
-    names = [call["name"] for call in msg.calls_of(b.sent_back or b.parent.reply or {})]
-    names += [b.case.as_decoded(name) for name in names if isinstance(name, str)]
-    for start, stop in call_regions(old, names):
+    for start, stop in call_regions(old, _calls(b, turn)):
         if start <= place < max(stop, start + 1):
             break
     else:
@@ -169,21 +167,47 @@ def _inside_sampled(b: Break) -> bool:
     return len(left) == len(right)
 
 
-def call_regions(text: str, names: list[Any]) -> list[tuple[int, int]]:
-    """Where tool calls stand in a completion: the payload, and the white space between it and its tags."""
-    regions = []
+def _calls(b: Break, turn: Step) -> list[dict[str, Any]]:
+    """The calls of a turn, as they were parsed and as they came back, in plain text and as the tokenizer spells it."""
+    said = [turn.reply or {}]
+    if turn.request is not None:
+        said += (b.case.request_messages(b.index) or ())[len(turn.request.messages) :][:1]
+    calls = [call for message in said for call in msg.calls_of(message)]
+    texts = [(str(call["name"]), json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]
+    spelled = [{"name": b.case.as_decoded(name), "arguments": b.case.as_decoded(text)} for name, text in texts]
+    return calls + msg.calls_of({"tool_calls": spelled})
+
+
+def call_regions(text: str, calls: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Where tool calls stand in a completion: the payload, and the white space between it and its tags.
+
+    ``calls`` are those of the message. A JSON object is a call that holds its name, or its arguments behind its name.
+    Without calls, an object with a name and arguments is one. A call without JSON goes from its name to the end.
+    """
+    regions: list[tuple[int, int]] = []
     for start, stop, value in json_objects(text):
-        named = isinstance(value, dict) and isinstance(value.get("name") or value.get("function"), str | dict)
-        if named or any(name and name in msg.strings_in(value) for name in names):
+        named = any(call["name"] and call["name"] in msg.strings_in(value) for call in calls)
+        names = [str(call["name"]) for call in calls if call["arguments"] == value]
+        if named or (not calls and _is_call(value)):
             regions.append(_padded(text, start, stop))
-    if regions:
-        return regions
-    for name in names:
+        elif names:
+            behind = regions[-1][1] if regions else 0
+            places = [place for name in names if (place := text.rfind(name, behind, start)) >= 0]
+            regions.append(_padded(text, min(places, default=start), stop))
+    for name in {call["name"]: None for call in calls}:
         place = text.find(name) if isinstance(name, str) and name else -1
-        if place >= 0:
+        if place >= 0 and not any(name in text[start:stop] for start, stop in regions):
             before = max(text.rfind(mark, 0, place) for mark in ("<", "[", "{", "\n"))
             regions.append(_padded(text, before + 1 if before >= 0 else place, len(text)))
     return regions
+
+
+def _is_call(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return bool(value.get("name") and {"arguments", "parameters"} & set(value)) or isinstance(
+        value.get("function"), str | dict
+    )
 
 
 def _padded(text: str, start: int, stop: int) -> tuple[int, int]:
