@@ -130,7 +130,11 @@ def _answer(
         return group_compare.against(trajectory, rows, question.row, question.other, painter, notices)
     if question.against == "prompt" and question.step is not None:
         return _against_prompt(trajectory, question.step, painter)
-    return _against_retokenized(trajectory, question, rows, painter, notices)
+    try:
+        return _against_retokenized(trajectory, question, rows, painter, notices)
+    except TokenizerUnusable as error:
+        notices.append(f"The text of these tokens cannot be encoded again: {error}")
+        return None
 
 
 def _with_other(

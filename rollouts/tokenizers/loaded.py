@@ -80,7 +80,7 @@ class LoadedTokenizer:
             return self.table.text(ids)
         # Other decoders have rules across tokens (a leading space is dropped), so the library itself decodes.
         known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
-        return str(self._reference.raw.decode(known, skip_special_tokens=False))
+        return self._reference.decode(known)
 
     def encode(self, text: str) -> Ids:
         """The ids ``[n]`` of a text. Control tokens are recognised; nothing is added (no BOS)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import lzma
 import stat
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 from rollouts.tokenizers.files import MAX_JSON_BYTES, MAX_TEMPLATE_BYTES, TokenizerUnusable, read_definition
@@ -137,9 +139,12 @@ def unpack_zip(path: str | Path, target: str | Path) -> Path:
             if name.parent != holder or name.name not in WANTED or entry.is_dir():
                 continue
             limit = _size_limit(name.name)
-            with archive.open(entry) as source:
-                # The size in the table of contents can lie, so the stream itself is measured.
-                data = source.read(limit + 1)
+            try:
+                with archive.open(entry) as source:
+                    # The size in the table of contents can lie, so the stream itself is measured.
+                    data = source.read(limit + 1)
+            except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, NotImplementedError) as error:
+                raise TokenizerUnusable(f"{entry.filename!r} cannot be unpacked: {error}.") from error
             if len(data) > limit:
                 raise TokenizerUnusable(f"{entry.filename!r} is larger than {limit // 1_000_000} MB.")
             (target / name.name).write_bytes(data)
