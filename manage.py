@@ -31,6 +31,7 @@ def main() -> None:
             raise
         for stream in cut:  # what is left in its buffer must not fail again when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.unraisablehook = lambda _: None  # an iterator over a closed database cannot be closed again
         sys.exit(128 + signal.SIGPIPE)
     except (OperationalError, ProgrammingError) as error:
         if not migrations_are_missing():

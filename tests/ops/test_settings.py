@@ -77,6 +77,21 @@ def test_a_command_whose_reader_has_gone_ends_quietly(tmp_path: Path, command: l
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+_ITERATES = """
+from django.contrib.contenttypes.models import ContentType
+from django.core.management import call_command
+call_command("migrate", "contenttypes", verbosity=0)
+rows = ContentType.objects.iterator(1)
+for one in rows:
+    print("x" * 100_000)
+"""
+
+
+def test_a_command_that_reads_the_database_when_its_reader_goes_ends_quietly(tmp_path: Path) -> None:
+    """Its cursor is closed after its connection: `findings RUN | head -3`."""
+    test_a_command_whose_reader_has_gone_ends_quietly(tmp_path, ["shell", "--no-imports", "-c", _ITERATES], "")
+
+
 def test_a_command_without_a_standard_output_ends_as_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
     import manage
 
