@@ -252,3 +252,12 @@ def test_our_skyrl_export_is_read_back() -> None:
     name, (back,), rejected = read(json.dumps(batch).encode())
     assert (name, rejected, back.external_id, back.group, back.reward) == ("skyrl", [], "g-3", "g", 0.5)
     assert np.array_equal(back.rows[0].ids, ROW.ids) and np.array_equal(back.rows[0].loss_mask, ROW.loss_mask)
+
+
+def test_verls_number_of_turns_is_left_out_where_no_call_is_known() -> None:
+    (whole, _) = rows_only().rows
+    for extra, turns in ({}, None), ({"num_turns": 6}, 6), ({"num_turns": 0}, None), ({"num_turns": "6"}, None):
+        value = Trajectory("t", rows=(whole,), reward=1.0, extra=extra)
+        (line,) = export("verl", value)
+        assert line.get("num_turns") == turns
+    assert [line["num_turns"] for line in export("verl", VALUE, chain("u", 1))] == [6, 2]

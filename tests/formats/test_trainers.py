@@ -100,7 +100,7 @@ def test_verl_accepts_agent_loop_output() -> None:
     for value, line in zip(VALUES, lines("verl", *VALUES), strict=True):
         made = AgentLoopOutput.model_validate(line, strict=True)
         (row,) = rows_of(value)
-        assert made.prompt_ids + made.response_ids == row.ids.tolist() and made.num_turns == len(value.steps)
+        assert made.prompt_ids + made.response_ids == row.ids.tolist() and made.num_turns == 2 * len(value.steps)
         assert len(made.response_mask) == len(made.response_logprobs) == len(made.response_ids)
         with pytest.raises(ValidationError, match="metrics"):
             AgentLoopOutput.model_validate({key: item for key, item in line.items() if key != "metrics"})

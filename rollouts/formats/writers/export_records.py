@@ -60,14 +60,21 @@ def _from(values: list[Any] | None, start: int) -> list[Any] | None:
 
 
 def verl(trajectory: Trajectory, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """``AgentLoopOutput``: ``metrics`` is required there, and all of its fields have defaults."""
+    """``AgentLoopOutput``: ``metrics`` is required there, and all of its fields have defaults.
+
+    ``num_turns`` counts user, assistant and tool turns: verl counts one before each call. It is left out when no call
+    is known.
+    """
+    said = trajectory.extra.get("num_turns")
     for n, row in enumerate(rows):
         at = split_of(row)
+        turns = 2 * len(row.step_indices) or (said if type(said) is int else 0)
         yield {
             "prompt_ids": row.ids[:at].tolist(), "response_ids": row.ids[at:].tolist(),
             "response_mask": _mask(row)[at:], "response_logprobs": _from(_logprobs(row), at),
-            "reward_score": trajectory.reward, "num_turns": len(row.step_indices), "metrics": {},
+            "reward_score": trajectory.reward, "metrics": {},
             "extra_fields": {"external_id": trajectory.external_id, "row": n},
+            **({"num_turns": turns} if turns else {}),
         }  # fmt: skip
 
 
