@@ -11,6 +11,7 @@ from typing import Any
 from rollouts.formats.containers.refused import FileRefused
 from rollouts.formats.containers.source import Source
 from rollouts.formats.readers import (
+    agent_lightning,
     inspector_jsonl,
     inspector_parquet,
     nemo_gym,
@@ -43,6 +44,7 @@ FORMATS: dict[str, Format] = {
         prime_rl_export.FORMAT,
         skyrl.FORMAT,
         rllm.FORMAT,
+        agent_lightning.FORMAT,
         *trainer_rows.FORMATS,
         *text_only.FORMATS,
     )

@@ -23,6 +23,16 @@ AREAL = {"task_id": "t", "sample_idx": 2, "seqlen": 9, "prompt_len": 4, "head_ve
 SWIFT = {"step": [1, 1], "prompt": ["a", "b"], "completion": ["A", "B"], "reward": [0.0, 1.0]}
 MESSAGES = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"},
             {"role": "user", "content": "??"}, {"role": "assistant", "content": "b"}], "tools": []}  # fmt: skip
+ART: dict[str, Any] = {
+    "group_index": 4, "group_metadata": '{"step": 2}', "reward": 0.5, "metadata": '{"id": "t0"}', "logs": ["hm"],
+    "tools": '[{"type": "function", "function": {"name": "f"}}]',
+    "messages": [{"role": "user", "content": "?", "trainable": False},
+                 {"role": "assistant", "content": "for example", "trainable": False},
+                 {"role": "assistant", "tool_calls": '[{"id": "c", "type": "function", "function": {"name": "f"}}]',
+                  "trainable": True},
+                 {"role": "tool", "content": "4", "tool_call_id": "c", "trainable": False},
+                 {"role": "assistant", "content": "b", "trainable": True}],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -87,6 +97,29 @@ def test_a_conversation_has_a_step_for_each_answer() -> None:
     assert name == "messages" and [len(step.request.messages) for step in one.steps if step.request] == [1, 3]
     assert [step.reply["content"] for step in one.steps if step.reply] == ["a", "b"]
     assert "no assistant message" in read(jsonl(MESSAGES, {"messages": MESSAGES["messages"][:1]}))[2][0].reason
+
+
+def test_art_keeps_calls_and_tools_as_json_text() -> None:
+    """openpipe-art ``write_trajectory_groups_parquet``: a column of text holds what has several shapes."""
+    name, (one,), rejected = read(parquet([ART]))
+    assert (name, rejected, one.group, one.reward) == ("art", [], "4", 0.5)
+    assert one.extra == {"metadata": {"id": "t0"}, "group_metadata": {"step": 2}, "logs": ["hm"]}
+    assert [len(step.request.messages) for step in one.steps if step.request] == [2, 4]  # what the model wrote
+    first, request = one.steps[0], one.steps[1].request
+    assert request is not None and request.tools == ({"type": "function", "function": {"name": "f"}},)
+    assert first.reply == request.messages[2] == {
+        "role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}],
+    }  # fmt: skip
+    untold = {**ART, "messages": [{**message, "trainable": False} for message in ART["messages"]]}
+    assert len(read(jsonl(untold))[1][0].steps) == 3
+    for path, says in ((("tools",), "tools is a text"), (("messages", 2, "tool_calls"), "messages[2].tool_calls is a")):
+        _, found, (refused,) = read(jsonl(changed(ART, *path, to="[{")))
+        assert not found and says in refused.reason
+
+
+def test_what_is_wrong_in_areals_own_cut_is_told() -> None:
+    assert "that cut is at the wrong place" in formats.FORMATS["areal"].lacks
+    assert "cut" not in formats.FORMATS["verl"].lacks
 
 
 def parquet(rows: list[dict[str, Any]]) -> bytes:

@@ -51,6 +51,19 @@ RLLM = {
     "prompt_token_ids": [1], "completion_token_ids": [2, 3], "logprobs": [-0.1, -0.2], "finish_reason": "stop",
     "weight_version": 4,
 }  # fmt: skip
+LIGHTNING: dict[str, Any] = {
+    "rollout_id": "ro-1", "task": None, "final_reward": None, "triplets": [
+        {"prompt": {"token_ids": [1, 2], "raw_content": [{"role": "user", "content": "?"}], "image_urls": []},
+         "response": {"token_ids": [3, 4], "logprobs": [{"token": "a", "logprob": -0.5}, {"logprob": -0.25}]},
+         "reward": 0.5, "metadata": {"agent_name": "a"}},
+        {"prompt": {"token_ids": [1, 2, 3, 4, 5]}, "response": {"token_ids": [6]}, "reward": None, "metadata": {}}],
+}  # fmt: skip
+ATROPOS: dict[str, Any] = {
+    "tokens": [[1, 2, 3], [1, 4]], "masks": [[-100, 2, 3], [-100, 4]], "scores": [1.0, -1.0],
+    "inference_logprobs": [[1.0, -0.5, -0.25], [1.0, -2.0]], "advantages": [[0.0, 0.5, 0.5], [0.0, -0.5]],
+    "ref_logprobs": None, "messages": [[{"role": "user", "content": "?"}], []], "overrides": None,
+    "group_overrides": {"source": "x"},
+}  # fmt: skip
 
 
 def test_captured_calls_are_ordered_by_prompt_length() -> None:
@@ -71,6 +84,51 @@ def test_a_tree_of_messages_becomes_steps() -> None:
     assert [step.finish_reason for step in one.steps] == ["tool_calls", "stop", ""]
     assert one.steps[1].logprobs is not None and one.steps[1].logprobs.tolist() == pytest.approx([-0.1])
     assert one.steps[1].extra["new_messages"] == [{"role": "tool", "content": "x"}]
+
+
+def test_a_trace_of_verifiers_0_4_has_whole_requests_and_the_trainers_columns() -> None:
+    """The root has the tools, the path has the messages; columns are as compact as logprobs."""
+    call = {"id": "c1", "type": "function", "name": "calc", "arguments": "{}"}
+    tool = {"type": "function", "name": "calc", "description": "", "parameters": {}}
+    nodes = [
+        {**TRACE["traces"][0]["nodes"][0], "tools": [tool]},
+        {"parent": 0, "message": {"role": "assistant", "tool_calls": [call]}, "sampled": True, "token_ids": [3, 10, 11],
+         "mask": [False, True, True], "logprobs": [-0.5, -0.3], "advantages": [0.5, 0.5],
+         "trainer_logprobs": [-1.0, -0.5], "entropies": None},
+        {"parent": 1, "message": {"role": "tool", "content": "4", "tool_call_id": "c1"}, "token_ids": [], "mask": []},
+        {"parent": 2, "message": {"role": "assistant", "content": "5"}, "sampled": True, "token_ids": [20, 3, 30],
+         "mask": [False, False, True], "logprobs": [-0.1]},
+    ]  # fmt: skip
+    sampling = {"temperature": 0.5, "chat_template_kwargs": {"enable_thinking": False}}
+    trace = {"nodes": nodes, "tools": [tool], "calls": [{"node": 3, "sampling": sampling}]}
+    (one,) = read(jsonl({"traces": [trace]}))[1]
+    first, last = one.steps
+    assert first.request is not None and last.request is not None
+    function = {"name": "calc", "description": "", "parameters": {}}
+    assert first.request.tools == last.request.tools == ({"type": "function", "function": function},)
+    assert [message["role"] for message in last.request.messages] == ["user", "assistant", "tool"]
+    wire = {"id": "c1", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
+    assert last.request.messages[1] == first.reply == {"role": "assistant", "content": None, "tool_calls": [wire]}
+    assert last.request.chat_template_kwargs == {"enable_thinking": False} and last.temperature == 0.5
+    (row,) = one.rows
+    assert row.ids.tolist() == [1, 2, 3, 10, 11, 20, 3, 30] and row.step_indices == (0, 1)
+    assert np.flatnonzero(row.loss_mask).tolist() == [3, 4, 7] and row.columns.keys() == {
+        "advantages",
+        "trainer_logprobs",
+    }
+    assert row.columns["trainer_logprobs"].tolist()[:7] == [0, 0, 0, -1.0, -0.5, 0, 0]
+    assert np.isnan(row.columns["advantages"][7])  # the trainer wrote none on this node
+    assert "new_messages" not in last.extra and "advantages" not in first.extra
+
+    untold = {**trace, "nodes": [{**nodes[0], "tools": None}, *nodes[1:]]}
+    del untold["nodes"][0]["tools"]  # older: tools of the trace alone
+    (older,) = read(jsonl({"traces": [untold]}))[1]
+    assert [step.request for step in older.steps] == [None, None]
+    (none,) = read(jsonl({"traces": [{**untold, "tools": []}]}))[1]
+    assert none.steps[0].request is not None and none.steps[0].request.tools is None
+    wrong = changed({"traces": [trace]}, "traces", 0, "nodes", 1, "trainer_logprobs", to=[-1.0])
+    _, found, (rejected,) = read(jsonl(wrong))
+    assert not found and "nodes[1].trainer_logprobs has 1 elements for 2 sampled tokens" in rejected.reason
 
 
 def test_a_compact_logprob_stays_with_its_token_when_the_mask_has_a_hole() -> None:
@@ -132,6 +190,26 @@ def test_a_step_wise_batch_is_trajectories_of_steps() -> None:
     masked = read(jsonl(changed(SKYRL, "loss_masks", to=[[1], [1, 0], [1]])))[1][0]
     assert [row.step_indices for row in masked.rows] == [(0,), (1,)]
     assert masked.rows[1].loss_mask.tolist() == [False] * 4 + [True, False]
+
+
+def test_a_step_of_skyrl_ends_where_its_mask_ends() -> None:
+    """skyrl_gym_generator.py writes ``output_ids + obs_ids``; ``merge_stepwise_output`` joins several steps."""
+    batch = {
+        **SKYRL,
+        "loss_masks": [[1], [1, 0], [1]],
+        "rollout_expert_indices": [[[[1]]] * 3, [[[1]]] * 6, [[[1]]] * 2],
+    }
+    a, b = read(jsonl(batch))[1]
+    assert [step.completion_ids.tolist() for step in a.steps] == [[3], [4]] and b.rows == ()
+    assert a.steps[1].logprobs is not None and a.steps[1].logprobs.tolist() == pytest.approx([-0.2])
+    assert [row.ids.tolist() for row in a.rows] == [[1, 2, 3], [1, 2, 3, 20, 4, 6]]
+    assert [f.kind for f in diagnose(a, None) if f.severity == "error"] == []  # the routing counts the whole response
+    merged = {key: value[1:] if isinstance(value, list) else value for key, value in SKYRL.items()}
+    merged |= {"response_ids": [[4, 6, 7], [7]], "loss_masks": [[1, 0, 1], [1]], "rewards": [[0, 0, 1.0], [0.5]],
+               "rollout_logprobs": [[-0.2, 0.0, -0.3], [-0.4]]}  # fmt: skip
+    whole, single = read(jsonl(merged))[1]
+    assert whole.steps == () and whole.rows[0].loss_mask.tolist() == [False] * 4 + [True, False, True]
+    assert len(single.steps) == 1 and single.rows == ()
 
 
 def test_the_group_of_a_skyrl_id_is_its_instance() -> None:
@@ -263,9 +341,49 @@ def test_a_datum_as_tinker_writes_it_itself() -> None:
     name, (one,), rejected = read(jsonl(written))
     assert (name, rejected) == ("tinker_data", [])
     assert_same(one, read(jsonl(lists))[1][0])
+    # A dataclass since 0.38: dataclasses.asdict shows the array under its private name.
+    fields = {"shape": [2], "sparse_crow_indices": None, "sparse_col_indices": None}
+    inputs = {
+        name: {"dtype": "float32", "_numpy": data, **fields} for name, data in lists.items() if name != "model_input"
+    }
+    as_dict = {**written, "loss_fn_inputs": inputs, "model_input_spans": None, "loss_fn_input_spans": None}
+    assert_same(read(jsonl(as_dict))[1][0], one)
+    sparse = changed(as_dict, "loss_fn_inputs", "target_tokens", "sparse_crow_indices", to=[0, 1])
+    assert "loss_fn_inputs.target_tokens is a sparse tensor" in read(jsonl(as_dict, sparse))[2][0].reason
     image = {**written, "model_input": {"chunks": [{"type": "image", "data": "x"}]}}
     _, found, (refused,) = read(jsonl(image))
     assert not found and "model_input.chunks[0].tokens must be a list" in refused.reason
+
+
+def test_triplets_are_the_calls_of_a_rollout() -> None:
+    name, (one,), rejected = read(jsonl(LIGHTNING))
+    assert (name, rejected, one.external_id, one.reward) == ("agent_lightning", [], "ro-1", 0.5)
+    assert [(step.prompt_ids.tolist(), step.completion_ids.tolist()) for step in one.steps] == [
+        ([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]),
+    ]  # fmt: skip
+    assert one.steps[0].logprobs is not None and one.steps[0].logprobs.tolist() == [-0.5, -0.25]
+    assert one.steps[1].logprobs is None and one.steps[0].extra["metadata"] == {"agent_name": "a"}
+    assert read(jsonl({**LIGHTNING, "final_reward": 1.0}))[1][0].reward == 1.0
+    _, found, (alone,) = read(jsonl(LIGHTNING["triplets"][0]))
+    assert not found and "Write one line for each rollout" in alone.reason
+    assert "made no call" in read(jsonl(LIGHTNING, {"triplets": []}))[2][0].reason
+
+
+def test_a_scored_group_is_a_row_for_each_sequence() -> None:
+    name, found, rejected = read(jsonl(ATROPOS))
+    assert (name, rejected, [one.reward for one in found]) == ("atropos", [], [1.0, -1.0])
+    assert {one.group for one in found} == {"line-1"} and found[0].extra["group_overrides"] == {"source": "x"}
+    (row,) = found[0].rows
+    assert row.ids.tolist() == [1, 2, 3] and row.loss_mask.tolist() == [False, True, True]
+    assert row.logprobs is not None and np.isnan(row.logprobs[0]) and row.logprobs[1:].tolist() == [-0.5, -0.25]
+    assert row.columns["advantages"].tolist() == [0.0, 0.5, 0.5]
+    for path, to, says in (
+        (("masks", 0), [0, 1, 1], "masks[0] must be -100 or the token's own id"),
+        (("scores",), [1.0], "scores has 1 elements for 2 tokens"),
+        (("tokens",), [], "the group has no sequence"),
+    ):
+        _, found, (refused,) = read(jsonl(changed(ATROPOS, *path, to=to)))
+        assert not found and says in refused.reason
 
 
 def test_every_format_is_recognised_by_its_content_alone() -> None:
@@ -274,6 +392,7 @@ def test_every_format_is_recognised_by_its_content_alone() -> None:
     examples = {
         "recorded_calls": CALL, "nemo_gym": GYM, "nemo_rl": TRAIN, "token_capture": CAPTURE, "verifiers_traces": TRACE,
         "verifiers_legacy": LEGACY, "prime_rl_export": EXPORT, "skyrl": SKYRL, "rllm": RLLM,
+        "agent_lightning": LIGHTNING, "atropos": ATROPOS,
     }  # fmt: skip
     for name, value in examples.items():
         assert detect(Source.of_bytes(jsonl(value))).name == name

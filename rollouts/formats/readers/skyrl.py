@@ -1,6 +1,7 @@
 """SkyRL ``GeneratorOutput`` as JSON: parallel lists; with step-wise training each element is one step.
 
-Whole-trajectory elements are rows: the response holds observation tokens too, masked by ``loss_masks``.
+Whole-trajectory elements are rows: the response holds observation tokens too, masked by ``loss_masks``. A step's
+response may end in an observation too. The mask says where its completion ends.
 """
 
 from __future__ import annotations
@@ -76,6 +77,25 @@ class _Element:
         elif rewards is not None:
             self.reward = shapes.number(rewards[i], f"rewards[{i}]")
 
+    def sampled(self) -> tuple[int, int] | None:
+        """Where the completion stands in the response. None = at several places, so more than one call is in it."""
+        places = np.flatnonzero(self.mask)
+        if len(self.mask) != len(self.response) or not len(places):
+            return 0, len(self.response)
+        start, stop = int(places[0]), int(places[-1]) + 1
+        return (start, stop) if len(places) == stop - start else None
+
+    def step(self, start: int, stop: int) -> Step:
+        logprobs = self.logprobs
+        if logprobs is not None and len(logprobs) == len(self.response):
+            logprobs = logprobs[start:stop]
+        return Step(
+            np.concatenate([self.prompt, self.response[:start]]),
+            self.response[start:stop],
+            logprobs,
+            finish_reason=self.stop_reason[:30],
+        )
+
     def row(self, step_indices: tuple[int, ...] = ()) -> Row:
         n = len(self.prompt)
         origin = np.full(n + len(self.response), Origin.PROMPT, dtype=np.uint8)
@@ -104,19 +124,21 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
     found: list[Trajectory] = []
     for places in _places(ids, last):
         elements = [_Element(lists, k) for k in places]
-        steps = tuple(
-            Step(one.prompt, one.response, one.logprobs, finish_reason=one.stop_reason[:30], extra=one.extra)
-            for one in elements
-        )
-        rows = tuple(one.row((k,)) for k, one in enumerate(elements))
-        if places != list(range(places[0], places[-1] + 1)) or not last[places[-1]] or last[places[:-1]].any():
-            # The trainer would train on these rows, so the import keeps them, and the diagnosis makes a finding.
+        sampled = [one.sampled() for one in elements]
+        in_order = places == list(range(places[0], places[-1] + 1)) and last[places[-1]] and not last[places[:-1]].any()
+        follow = in_order and all(one.mask.all() and len(one.mask) == len(one.response) for one in elements)
+        steps: tuple[Step, ...] = ()
+        if None not in sampled:
+            steps = tuple(one.step(*place) for one, place in zip(elements, sampled, strict=True) if place is not None)
+        rows: tuple[Row, ...] = ()
+        if follow:
+            steps = tuple(replace(step, extra=one.extra) for step, one in zip(steps, elements, strict=True))
+        else:
+            # The trainer trains on these rows. Where their order is wrong, the diagnosis makes a finding.
+            flags = [{} if in_order else {"is_last_step": bool(last[k]), "batch_index": k} for k in places]
             rows = tuple(
-                replace(row, extra={"is_last_step": bool(last[k]), "batch_index": k})
-                for k, row in zip(places, rows, strict=True)
+                replace(one.row((k,) if steps else ()), extra=one.extra | flags[k]) for k, one in enumerate(elements)
             )
-        elif all(one.mask.all() and len(one.mask) == len(one.response) for one in elements):
-            rows = ()
         found.append(
             Trajectory(
                 _name(ids[places[0]], len(found), number),

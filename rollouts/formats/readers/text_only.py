@@ -5,13 +5,13 @@ Their steps have no ids, only the text of the file. One entry in ``_SHAPES`` add
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rollouts.formats import shapes
-from rollouts.formats.registry import Format, each_batch, has_keys, line_format
+from rollouts.formats.registry import Format, each_batch, has_keys, having, line_format
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import NO_IDS, Request, Step, Trajectory
 
@@ -34,6 +34,8 @@ class _Shape:
     group: str = ""
     stop_reason: str = ""
     policy_version: str = ""
+    note: str = ""
+    """What is wrong in the file by the way it is written, as a sentence."""
 
 
 _SHAPES = {
@@ -47,6 +49,8 @@ _SHAPES = {
         _Shape(
             "prompt", "completion", "reward", ("task_id", "sample_idx"), ("task_id", "sample_idx"), "task_id",
             policy_version="tail_version",
+            note="AReaL cuts the prompt off after as many tokens as are masked. Where masked text stands between "
+            "completions, as with tools, that cut is at the wrong place.",
         ),
     ),
 }  # fmt: skip
@@ -73,7 +77,7 @@ def _format(name: str, title: str, shape: _Shape) -> Format:
             extra=shapes.rest(value, (shape.prompt, shape.completion, shape.reward, shape.stop_reason)),
         )
 
-    return line_format(name, title, detect, trajectory, LACKS)
+    return line_format(name, title, detect, trajectory, f"{LACKS} {shape.note}".strip())
 
 
 def _text_step(value: Mapping[str, Any], prompt: str, completion: str, policy_version: str = "") -> Step:
@@ -132,7 +136,8 @@ def _completion(value: dict[str, Any], number: int, n: int, of: int) -> Trajecto
     if _is_messages(said):
         before = value.get("prompt")
         asked = shapes.messages(before if isinstance(before, list) else [{"role": "user", "content": before}], "prompt")
-        steps = _message_steps([*asked, *shapes.messages(said, "completion")], None, len(asked))
+        whole = [*asked, *shapes.messages(said, "completion")]
+        steps = _message_steps(whole, None, range(len(asked), len(whole)))
     else:
         steps = (_text_step(value, "prompt", "completion"),)
     return Trajectory(name, steps, reward=reward, reward_parts=parts, extra=extra)
@@ -156,23 +161,57 @@ def _detect_columns(values: Sequence[Any]) -> bool:
 def _conversation(value: Any, number: int) -> Trajectory:
     value = shapes.mapping(value, "The line")
     messages = shapes.messages(value.get("messages"), "messages")
-    tools = shapes.optional_tools(value.get("tools"), "tools")
     found = value.get("id")
     name = shapes.text(found, "id", 200) if isinstance(found, str | int) else ""
     return Trajectory(
         name or f"line-{number}",
-        _message_steps(messages, tools, 0),
+        _message_steps(messages, _json(value.get("tools"), "tools"), range(len(messages))),
         reward=shapes.number(value.get("reward"), "reward"),
         extra=shapes.rest(value, ("messages", "tools", "reward", "id")),
     )
 
 
-def _message_steps(messages: Sequence[Any], tools: Any, start: int) -> tuple[Step, ...]:
-    """One step for each assistant message from ``start`` on. Raises :class:`BadLine` when there is none."""
+def _art(value: Any, number: int) -> Trajectory:
+    """A row of ART's Parquet. Tools, calls and metadata are JSON text there; what the model wrote is ``trainable``."""
+    value = shapes.mapping(value, "The row")
+    rows = shapes.messages(value.get("messages"), "messages")
+    sampled = [n for n, row in enumerate(rows) if row.get("trainable") is True]
+    messages = []
+    for n, row in enumerate(rows):
+        message = {**shapes.rest(row, ("trainable", "tool_calls")), "content": row.get("content") or ""}
+        if row.get("tool_calls") is not None:
+            message["tool_calls"] = shapes.sequence(_json(row["tool_calls"], f"messages[{n}].tool_calls"), "tool_calls")
+        messages.append(message)
+    extra = shapes.rest(value, ("messages", "tools", "reward", "group_index"))
+    return Trajectory(
+        f"line-{number}",
+        _message_steps(messages, _json(value.get("tools"), "tools"), sampled or range(len(messages))),
+        reward=shapes.number(value.get("reward"), "reward"),
+        group=shapes.text(value.get("group_index"), "group_index", 200),
+        extra={key: _json(item, key) if key in _ART_JSON else item for key, item in extra.items()},
+    )
+
+
+_ART_JSON = ("metadata", "metrics", "group_metadata", "group_metrics")
+
+
+def _json(value: Any, where: str) -> Any:
+    """The value of a field that some writers fill with JSON text, because a column has one type."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return shapes.decode(value.encode())
+    except BadLine:
+        raise BadLine(f"{where} is a text, but no valid JSON.") from None
+
+
+def _message_steps(messages: Sequence[Any], tools: Any, places: Iterable[int]) -> tuple[Step, ...]:
+    """One step for each assistant message at these places. Raises :class:`BadLine` when there is none."""
+    functions = shapes.optional_tools(tools, "tools")
     steps = tuple(
-        Step(NO_IDS, NO_IDS, request=Request(tuple(messages[:n]), tools), reply=message)
-        for n, message in enumerate(messages)
-        if n >= start and message["role"] == "assistant"
+        Step(NO_IDS, NO_IDS, request=Request(tuple(messages[:n]), functions), reply=messages[n])
+        for n in places
+        if messages[n]["role"] == "assistant"
     )
     if not steps:
         raise BadLine("The conversation has no assistant message.")
@@ -189,5 +228,6 @@ FORMATS = (
         "completions", "TRL or ms-swift completions (text only)", _detect_columns,
         partial(each_batch, read_batch=_columns), LACKS,
     ),
+    line_format("art", "ART trajectory groups (text only)", having("group_index", "messages"), _art, LACKS),
     line_format("messages", "OpenAI-style messages (text only)", _detect_messages, _conversation, LACKS),
 )  # fmt: skip

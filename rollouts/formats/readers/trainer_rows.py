@@ -132,13 +132,16 @@ def _prime_rl(value: Any, number: int) -> Trajectory:
 
 
 def _plain_datum(value: dict[str, Any]) -> dict[str, Any]:
-    """A ``Datum`` as its own ``model_dump_json`` writes it, with its lists out of their chunks and tensors."""
+    """A ``Datum`` with its lists out of their chunks and tensors, as pydantic writes it or ``dataclasses.asdict``."""
     if "loss_fn_inputs" not in value:
         return value
-    inputs = {
-        name: shapes.mapping(tensor, f"loss_fn_inputs.{name[:60]}").get("data")
-        for name, tensor in shapes.mapping(value["loss_fn_inputs"], "loss_fn_inputs").items()
-    }
+    inputs = {}
+    for name, item in shapes.mapping(value["loss_fn_inputs"], "loss_fn_inputs").items():
+        where = f"loss_fn_inputs.{name[:60]}"
+        tensor = shapes.mapping(item, where)
+        if tensor.get("sparse_crow_indices") is not None:
+            raise BadLine(f"{where} is a sparse tensor. Write it as a plain list (tolist).")
+        inputs[name] = tensor.get("data", tensor.get("_numpy"))
     tokens: list[Any] = []
     model_input = shapes.mapping(value.get("model_input"), "model_input")
     for n, chunk in enumerate(shapes.sequence(model_input.get("chunks"), "model_input.chunks")):
@@ -212,27 +215,70 @@ def _nemo(value: Any, number: int) -> Trajectory:
     )  # fmt: skip
 
 
+def _labelled(labels: Any, ids: Ids, where: str) -> Mask:
+    """The mask that labels say: -100 where nothing is trained, else the token's own id."""
+    items = shapes.sequence(labels, where)
+    if len(items) != len(ids):
+        raise BadLine(f"{where} has {len(items)} elements for {len(ids)} ids.")
+    for n, label in enumerate(items):
+        if type(label) not in (int, float) or label not in (_IGNORED, int(ids[n])):
+            raise BadLine(f"{where} must be -100 or the token's own id; element {n} is neither.")
+    return np.array([label != _IGNORED for label in items], dtype=np.bool_)
+
+
 def _sft(value: Any, number: int) -> Trajectory:
     """Padding, which has no attention, is cut off."""
     value = shapes.mapping(value, "The line")
     ids = shapes.ids(value.get("input_ids"), "input_ids")
-    labels = shapes.sequence(value.get("labels"), "labels")
-    if len(labels) != len(ids):
-        raise BadLine(f"labels has {len(labels)} elements for {len(ids)} input_ids.")
+    mask = _labelled(value.get("labels"), ids, "labels")
     attention = value.get("attention_mask")
     kept = np.ones(len(ids), dtype=np.bool_) if attention is None else shapes.mask(attention, "attention_mask")
     if len(kept) != len(ids):
         raise BadLine(f"attention_mask has {len(kept)} elements for {len(ids)} input_ids.")
-    wrong = [
-        n for n, label in enumerate(labels) if type(label) not in (int, float) or label not in (_IGNORED, int(ids[n]))
-    ]
-    if wrong:
-        raise BadLine(f"labels must be -100 or the token's own id; element {wrong[0]} is neither.")
-    mask = np.array([label != _IGNORED for label in labels], dtype=np.bool_)
     return Trajectory(
         f"line-{number}", rows=(Row(ids=ids[kept], loss_mask=mask[kept]),),
         extra=_rest(value, ("input_ids", "labels", "attention_mask")),
     )  # fmt: skip
+
+
+# -- atropos
+
+
+_ATROPOS = ("tokens", "masks", "scores", "inference_logprobs", "advantages", "ref_logprobs")
+
+
+def _atropos(value: Any, number: int) -> list[Trajectory]:
+    """A scored group: one row for each of its sequences. The group is read whole or rejected whole."""
+    value = shapes.mapping(value, "The group")
+    lists = {name: shapes.sequence(value[name], name) for name in _ATROPOS if value.get(name) is not None}
+    n = len(lists.get("tokens", ()))
+    if not n:
+        raise BadLine("tokens is empty: the group has no sequence.")
+    for name, items in lists.items():
+        if len(items) != n:
+            raise BadLine(f"{name} has {len(items)} elements for {n} tokens.")
+    found = []
+    for i in range(n):
+        ids = shapes.ids(lists["tokens"][i], f"tokens[{i}]")
+        mask = _labelled(lists.get("masks", [None] * n)[i], ids, f"masks[{i}]")
+        columns = {
+            name: shapes.floats(lists[name][i], f"{name}[{i}]")
+            for name in _ATROPOS[3:] if name in lists and lists[name][i] is not None
+        }  # fmt: skip
+        logprobs = columns.pop("inference_logprobs", None)
+        if logprobs is not None and len(logprobs) == len(mask):
+            # atropos writes 1.0 on tokens that were not sampled.
+            logprobs = np.where(~mask & (logprobs == 1.0), np.float32(np.nan), logprobs)
+        found.append(
+            Trajectory(
+                f"line-{number}-{i}",
+                rows=(Row(ids=ids, loss_mask=mask, logprobs=logprobs, columns=columns),),
+                reward=shapes.number(lists["scores"][i], f"scores[{i}]") if "scores" in lists else None,
+                group=f"line-{number}",
+                extra=shapes.elements(value, _ATROPOS, n, i),
+            )
+        )
+    return found
 
 
 FORMATS = (
@@ -254,5 +300,9 @@ FORMATS = (
         _tinker, ROWS_ALONE,
     ),
     line_format("nemo_message_log", "NeMo RL message log", having("message_log"), _nemo, ROWS_ALONE),
+    Format(
+        "atropos", "atropos scored groups", having("tokens", "masks", "scores"),
+        partial(each_batch, read_batch=_atropos), ROWS_ALONE,
+    ),
     line_format("sft_rows", "Rows for supervised training", having("input_ids", "labels"), _sft, ROWS_ALONE),
 )  # fmt: skip

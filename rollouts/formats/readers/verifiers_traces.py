@@ -7,17 +7,17 @@ holds before that. Each sampled node is a step; more than one leaf shows as a br
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rollouts.formats import shapes
-from rollouts.formats.registry import PART_OF_REQUESTS, Format, each_batch, has_keys
+from rollouts.formats.registry import Format, each_batch, has_keys
 from rollouts.formats.shapes import BadLine
-from rollouts.tito.trajectory import NO_IDS, Ids, Step, Trajectory
-
-_NODE = ("parent", "message", "sampled", "token_ids", "mask", "logprobs", "finish_reason", "is_content")
+from rollouts.tito.prefix import merged_rows
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Request, Row, Step, Trajectory
 
 
 def _episode(value: Any, number: int) -> list[Trajectory]:
@@ -33,11 +33,13 @@ def _episode(value: Any, number: int) -> list[Trajectory]:
         where = f"traces[{n}]"
         trace = shapes.mapping(item, where)
         reward, parts = _reward(trace, value)
+        steps, rows = _steps_and_rows(trace, where)
         name = episode or shapes.text(trace.get("id"), f"{where}.id", 180) or f"line-{number}"
         found.append(
             Trajectory(
                 f"{name}-{n}" if len(traces) > 1 else name,
-                _steps(trace, where),
+                steps,
+                rows,
                 reward=reward,
                 reward_parts=parts,
                 stop_reason=shapes.text(trace.get("stop_condition"), f"{where}.stop_condition", 60),
@@ -86,7 +88,27 @@ def _sum(numbers: Iterable[float]) -> float | None:
     return shapes.number(sum(found), "The sum of rewards") if found else None
 
 
-def _steps(trace: Mapping[str, Any], where: str) -> tuple[Step, ...]:
+_COLUMNS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies")
+"""What a trainer writes on a sampled node: one value for each True of its mask, like ``logprobs``."""
+_NODE = (
+    "parent", "message", "sampled", "token_ids", "mask", "logprobs", "finish_reason", "is_content", "tools", *_COLUMNS
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Path:
+    """What the nodes from the root to one node hold."""
+
+    stream: Ids
+    messages: tuple[Any, ...]
+    new: tuple[Any, ...]
+    """Messages since the last sampled one."""
+    tools: Any
+    """The tools of the root."""
+
+
+def _steps_and_rows(trace: Mapping[str, Any], where: str) -> tuple[tuple[Step, ...], tuple[Row, ...]]:
+    """The model calls of a trace. Rows follow from them, unless a trainer wrote columns on the nodes."""
     nodes = [
         shapes.mapping(node, f"{where}.nodes[{n}]")
         for n, node in enumerate(shapes.sequence(trace.get("nodes"), f"{where}.nodes"))
@@ -97,59 +119,126 @@ def _steps(trace: Mapping[str, Any], where: str) -> tuple[Step, ...]:
         made = shapes.whole(call.get("node"), f"{where}.calls[{n}].node", least=0)
         if made is not None:
             calls[made] = call
-    streams: list[Ids] = []
-    said: list[tuple[Any, ...]] = []
-    """Messages since the last sampled one."""
-    steps = []
+    # Before 0.4 the tools are not in the file. From 0.4 on, each root has those that were rendered on its paths.
+    is_whole = "tools" in trace and (not trace["tools"] or any("tools" in node for node in nodes))
+    paths: list[_Path] = []
+    steps: list[Step] = []
+    columns: list[dict[str, Floats]] = []
     for n, node in enumerate(nodes):
         place = f"{where}.nodes[{n}]"
         parent = shapes.whole(node.get("parent"), f"{place}.parent", least=0)
         if parent is not None and parent >= n:
             raise BadLine(f"{place}.parent is {parent}, but a parent comes before its node.")
-        before = NO_IDS if parent is None else streams[parent]
-        heard = () if parent is None else said[parent]
+        before = _Path(NO_IDS, (), (), node.get("tools")) if parent is None else paths[parent]
         ids = shapes.optional_ids(node.get("token_ids"), f"{place}.token_ids")
-        message = shapes.mapping(node.get("message"), f"{place}.message")
-        streams.append(np.concatenate([before, ids]))
-        said.append(() if node.get("sampled") else (*heard, message))
+        message = _message(shapes.mapping(node.get("message"), f"{place}.message"))
+        paths.append(
+            _Path(
+                np.concatenate([before.stream, ids]),
+                (*before.messages, message),
+                () if node.get("sampled") else (*before.new, message),
+                before.tools,
+            )
+        )
         if node.get("sampled") or n in calls:
-            steps.append(_step(node, calls.get(n, {}), ids, before, heard, message, place))
-    return tuple(steps)
+            step, values = _step(node, calls.get(n, {}), ids, before, message, is_whole, place)
+            steps.append(step)
+            columns.append(values)
+    return tuple(steps), _rows(steps, columns)
+
+
+def _message(value: dict[str, Any]) -> dict[str, Any]:
+    """The message as it went to the chat template. verifiers stores calls flat, and leaves null fields out."""
+    calls = value.get("tool_calls")
+    if value.get("role") != "assistant":
+        return value
+    if not isinstance(calls, list) or not calls:
+        return {**value, "content": ""} if value.get("content") is None else value
+    wire = []
+    for call in calls:
+        if isinstance(call, dict) and "name" in call:
+            kind = "custom" if call.get("type") == "custom" else "function"
+            function = {key: call[key] for key in ("name", "namespace") if call.get(key) is not None}
+            function["input" if kind == "custom" else "arguments"] = call.get("arguments")
+            call = {"id": call.get("id"), "type": kind, kind: function}
+        wire.append(call)
+    return {**value, "content": value.get("content"), "tool_calls": wire}
+
+
+def _request(before: _Path, sampling: Any, where: str) -> Request:
+    tools = [
+        {"type": "function", "function": shapes.rest(tool, ("type",))} if "name" in tool else tool
+        for tool in shapes.optional_tools(before.tools, f"{where}: tools") or ()
+    ]
+    kwargs = sampling.get("chat_template_kwargs") if isinstance(sampling, dict) else None
+    return Request(
+        shapes.messages(list(before.messages), f"{where}: messages"),
+        tuple(tools) or None,
+        shapes.optional_mapping(kwargs, f"{where}: chat_template_kwargs"),
+    )
 
 
 def _step(
-    node: Mapping[str, Any], call: Mapping[str, Any], ids: Ids, before: Ids, heard: tuple[Any, ...],
-    message: Mapping[str, Any], where: str,
-) -> Step:  # fmt: skip
+    node: Mapping[str, Any], call: Mapping[str, Any], ids: Ids, before: _Path, reply: Mapping[str, Any],
+    is_whole: bool, where: str,
+) -> tuple[Step, dict[str, Floats]]:  # fmt: skip
+    """The call that made a node, and the trainer's columns of its completion."""
     mask = shapes.mask(node.get("mask") or [], f"{where}.mask")
     if len(mask) != len(ids):
         raise BadLine(f"{where}.mask has {len(mask)} elements for {len(ids)} token_ids.")
     trained = np.flatnonzero(mask)
     start, stop = (int(trained[0]), int(trained[-1]) + 1) if len(trained) else (len(ids), len(ids))
+
+    def spread(values: Floats) -> Floats:
+        """One value for each id of the completion: the mask may have holes."""
+        if len(values) != len(trained):
+            return values
+        found = np.full(stop - start, np.nan, dtype=np.float32)
+        found[trained - start] = values
+        return found
+
     logprobs = shapes.optional_floats(node.get("logprobs") or None, f"{where}.logprobs")
+    columns = {}
+    for name in _COLUMNS:
+        values = shapes.optional_floats(node.get(name) or None, f"{where}.{name}")
+        if values is not None and len(values) != len(trained):
+            raise BadLine(f"{where}.{name} has {len(values)} elements for {len(trained)} sampled tokens.")
+        if values is not None:
+            columns[name] = spread(values)
     extra = shapes.rest(node, _NODE)
     if len(trained) != stop - start:
         extra["mask"] = mask[start:stop].astype(int).tolist()
-        if logprobs is not None and len(logprobs) == len(trained):
-            spread = np.full(stop - start, np.nan, dtype=np.float32)
-            spread[trained - start] = logprobs
-            logprobs = spread
-    if heard:
-        # Kept, but not as a request: the tools that were rendered with the messages are not in the file.
-        extra["new_messages"] = list(heard)
+    sampling = call.get("sampling")
+    if before.new and not is_whole:
+        extra["new_messages"] = list(before.new)
     if call:
         extra["call"] = shapes.rest(call, ("node", "finish_reason"))
-    sampling = call.get("sampling")
     temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
-    return Step(
-        prompt_ids=np.concatenate([before, ids[:start]]),
+    step = Step(
+        prompt_ids=np.concatenate([before.stream, ids[:start]]),
         completion_ids=ids[start:stop],
-        logprobs=logprobs,
+        logprobs=None if logprobs is None else spread(logprobs),
         finish_reason=shapes.text(call.get("finish_reason") or node.get("finish_reason"), f"{where}.finish_reason", 30),
         temperature=shapes.number(temperature, f"{where}: the call's temperature"),
-        reply=message,
+        request=_request(before, sampling, where) if is_whole else None,
+        reply=reply,
         extra=extra,
     )
+    return step, columns
+
+
+def _rows(steps: Sequence[Step], columns: Sequence[Mapping[str, Floats]]) -> tuple[Row, ...]:
+    """The rows that follow from the steps, with the trainer's columns: 0 where nothing was sampled."""
+    names = [name for name in _COLUMNS if any(name in one for one in columns)]
+    rows = []
+    for row in merged_rows(steps) if names else ():
+        found = {name: np.where(row.loss_mask, np.nan, 0.0).astype(np.float32) for name in names}
+        for index in row.step_indices:
+            start = len(steps[index].prompt_ids)
+            for name, values in columns[index].items():
+                found[name][start : start + len(values)] = values
+        rows.append(replace(row, columns=found))
+    return tuple(rows)
 
 
 def detect(values: Sequence[Any]) -> bool:
@@ -161,5 +250,6 @@ def detect(values: Sequence[Any]) -> bool:
 
 FORMAT = Format(
     "verifiers_traces", "verifiers v1 and prime-rl traces", detect, partial(each_batch, read_batch=_episode),
-    PART_OF_REQUESTS,
+    "Before verifiers 0.4 the tools are not in the file. Then what follows from a message or a template is not "
+    "decidable.",
 )  # fmt: skip
