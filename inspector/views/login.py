@@ -1,20 +1,30 @@
 """`/login`: by a one-time link, or by name and password; `/logout`."""
 
+import logging
+from typing import Any
+
 from django.conf import settings
 from django.contrib.auth import login as start_session
 from django.contrib.auth import logout as end_session
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import AuthenticationForm
+from django.contrib.auth.signals import user_login_failed
+from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.template.loader import select_template
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
+from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import local_user, use_token
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
+MAX_TRIES = {"post:username": "10/5m", "ip": "60/5m"}
+"""How many passwords are checked for one account, and for one address of a client."""
+
+log = logging.getLogger(__name__)
 
 
 def _next_page(request: HttpRequest) -> str:
@@ -22,6 +32,23 @@ def _next_page(request: HttpRequest) -> str:
     target = request.POST.get("next") or request.GET.get("next") or ""
     allowed = url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure())
     return target if allowed else str(settings.LOGIN_REDIRECT_URL)
+
+
+def _tried_too_often(request: HttpRequest) -> bool:
+    """Counts this try. What cannot be counted, without Redis or an address, refuses nothing."""
+    over = False
+    for key, rate in MAX_TRIES.items():
+        try:
+            over |= is_ratelimited(request, "login", key=key, rate=rate, increment=True)
+        except Exception as error:
+            log.warning("tries of passwords are not counted by=%s: %s", key, error)
+    return over
+
+
+@receiver(user_login_failed)
+def _log_failure(credentials: dict[str, Any], request: HttpRequest | None = None, **_: Any) -> None:
+    address = request.META.get("REMOTE_ADDR", "") if request is not None else ""
+    log.warning("login failed", extra={"account": str(credentials.get("username"))[:150], "address": address})
 
 
 @login_not_required
@@ -34,13 +61,16 @@ def login(request: HttpRequest) -> HttpResponse:
         return HttpResponseRedirect(_next_page(request))
     if request.method == "GET" and request.user.is_authenticated:
         return HttpResponseRedirect(_next_page(request))
-    form = AuthenticationForm(request, data=request.POST if request.method == "POST" else None)
+    refused = request.method == "POST" and _tried_too_often(request)
+    form = AuthenticationForm(request, data=request.POST if request.method == "POST" and not refused else None)
     if request.method == "POST" and form.is_valid():
         start_session(request, form.get_user())
         return HttpResponseRedirect(_next_page(request))
     layout = select_template(["base.html", "bare.html"]).template  # type: ignore[attr-defined]
-    context = {"form": form, "next": _next_page(request), "link_is_used": bool(token), "layout": layout}
-    return render(request, "login.html", context, status=403 if token else 200)
+    context = {
+        "form": form, "next": _next_page(request), "link_is_used": bool(token), "layout": layout, "refused": refused
+    }  # fmt: skip
+    return render(request, "login.html", context, status=429 if refused else 403 if token else 200)
 
 
 @login_not_required

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
 from django.db import IntegrityError, OperationalError
 from django.test import Client
@@ -122,6 +123,24 @@ def _push(run: Run) -> Any:
         content_type="application/x-ndjson",
         HTTP_AUTHORIZATION=f"Bearer {token}",
     )
+
+
+def test_passwords_are_tried_ten_times(django_user_model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    cache.clear()
+    django_user_model.objects.create_user("ada", password="the right password")
+
+    def tried(name: str, password: str) -> int:
+        return Client().post("/login", {"username": name, "password": password}).status_code
+
+    assert [tried("ada", f"wrong {n}") for n in range(10)] == [200] * 10
+    assert tried("ada", "the right password") == 429, "the password is not even looked at"
+    assert tried("bob", "wrong") == 200, "another account is not locked"
+    failures = [record for record in caplog.records if record.message == "login failed"]
+    assert [(one.account, one.address) for one in failures] == [  # type: ignore[attr-defined]
+        *[("ada", "127.0.0.1")] * 10, ("bob", "127.0.0.1")
+    ]  # fmt: skip
+    assert not any("wrong" in str(vars(record)) for record in failures), "no password is logged"
+    cache.clear()
 
 
 def test_a_nul_in_the_query_is_no_error(member: Client) -> None:
