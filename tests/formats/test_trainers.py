@@ -1,43 +1,22 @@
 """Our exports before the trainers' own validators and collators, taken out of their published packages."""
 
-import __future__
-
-import ast
 import io
 import json
 import logging
-from collections.abc import Mapping
-from importlib import metadata
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, ValidationError
 
 from rollouts.formats.writers.exports import EXPORTS, padded, rows_of, write
 from rollouts.tito.trajectory import Trajectory
-from tests.conftest import missing
+from tests.formats.published import taken_from
 from tests.storage.build import chain
 
 VALUES = [chain("g-0", 3), chain("g-1", 1, seed=1), chain("h-0", 4, seed=2)]
 BROKEN = chain("g-2", 3, seed=3, broken_at=1)
-
-
-def taken_from(package: str, path: str, names: list[str], around: Mapping[str, Any]) -> Any:
-    """Functions and classes of a published file, run among the names that they use; nothing is imported."""
-    try:
-        file = metadata.distribution(package).locate_file(path)
-        text = open(str(file), encoding="utf-8").read()  # noqa: SIM115
-    except (metadata.PackageNotFoundError, FileNotFoundError):
-        missing(f"{package} is not installed (pip install --no-deps -r tests/formats/requirements-trainers.txt)")
-    found = [node for node in ast.parse(text).body if getattr(node, "name", None) in names]
-    assert {getattr(node, "name", "") for node in found} == set(names), "the package names them otherwise now"
-    flags = __future__.annotations.compiler_flag
-    space: dict[str, Any] = {"__name__": __name__, **around}
-    exec(compile(ast.Module(found, []), path, "exec", flags=flags, dont_inherit=True), space)
-    return SimpleNamespace(**{name: space[name] for name in names})
 
 
 def lines(name: str, *values: Trajectory, **more: Any) -> list[Any]:
@@ -73,37 +52,6 @@ def test_skyrl_accepts_steps(skyrl: Any) -> None:
     }.items():  # fmt: skip
         with pytest.raises(AssertionError):
             skyrl(4, {**batch, key: value}, step_wise=True)
-
-
-# -- verl
-
-
-class Metrics(BaseModel):
-    generate_sequences: float = 0.0
-    tool_calls: float = 0.0
-
-
-class AgentLoopOutput(BaseModel):
-    """The fields of verl 0.9.1, verl/experimental/agent_loop/agent_loop.py; its wheel would bring a package `tests`."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    response_mask: list[int]
-    response_logprobs: list[float] | None = None
-    reward_score: float | None = None
-    num_turns: int = 0
-    metrics: Metrics
-    extra_fields: dict[str, Any] = {}
-
-
-def test_verl_accepts_agent_loop_output() -> None:
-    for value, line in zip(VALUES, lines("verl", *VALUES), strict=True):
-        made = AgentLoopOutput.model_validate(line, strict=True)
-        (row,) = rows_of(value)
-        assert made.prompt_ids + made.response_ids == row.ids.tolist() and made.num_turns == 2 * len(value.steps)
-        assert len(made.response_mask) == len(made.response_logprobs) == len(made.response_ids)
-        with pytest.raises(ValidationError, match="metrics"):
-            AgentLoopOutput.model_validate({key: item for key, item in line.items() if key != "metrics"})
 
 
 # -- TRL
