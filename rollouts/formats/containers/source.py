@@ -23,6 +23,10 @@ MAX_RATIO = 200
 """A compressed file that grows more than so many times is a zip bomb. Lists of ids grow 3 to 30 times."""
 FREE_BYTES = 64 << 20
 """Unpacked bytes below which the ratio is not checked."""
+MAX_PARQUET_RATIO = 2000
+"""The same for a Parquet file: one stored prompt may stand in every row of a group."""
+MAX_BLANK_LINES = 1_000_000
+"""More blank lines in a row are refused: packed they are nothing, and reading them takes minutes."""
 
 CONVERT = (
     "Pickles can run code when they are opened, so they are never loaded here. Convert it on the machine that wrote it "
@@ -134,10 +138,11 @@ class Source:
                 found = objects(self._pieces(first, stream), limit)
                 yield from (SourceLine(n, data) for n, data in enumerate(found, start=1))
                 return
-            number = 0
+            number = blank = 0
             first = self._readline(stream, min(limit + 1, 1 << 20))
             while first and not first.removeprefix(b"\xef\xbb\xbf").strip():
                 number += first.endswith(b"\n")
+                blank = self._one_more_blank(blank)
                 first = self._readline(stream, min(limit + 1, 1 << 20))
             if ARRAY.match(first):
                 pieces = self._pieces(first.removeprefix(b"\xef\xbb\xbf"), stream)
@@ -157,13 +162,28 @@ class Source:
                         self.on_line()
                     yield SourceLine(number, None)
                 elif data.strip():
+                    blank = 0
                     yield SourceLine(number, data)
+                else:
+                    blank = self._one_more_blank(blank)
+
+    def _one_more_blank(self, blank: int) -> int:
+        if blank >= MAX_BLANK_LINES:
+            raise FileRefused(f"{self.name} holds more than {MAX_BLANK_LINES:,} blank lines in a row.")
+        return blank + 1
 
     def _parquet_rows(self, limit: int) -> Iterator[SourceLine]:
         self._raw = self._opener()
+        n_bytes = 0
         with self._raw:
             for number, data in enumerate(parquet.rows(self._raw, self.name), start=1):
                 self.on_line()
+                n_bytes += len(data)
+                if n_bytes > FREE_BYTES and n_bytes > MAX_PARQUET_RATIO * self.size:
+                    raise FileRefused(
+                        f"{self.name} grows more than {MAX_PARQUET_RATIO:,} times when it is read; it looks like a zip "
+                        "bomb. If it is not, write it again as JSON Lines."
+                    )
                 yield SourceLine(number, data if len(data) <= limit else None)
 
     def _pieces(self, first: bytes, stream: IO[bytes]) -> Iterator[bytes]:

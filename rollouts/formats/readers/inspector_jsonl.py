@@ -21,6 +21,10 @@ from rollouts.tito.trajectory import Floats, Origin, Origins, Request, Row, Step
 
 NAME = "rollout-inspector"
 VERSION = 1
+MAX_DECODED_IDS = 50_000_000
+"""The most prompt ids of one line, each step's prompt written out: 200 MB."""
+MAX_DECODED_MESSAGES = 2_000_000
+"""The most messages of one line, each step's request written out."""
 Reader = Callable[[Any, str], Any]
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -53,8 +57,17 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     if not external_id:
         raise BadLine("external_id is missing.")
     codec = StepCodec(canonical_json)
+    n_ids = n_messages = 0
     for n, item in enumerate(shapes.sequence(value.get("steps", []), "steps")):
         _take_step(codec, shapes.mapping(item, f"steps[{n}]"), f"steps[{n}]")
+        step = codec.steps[-1]
+        n_ids += len(step.prompt_ids)
+        n_messages += len(step.request.messages) if step.request else 0
+        if n_ids > MAX_DECODED_IDS or n_messages > MAX_DECODED_MESSAGES:
+            raise BadLine(
+                f"Up to steps[{n}] the prompts hold {n_ids:,} ids and {n_messages:,} messages; at most "
+                f"{MAX_DECODED_IDS:,} and {MAX_DECODED_MESSAGES:,} are read of one line."
+            )
     rows = [
         _row(shapes.mapping(item, f"rows[{n}]"), len(codec.steps), f"rows[{n}]")
         for n, item in enumerate(shapes.sequence(value.get("rows", []), "rows"))
