@@ -4,6 +4,7 @@ What is missing skips a test with the reason, unless CI=true: then it fails, so 
 """
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if PARTS[part](item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of cycles look rarely: modules, tokenizers and vocabularies make millions of lasting objects."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def _needs_database(item: pytest.Item) -> bool:

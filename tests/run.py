@@ -99,6 +99,7 @@ def main() -> int:
     base = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "HF_HUB_OFFLINE": "1"}
     for name in ("DATABASE_URL", "REDIS_URL", "INSPECTOR_DATA", "DJANGO_SETTINGS_MODULE", "DEBUG", "SECRET_KEY"):
         base.pop(name, None)  # a developer's own settings must not decide what the tests see
+    base.pop("PYTHONDONTWRITEBYTECODE", None)  # each part and each process of a test would compile everything again
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.rest]
     passes = [[WORK], [PAGES, PLAIN]]
     if postgres_answers(options.postgres):
