@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector of cycles look rarely: modules, tokenizers and vocabularies make millions of lasting objects."""
+    """Let the collector of cycles look rarely: modules and vocabularies are millions of objects that last."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
