@@ -195,6 +195,9 @@ class StoredTrajectory(models.Model):
     n_tokens = models.PositiveIntegerField(default=0, help_text="New tokens: deltas and completions.")
     n_sampled = models.PositiveIntegerField(default=0)
     n_trained = models.PositiveIntegerField(default=0)
+    n_lost = models.PositiveIntegerField(
+        null=True, help_text="Sampled tokens that no row trains as they were sampled. None = not known."
+    )
     n_findings = models.PositiveIntegerField(default=0)
     worst_severity = models.CharField(max_length=10, blank=True)
 
@@ -332,10 +335,12 @@ class StoredFinding(models.Model):
     evidence = models.TextField()
     remedy = models.TextField(blank=True)
     missing = models.CharField(max_length=200, blank=True)
-    trained_tokens_lost = models.PositiveIntegerField(default=0)
-    trained_tokens_wrong = models.PositiveIntegerField(default=0)
+    places = IdsField(null=True, help_text="Start and stop of every stretch, when there are several.")
+    trained_tokens_lost = models.PositiveIntegerField(null=True, default=0, help_text="None = not known.")
+    trained_tokens_wrong = models.PositiveIntegerField(null=True, default=0, help_text="None = not known.")
     rows = models.PositiveIntegerField(default=1)
     prompt_tokens_repaid = models.PositiveIntegerField(default=0)
+    lost_in_one_row = models.PositiveIntegerField(default=0)
     version = models.PositiveIntegerField(help_text="Of the diagnosis that made it.")
 
     class Meta:

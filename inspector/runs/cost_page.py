@@ -11,11 +11,11 @@ from inspector.html.charts import SHARES, share_bars
 from inspector.runs.cached_figures import cost_of
 from inspector.runs.pages import CostPage, KindLine, RunValues
 from inspector.runs.strategies import strategies_of
-from inspector.templatetags.inspector_tags import finding_title
+from inspector.templatetags.inspector_tags import finding_title, plural
 from inspector.web.access import reads_run
 from inspector.web.twins import page
 from rollouts.models import Run
-from rollouts.selectors.figures import KindCost, slice_size
+from rollouts.selectors.figures import KindCost, TrainedTotals, slice_size
 
 TICKS = 18
 """Room for the labels below the axis."""
@@ -33,6 +33,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     shown = CostPage(
         run=RunValues.of(run),
         finding=kind,
+        totals={**asdict(found.totals), "foreign": found.totals.foreign},
         kinds=[_kind(one, total, run.n_sampled, here) for one in found.kinds],
         by_step=[{"step": step, "trajectories": n} for step, n in found.spread.by_step],
         steps_beyond=found.spread.steps_beyond,
@@ -50,7 +51,8 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
          "text": "Share of trajectories with a finding, from the first trajectory of the run to the last."},
     ]  # fmt: skip
     return page(
-        request, "runs/cost.html", shown, charts=charts, chosen=finding_title(kind) if kind else "",
+        request, "runs/cost.html", shown, charts=charts, totals_text=_totals_text(found.totals),
+        chosen=finding_title(kind) if kind else "",
         width=SHARES.width, base=SHARES.base, bottom=SHARES.base + TICKS, beyond=found.spread.steps_beyond,
     )  # fmt: skip
 
@@ -67,7 +69,19 @@ def _kind(one: KindCost, total: int, sampled: int, here: str) -> KindLine:
     )
 
 
-def _percent(tokens: int, sampled: int) -> str:
+def _totals_text(totals: TrainedTotals) -> str:
+    """What the rows train, as a sentence; empty when no trajectory has steps."""
+    if not totals.sampled:
+        return ""
+    trained = f"The rows of this run train {plural(totals.trained, 'token')}."
+    if totals.lost is None or totals.foreign is None:
+        return f"{trained} How many sampled tokens they lose is not known: diagnose the run again."
+    lost = f"They lose {totals.lost:,} of {plural(totals.sampled, 'sampled token')}"
+    others = f", and train {plural(totals.foreign, 'token')} not as sampled" if totals.foreign else ""
+    return f"{trained} {lost}{others}."
+
+
+def _percent(tokens: int | None, sampled: int) -> str:
     return f"{100 * tokens / sampled:.1f} %" if tokens and sampled else ""
 
 

@@ -240,6 +240,8 @@ class CostPage(Page):
     """The run."""
     finding: str
     """The kind that the charts show; empty = all kinds."""
+    totals: dict[str, int | None]
+    """Over trajectories with steps: tokens ``sampled``, ``trained``, ``lost`` and ``foreign``. None = not known."""
     kinds: list[KindLine]
     """The cost by kind, the most frequent first."""
     by_step: list[dict[str, int]]

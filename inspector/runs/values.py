@@ -13,16 +13,15 @@ from django.utils import timezone
 from inspector.runs.filters import SEVERITIES, TrajectoryFilter
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
-from rollouts.models import Run
+from rollouts.models import Job, Run
 from rollouts.selectors import GroupStats, RunSummary
-from rollouts.selectors.activity import is_active
+from rollouts.selectors.activity import is_active, is_silent
+from rollouts.selectors.jobs import latest_jobs
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import engine_queue
 
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
 """Settings of an import that only its worker needs."""
-SILENCE_SECONDS = 60
-"""After so long without a report the page calls an import silent. A worker may need long for one line."""
 
 
 def _queue_of(run: Run) -> str:
@@ -44,14 +43,16 @@ def waiting_sentence(run: Run, now: datetime) -> str:
             return f"No worker has taken this run yet, and Redis does not answer. {way_out}"
         return f"No worker has taken this run yet: none serves the queue {queue}. {way_out}"
     if run.status == Run.Status.RUNNING:
+        if run.kind != Run.Kind.LAUNCH:
+            for job in filter(is_silent, latest_jobs(run, (Job.Kind.IMPORT,))[:1]):
+                silence = round((now - job.heartbeat_at).total_seconds())
+                return (
+                    f"The worker has given no sign of life for {silence} seconds. If it died, another one takes the "
+                    "run up; you can also cancel the run."
+                )
+            return ""
         last = run.heartbeat_at or run.started_at
-        silence = (now - last).total_seconds() if last else 0
-        if run.kind != Run.Kind.LAUNCH and silence > SILENCE_SECONDS:
-            return (
-                f"The worker has given no sign of life for {round(silence)} seconds. If it died, another one takes the "
-                "run up when its lease is over; you can also cancel the run."
-            )
-        if run.kind == Run.Kind.LAUNCH and last and silence > QUIET_SECONDS:
+        if last and (now - last).total_seconds() > QUIET_SECONDS:
             return f"{_since(last)} {_what_follows(run)}"
     return ""
 
@@ -153,11 +154,16 @@ def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choic
     for kind, count in summary.finding_counts.items():
         severities = summary.finding_severities.get(kind, {})
         n, tokens = summary.finding_trajectories.get(kind, 0), summary.finding_tokens.get(kind, 0)
+        one_row = summary.finding_one_row.get(kind, 0)
         notes = [f"{plural(n, 'trajectory,trajectories')}, {100 * n / total:.1f} %"] if 0 < n <= total else []
         if len(severities) > 1:
             notes.append(" and ".join(severity_count(severity, n) for severity, n in severities.items()))
-        if tokens:
+        if tokens is None:
+            notes.append("tokens lost or wrong: not known")
+        elif tokens:
             notes.append(f"{plural(tokens, 'token')} lost or wrong")
+        if one_row:
+            notes.append(f"{plural(one_row, 'token')} would be lost in one row")
         choices.append(
             Choice(
                 kind,

@@ -14,6 +14,7 @@ from inspector.trajectories.neighbours import find_siblings, no_siblings
 from inspector.web.twins import Page
 from rollouts import selectors
 from rollouts.models import Run, StoredTrajectory
+from rollouts.selectors.activity import is_active
 
 
 @dataclass(frozen=True)
@@ -156,11 +157,21 @@ def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> li
     # Rows without steps rarely tell which of their tokens were sampled. A loss mask does not tell it.
     sampled = f"{trajectory.n_sampled:,} sampled" if trajectory.n_steps else ""
     facts.append(HeaderField("tokens", f"{trajectory.n_tokens:,}", sampled))
-    facts.append(HeaderField("trained", f"{trajectory.n_trained:,}"))
+    facts.append(HeaderField("trained", f"{trajectory.n_trained:,}", *_trained_note(trajectory)))
     if run.model:
         facts.append(HeaderField("model", run.model, run.engine))
     facts.append(HeaderField("tokenizer", run.tokenizer.name if run.tokenizer else "none"))
     return facts
+
+
+def _trained_note(trajectory: StoredTrajectory) -> tuple[str, str]:
+    """How many sampled tokens the rows train as they were sampled, how many others they train, and its tone."""
+    if trajectory.n_lost is None or is_active(trajectory):
+        return "", ""
+    kept = trajectory.n_sampled - trajectory.n_lost
+    others = trajectory.n_trained - kept
+    note = f"{kept:,} of {trajectory.n_sampled:,} sampled" + (f", and {others:,} not as sampled" if others else "")
+    return note, "bad" if trajectory.n_lost or others else ""
 
 
 def _group_note(trajectory: StoredTrajectory) -> tuple[str, str]:

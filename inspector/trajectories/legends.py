@@ -66,9 +66,10 @@ def strips(
         "map_by_roles": any(turn.part == "reply" for turn in turns),
         "map_text": f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
         "map_findings": [
-            {"severity": item.severity, **extent(item.start, item.start, n)}
+            {"severity": item.severity, **extent(start, start, n)}
             for item in findings[:MAX_FINDINGS]
             if item.row == place.row
+            for start, _ in item.places
         ],
         "map_window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
         "map_mark": extent(*place.mark, n) if place.mark else None,

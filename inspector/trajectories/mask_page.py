@@ -13,12 +13,13 @@ from inspector.templatetags.inspector_tags import finding_title
 from inspector.trajectories import reads as data
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
-from inspector.trajectories.turns import RoleShare, Turn, mask_table
+from inspector.trajectories.turns import RoleShare, Turn, mask_table, worst_place
 from rollouts import models
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary
+from rollouts.tito.align import TrainedTokens, trained_tokens
 from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.tito.trajectory import Origin
+from rollouts.tito.trajectory import Origin, Row, Step
 
 MAX_LINES = 500
 
@@ -56,6 +57,8 @@ class MaskPage(TrajectoryHead):
     """Question -> answer in words."""
     oddities: list[str] = field(default_factory=list)
     """A sentence for each thing that looks wrong about the loss mask."""
+    not_odd: str = ""
+    """What was checked, where nothing looks odd; or what could not be checked."""
     notices: list[str] = field(default_factory=list)
     """A sentence for each part of the address that could not be followed."""
 
@@ -63,21 +66,26 @@ class MaskPage(TrajectoryHead):
 def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[MaskPage, dict[str, Any]]:
     """The page: the audit of the row that the address names."""
     rows, steps = parts.rows_and_steps(trajectory)
-    place = read_place(request.GET, [row.n_tokens for row in rows])
+    worst = worst_place(data.read_findings(trajectory, steps, rows))
+    place = read_place(request.GET, [row.n_tokens for row in rows], fault=worst)
     painter, _ = data.painter_of(trajectory.run.tokenizer)
-    page = MaskPage(**head_of(trajectory), row=place.row, notices=list(place.notices))
+    page = MaskPage(
+        **head_of(trajectory), row=place.row, notices=list(place.notices), not_odd="Not checked: there are no rows."
+    )
     lines: list[tuple[MaskTurn, bool]] = []
     if rows:
         row = rows[place.row]
         turns = data.read_turns(trajectory, row, steps, [])
         tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
+        compared = _compared(trajectory, row, tokens)
         lines = [audit_line(turn, tokens, painter, row) for turn in turns]
         page = replace(
             page,
             roles=mask_table(turns, tokens.loss_mask),
             turns=[turn for turn, _ in lines],
-            verdicts=dict(_verdicts(tokens, turns, painter)),
-            oddities=[*oddities(tokens, turns, painter), *_found(trajectory, row)],
+            verdicts=dict(_verdicts(tokens, turns, painter, compared)),
+            oddities=[*oddities(tokens, turns, painter, compared), *_found(trajectory, row)],
+            not_odd=_not_odd(tokens, turns),
         )
     turn_place, own = PagePlace(row=place.row, view=View.TOKENS), base_url(trajectory)
     return page, {
@@ -85,6 +93,26 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
         "lines_rest": max(len(lines) - MAX_LINES, 0),
         "rows": [PageLink(f"row {row.index}", f"?row={row.index}", row.index == place.row) for row in rows[:60]],
     }
+
+
+def _compared(trajectory: models.StoredTrajectory, row: RowSummary, tokens: Tokens) -> TrainedTokens | None:
+    """For a row with its own arrays and steps: its trained tokens against the sampled ones. One query."""
+    if row.follows_steps or not row.steps or len(tokens.loss_mask) != len(tokens.ids):
+        return None
+    held = parts.steps_with_tokens(trajectory, row.steps)
+    # Of a prompt only the length is needed.
+    steps = [Step(np.zeros(one.prompt_length, np.int32), one.tokens.completion_ids) for _, one in sorted(held.items())]
+    whole = Row(tokens.ids, np.asarray(tokens.loss_mask), step_indices=tuple(range(len(steps))))
+    return trained_tokens(steps, [whole]) if steps else None
+
+
+def _not_odd(tokens: Tokens, turns: list[Turn]) -> str:
+    """The sentence where nothing looks odd."""
+    if any(turn.part == "reply" for turn in turns):
+        return "Nothing looks odd: no turn of others is trained. Role headers tell the turns."
+    if not tokens.origin_known:
+        return "Not checked: the source does not say who wrote which token, and no role header tells it."
+    return "Nothing looks odd: every sampled token is trained, and no other token is."
 
 
 def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
@@ -175,7 +203,9 @@ def _stop_token(turn: Turn, part: Tokens, painter: TokenPainter) -> str:
     return "trained" if part.loss_mask[-1] else "masked"
 
 
-def _verdicts(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[tuple[str, str]]:
+def _verdicts(
+    tokens: Tokens, turns: list[Turn], painter: TokenPainter, compared: TrainedTokens | None = None
+) -> list[tuple[str, str]]:
     by_headers = any(t.part == "reply" for t in turns)
     trained_turns = [t for t in turns if not by_headers or t.n_trained]
     ends = [_stop_token(t, tokens.slice(t.start, t.stop), painter) for t in trained_turns]
@@ -189,20 +219,25 @@ def _verdicts(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[
         n_trained = sum(end == "trained" for end in stopped)
         answer = "yes" if n_trained == len(stopped) else "not always" if n_trained else "NO"
         stop = f"{answer}: {n_trained} of {len(stopped)} are under the gradient"
+    kept, n_sampled = _kept(tokens, compared)
+    sampled = ("Are sampled tokens trained?", f"{kept:,} of {n_sampled:,}" if n_sampled else "none is known as sampled")
     if by_headers:
-        return [("Are stop tokens trained?", stop), *_verdicts_by_role(tokens, turns)]
+        said = _verdicts_by_role(tokens, turns)
+        return [("Are stop tokens trained?", stop), *(said if compared is None else [*said[:-1], sampled])]
     observed = tokens.origin == Origin.OBSERVATION
     wrong = int((tokens.loss_mask & observed).sum())
     total = int(observed.sum())
     observations = "there are none" if not total else f"{'no' if not wrong else 'YES'}: {wrong:,} of {total:,}"
+    return [("Are stop tokens trained?", stop), ("Are observation tokens trained?", observations), sampled]
+
+
+def _kept(tokens: Tokens, compared: TrainedTokens | None) -> tuple[int, int]:
+    """How many sampled tokens the row trains as they were sampled, and how many it would train."""
+    if compared is not None and compared.n_lost is not None:
+        n_sampled = sum(len(times) for times in compared.times)
+        return n_sampled - compared.n_lost, n_sampled
     sampled = tokens.origin == Origin.SAMPLED
-    kept = int((tokens.loss_mask & sampled).sum())
-    n_sampled = int(sampled.sum())
-    return [
-        ("Are stop tokens trained?", stop),
-        ("Are observation tokens trained?", observations),
-        ("Are sampled tokens trained?", f"{kept:,} of {n_sampled:,}" if n_sampled else "none is known as sampled"),
-    ]
+    return int((tokens.loss_mask & sampled).sum()), int(sampled.sum())
 
 
 def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]]:
@@ -223,10 +258,13 @@ def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]
     return [*said, ("Which tokens were sampled?", f"{which}; turns are told by their role headers")]
 
 
-def oddities(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[str]:
+def oddities(
+    tokens: Tokens, turns: list[Turn], painter: TokenPainter, compared: TrainedTokens | None = None
+) -> list[str]:
     """A sentence for each thing about the mask that would make a careful engineer stop."""
     said: list[str] = []
     mask, origin = tokens.loss_mask, tokens.origin
+    foreign = compared.foreign[0] if compared is not None else None
     if not len(tokens):
         return ["This row has no tokens."]
     if not mask.any():
@@ -241,7 +279,7 @@ def oddities(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[s
             )
     for source, words in (
         ()
-        if by_headers and not tokens.origin_known
+        if not tokens.origin_known
         else (
             (Origin.OBSERVATION, "text of a tool or of the environment"),
             (Origin.TEMPLATE, "scaffold that the chat template wrote"),
@@ -249,7 +287,7 @@ def oddities(tokens: Tokens, turns: list[Turn], painter: TokenPainter) -> list[s
             (Origin.PROMPT, "tokens of the first prompt"),
         )
     ):
-        wrong = np.flatnonzero(mask & (origin == source))
+        wrong = np.flatnonzero(mask & (origin == source) & (True if foreign is None else foreign))
         if wrong.size:
             said.append(
                 f"{wrong.size:,} trained token{'s are' if wrong.size != 1 else ' is'} {words}; "

@@ -45,12 +45,14 @@ class PagePlace:
     """Parameters of the run's list, so that the neighbours follow its filter."""
     notices: tuple[str, ...] = field(default=(), compare=False)
     """A sentence for each part of the address that could not be followed."""
+    has_fault: bool = field(default=False, compare=False)
+    """An address without a place opens at a fault. So the top of row 0 must be named."""
 
     def query(self, **changes: object) -> str:
         """The query string of this place with ``changes``, ``?`` included. Defaults are left out."""
         place = replace(self, **changes)  # type: ignore[arg-type]
         named: list[tuple[str, str | int]] = []
-        if place.row:
+        if place.row or (place.has_fault and not place.mark and not place.window):
             named.append(("row", place.row))
         if place.view != View.RUNS:
             named.append(("view", place.view.value))
@@ -75,12 +77,16 @@ def read_place(
     row_lengths: Sequence[int],
     keep: Iterable[str] = (),
     columns: Mapping[int, Sequence[str]] | None = None,
+    fault: tuple[int, int, int] | None = None,
 ) -> PagePlace:
     """The place that query parameters name. Never raises: a wrong value is corrected, and ``notices`` says so.
 
     ``columns``: row index -> names of its trainer's columns, each a lens. ``keep``: parameters of the run's list.
+    ``fault``: row, start and stop of the worst finding, which is shown when the address names no place.
     """
     notices: list[str] = []
+    if fault is not None and not any(params.get(name) for name in ("row", "t", "w")):
+        params = {**params, "row": str(fault[0]), "t": f"{fault[1]}-{fault[2]}"}
     row = _whole(params.get("row"), 0)
     if row is None or not 0 <= row < max(len(row_lengths), 1):
         last = max(len(row_lengths) - 1, 0)
@@ -119,7 +125,7 @@ def read_place(
     if mark and not (params.get("w") and window <= mark[0] < window + shown):
         window = opening(view, mark[0], n_tokens)
     kept = tuple((name, params[name]) for name in keep if params.get(name))
-    return PagePlace(row, view, lens, window, mark, kept, tuple(notices))
+    return PagePlace(row, view, lens, window, mark, kept, tuple(notices), fault is not None)
 
 
 def opening(view: View, offset: int, n_tokens: int) -> int:

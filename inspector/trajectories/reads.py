@@ -65,8 +65,8 @@ def read_findings(
     for number, finding in enumerate(parts.findings_in_order(trajectory), start=1):
         row = finding.row_index
         if finding.step_index is not None:
-            row = row_of_step.get(finding.step_index)
-            row = row if row in follows else None
+            follower = row_of_step.get(finding.step_index)
+            row = follower if follower in follows else row
         remedy = finding.remedy
         if finding.kind == "not_decidable" and finding.missing == "tokenizer":
             remedy = "Choose a tokenizer for the run, under “Diagnose again” on its page."
@@ -78,8 +78,9 @@ def read_findings(
                 # An info finding costs nothing.
                 "" if finding.severity == Severity.INFO else cost_sentence(
                     finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,
-                    finding.prompt_tokens_repaid),
+                    finding.prompt_tokens_repaid, finding.lost_in_one_row),
                 finding.expected_text, finding.actual_text, finding.missing,
+                tuple((start, max(stop, start + 1)) for start, stop in parts.places_of(finding)),
             )
         )  # fmt: skip
     return items

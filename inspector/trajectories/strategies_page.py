@@ -111,7 +111,7 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "is_pending": state in ("queued", "running"),
         "can_ask": state in ("unasked", "failed") and may_write(request),
         "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
-        "lines": [_line(one, trajectory, steps, request.GET) for one in page.strategies],
+        "lines": [_line(one, trajectory, rows, steps, request.GET) for one in page.strategies],
         "keep": [(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
     }
     asked = _pair(request.GET, trajectory, figures, rows, notices) if figures else None
@@ -161,6 +161,7 @@ def _waiting(job: models.Job) -> str:
 def _line(
     one: Mapping[str, Any],
     trajectory: models.StoredTrajectory,
+    rows: Sequence[RowSummary],
     steps: Sequence[StepSummary],
     params: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -169,7 +170,8 @@ def _line(
     url = ""
     if place is not None:
         row = next((step.row for step in steps if step.index == place["step"]), 0)
-        url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).marked(place["offset"], place["offset"])
+        if row < len(rows) and rows[row].follows_steps:  # else the row counts other tokens than the step
+            url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).marked(place["offset"], place["offset"])
     return {
         **one,
         "name": one["strategy"].replace("_", " "),

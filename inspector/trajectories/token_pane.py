@@ -78,7 +78,7 @@ def build_reader(
     place: PagePlace, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter
 ) -> Reader:
     """``tokens`` are those of :func:`wanted_range`. The window limits time and size, not the row."""
-    ranges = [(item.start, item.stop) for turn in turns for item in turn.findings]
+    ranges = [place for turn in turns for item in turn.findings for place in item.places]
     size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     start, stop = place.window, min(place.window + size, n_tokens)
     lens = lenses.find(place.lens)

@@ -79,6 +79,7 @@ def window_tokens(tokens: Tokens, turns: Sequence[Turn], painter: TokenPainter) 
         pieces = [piece or None for piece in table.token_bytes(tokens.ids)]
     logprobs = tokens.logprobs if tokens.logprobs is not None else np.full(len(tokens), np.nan, np.float32)
     found: list[TokenFields] = []
+    named = _findings(turns, tokens.start, tokens.start + len(tokens))
     at = 0
     origins = [origin.slug for origin in Origin]
     columns = zip(
@@ -101,7 +102,7 @@ def window_tokens(tokens: Tokens, turns: Sequence[Turn], painter: TokenPainter) 
                 "step": turn.step_index if turn else None,
                 "step_place": _step_place(turn, offset),
                 "turn": f"turn {turn.number} · {turn.role}" if turn else None,
-                "findings": _findings(turn, offset),
+                "findings": named.get(offset, []),
             }
         )
     return found
@@ -129,10 +130,11 @@ def _step_place(turn: Turn | None, offset: int) -> str | None:
     return f"step {turn.step_index}, {part} {offset - turn.start:,} of {turn.n_tokens:,}"
 
 
-def _findings(turn: Turn | None, offset: int) -> list[str]:
-    items = turn.findings if turn else ()
-    return [
-        f"{item.number}: {item.title} ({item.severity})"
-        for item in items
-        if item.start <= offset < max(item.stop, item.start + 1)
-    ]
+def _findings(turns: Sequence[Turn], start: int, stop: int) -> dict[int, list[str]]:
+    """Offset -> the findings that mark it, for the offsets ``[start, stop)`` that a finding marks."""
+    found: dict[int, list[str]] = {}
+    for item in sorted((item for turn in turns for item in turn.findings), key=lambda item: item.number):
+        for first, last in item.places:
+            for offset in range(max(first, start), min(last, stop)):
+                found.setdefault(offset, []).append(f"{item.number}: {item.title} ({item.severity})")
+    return found

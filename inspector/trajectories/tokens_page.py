@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -18,7 +18,7 @@ from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View, read_place
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
 from inspector.trajectories.token_window import TokenWindow, read_window
-from inspector.trajectories.turns import FindingItem, Turn
+from inspector.trajectories.turns import FindingItem, Turn, worst_place
 from rollouts.formats import lacks_of
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
@@ -121,8 +121,9 @@ def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory) ->
     """Everything of the tokens page except its tokens."""
     rows, steps = parts.rows_and_steps(trajectory)
     columns = data.read_columns(trajectory)
-    place = read_place(params, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns)
     findings = data.read_findings(trajectory, steps, rows)
+    worst = worst_place(findings)
+    place = read_place(params, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns, fault=worst)
     turns = data.read_turns(trajectory, rows[place.row], steps, findings) if rows else []
     return TokensRead(rows, steps, place, findings, turns, columns)
 
@@ -192,7 +193,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
         "no_findings": _no_findings(trajectory),
         "row_tabs": [
             RowTab(
-                f"row {row.index}", own + place.query(row=row.index, mark=None, window=0), row.index == place.row,
+                f"row {row.index}", own + _row_query(place, found.findings, row.index), row.index == place.row,
                 f"{row.n_tokens:,}",
                 worst_severity(item.severity for item in found.findings if item.row == row.index),
             )
@@ -231,6 +232,12 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
     }  # fmt: skip
 
 
+def _row_query(place: PagePlace, findings: Sequence[FindingItem], row: int) -> str:
+    """The address of a row's tab: at the worst finding of the row, else at its start."""
+    worst = worst_place(findings, row)
+    return place.query(row=row, mark=worst[1:] if worst else None, window=0)
+
+
 def _no_tokens() -> Tokens:
     return Tokens(0, np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.bool_))
 
@@ -251,7 +258,7 @@ def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) 
     breaks = {(step.index, step.shared_length) for step in found.steps if step.breaks}
     entries = []
     for item in found.findings[:MAX_FINDINGS]:
-        mark = (item.start, max(item.stop, item.start + 1))
+        mark = item.places[0]
         where = f"step {item.step}" if item.step is not None else f"row {item.row}"
         is_probe = item.step is None and item.row is None  # refused before anything was sampled
         if is_probe:

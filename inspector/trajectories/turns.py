@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rollouts.selectors import Span
 from rollouts.services.findings import worst_severity
+from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.roles import RoleTurn
 from rollouts.tito.segments import mask_runs
 from rollouts.tito.trajectory import Origin
@@ -39,6 +40,8 @@ class FindingItem:
     expected_text: str
     actual_text: str
     missing: str = ""
+    places: tuple[tuple[int, int], ...] = ()
+    """Every stretch of the row that it marks, each at least one token."""
 
     @property
     def is_comparable(self) -> bool:
@@ -174,18 +177,31 @@ def make_turns(
     return turns
 
 
-def cost_sentence(lost: int, wrong: int, rows: int, repaid: int) -> str:
-    """The cost of a finding in words; empty when it costs nothing."""
+def cost_sentence(lost: int | None, wrong: int | None, rows: int, repaid: int, one_row: int) -> str:
+    """The cost of a finding in words, first that of the stored rows; empty when it costs nothing."""
     parts = []
-    if lost:
-        parts.append(f"{lost:,} trained token{'s' * (lost != 1)} lost")
-    if wrong:
-        parts.append(f"{wrong:,} trained token{'s' * (wrong != 1)} wrong")
+    for tokens, words in ((lost, "sampled token{} lost"), (wrong, "trained token{} wrong")):
+        if tokens is None:
+            parts.append(f"{words.format('s')}: not known")
+        elif tokens:
+            parts.append(f"{tokens:,} {words.format('s' * (tokens != 1))}")
+    if one_row and not lost and lost is not None:
+        parts.append("no sampled token lost")
     if rows > 1:
         parts.append(f"{rows:,} rows instead of one")
     if repaid:
         parts.append(f"{repaid:,} prompt token{'s' * (repaid != 1)} paid again")
+    if one_row:
+        parts.append(f"{one_row:,} would be lost if one row went on over the break")
     return ", ".join(parts)
+
+
+def worst_place(findings: Sequence[FindingItem], row: int | None = None) -> tuple[int, int, int] | None:
+    """Row, start and stop of the worst error or warning that a row holds; of several the first."""
+    faults = [item for item in findings if item.severity != Severity.INFO and item.row is not None and item.places]
+    held = [item for item in faults if row is None or item.row == row]
+    worst = min(held, key=lambda item: item.severity != Severity.ERROR, default=None)
+    return None if worst is None or worst.row is None else (worst.row, *worst.places[0])
 
 
 @dataclass(frozen=True)

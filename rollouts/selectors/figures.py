@@ -13,10 +13,10 @@ from django.db.models import Count, F, IntegerField, Max, Q, QuerySet, Sum, Valu
 from django.db.models.functions import Cast, Floor
 
 from rollouts.models import Run, RunFigures, StoredFinding, StoredTrajectory
-from rollouts.selectors.runs import RunSummary, run_summary, summary_from
+from rollouts.selectors.runs import NOT_INFO, RunSummary, run_summary, summary_from
 from rollouts.tito.diagnose.finding import Severity
 
-VERSION = 3
+VERSION = 4
 """Goes up when the rules of counting change."""
 LARGE = 5_000
 """With more trajectories, counting is too slow for a page."""
@@ -32,10 +32,14 @@ class KindCost:
     kind: str
     findings: int
     trajectories: int
-    trained_tokens_lost: int
-    trained_tokens_wrong: int
+    trained_tokens_lost: int | None
+    """In the stored rows. None = not known of some finding."""
+    trained_tokens_wrong: int | None
+    """In the stored rows. None = not known of some finding."""
     rows_more: int
     prompt_tokens_repaid: int
+    lost_in_one_row: int
+    """What would be lost if a row went on over each break."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,27 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class TrainedTotals:
+    """What the rows of a run train, counted over trajectories that have steps. No token counts twice."""
+
+    sampled: int
+    trained: int
+    lost: int | None
+    """Sampled, and trained in no row as they were sampled. None = not known of some trajectory."""
+
+    @property
+    def foreign(self) -> int | None:
+        """Trained, and not sampled as they stand or trained once more."""
+        return None if self.lost is None else self.trained - (self.sampled - self.lost)
+
+
+@dataclass(frozen=True)
 class RunCost:
     """What the findings of a run cost."""
 
     kinds: list[KindCost]
     spread: Spread
+    totals: TrainedTotals
 
 
 def is_large(run: Run) -> bool:
@@ -75,7 +95,10 @@ def count(run: Run) -> dict[str, Any]:
     """All figures, as a JSON object."""
     kinds = run_kinds(run)
     spreads = {kind: asdict(run_spread(run, kind)) for kind in ("", *(one.kind for one in kinds))}
-    body = {"summary": asdict(run_summary(run)), "kinds": [asdict(one) for one in kinds], "spreads": spreads}
+    body = {
+        "summary": asdict(run_summary(run)), "kinds": [asdict(one) for one in kinds], "spreads": spreads,
+        "totals": asdict(run_totals(run)),
+    }  # fmt: skip
     return dict(json.loads(json.dumps(body)))
 
 
@@ -116,35 +139,57 @@ def worst_of(runs: Sequence[Run]) -> dict[int, tuple[str, int]]:
 def cost_in(body: dict[str, Any], kind: str) -> RunCost:
     held = body["spreads"].get(kind) or {"by_step": [], "steps_beyond": 0, "along": [0] * SLICES}
     spread = Spread([(step, n) for step, n in held["by_step"]], held["steps_beyond"], held["along"])
-    return RunCost([KindCost(**one) for one in body["kinds"]], spread)
+    return RunCost([KindCost(**one) for one in body["kinds"]], spread, TrainedTotals(**body["totals"]))
 
 
 def run_cost(run: Run, kind: str = "") -> RunCost:
-    """The cost of all kinds, and the places of the findings of one kind (empty = of all). Four queries."""
-    return RunCost(run_kinds(run), run_spread(run, kind))
+    """The cost of all kinds, and the places of the findings of one kind (empty = of all). Five queries."""
+    return RunCost(run_kinds(run), run_spread(run, kind), run_totals(run))
+
+
+def run_totals(run: Run) -> TrainedTotals:
+    """What the rows of the ended trajectories train. One query."""
+    found = StoredTrajectory.objects.filter(run=run, n_rows__gt=0, n_steps__gt=0)
+    sums = found.aggregate(
+        sampled=Sum("n_sampled", default=0), trained=Sum("n_trained", default=0), lost=Sum("n_lost", default=0),
+        unknown=Count("pk", filter=Q(n_lost=None)),
+    )  # fmt: skip
+    unknown = sums.pop("unknown")
+    return TrainedTotals(**sums | {"lost": None} if unknown else sums)
 
 
 def run_kinds(run: Run) -> list[KindCost]:
     """The cost of each kind of a run, the most frequent first. Two queries."""
-    counts = ~Q(severity=Severity.INFO)  # an info finding costs nothing
     rows = (
         StoredFinding.objects.filter(run=run)
         .values("kind")
         .annotate(
             findings=Count("pk"),
             trajectories=Count("trajectory", distinct=True),
-            trained_tokens_lost=Sum("trained_tokens_lost", filter=counts, default=0),
-            trained_tokens_wrong=Sum("trained_tokens_wrong", filter=counts, default=0),
-            prompt_tokens_repaid=Sum("prompt_tokens_repaid", filter=counts, default=0),
+            prompt_tokens_repaid=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0),
+            lost_in_one_row=Sum("lost_in_one_row", filter=NOT_INFO, default=0),
+            **{f"sum_{name}": Sum(name, filter=NOT_INFO, default=0) for name in _UNSURE},
+            **{f"unknown_{name}": Count("pk", filter=NOT_INFO & Q(**{name: None})) for name in _UNSURE},
         )
         .order_by("-trajectories", "kind")
     )
     # The additional rows of a trajectory count once for each kind.
     more: Counter[str] = Counter()
-    several = StoredFinding.objects.filter(counts, run=run, rows__gt=1)
+    several = StoredFinding.objects.filter(NOT_INFO, run=run, rows__gt=1)
     for kind, _, n in several.values_list("kind", "trajectory").annotate(n=Max("rows")).order_by():
         more[kind] += n - 1
-    return [KindCost(**row, rows_more=more[row["kind"]]) for row in rows]
+    found = []
+    for row in rows:
+        held: dict[str, Any] = dict(row)
+        for name in _UNSURE:
+            total, unknown = held.pop(f"sum_{name}"), held.pop(f"unknown_{name}")
+            held[name] = None if unknown else total
+        found.append(KindCost(**held, rows_more=more[held["kind"]]))
+    return found
+
+
+_UNSURE = ("trained_tokens_lost", "trained_tokens_wrong")
+"""Costs that are not known of every finding."""
 
 
 def run_spread(run: Run, kind: str = "") -> Spread:

@@ -185,6 +185,14 @@ def findings_in_order(trajectory: Stored) -> QuerySet[StoredFinding]:
     return trajectory.findings.defer("expected_ids", "actual_ids").order_by(*READING_ORDER)
 
 
+def places_of(finding: StoredFinding) -> list[tuple[int, int]]:
+    """Every stretch ``[start, stop)`` that a finding is about, at least one."""
+    if finding.places is None:
+        return [(finding.start, finding.stop)]
+    edges = finding.places.tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
 def numbered_finding(trajectory: Stored, number: int) -> StoredFinding | None:
     """The finding with this number, counted from 1 in reading order. One query."""
     return trajectory.findings.order_by(*READING_ORDER)[number - 1 : number].first() if number else None
@@ -203,7 +211,7 @@ def row_finding_sentences(
 
     Info findings and the kinds in ``without`` are left out.
     """
-    of_row = Q(row_index=row.index) | Q(row_index=None, step_index__in=row.steps)
+    of_row = Q(row_index=row.index, step_index=None) | Q(step_index__in=row.steps)
     found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO).exclude(kind__in=without)
     return list(found.order_by("start", "id").values_list("kind", "evidence", "remedy")[:limit])
 

@@ -68,6 +68,12 @@ class RewardBin:
     n: int
 
 
+NOT_INFO = ~Q(severity=Severity.INFO)
+"""The findings that cost something."""
+COST_UNKNOWN = Q(trained_tokens_lost=None) | Q(trained_tokens_wrong=None)
+"""The findings of which nobody knows what they cost the stored rows."""
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """What the run page shows beside the list."""
@@ -87,8 +93,10 @@ class RunSummary:
     """Kind -> trajectories that have it."""
     finding_severities: dict[str, dict[str, int]] = field(default_factory=dict)
     """Kind -> severity -> findings, without zeros. One kind can have findings of several severities."""
-    finding_tokens: dict[str, int] = field(default_factory=dict)
-    """Kind -> trained tokens that are lost or wrong. Info findings count none."""
+    finding_tokens: dict[str, int | None] = field(default_factory=dict)
+    """Kind -> tokens that the rows lose or train wrongly; None = not known. Info findings count none."""
+    finding_one_row: dict[str, int] = field(default_factory=dict)
+    """Kind -> tokens that would be lost if a row went on over each break. Info findings count none."""
     severities: dict[str, int] = field(default_factory=dict)
     """Worst severity -> trajectories. The empty severity counts trajectories without findings."""
 
@@ -312,10 +320,13 @@ def run_summary(run: models.Run) -> RunSummary:
     kinds = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(
         n=Count("pk"),
         trajectories=Count("trajectory", distinct=True),
-        tokens=Sum(F("trained_tokens_lost") + F("trained_tokens_wrong"), filter=~Q(severity=Severity.INFO), default=0),
+        tokens=Sum(F("trained_tokens_lost") + F("trained_tokens_wrong"), filter=NOT_INFO, default=0),
+        unknown=Count("pk", filter=NOT_INFO & COST_UNKNOWN),
+        one_row=Sum("lost_in_one_row", filter=NOT_INFO, default=0),
         **{severity.value: Count("pk", filter=Q(severity=severity)) for severity in Severity},
     ).order_by("-n", "kind")  # fmt: skip
     rows = list(kinds)
+    costs = {kind: (None if unknown else tokens, one_row) for kind, _, _, tokens, unknown, one_row, *_ in rows}
     return RunSummary(
         by_status=statuses,
         n_rewards=reward["n"],
@@ -329,9 +340,10 @@ def run_summary(run: models.Run) -> RunSummary:
         finding_trajectories={kind: n for kind, _, n, *_ in rows},
         finding_severities={
             kind: {severity.value: n for severity, n in zip(Severity, counts, strict=True) if n}
-            for kind, _, _, _, *counts in rows
+            for kind, _, _, _, _, _, *counts in rows
         },
-        finding_tokens={kind: n for kind, _, _, n, *_ in rows},
+        finding_tokens={kind: tokens for kind, (tokens, _) in costs.items()},
+        finding_one_row={kind: one_row for kind, (_, one_row) in costs.items()},
         severities=severities,
     )
 

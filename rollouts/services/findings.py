@@ -59,10 +59,12 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory,
             evidence=storable_text(finding.evidence),
             remedy=storable_text(finding.remedy),
             missing=storable_text(finding.missing)[:200],
+            places=[edge for place in finding.places for edge in place] or None,
             trained_tokens_lost=finding.cost.trained_tokens_lost,
             trained_tokens_wrong=finding.cost.trained_tokens_wrong,
             rows=finding.cost.rows,
             prompt_tokens_repaid=finding.cost.prompt_tokens_repaid,
+            lost_in_one_row=finding.cost.lost_in_one_row,
             version=version,
         )
         for trajectory, findings in found
@@ -88,7 +90,7 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
             trajectory.n_findings = len(findings)
             trajectory.worst_severity = worst_severity(finding.severity for finding in findings)
         models.StoredTrajectory.objects.bulk_update(
-            [t for t, _ in found], ["n_findings", "worst_severity"], batch_size=200
+            [t for t, _ in found], ["n_findings", "worst_severity", "n_lost"], batch_size=200
         )
         run.finding_counts = {kind: n for kind, n in counts.items() if n > 0}
         models.Run.objects.filter(pk=run.pk).update(finding_counts=run.finding_counts)

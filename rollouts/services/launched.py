@@ -187,7 +187,7 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
 
 _ENDED = (
     "status", "finished_at", "lease_until", "reward", "reward_parts", "stop_reason", "n_findings", "worst_severity",
-    "n_steps", "n_rows", "n_trained", "n_tokens", "n_sampled",
+    "n_steps", "n_rows", "n_trained", "n_tokens", "n_sampled", "n_lost",
 )  # fmt: skip
 """The columns that the end of a trajectory changes."""
 

@@ -43,7 +43,7 @@ def append_steps(
             writer.add_rows(record, held, values[record.pk], None)
         models.StoredRow.objects.filter(trajectory__in=before).delete()
         writer.save()
-        fields = ["status", "finished_at", "n_trained", *_TOTALS]
+        fields = ["status", "finished_at", "n_trained", "n_lost", *_TOTALS]
         models.StoredTrajectory.objects.bulk_update(records.values(), fields, batch_size=100)
         grown = {
             total: sum(getattr(record, total) - before[record.pk][n] for record in records.values())

@@ -12,6 +12,7 @@ from rollouts.selectors.streams import StoredSteps
 from rollouts.services.bulk import bare, change_whole, insert_whole, reserve_keys
 from rollouts.services.contents import Contents
 from rollouts.tito import segments
+from rollouts.tito.align import trained_tokens
 from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, StepField
 from rollouts.tito.prefix import merge_steps
 from rollouts.tito.trajectory import Ids, Link, Row, Step
@@ -113,6 +114,7 @@ class StepWriter:
             step.row_index = row_index
         self._rows += found
         _count(record, steps, found)
+        record.n_lost = trained_tokens(values.steps, rows or ()).n_lost
 
     def save(self, trajectories: Sequence[models.StoredTrajectory] = ()) -> None:
         """Insert new ``trajectories``, then everything that was added."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.segments import byte_offsets
-from rollouts.tito.trajectory import Ids
+from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Row, Step
 
 # A gap is compared id by id up to this many pairs; a larger gap is shown whole.
 MAX_PAIRS = 1_000_000
@@ -221,3 +221,104 @@ def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> li
         if tail:
             folded.append(AlignedGroup(a + length - tail, a + length, b + length - tail, b + length, True))
     return folded
+
+
+def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]] | None:
+    """Where each step's completion stands in the row: ``(start, stop, step)``. None when a completion is not there."""
+    found = []
+    cursor = 0
+    for index in row.step_indices:
+        if index >= len(steps):
+            return None
+        step = steps[index]
+        start, n = len(step.prompt_ids), len(step.completion_ids)
+        if start < cursor or not np.array_equal(row.ids[start : start + n], step.completion_ids):
+            place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes())
+            while place >= 0 and place % row.ids.itemsize:
+                place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes(), place + 1)
+            if place < 0:
+                return None
+            start = cursor + place // row.ids.itemsize
+        found.append((start, start + n, index))
+        cursor = start + n
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedTokens:
+    """What the rows of a trajectory train, compared with what its steps sampled."""
+
+    times: list[NDArray[np.int32]]
+    """For each step ``[C]``: how many rows train the token as it was sampled."""
+    foreign: list[Mask | None]
+    """For each row ``[T]``: trained tokens that were not sampled as they stand. None = its steps are not known."""
+    verbatim: list[bool]
+    """For each row, whether it holds the completions of its steps whole."""
+
+    @property
+    def n_lost(self) -> int | None:
+        """Sampled tokens that no row trains as they were sampled. None = not known."""
+        if not self.times or any(foreign is None for foreign in self.foreign):
+            return None
+        return sum(int(np.count_nonzero(times == 0)) for times in self.times)
+
+
+def trained_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> TrainedTokens:
+    """Compare rows with their steps. Without rows each completion is trained once, in the row that follows.
+
+    Completions that a row does not hold whole, between those that it holds, are aligned with its trained ids there.
+    """
+    times = [np.full(len(step.completion_ids), not rows, dtype=np.int32) for step in steps]
+    foreign: list[Mask | None] = []
+    verbatim: list[bool] = []
+    for row in rows:
+        named = row.step_indices
+        if not named or max(named) >= len(steps) or len(row.loss_mask) != len(row.ids):
+            foreign.append(None)
+            verbatim.append(False)
+            continue
+        places = sampled_places(steps, row)
+        verbatim.append(places is not None)
+        mask = row.loss_mask.copy()
+        for index, offsets, held in _same_tokens(steps, row, places):
+            times[index][offsets] += row.loss_mask[held]
+            mask[held] = False
+        foreign.append(mask)
+    return TrainedTokens(times, foreign, verbatim)
+
+
+SameTokens = Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]
+"""A step, offsets in its completion, and the offsets of the same tokens in a row."""
+
+
+def _same_tokens(steps: Sequence[Step], row: Row, places: Sequence[tuple[int, int, int]] | None) -> SameTokens:
+    if places is not None:
+        yield from ((index, np.arange(stop - start), np.arange(start, stop)) for start, stop, index in places)
+        return
+    waiting: list[int] = []
+    cursor = 0
+    for index in row.step_indices:
+        start = len(steps[index].prompt_ids)
+        stop = start + len(steps[index].completion_ids)
+        if start < cursor or not np.array_equal(row.ids[start:stop], steps[index].completion_ids):
+            waiting.append(index)
+            continue
+        yield from _aligned(steps, waiting, row, cursor, start)
+        yield index, np.arange(stop - start), np.arange(start, stop)
+        waiting, cursor = [], stop
+    yield from _aligned(steps, waiting, row, cursor, len(row.ids))
+
+
+def _aligned(steps: Sequence[Step], indices: Sequence[int], row: Row, start: int, stop: int) -> SameTokens:
+    """The completions of some steps against the trained ids of ``row[start:stop]``."""
+    trained = start + np.flatnonzero(row.loss_mask[start:stop])
+    sampled = np.concatenate([NO_IDS, *(steps[index].completion_ids for index in indices)])
+    equal = [group for group in align_ids(sampled, row.ids[trained]) if group.equal]
+    left = np.concatenate([np.arange(0), *(np.arange(group.left_start, group.left_stop) for group in equal)])
+    held = np.concatenate([np.arange(0), *(trained[group.right_start : group.right_stop] for group in equal)])
+    first = 0
+    for index in indices:
+        last = first + len(steps[index].completion_ids)
+        here = (left >= first) & (left < last)
+        yield index, left[here] - first, held[here]
+        first = last

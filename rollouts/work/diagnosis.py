@@ -12,6 +12,7 @@ from rollouts import chat_templates, models, selectors, services, tokenizers
 from rollouts.models import Job
 from rollouts.services.jobs import Beat, JobLost, end_job
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
+from rollouts.tito.align import trained_tokens
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import STRATEGIES
@@ -124,6 +125,8 @@ def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None
     if (table := services.byte_table_of(run)) is not None:
         services.fill_origins(batch, values, table)
     found = [findings_for(value, run) for value in values]
+    for record, value in zip(batch, values, strict=True):
+        record.n_lost = trained_tokens(value.steps, value.rows).n_lost
     services.replace_findings(run, list(zip(batch, found, strict=True)))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollouts.formats.writers.exports import rows_of
+from rollouts.tito.align import sampled_places
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.diagnose.row_checks import ROUTING, TRAINER_LOGPROBS, columns_shifted, routing_rows
-from rollouts.tito.diagnose.row_findings import sampled_places
 from rollouts.tito.trajectory import Origin, Row, Trajectory
 
 Check = tuple[str, str]
@@ -91,7 +91,7 @@ print(f"the trainer's lie {shift:+.3f} off (spread {spread:.3f}), or are {slope:
 
 def row_material(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check], str]:
     """The variables, the assertions, and the code between them. A kind without a check here has no assertion."""
-    place = _of_step if finding.row is None and finding.step is not None else _of_row
+    place = _of_step if finding.step is not None else _of_row
     return place(finding, trajectory)
 
 
@@ -250,9 +250,11 @@ def _not_sampled(finding: Finding, trajectory: Trajectory, row: Row, data: Data)
     if not steps:
         return [], ""
     data["STREAM"] = trajectory.steps[steps[-1]].stream
+    data["COMPLETIONS"] = [trajectory.steps[index].completion_ids for index in steps]
+    trained = "[i for i, m in zip(IDS, LOSS_MASK) if m]"
     return [
-        ("IDS != STREAM", "the row is what its steps read and sampled"),
-        ("IDS[:START] == STREAM[:START]", "the two differ before this place"),
+        (f"IDS != STREAM or {trained} != sum(COMPLETIONS, [])", "the row is what its steps read and sampled"),
+        ("all(LOSS_MASK[START:STOP]) or IDS[:START] == STREAM[:START]", "the two differ before this place"),
     ], ""
 
 

@@ -101,7 +101,7 @@ def test_offsets_and_ids_of_a_noncanonical_sample() -> None:
     assert finding.actual_ids.tolist() == after.prompt_ids[finding.start : finding.stop].tolist()
     assert (len(finding.expected_ids), len(finding.actual_ids)) == (2, 1)
     assert finding.expected_text == finding.actual_text and s.codec.decode(finding.actual_ids) in finding.actual_text
-    assert finding.cost.rows == 2 and finding.cost.trained_tokens_lost > 0
+    assert finding.cost.rows == 2 and finding.cost.lost_in_one_row > 0 == finding.cost.trained_tokens_lost
     assert finding.evidence and finding.remedy
 
 

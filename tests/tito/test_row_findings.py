@@ -244,6 +244,36 @@ def test_a_row_that_was_encoded_again() -> None:
     assert kinds(replace(good, ids=changed), steps=steps()) == ["row_not_sampled"]
 
 
+def test_a_row_marks_each_trained_id_that_was_not_sampled() -> None:
+    """As a harness makes it that keeps text alone: the later prompt and the row hold one id where two were sampled."""
+    first, second = steps()
+    cut = slice(N_HEAD + 1, N_HEAD + 3)
+    again = np.concatenate([second.prompt_ids[: cut.start], [7], second.prompt_ids[cut.stop :]]).astype(np.int32)
+    second = replace(second, prompt_ids=again)
+    ids = np.concatenate([second.stream, LINE]).astype(np.int32)
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    mask[N_HEAD : N_HEAD + N_ONE - 1] = mask[len(again) : len(second.stream)] = True
+    ids[len(again)] = 9  # the last answer is another one too
+    made = Row(ids, mask, step_indices=(0, 1))
+    broken, of_row = found(made, steps=(first, second))
+    assert (of_row.kind, of_row.row, of_row.start) == ("row_not_sampled", 0, cut.start)
+    assert of_row.places == ((cut.start, cut.start + 1), (len(again), len(again) + 1))
+    assert (of_row.cost.trained_tokens_lost, of_row.cost.trained_tokens_wrong) == (3, 2)
+    # The row holds the place of the break too. Of all behind the break, this row loses the two ids alone.
+    assert (broken.step, broken.row, broken.start) == (1, 0, cut.start)
+    assert (broken.cost.trained_tokens_lost, broken.cost.lost_in_one_row) == (2, N_ONE - 1)
+    assert (broken.cost.rows, broken.cost.prompt_tokens_repaid) == (1, 0)
+
+
+def test_a_row_that_masks_what_was_rewritten_trains_nothing_wrong() -> None:
+    first, second = steps()
+    again = np.concatenate([second.prompt_ids[:N_HEAD], [7], second.prompt_ids[N_HEAD + 2 :]]).astype(np.int32)
+    second = replace(second, prompt_ids=again)
+    mask = np.arange(len(second.stream)) >= len(again)
+    (broken,) = found(Row(second.stream, mask, step_indices=(0, 1)), steps=(first, second))
+    assert (broken.step, broken.cost.trained_tokens_lost, broken.cost.lost_in_one_row) == (1, N_ONE, N_ONE)
+
+
 def test_trained_twice_and_never() -> None:
     good = merged()
     assert kinds(good, good, steps=steps()) == ["trained_twice", "trained_twice"]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 def costly(step: int) -> Value:
     return Value(
         Axis.STREAM, "history_rewritten", Severity.ERROR, step=step, start=1, stop=2, evidence="It was cut.",
-        cost=Cost(trained_tokens_lost=5, rows=3, prompt_tokens_repaid=7),
+        cost=Cost(trained_tokens_lost=5, rows=3, prompt_tokens_repaid=7, lost_in_one_row=3),
     )  # fmt: skip
 
 
@@ -40,6 +40,13 @@ def test_cost_adds_up_by_kind_step_and_place(web: Client) -> None:
     assert kinds["history_rewritten"]["rows_more"] == 4
     assert kinds["history_rewritten"]["lost_percent"] == "62.5 %"  # of the 16 sampled
     assert kinds["history_rewritten"]["wrong_percent"] == ""
+    assert kinds["history_rewritten"]["lost_in_one_row"] == 6
+    assert body["totals"] == {"sampled": 16, "trained": 16, "lost": 0, "foreign": 0}
+    held = StoredFinding.objects.filter(run=run, kind="history_rewritten").first()
+    StoredFinding.objects.filter(pk=held.pk).update(trained_tokens_lost=None)
+    (unsure,) = (one for one in web.get(f"/runs/{run.code}/cost.json").json()["kinds"] if one["lost_in_one_row"])
+    assert unsure["trained_tokens_lost"] is None  # of one finding it is not known, so the sum is not known
+    assert "tokens lost or wrong: not known" in web.get(f"/runs/{run.code}").content.decode()
     twice = stored_run(1, "twice", findings=[[costly(0), costly(1), finding(severity=Severity.INFO)]])
     (kind,) = (one for one in web.get(f"/runs/{twice.code}/cost.json").json()["kinds"] if one["findings"] == 2)
     assert kind["rows_more"] == 2  # three rows instead of one, said twice
@@ -64,7 +71,7 @@ def test_a_bar_opens_as_many_trajectories_as_it_counts(web: Client) -> None:
 def test_cost_asks_the_same_for_four_as_for_forty(web: Client, django_assert_num_queries: Any) -> None:
     for n in (4, 40):
         run = stored_run(n)
-        with django_assert_num_queries(8):  # session, user, run, kinds, rows, steps, places, replays
+        with django_assert_num_queries(9):  # session, user, run, kinds, rows, steps, places, totals, replays
             assert web.get(f"/runs/{run.code}/cost").status_code == 200
 
 

@@ -178,7 +178,7 @@ def test_findings_are_listed_with_their_sentences_and_places(make, reader):
     for words in (
         "The prompt leaves the stream.",
         "Extend by ids.",
-        "5 trained tokens lost, 2 rows instead of one",
+        "5 sampled tokens lost, 2 rows instead of one",
         "error",
     ):
         assert words in html

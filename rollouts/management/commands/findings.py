@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts.models import Run, StoredFinding, StoredTrajectory
+from rollouts.selectors.parts import places_of
 from rollouts.tito.diagnose import KINDS
 
 
@@ -69,6 +70,7 @@ def finding_value(one: StoredFinding) -> dict[str, Any]:
         "severity": one.severity,
         "start": one.start,
         "stop": one.stop,
+        "places": places_of(one),
         "expected_ids": one.expected_ids.tolist(),
         "actual_ids": one.actual_ids.tolist(),
         "expected_text": one.expected_text,
@@ -82,5 +84,6 @@ def finding_value(one: StoredFinding) -> dict[str, Any]:
             "trained_tokens_wrong": one.trained_tokens_wrong,
             "rows": one.rows,
             "prompt_tokens_repaid": one.prompt_tokens_repaid,
+            "lost_in_one_row": one.lost_in_one_row,
         },
     }

@@ -7,6 +7,9 @@ function in the module of its family, and one entry here. No rule knows a model'
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 
 from rollouts.tito.diagnose import branches, delta, request, row_findings, step_checks, template, text, thinking
 from rollouts.tito.diagnose.context import Break, DiagnosisContext, RendererFor
@@ -80,7 +83,18 @@ def diagnose(
     findings += [f for f in step_checks.noncanonical(case, kept) if (f.step, f.start) not in broken]
     findings += row_findings.row_findings(case)
     findings += _undecidable(case)
+    findings = [replace(f, row=_row_that_holds(case, f)) if f.row is None else f for f in findings]
     return sorted(findings, key=lambda f: (f.step if f.step is not None else len(case.steps), f.row or 0, f.start))
+
+
+def _row_that_holds(case: DiagnosisContext, finding: Finding) -> int | None:
+    """The row of the source that is equal to the finding's step up to the end of its place. None = there is none."""
+    if finding.step is None or not case.trajectory.rows:
+        return None
+    stream = case.steps[finding.step].stream
+    needed = min(max(finding.stop, finding.start + 1), len(stream))
+    rows = sorted(enumerate(case.trajectory.rows), key=lambda one: finding.step not in one[1].step_indices)
+    return next((index for index, row in rows if np.array_equal(row.ids[:needed], stream[:needed])), None)
 
 
 def _is_text_alone(trajectory: Trajectory) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.align import AlignedGroup, align_ids, align_same_bytes
+from rollouts.tito.align import AlignedGroup, TrainedTokens, align_ids, align_same_bytes, trained_tokens
 from rollouts.tito.canonical import bytes_of_each
 from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.interfaces import Codec, Renderer
@@ -58,6 +58,7 @@ class DiagnosisContext:
         self.links: list[Link] = links_of(trajectory)
         self.merged: list[tuple[int, ...]] = merge_steps(self.steps, self.links)
         """For each row that follows from the steps, the indices of its steps."""
+        self.n_rows: int = len(trajectory.rows) or len(self.merged)
         self.no_ids: set[int] = set()
         """Steps whose ids are missing or made up. Faults that follow from that are not reported again."""
         self.aside: set[int] = set()
@@ -195,6 +196,17 @@ class DiagnosisContext:
         if len(asked) <= n or msg.first_difference(told, asked) < n:
             return False
         return len(told) == n or msg.same(told[n], asked[n])
+
+    @cached_property
+    def trained(self) -> TrainedTokens:
+        """What the rows train of what the steps sampled."""
+        return trained_tokens(self.steps, self.trajectory.rows)
+
+    def n_lost(self, stretches: Sequence[tuple[int, int]]) -> int | None:
+        """How many tokens no row trains as sampled, of completions from an offset on. None when it is not known."""
+        if self.trained.n_lost is None:
+            return None
+        return sum(int(np.count_nonzero(self.trained.times[index][first:] == 0)) for index, first in stretches)
 
     @cached_property
     def continued(self) -> set[int]:

@@ -32,16 +32,18 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Cost:
-    """What the fault costs this trajectory."""
+    """What the fault costs this trajectory, in the rows that it has. None = not known."""
 
-    trained_tokens_lost: int = 0
-    """Sampled tokens that can no longer be trained."""
-    trained_tokens_wrong: int = 0
-    """Tokens under the gradient that were not sampled in this form."""
+    trained_tokens_lost: int | None = 0
+    """Sampled tokens that no row trains as they were sampled."""
+    trained_tokens_wrong: int | None = 0
+    """Tokens under the gradient that were not sampled as they stand, or that are trained with wrong values."""
     rows: int = 1
     """How many rows this trajectory becomes."""
     prompt_tokens_repaid: int = 0
     """Prompt tokens that are forwarded once more, because this row shares them with an earlier row from the start."""
+    lost_in_one_row: int = 0
+    """Sampled tokens behind a break. They would be lost if the row went on over the break, and no new row began."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,7 @@ class Finding:
     severity: Severity
     step: int | None = None
     row: int | None = None
+    """With a step: the row that the source holds, and that has the place at the same offset."""
     start: int = 0
     """The first offset at which actual and expected ids differ."""
     stop: int = 0
@@ -73,3 +76,5 @@ class Finding:
     cost: Cost = field(default_factory=Cost)
     missing: str = ""
     """For ``not_decidable``: the field that the source lacks."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Every stretch ``[start, stop)``, when there are several. The first is that of ``start`` and ``stop``."""

@@ -57,6 +57,23 @@ def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+def written_by_assistant(row: Row, marks: TurnBoundaries) -> Mask | None:
+    """``[T]``: the tokens that the assistant wrote, by origins, else from each header through its stop token.
+
+    None when neither tells it.
+    """
+    if row.origin is not None and len(row.origin) == len(row.ids):
+        return np.asarray(row.origin == Origin.SAMPLED)
+    headers = header_places(marks, row.ids)
+    if not headers:
+        return None
+    written: Mask = np.zeros(len(row.ids), dtype=np.bool_)
+    for (_, start), (stop, _) in zip(headers, [*headers[1:], (len(row.ids), 0)], strict=True):
+        ends = np.flatnonzero(np.isin(row.ids[start:stop], list(marks.stop_ids)))
+        written[start : start + int(ends[0]) + 1 if ends.size else stop] = True
+    return written
+
+
 def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
     """The header without a template: the ids between the turn before and a trained stretch, as in most stretches."""
     stops = derived_stops(ids, mask, special)

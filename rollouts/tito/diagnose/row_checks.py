@@ -32,12 +32,14 @@ class RowFault:
     start: int
     stop: int
     evidence: str
-    wrong: int = 0
-    """Tokens under the gradient that should not be there, or that have values of other tokens."""
-    lost: int = 0
-    """Sampled tokens that are not trained."""
+    wrong: int | None = 0
+    """Tokens under the gradient that should not be there, or that have values of other tokens. None = not known."""
+    lost: int | None = 0
+    """Sampled tokens that are not trained. None = not known."""
     severity: str = ""
     """``error``, ``warning`` or ``info``; empty = that of the kind."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Every stretch, when there are several."""
 
 
 def length_mismatch(row: Row) -> RowFault | None:

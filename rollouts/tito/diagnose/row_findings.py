@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollouts.tito.align import sampled_places
 from rollouts.tito.diagnose import row_checks as checks
-from rollouts.tito.diagnose.context import DiagnosisContext
+from rollouts.tito.diagnose.context import MAX_STRETCH, DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.mask_checks import (
@@ -19,6 +20,7 @@ from rollouts.tito.diagnose.mask_checks import (
     mask_faults,
     mask_shifted,
     places_of,
+    written_by_assistant,
 )
 from rollouts.tito.diagnose.row_checks import RowFault
 from rollouts.tito.diagnose.verdict import bounded
@@ -27,7 +29,7 @@ from rollouts.tito.prefix import common_prefix, stream_length
 from rollouts.tito.recorded_renders import with_json
 from rollouts.tito.segments import mask_runs
 from rollouts.tito.snippets import counted
-from rollouts.tito.trajectory import NO_IDS, Ids, Message, Origin, Row, Step
+from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
 
 
 def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
@@ -57,14 +59,14 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
     roles = bool(header_places(marks, row.ids)) or int(np.count_nonzero(marks.special)) > 2
     overrun = checks.mask_overrun(row, roles)
     if overrun:
-        yield overrun
+        yield _with_counts(overrun, row, marks)
     # A row that trains nothing or everything has no pattern that shows a shift of the columns.
     shifted = None if overrun else checks.columns_shifted(row) or mask_shifted(row, properties.marks)
     others = list(checks.ROW_RULES)
     if shifted:
         yield shifted
     elif not overrun:
-        wrong = list(mask_faults(row, marks))
+        wrong = [_with_counts(fault, row, marks) for fault in mask_faults(row, marks)]
         yield from _merged(wrong)
         # Advantages in place of the mask's fault follow from that fault.
         if not wrong or checks.advantage_misplaced(_mended(row, wrong)):
@@ -84,16 +86,33 @@ def _mended(row: Row, faults: Sequence[RowFault]) -> Row:
     return replace(row, loss_mask=mask)
 
 
+def _with_counts(fault: RowFault, row: Row, marks: TurnBoundaries) -> RowFault:
+    """A mask that runs over turns or leaves out all: its wrong and lost tokens, counted by who wrote each token."""
+    if fault.kind != "mask_overrun":
+        return fault
+    sampled = written_by_assistant(row, marks)
+    if sampled is None:
+        return replace(fault, wrong=None if fault.wrong else 0, lost=None if fault.lost else 0)
+    wrong, lost = row.loss_mask & ~sampled, sampled & ~row.loss_mask
+    return replace(fault, wrong=int(np.count_nonzero(wrong)), lost=int(np.count_nonzero(lost)))
+
+
 def _merged(faults: Sequence[RowFault]) -> Iterator[RowFault]:
-    """One fault for each kind: the first place, with the counts of all places."""
-    by_kind: dict[str, RowFault] = {}
+    """One fault for each kind: the first place, with all places and their counts."""
+    by_kind: dict[str, list[RowFault]] = {}
     for fault in faults:
-        first = by_kind.get(fault.kind)
-        if first is None:
-            by_kind[fault.kind] = fault
-        else:
-            by_kind[fault.kind] = replace(first, wrong=first.wrong + fault.wrong, lost=first.lost + fault.lost)
-    yield from by_kind.values()
+        by_kind.setdefault(fault.kind, []).append(fault)
+    for same in by_kind.values():
+        if len(same) == 1:
+            yield same[0]
+            continue
+        wrong, lost = [fault.wrong for fault in same], [fault.lost for fault in same]
+        yield replace(
+            same[0],
+            wrong=None if None in wrong else sum(filter(None, wrong)),
+            lost=None if None in lost else sum(filter(None, lost)),
+            places=tuple((fault.start, fault.stop) for fault in same),
+        )
 
 
 def _with_origin(case: DiagnosisContext, row: Row) -> Row:
@@ -114,27 +133,6 @@ def _with_origin(case: DiagnosisContext, row: Row) -> Row:
         if stop - start > 3:
             origin[start:stop] = Origin.OBSERVATION
     return replace(row, origin=origin)
-
-
-def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]] | None:
-    """Where each step's completion stands in the row: ``(start, stop, step)``. None when a completion is not there."""
-    found = []
-    cursor = 0
-    for index in row.step_indices:
-        if index >= len(steps):
-            return None
-        step = steps[index]
-        start, n = len(step.prompt_ids), len(step.completion_ids)
-        if start < cursor or not np.array_equal(row.ids[start : start + n], step.completion_ids):
-            place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes())
-            while place >= 0 and place % row.ids.itemsize:
-                place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes(), place + 1)
-            if place < 0:
-                return None
-            start = cursor + place // row.ids.itemsize
-        found.append((start, start + n, index))
-        cursor = start + n
-    return found
 
 
 _QUESTION: Message = {"role": "user", "content": "Question one"}
@@ -238,6 +236,7 @@ def _finding(case: DiagnosisContext, index: int, row: Row, fault: RowFault, step
         stop=fault.stop,
         actual_ids=bounded(ids),
         actual_text=case.widened(row.ids, min(fault.start, len(row.ids)), min(fault.stop, len(row.ids))),
+        places=fault.places[:MAX_STRETCH],
         evidence=fault.evidence,
         remedy=kind.remedy,
         cost=Cost(fault.lost, fault.wrong, rows=max(1, len(case.trajectory.rows))),
@@ -246,39 +245,46 @@ def _finding(case: DiagnosisContext, index: int, row: Row, fault: RowFault, step
 
 def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
     """Compare rows with their steps: tokens must be as sampled, and each trained once."""
-    trained = [np.zeros(len(step.completion_ids), dtype=np.int32) for step in case.steps]
-    complete = True
-    for index, row in enumerate(case.trajectory.rows):
-        if not row.step_indices or len(row.loss_mask) != len(row.ids):
-            complete = False
+    rows, trained = case.trajectory.rows, case.trained
+    for index, (row, foreign) in enumerate(zip(rows, trained.foreign, strict=True)):
+        if foreign is None or trained.verbatim[index]:
             continue
-        places = sampled_places(case.steps, row)
-        if places is None:
-            complete = False
-            yield _finding(case, index, row, _not_sampled(case, row))
-            continue
-        for start, stop, step in places:
-            trained[step] += row.loss_mask[start:stop]
-    for index, counts in enumerate(trained):
+        if (fault := _not_sampled(case, row, foreign)) is not None:
+            yield _finding(case, index, row, fault)
+    complete = all(trained.verbatim)
+    for index, counts in enumerate(trained.times):
         twice = np.flatnonzero(counts > 1)
         if twice.size:
             yield _on_step(case, index, "trained_twice", int(twice[0]), int(twice[-1]) + 1,
                            f"Under the gradient in several rows: {counted(twice.size, 'token')} of step {index}.",
-                           Cost(trained_tokens_wrong=int(twice.size), rows=len(case.trajectory.rows)))  # fmt: skip
+                           Cost(trained_tokens_wrong=int(twice.size), rows=len(rows)))  # fmt: skip
         if complete and len(counts) and not counts.any() and index not in case.no_ids:
             yield _on_step(case, index, "never_trained", 0, len(counts),
                            f"Under the gradient in no row: {counted(len(counts), 'token')} that step {index} sampled.",
-                           Cost(trained_tokens_lost=len(counts), rows=len(case.trajectory.rows)))  # fmt: skip
+                           Cost(trained_tokens_lost=len(counts), rows=len(rows)))  # fmt: skip
 
 
-def _not_sampled(case: DiagnosisContext, row: Row) -> RowFault:
-    steps = [index for index in row.step_indices if index < len(case.steps)]
-    wanted = case.steps[steps[-1]].stream if steps else NO_IDS  # in the order that the row's source names
-    start = common_prefix(wanted, row.ids)
+def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> RowFault | None:
+    """A row that does not hold what its steps sampled, at each trained token that was not sampled as it stands.
+
+    None when it trains no such token and begins with all that its last call read and sampled: then a break tells more.
+    """
+    stream = case.steps[row.step_indices[-1]].stream
+    shared = common_prefix(stream, row.ids)
+    lost = sum(int(np.count_nonzero(case.trained.times[index] == 0)) for index in row.step_indices)
+    places = mask_runs(foreign)
+    if not places:
+        if shared == len(stream):
+            return None
+        return RowFault(
+            "row_not_sampled", shared, len(row.ids),
+            f"From offset {shared} on the row's ids differ from the ids that its steps read and sampled.", lost=lost,
+        )  # fmt: skip
+    n = int(np.count_nonzero(foreign))
     return RowFault(
-        "row_not_sampled", start, len(row.ids),
-        f"From offset {start} on the row's ids differ from the ids that its steps read and sampled.",
-        wrong=int(np.count_nonzero(row.loss_mask[start:])),
+        "row_not_sampled", *places[0],
+        f"The row trains {counted(n, 'token')} that its steps did not sample, the first at offset {places[0][0]}.",
+        wrong=n, lost=lost, places=tuple(places),
     )  # fmt: skip
 
 

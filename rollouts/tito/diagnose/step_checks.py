@@ -40,7 +40,7 @@ def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
         index,
         Verdict("token_ids_missing", f"Step {index}: {which}."),
         StepSpan(start, stop, step.stream[start:stop]),
-        cost=Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=len(case.merged)),
+        cost=Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=case.n_rows),
     )
 
 
@@ -104,7 +104,7 @@ def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
     """The ids disagree with the logprobs, or with the returned text."""
     step = case.steps[index]
     n, sampled = len(step.prompt_ids), len(step.completion_ids)
-    cost = Cost(trained_tokens_wrong=sampled, rows=len(case.merged))
+    cost = Cost(trained_tokens_wrong=sampled, rows=case.n_rows)
     if step.logprobs is not None and len(step.logprobs) != sampled:
         verdict = Verdict(
             "engine_ids_inconsistent",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from rollouts.tito.diagnose.context import MAX_STRETCH, Break, DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.tito.prefix import stream_length
 from rollouts.tito.trajectory import NO_IDS, Ids
 
 
@@ -60,26 +59,26 @@ def finding_at_break(b: Break, verdict: Verdict) -> Finding:
 
 
 def break_cost(b: Break, kind: str) -> Cost:
-    """The cost of a break: the tokens sampled after it in the row, one more row, and tokens that are forwarded twice.
+    """The cost of a break: what was sampled behind it in the row that it leaves, one more row, and repaid tokens.
 
-    The last count is the prefix that both rows share, as ``strategies.replay.repaid_tokens`` counts it. Nothing is lost
-    when a later step continues the sampled stream. Of a call that was made twice, the dropped answer is lost.
+    Repaid is the prefix that both rows share, as ``strategies.replay.repaid_tokens`` counts it. Nothing is lost where a
+    later step continues the sampled stream. Of a call that was made twice, the dropped answer is lost.
     """
     case = b.case
-    lost = 0
+    behind: list[tuple[int, int]] = []  # (step, the first token of its completion behind the break)
     if kind == "duplicate_call":
         dropped = {b.index} if b.parent_index in case.continued else {b.parent_index, b.index} & case.aside
-        lost = sum(len(case.steps[index].completion_ids) for index in dropped - case.continued)
+        behind = [(index, 0) for index in dropped - case.continued]
     elif kind != "branch" and b.parent_index not in case.continued:
-        for index in case.chain(b.parent_index):
-            step = case.steps[index]
-            first = max(len(step.prompt_ids), b.start)
-            lost += max(0, stream_length(step) - first)
+        chain = case.chain(b.parent_index)
+        behind = [(index, max(0, b.start - len(case.steps[index].prompt_ids))) for index in chain]
+    stored = case.trajectory.rows
+    opens_row = not stored or any(row.step_indices[:1] == (b.index,) for row in stored)
     return Cost(
-        trained_tokens_lost=lost,
-        trained_tokens_wrong=0,
-        rows=len(case.merged),
-        prompt_tokens_repaid=b.start,
+        trained_tokens_lost=case.n_lost(behind),
+        rows=case.n_rows,
+        prompt_tokens_repaid=b.start if opens_row else 0,
+        lost_in_one_row=sum(max(0, len(case.steps[index].completion_ids) - first) for index, first in behind),
     )
 
 
@@ -127,6 +126,6 @@ def finding_on_step(
         message_index=verdict.message_index,
         evidence=verdict.evidence + bound_note(span.expected_ids, span.actual_ids),
         remedy=kind.remedy,
-        cost=cost or Cost(rows=len(case.merged)),
+        cost=cost or Cost(rows=case.n_rows),
         missing=verdict.missing,
     )

@@ -9,11 +9,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from rollouts.tito.align import trained_tokens
 from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import Conversation, Foresees, RenderFailed
 from rollouts.tito.prefix import common_prefix
 from rollouts.tito.recorded_renders import UNKNOWN_DATE
-from rollouts.tito.segments import mask_runs
 from rollouts.tito.strategies.conversation import continues, for_template, segments
 from rollouts.tito.strategies.protocol import (
     MAX_REMEMBERED,
@@ -26,7 +26,7 @@ from rollouts.tito.strategies.protocol import (
     matching_logprobs,
 )
 from rollouts.tito.strategies.two_templates import start
-from rollouts.tito.trajectory import Ids, Message, Origin, Row, Step, Trajectory
+from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ class StrategyResult:
 
 New = Callable[[Context], Strategy]
 
-_SAMPLED = int(Origin.SAMPLED)
 BATCH_STEPS = 128
 """Steps whose renders are made in one round trip."""
 
@@ -199,7 +198,7 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
         one.slug,
         tuple(rows),
         trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
-        lost_tokens=conversation.n_sampled - _verbatim(steps, rows),
+        lost_tokens=_lost_tokens(steps, rows),
         prompt_tokens_repaid=repaid_tokens(rows),
         sampled_tokens=conversation.n_sampled,
         frozen_steps=frozen,
@@ -246,27 +245,10 @@ def _with_matching_logprobs(step: Step) -> Step:
     return step if matching_logprobs(step) is step.logprobs else replace(step, logprobs=None)
 
 
-def _verbatim(steps: Sequence[Step], rows: Sequence[Row]) -> int:
-    """How many sampled tokens the rows' trained stretches repeat, completion by completion."""
-    verbatim = 0
-    for row in rows:
-        if row.origin is not None:
-            is_sampled = row.origin == _SAMPLED
-            if is_sampled.any():
-                verbatim += int(np.count_nonzero(row.loss_mask & is_sampled))
-                continue
-        for index, (first, end) in zip(row.step_indices, mask_runs(row.loss_mask), strict=False):
-            verbatim += _repeated(steps[index].completion_ids, row.ids[first:end])
-    return verbatim
-
-
-def _repeated(sampled: Ids, stretch: Ids) -> int:
-    """How many ids of a completion a trained stretch repeats as sampled: common prefix and suffix."""
-    prefix = common_prefix(sampled, stretch)
-    if prefix == min(len(sampled), len(stretch)):
-        return prefix
-    suffix = common_prefix(sampled[prefix:][::-1], stretch[prefix:][::-1])
-    return prefix + suffix
+def _lost_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> int:
+    lost = trained_tokens(steps, rows).n_lost
+    assert lost is not None  # the rows of a strategy name their steps
+    return lost
 
 
 def repaid_tokens(rows: Sequence[Row]) -> int:
