@@ -15,6 +15,8 @@ __all__ = ["PLANTERS", "CannotPlant", "Case", "ModelSetup", "planted", "with_lea
 
 def with_lead(s: ModelSetup, case: Case) -> Case:
     """The same fault one step later: the earlier exchange of the first prompt as a step of its own."""
+    if case.name == "first_prompt_of_other_merges":
+        raise CannotPlant("it is no first prompt any more")
     if case.name == "history_summary":
         raise CannotPlant("what goes on from a whole earlier step, with another user message, is a branch")
     if case.trajectory.rows:

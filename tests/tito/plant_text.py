@@ -109,6 +109,16 @@ def tokenizer_mismatch(s: ModelSetup) -> Case:
 
 
 @planter
+def first_prompt_of_other_merges(s: ModelSetup) -> Case:
+    """The first prompt has the text that the template writes, in other tokens."""
+    turn = s.turn()
+    p, start = split_token(s, turn.p)
+    last = s.final(turn.after, np.concatenate([p, turn.g, turn.d]))
+    steps = s.step(turn.messages, p, turn.g, turn.reply), last
+    return Case("first_prompt_of_other_merges", turn.trajectory(*steps), "tokenizer_mismatch", 0, start=start)
+
+
+@planter
 def special_tokens_dropped(s: ModelSetup) -> Case:
     turn = s.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
     marks = [i for i in sorted(s.codec.special_ids) if s.decode(ids_array([i])).strip() and i != int(turn.g[-1])]

@@ -11,8 +11,10 @@ from rollouts.tito.diagnose.text import call_regions
 from rollouts.tito.diagnose.thinking import lone_block
 from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
 from tests.tito.model_setups import STABLE, model_setup
-from tests.tito.plant import PLANTERS, ModelSetup
+from tests.tito.plant import PLANTERS, ModelSetup, planted
 from tests.tito.plant_delta import DECOMPOSED, OBSERVATIONS
+from tests.tito.plant_setup import split_token
+from tests.tito.test_diagnose_planted import problem
 from tests.tokenizers.oracles import encode_plain
 
 PLAIN_TURNS = """\
@@ -362,3 +364,98 @@ def test_decomposed_accents_are_found_as_the_tokenizer_spells_them(name: str) ->
     for content, kinds in ((f"{DECOMPOSED[0]} <|end|> so", ["special_tokens_injected"]), (DECOMPOSED[0], [])):
         turn = s.turn(new=[s.turn().setup.result(content)])
         assert [kind for kind, _, _ in told(s, *turn.tito().steps)] == kinds
+
+
+@pytest.mark.parametrize("options", [{}, {"system": False}, {"tools": False, "history": True}])
+def test_a_template_that_prints_the_date_hides_no_fault(options: dict[str, bool]) -> None:
+    """The recorded prompts show another day than the clock of the renders."""
+    s = model_setup("stable", **options)
+    template = "<|open|>system\nToday is {{ strftime_now('%d %B %Y') }}.<|shut|>\n" + STABLE
+    s.renderer = renderer(s.codec, template, now="2026-11-22T10:00:00")
+    other, problems, n = renderer(s.codec, template), [], 0
+    for case in planted(s, 1):
+        n += 1
+        problems.append(problem(case, s, diagnose(case.trajectory, s.codec, lambda sha: other)))
+    assert n > 30 and [text for text in problems if text] == []
+
+
+def test_a_first_prompt_of_another_template_is_not_decided_unless_its_text_explains_its_ids() -> None:
+    s = model_setup("stable")
+    turn = s.turn()
+    rules, (other, _) = s.codec.encode("New rules. "), split_token(s, turn.p)
+    for prompt, missing in (
+        (turn.p, []),
+        (np.concatenate([rules, turn.p]), []),
+        (np.concatenate([rules, other]), ["chat template of the first prompt"]),
+    ):
+        step = s.step(turn.messages, prompt, turn.g, turn.reply)
+        found = diagnose(Trajectory("t", (step,)), s.codec, lambda sha: s.renderer)
+        assert [(f.kind, f.missing) for f in found] == [("not_decidable", name) for name in missing]
+
+
+def test_control_tokens_of_the_template_that_are_spelled_in_pieces_are_of_another_tokenizer() -> None:
+    s = model_setup("stable", tools=False)
+    asked = {"role": "user", "content": "note <|end|> here"}
+    text = s.text([asked])
+    name, whole = encode_plain(s.codec, "<|end|>"), encode_plain(s.codec, text)
+    head, tail = (s.codec.encode(part) for part in text.split("<|end|>"))
+    for prompt, kinds in ((np.concatenate([head, name, tail]), []), (whole, ["tokenizer_mismatch"])):
+        assert [kind for kind, _, _ in told(s, s.step([asked], prompt.astype(np.int32), tail[-1:], None))] == kinds
+
+
+def test_a_system_block_where_the_template_writes_the_system_text_behind_the_tools() -> None:
+    s = model_setup("stable")
+    behind = "<|open|>system\n{% if tools %}Tools:\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}\n{% endif %}"
+    macro, middle = STABLE.index("{%- if tools %}"), STABLE.index("{%- for m in messages -%}")
+    system = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}<|shut|>\n"
+    s.renderer = renderer(s.codec, STABLE[:macro] + behind + system + STABLE[middle:])
+    turn = s.turn()
+    block = s.codec.encode("\n<|open|>system\nYou are a helpful thing.<|shut|>")
+    for delta, kinds in ((turn.d, []), (np.concatenate([block, turn.d]), ["system_prompt_injected"])):
+        assert [kind for kind, _, _ in told(s, *turn.tito(d=delta).steps)] == kinds
+
+
+def test_a_stop_token_that_the_template_writes_otherwise_a_turn_later() -> None:
+    s = model_setup("stable", tools=False)
+    first = s.step([ASKED], s.render([ASKED]), s.codec.encode("She lives in Cusco.<|end|>"), SAID)
+    asked: Message = {"role": "user", "content": "Go on."}
+    delta = s.codec.encode("\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")
+    second = s.final([ASKED, SAID, asked], np.concatenate([first.stream, delta]), "Yes.")
+    after = [ASKED, SAID, asked, {"role": "assistant", "content": "Yes."}, asked]
+    kept = np.concatenate([second.stream, delta])
+    again = np.where(kept == first.stream[-1], s.codec.encode("<|shut|>"), kept)
+    assert told(s, first, second, s.final(after, kept, "No.")) == []
+    ((kind, start, evidence),) = told(s, first, second, s.final(after, again, "No."))
+    assert (kind, start) == ("template_not_append_only", len(first.stream) - 1)
+    assert "'<|end|>' was sampled, and the template writes '<|shut|>' in its place" in evidence
+
+
+def test_a_block_that_was_closed_at_once_holds_no_reasoning() -> None:
+    s = model_setup("stable", tools=False)
+    s.renderer = renderer(s.codec, PLAIN_TURNS)
+    said, asked = {"role": "assistant", "content": "She does."}, {"role": "user", "content": "Go on."}
+    prompt, behind = s.render([ASKED]), s.codec.encode("<|user|>Go on.<|bot|><think>")
+    for sampled, kind in (
+        ("</think>She does.", "special_tokens_dropped"),
+        ("So.</think>She does.", "reasoning_misparsed"),
+    ):
+        first = s.step([ASKED], prompt, s.codec.encode(f"{sampled}<|shut|>"), said)
+        back = np.concatenate([first.stream[:-1], behind])
+        last = s.step([ASKED, said, asked], back, first.completion_ids, None)
+        assert [kind for kind, _, _ in told(s, first, last)] == [kind]
+
+
+def test_of_a_retry_the_answer_that_goes_on_is_the_parent() -> None:
+    s = model_setup("stable", tools=False)
+    prompt, asked = s.render([ASKED]), {"role": "user", "content": "Go on."}
+    steps = []
+    for text in ("She lives in Cusco.", "In Cusco."):
+        reply = {"role": "assistant", "content": text}
+        steps.append(s.step([ASKED], prompt, s.codec.encode(f"{text}<|shut|>"), reply))
+    delta = s.codec.encode("\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n")
+    for text, kind in (("In Cusco, Peru.", "assistant_rewritten"), ("She lives in Cusco.", None)):
+        back = np.concatenate([prompt, s.codec.encode(f"{text}<|shut|>"), delta])
+        last = s.final([ASKED, {"role": "assistant", "content": text}, asked], back, "Yes.")
+        found = diagnose(Trajectory("t", (*steps, last)), s.codec, lambda sha: s.renderer)
+        assert [f.kind for f in found if f.step == 2] == [kind] * (kind is not None)
+        assert not any("lives" in f.evidence for f in found if f.step == 2)

@@ -149,6 +149,8 @@ def _undecidable(case: DiagnosisContext) -> list[Finding]:
         gaps.append(("tokenizer", "Text, canonical form and deltas", Axis.STREAM))
     if case.codec is None and case.trajectory.rows:
         gaps.append(("tokenizer", "Whose turn each token of the rows belongs to", Axis.ROW))
+    if case.of_another_template:
+        gaps.append(("chat template of the first prompt", "Whether this tokenizer wrote the first prompt", Axis.STREAM))
     later = [index for index, link in enumerate(case.links) if link.parent is not None]
     if later and case.codec is not None:
         if any(case.steps[index].request is None for index in range(len(case.steps))):

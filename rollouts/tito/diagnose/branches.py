@@ -24,7 +24,7 @@ def duplicate_call(b: Break) -> Verdict | None:
         if _of_one_answer(case.steps[earlier], b.step):
             return None
         if np.array_equal(case.steps[earlier].prompt_ids, prompt_ids):
-            first, second = earlier in case.continued, b.index in case.continued
+            first, second = _goes_on(b, earlier), _goes_on(b, b.index)
             which = (
                 "both were continued"
                 if first and second
@@ -37,9 +37,17 @@ def duplicate_call(b: Break) -> Verdict | None:
             return Verdict(
                 "duplicate_call",
                 f"Step {b.index} sends the same {counted(len(prompt_ids), 'prompt id')} as step {earlier}; {which}.",
-                aside=b.index if first or not second else earlier,
+                aside=b.index if first else earlier,
             )
     return None
+
+
+def _goes_on(b: Break, index: int) -> bool:
+    """Whether a later step continues a step: its ids, or the reply that it was parsed to."""
+    case = b.case
+    if index in case.continued or case.steps[index].reply is None:
+        return index in case.continued
+    return any(case.continues(index, later) for later in range(b.index + 1, len(case.steps)))
 
 
 def _of_one_answer(one: Step, other: Step) -> bool:

@@ -59,6 +59,8 @@ class DiagnosisContext:
         self.merged: list[tuple[int, ...]] = merge_steps(self.steps, self.links)
         """For each row that follows from the steps, the indices of its steps."""
         self.n_rows: int = len(trajectory.rows) or len(self.merged)
+        self.of_another_template: list[int] = []
+        """First prompts with another text than the template writes, whose ids their text does not explain either."""
         self.no_ids: set[int] = set()
         """Steps whose ids are missing or made up. Faults that follow from that are not reported again."""
         self.aside: set[int] = set()
@@ -427,13 +429,16 @@ class Break:
         """Whether the first difference lies in the parent's own completion."""
         return self.start >= len(self.parent.prompt_ids)
 
+    def turn_at(self, start: int) -> Step | None:
+        """The step of the chain that sampled this offset of the sampled stream; None = no step did."""
+        chain = (self.case.steps[index] for index in self.case.chain(self.parent_index))
+        turn = next((step for step in chain if len(step.prompt_ids) <= start), None)
+        return turn if turn is not None and start < stream_length(turn) else None
+
     def sampled_at(self, start: int, stop: int) -> bool:
         """Whether ``[start, stop)`` of the sampled stream lies inside one completion of the chain."""
-        for index in self.case.chain(self.parent_index):
-            step = self.case.steps[index]
-            if len(step.prompt_ids) <= start:
-                return stop <= stream_length(step)
-        return False
+        turn = self.turn_at(start)
+        return turn is not None and stop <= stream_length(turn)
 
 
 def kwargs_of(step: Step) -> Mapping[str, Any]:

@@ -406,7 +406,8 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
     """The additional tokens start like a conversation: with BOS, or with the header of the system block."""
     if any(message.get("role") in ("system", "developer") for message in d.new_messages or ()):
         return None
-    starts = [start for start in (_system_header(d), _preamble(d, True), _preamble(d, False)) if len(start)]
+    heads = (head(d, with_tools) for head in (_system_header, _preamble) for with_tools in (True, False))
+    starts = [head for head in heads if len(head)]
     bos = d.case.codec.bos_id if d.case.codec else None
     own = {d.case.as_decoded(text).strip() for text in leading_system(d.messages or ()) if isinstance(text, str)} - {""}
     extra, differs = [(0, len(d.ids))], 0
@@ -441,12 +442,12 @@ def _too_many(d: Delta, head: Ids) -> bool:
     return actual.count(head.tobytes()) > wanted.count(head.tobytes())
 
 
-def _system_header(d: Delta) -> Ids:
+def _system_header(d: Delta, with_tools: bool) -> Ids:
     """The first ids that the template writes before a system text, as many as are needed to recognise them."""
     renders = [
         d.case.render(
             d.step, [{"role": "system", "content": text}, {"role": "user", "content": "Hello."}], False,
-            key=("header", text, d.step.chat_template_sha256),
+            key=("header", text, d.step.chat_template_sha256), with_tools=with_tools,
         )
         for text in ("Alpha beta.", "9 gamma?")
     ]  # fmt: skip
@@ -457,7 +458,7 @@ def _system_header(d: Delta) -> Ids:
     header = first[: common_prefix(first, second)]
     bos = d.case.codec.bos_id if d.case.codec else None
     header = header[1:] if len(header) and bos is not None and int(header[0]) == bos else header
-    heads = _user_headers(d, True)
+    heads = _user_headers(d, with_tools)
     # Some templates put the system text into the first user turn, which starts like every other turn.
     if heads is not None and np.array_equal(heads[1][len(heads[1]) - len(header) :], header):
         return header[:0]

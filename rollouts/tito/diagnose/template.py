@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.context import Break, DiagnosisContext
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
-from rollouts.tito.prefix import common_prefix
+from rollouts.tito.prefix import common_prefix, stream_length
 from rollouts.tito.snippets import quoted_or_nothing
+from rollouts.tito.trajectory import Step
 
 
 def template_not_append_only(b: Break) -> Verdict | None:
@@ -16,8 +18,9 @@ def template_not_append_only(b: Break) -> Verdict | None:
     if b.known_messages is not None and b.first_changed is not None:
         return None
     start = b.text_start  # the template does not cause tokens that merge over the seam of prompt and completion
-    in_prompt = not b.sampled_at(start, start + 1)
-    tail = b.expected[start:]
+    turn = b.turn_at(start)
+    in_prompt = turn is None
+    tail = b.expected[start : None if turn is None else stream_length(turn)]
     if not in_prompt and not (len(tail) <= 4 and b.case.is_special(tail).all()):
         return None
     if b.case.codec is not None and b.same_text:
@@ -25,12 +28,14 @@ def template_not_append_only(b: Break) -> Verdict | None:
     tail_length = _tail_length(b) if in_prompt else 0
     if in_prompt and len(b.parent.prompt_ids) - start > tail_length and not _template_did_it(b):
         return None
-    where = "at the end of" if not in_prompt or tail_length >= len(b.parent.prompt_ids) - start else "in"
-    return Verdict(
-        "template_not_append_only",
-        f"The template wrote {quoted_or_nothing(b.a)} {where} step {b.parent_index}'s prompt and "
-        f"{quoted_or_nothing(b.b)} in its place when messages followed.",
-    )
+    if not in_prompt:
+        came = quoted_or_nothing(b.case.text(b.actual[start : start + len(tail)]))
+        evidence = f"{quoted_or_nothing(b.case.text(tail))} was sampled, and the template writes {came} in its place"
+    else:
+        where = "at the end of" if tail_length >= len(b.parent.prompt_ids) - start else "in"
+        was, came = quoted_or_nothing(b.a), quoted_or_nothing(b.b)
+        evidence = f"The template wrote {was} {where} step {b.parent_index}'s prompt and {came} in its place"
+    return Verdict("template_not_append_only", f"{evidence} when messages followed.")
 
 
 def _tail_length(b: Break) -> int:
@@ -100,8 +105,12 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     if start == len(rendered) == len(step.prompt_ids):
         return None
     if case.bytes_of(rendered[start:]) != case.bytes_of(step.prompt_ids[start:]):
-        return None  # another text: another template made the prompt
-    if case.is_special(rendered[start:]).sum() != case.is_special(step.prompt_ids[start:]).sum():
+        if not np.array_equal(case.codec.encode(case.text(step.prompt_ids)), step.prompt_ids):
+            case.of_another_template.append(index)
+        return None
+    names = case.codec.token_bytes(rendered[start:][case.is_special(rendered[start:])])
+    missing = len(names) - int(case.is_special(step.prompt_ids[start:]).sum())
+    if missing and missing <= _spelled(set(names), step):
         return None  # content whose control tokens were encoded as text, which is right
     tail = common_prefix(rendered[start:][::-1], step.prompt_ids[start:][::-1])
     stop = len(step.prompt_ids) - tail
@@ -112,3 +121,10 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     )
     span = StepSpan(start, stop, step.prompt_ids[start:stop], rendered[start : len(rendered) - tail])
     return finding_on_step(case, index, verdict, span)
+
+
+def _spelled(names: set[bytes], step: Step) -> int:
+    """How often the messages and tools of a request spell one of these control tokens."""
+    request = step.request
+    texts = msg.strings_in([list(request.messages), list(request.tools or ())]) if request else []
+    return sum(text.count(name.decode("utf-8", "replace")) for text in texts for name in names)

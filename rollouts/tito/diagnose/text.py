@@ -85,10 +85,9 @@ def invalid_utf8(b: Break) -> Verdict | None:
 
 def tool_call_reserialized(b: Break) -> Verdict | None:
     """The texts differ inside a tool call, and the values of the call are equal."""
-    if b.case.codec is None or b.same_text or not b.sampled_at(b.text_start, b.text_start + 1):
+    turn = b.turn_at(b.text_start)
+    if b.case.codec is None or b.same_text or turn is None:
         return None
-    chain = (b.case.steps[index] for index in b.case.chain(b.parent_index))
-    turn = next(step for step in chain if len(step.prompt_ids) <= b.text_start)
     old, new = b.text_from(len(turn.prompt_ids))
     place = _first_difference(old, new)
     if _only_white_space(b) and place >= len(_said(b, turn)):

@@ -20,7 +20,7 @@ _PAIRS = (
     (rf"◁{_WORD}▷", rf"◁/{_WORD}▷"),
     (
         r"<\|channel\|>(?:analysis|thinking|thought)<\|message\|>",
-        r"<\|end\|>(?:<\|start\|>assistant(?=<\|channel\|>))?",
+        r"<\|end\|>(?:<\|start\|>assistant(?=<\|channel\|>| to=))?",
     ),
 )
 _FLAGS = re.IGNORECASE | re.DOTALL
@@ -73,12 +73,16 @@ def reasoning_misparsed(b: Break) -> Verdict | None:
     opened = [m.end() for m in OPEN.finditer(prompt_tail)]
     if not opened or CLOSE.search(prompt_tail, opened[-1]):
         return None
-    if not CLOSE.search(b.case.text(b.parent.completion_ids)):
+    sampled = b.case.text(b.parent.completion_ids)
+    closed = CLOSE.search(sampled)
+    if closed is None:
         return None
     if b.sent_back is not None and msg.reasoning_of(b.sent_back):
         return None
     content = msg.text_of(b.sent_back.get("content")) if b.sent_back else None
     literal = isinstance(content, str) and CLOSE.search(content) is not None
+    if not literal and not sampled[: closed.start()].strip():
+        return None  # the block was closed at once: there is no reasoning
     turn = _turn(b)
     twice = len(CLOSE.findall(turn)) > 1 or len(OPEN.findall(turn)) > 1
     if not twice and not (literal and CLOSE.search(turn)):
