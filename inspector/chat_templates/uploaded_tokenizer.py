@@ -15,7 +15,7 @@ from django.core.files.uploadedfile import UploadedFile
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 from rollouts.services.text import tidy_name
-from rollouts.tokenizers.validate import WANTED
+from rollouts.tokenizers.validate import copy_wanted
 
 
 def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
@@ -67,9 +67,6 @@ def unreadable(error: Exception) -> str:
 def with_template(folder: Path, text: str, scratch: Path) -> Path:
     """A copy of a tokenizer's files under `scratch` whose chat template is `text`."""
     target = scratch / "with-template" / folder.name
-    target.mkdir(parents=True)
-    for name in WANTED:
-        if (folder / name).is_file():
-            (target / name).write_bytes((folder / name).read_bytes())
+    copy_wanted(folder, target)
     (target / "chat_template.jinja").write_text(text, encoding="utf-8")
     return target

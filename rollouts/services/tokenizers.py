@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from django.db import IntegrityError, transaction
 
 from rollouts import models, tokenizers
 from rollouts.tokenizers import ByteTable
-from rollouts.tokenizers.validate import WANTED
+from rollouts.tokenizers.files import whole_folder
+from rollouts.tokenizers.validate import WANTED, copy_wanted
 
 
 def tokenizers_folder() -> Path:
@@ -63,9 +64,8 @@ def register_tokenizer(
         raise tokenizers.TokenizerUnusable(" ".join(problems))
     with tempfile.TemporaryDirectory(prefix="inspector-tokenizer-") as scratch:
         if path.is_file() and path.name != "tokenizer.json":
-            folder = (
-                tokenizers.unpack_zip(path, Path(scratch) / "unpacked") if _is_zip(path) else _single(path, scratch)
-            )
+            is_zip = zipfile.is_zipfile(path)
+            folder = tokenizers.unpack_zip(path, Path(scratch) / "unpacked") if is_zip else _single(path, scratch)
         else:
             folder = path.parent if path.is_file() else path
         loaded = tokenizers.load(folder)
@@ -119,12 +119,6 @@ def find_tokenizer(named: str) -> models.Tokenizer:
     )
 
 
-def _is_zip(path: Path) -> bool:
-    import zipfile
-
-    return zipfile.is_zipfile(path)
-
-
 def _single(path: Path, scratch: str) -> Path:
     """A tokenizer.json that was uploaded under another name."""
     folder = Path(scratch) / path.stem
@@ -142,18 +136,6 @@ def _keep(folder: Path) -> Path:
     target = tokenizers_folder() / digest.hexdigest()
     if (target / "tokenizer.json").is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
-    try:
-        for name in WANTED:
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, draft / name)
-        draft.chmod(0o755)
-        try:
-            os.rename(draft, target)
-        except OSError:
-            if not (target / "tokenizer.json").is_file():
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with whole_folder(target, "tokenizer.json") as draft:
+        copy_wanted(folder, draft)
     return target

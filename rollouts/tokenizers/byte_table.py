@@ -10,8 +10,6 @@ import hashlib
 import json
 import mmap
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollouts.tokenizers.files import Definition, TokenizerUnusable, read_definition, tokenizer_folder
+from rollouts.tokenizers.files import (
+    Definition,
+    TokenizerUnusable,
+    file_marks,
+    read_definition,
+    tokenizer_folder,
+    whole_folder,
+)
 
 FORMAT = 2
 """Part of the name of a table's folder. Raise it when the content of a table changes."""
@@ -195,12 +200,8 @@ def byte_table(tokenizer_dir: str | Path, cache_dir: str | Path) -> ByteTable:
     Raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` when the folder holds no usable tokenizer.
     """
     folder = tokenizer_folder(tokenizer_dir)
-    marks = []
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        path = folder / name
-        stat = path.stat() if path.is_file() else None
-        marks.append((stat.st_mtime_ns, stat.st_size) if stat else None)
-    return _opened(str(folder.resolve()), str(cache_dir), tuple(marks))
+    marks = file_marks(folder, ("tokenizer.json", "tokenizer_config.json"))
+    return _opened(str(folder.resolve()), str(cache_dir), marks)
 
 
 @lru_cache(maxsize=32)
@@ -229,24 +230,13 @@ def _key(*values: object) -> str:
 
 
 def _write(place: Path, definition: Definition) -> None:
-    """Write a table so that it is either whole or absent, even when two processes write it at the same time."""
     offsets, data, special, kind = build(definition)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".table-", dir=place.parent))
-    try:
-        np.save(scratch / "offsets.npy", offsets)
-        np.save(scratch / "special.npy", special)
+    with whole_folder(place, "meta.json") as draft:
+        np.save(draft / "offsets.npy", offsets)
+        np.save(draft / "special.npy", special)
         # An empty file cannot be mapped, so an empty table still has one byte.
-        (scratch / "bytes.bin").write_bytes(data or b"\0")
-        (scratch / "meta.json").write_text(json.dumps({"format": FORMAT, "kind": kind, "sha256": definition.sha256}))
-        scratch.chmod(0o755)
-        try:
-            scratch.rename(place)
-        except OSError:
-            if not (place / "meta.json").is_file():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        (draft / "bytes.bin").write_bytes(data or b"\0")
+        (draft / "meta.json").write_text(json.dumps({"format": FORMAT, "kind": kind, "sha256": definition.sha256}))
 
 
 def open_table(place: Path) -> ByteTable:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,6 @@ class Definition:
     chat_template: str | None
     stop_token_ids: tuple[int, ...]
     """The end-of-sequence ids of generation_config.json; empty when there are none."""
-    model_max_length: int | None
     tokenizer_class: str = ""
     """The class of ``transformers`` that tokenizer_config.json names."""
 
@@ -71,6 +73,32 @@ def tokenizer_folder(path: str | Path) -> Path:
             f"The folder {folder} has no tokenizer.json. Save the model's fast tokenizer there (save_pretrained)."
         )
     return folder
+
+
+def file_marks(folder: Path, names: Iterable[str]) -> tuple[object, ...]:
+    """For each of these files of a folder what changes when the file changes; None for a file that is missing."""
+    stats = [path.stat() if (path := folder / name).is_file() else None for name in names]
+    return tuple(stat and (stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+
+@contextmanager
+def whole_folder(target: Path, last: str) -> Iterator[Path]:
+    """Yields a draft that becomes the folder ``target``: whole or not at all, also when two processes write it.
+
+    The process that comes second drops its draft: the file ``last`` is there already.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
+    try:
+        yield draft
+        draft.chmod(0o755)
+        try:
+            draft.rename(target)
+        except OSError:
+            if not (target / last).is_file():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def read_json(path: Path) -> Any:
@@ -105,7 +133,6 @@ def read_definition(path: str | Path) -> Definition:
         stops = tuple(int(i) for i in (eos if isinstance(eos, list) else [eos]) if i is not None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TokenizerUnusable(f"The folder's JSON does not describe a tokenizer: {error!r}") from error
-    limit = config.get("model_max_length")
     return Definition(
         folder=folder,
         sha256=hashlib.sha256(raw).hexdigest(),
@@ -114,7 +141,6 @@ def read_definition(path: str | Path) -> Definition:
         named_tokens=_named_tokens(folder, config),
         chat_template=read_chat_template(folder, config),
         stop_token_ids=stops,
-        model_max_length=int(limit) if isinstance(limit, int | float) and 0 < limit < 10**9 else None,
         tokenizer_class=str(config.get("tokenizer_class") or ""),
     )
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from rollouts.tokenizers.files import TokenizerUnusable
-from rollouts.tokenizers.validate import WANTED, check_folder
+from rollouts.tokenizers.validate import WANTED, check_folder, copy_wanted
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _REVISION = re.compile(r"[\w./-]{1,100}")
@@ -42,19 +42,9 @@ def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = 
     if not (path / "tokenizer.json").is_file():
         raise TokenizerUnusable(f"{hub_id} at {revision} has no tokenizer.json.")
     # The hub's cache consists of links into its own blobs. The files behind the links are checked.
-    plain = _plain_copy(path)
+    plain = path.parent.parent / "plain" / path.name
+    copy_wanted(path, plain)
     problems = check_folder(plain)
     if problems:
         raise TokenizerUnusable(" ".join(problems))
     return plain
-
-
-def _plain_copy(path: Path) -> Path:
-    """A copy of the folder with plain files in place of links."""
-    target = path.parent.parent / "plain" / path.name
-    target.mkdir(parents=True, exist_ok=True)
-    for name in WANTED:
-        source = path / name
-        if source.is_file():
-            (target / name).write_bytes(source.read_bytes())
-    return target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.trajectory import Ids
-from rollouts.tokenizers.byte_table import ByteTable, from_definition, kind_of
+from rollouts.tokenizers.byte_table import ByteTable, from_definition
 from rollouts.tokenizers.encoders import Encoder, Reference, fast_encoder
-from rollouts.tokenizers.files import Definition, TokenizerUnusable, read_definition, tokenizer_folder
+from rollouts.tokenizers.files import Definition, TokenizerUnusable, file_marks, read_definition, tokenizer_folder
 
 
 class LoadedTokenizer:
@@ -97,14 +96,6 @@ class LoadedTokenizer:
         return self._reference.offsets(_whole(text))
 
     @cached_property
-    def vocab_hash(self) -> str:
-        """Equal for two tokenizers exactly when each id has the same bytes and is a control token in both or none."""
-        digest = hashlib.sha256(self.table.special.tobytes())
-        for piece in self.table.token_bytes(np.arange(self.vocab_size, dtype=np.int32)):
-            digest.update(len(piece).to_bytes(4, "little") + piece)
-        return digest.hexdigest()
-
-    @cached_property
     def hf(self) -> Any:
         """The ``transformers`` tokenizer, loaded at first use from this folder alone. No code in the folder is run.
 
@@ -116,25 +107,6 @@ class LoadedTokenizer:
             from transformers import AutoTokenizer as Found
 
         return Found.from_pretrained(str(self.path), trust_remote_code=False, local_files_only=True)
-
-    def describe(self) -> dict[str, Any]:
-        """What a page shows about the tokenizer, as JSON."""
-        model = self.definition.tokenizer["model"]
-        return {
-            "name": self.name,
-            "sha256": self.sha256,
-            "vocab_hash": self.vocab_hash,
-            "model": model.get("type") or "BPE",
-            "kind": kind_of(self.definition.tokenizer),
-            "vocab_size": self.vocab_size,
-            "n_control_tokens": len(self.special_ids),
-            "bos": self.named_tokens.get("bos_token"),
-            "eos": self.named_tokens.get("eos_token"),
-            "stop_ids": sorted(self.stop_ids),
-            "encoder": self.encoder,
-            "has_chat_template": self.chat_template is not None,
-            "model_max_length": self.definition.model_max_length,
-        }
 
 
 def _whole(text: str) -> str:
@@ -154,9 +126,7 @@ def load(path: str | Path) -> LoadedTokenizer:
     Raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` (a ``ValueError``) with a sentence for the user.
     """
     folder = tokenizer_folder(path).resolve()
-    marks = tuple(
-        (stat.st_mtime_ns, stat.st_size) if (stat := _stat(folder / name)) is not None else None for name in _FILES
-    )
+    marks = file_marks(folder, _FILES)
     with _lock:
         held = _loaded.get(str(folder))
         if held is not None and held[0] == marks:
@@ -166,7 +136,3 @@ def load(path: str | Path) -> LoadedTokenizer:
             _loaded.pop(next(iter(_loaded)))
         _loaded[str(folder)] = (marks, tokenizer)
         return tokenizer
-
-
-def _stat(path: Path) -> Any:
-    return path.stat() if path.is_file() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
 import stat
 import zipfile
 import zlib
@@ -24,6 +25,14 @@ MAX_FOLDER_BYTES = 300_000_000
 MAX_FILES = 200
 MAX_RATIO = 200
 """A zip that grows more than this many times is a bomb; tokenizer.json grows about five times."""
+
+
+def copy_wanted(source: Path, target: Path) -> None:
+    """Copy the wanted files of a folder to another one, which is made if it is missing. Links become plain files."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in WANTED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def _size_limit(name: str) -> int:
