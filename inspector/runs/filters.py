@@ -12,6 +12,7 @@ from django.http import QueryDict
 from inspector.web.twins import whole_number
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
+from rollouts.selectors import TrajectoryFilters
 from rollouts.tito.diagnose.finding import Severity
 
 SORTS = {
@@ -24,30 +25,19 @@ SORTS = {
 }
 """The orders that the list offers; `selectors.SORTS` knows more."""
 STATUSES = tuple(StoredTrajectory.Status.values)
-NUMBERS = {"at": "step", "from": "first", "to": "last", "tokens_min": "tokens_min", "tokens_max": "tokens_max"}
-"""Parameters that take a whole number, and the field that holds it."""
 SEVERITIES = tuple(severity.value for severity in Severity)
+PARAMETERS = {
+    "finding": "kind", "severity": "severity", "status": "status", "stop": "stop_reason", "group": "group",
+    "text": "text", "min": "reward_min", "max": "reward_max", "at": "step", "from": "first", "to": "last",
+    "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed",
+}  # fmt: skip
+"""Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
 
 
 @dataclass(frozen=True)
-class TrajectoryFilter:
+class TrajectoryFilter(TrajectoryFilters):
     """The filter and order of a run's trajectories, read from a URL. ``notices`` names each value that was left out."""
 
-    finding: str = ""
-    severity: str = ""
-    status: str = ""
-    stop: str = ""
-    group: str = ""
-    text: str = ""
-    min: float | None = None
-    max: float | None = None
-    tokens_min: int | None = None
-    tokens_max: int | None = None
-    step: int | None = None
-    """The parameter is ``at``: on the pages of a trajectory ``step`` means something else."""
-    first: int | None = None
-    last: int | None = None
-    flawed: str = ""
     sort: str = "index"
     after: str = ""
     notices: tuple[str, ...] = ()
@@ -56,9 +46,9 @@ class TrajectoryFilter:
     def read(cls, params: QueryDict) -> TrajectoryFilter:
         """From query parameters; never raises."""
         notices: list[str] = []
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"flawed": bool(params.get("flawed"))}
         for name, longest in (("finding", 40), ("stop", 60), ("group", 200), ("text", 200), ("after", 200)):
-            values[name] = params.get(name, "").replace("\0", "")[:longest]
+            values[PARAMETERS.get(name, name)] = params.get(name, "").replace("\0", "")[:longest]
         for name, known in (("severity", SEVERITIES), ("status", STATUSES), ("sort", selectors.SORTS)):
             text = params.get(name, "")
             if text and text not in known:
@@ -74,44 +64,24 @@ class TrajectoryFilter:
             except ValueError:
                 amount = math.nan
             if math.isfinite(amount):
-                values[name] = amount
+                values[PARAMETERS[name]] = amount
             else:
                 notices.append(f"“{text[:40]}” is not a number, so rewards were not limited by it.")
-        for name, key in NUMBERS.items():
+        for name in ("at", "from", "to", "tokens_min", "tokens_max"):
             text = params.get(name, "").strip()
-            values[key] = whole_number(text)
-            if text and values[key] is None:
+            values[PARAMETERS[name]] = number = whole_number(text)
+            if text and number is None:
                 notices.append(f"“{text[:40]}” is not a whole number, so “{name}” was left out.")
-        values["flawed"] = "1" if params.get("flawed") else ""
         return cls(**values, notices=tuple(notices))
-
-    def filters(self, hide_queued: bool = False) -> selectors.TrajectoryFilters:
-        """The filter for the selector. ``hide_queued`` has no effect beside a filter by status."""
-        return selectors.TrajectoryFilters(
-            kind=self.finding,
-            severity=self.severity,
-            reward_min=self.min,
-            reward_max=self.max,
-            tokens_min=self.tokens_min,
-            tokens_max=self.tokens_max,
-            stop_reason=self.stop,
-            group=self.group,
-            status=self.status,
-            text=self.text,
-            step=self.step,
-            first=self.first,
-            last=self.last,
-            flawed=bool(self.flawed),
-            hide_queued=hide_queued and not self.status,
-        )
 
     def pairs(self) -> list[tuple[str, str]]:
         """The parameters of this filter and order, without ``after`` and without defaults."""
-        named = {name: name for name in ("finding", "severity", "status", "stop", "group", "text", "min", "max")}
+        held = {name: getattr(self, field) for name, field in PARAMETERS.items()}
+        held["flawed"] = "1" if self.flawed else ""
         pairs = [
             (name, f"{value:.9g}" if isinstance(value, float) else str(value))
-            for name, attribute in {**named, **NUMBERS, "flawed": "flawed"}.items()
-            if (value := getattr(self, attribute)) not in ("", None)
+            for name, value in held.items()
+            if value not in ("", None)
         ]
         return pairs if self.sort == "index" else [*pairs, ("sort", self.sort)]
 

@@ -86,7 +86,7 @@ def figures_mark(run: Run) -> str:
 
 def list_page(run: Run, wanted: TrajectoryFilter) -> selectors.ListPart:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
-    filters = wanted.filters(hide_queued=run.kind == Run.Kind.LAUNCH and is_active(run))
+    filters = replace(wanted, hide_queued=run.kind == Run.Kind.LAUNCH and is_active(run) and not wanted.status)
     return selectors.list_trajectories(run, filters, wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
 
 

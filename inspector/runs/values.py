@@ -169,8 +169,8 @@ def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choic
                 kind,
                 count,
                 most,
-                wanted.query(finding="" if wanted.finding == kind else kind),
-                wanted.finding == kind,
+                wanted.query(finding="" if wanted.kind == kind else kind),
+                wanted.kind == kind,
                 tuple(notes),
                 next(iter(severities), ""),
             )
@@ -210,7 +210,7 @@ def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
     counts = dict(summary.stop_reasons)
     if "" in counts:
         counts[""] = max(counts[""] - unfinished - sum(cut.values()), 0)
-    ends = [("stop", name, count, wanted.stop) for name, count in counts.items()]
+    ends = [("stop", name, count, wanted.stop_reason) for name, count in counts.items()]
     ends += [("status", name, count, wanted.status) for name, count in cut.items()]
     ends = sorted((end for end in ends if end[2]), key=lambda end: -end[2])
     return [

@@ -7,27 +7,11 @@ from dataclasses import dataclass
 from django.http import QueryDict
 from django.urls import reverse
 
-from inspector.runs.filters import SORTS, TrajectoryFilter
+from inspector.runs.filters import PARAMETERS, SORTS, TrajectoryFilter
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
 
-FILTER_FIELDS = (
-    "finding",
-    "severity",
-    "status",
-    "stop",
-    "group",
-    "text",
-    "min",
-    "max",
-    "tokens_min",
-    "tokens_max",
-    "at",
-    "from",
-    "to",
-    "flawed",
-    "sort",
-)
+FILTER_FIELDS = (*PARAMETERS, "sort")
 """Parameters of a run's list that the address of a trajectory keeps."""
 
 
@@ -53,7 +37,7 @@ def no_siblings() -> Siblings:
 def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) -> Siblings:
     """The trajectories before and after it in the list that led to it. Two queries."""
     wanted = TrajectoryFilter.read(params)
-    before, after = selectors.neighbours(trajectory, wanted.filters(), wanted.sort)
+    before, after = selectors.neighbours(trajectory, wanted, wanted.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"
     # The links keep the view and the lens. They drop the place, because it belongs to this trajectory.
     stay = {field: str(params.get(field, "")) for field in ("view", "lens") if here == "tokens"}

@@ -166,41 +166,32 @@ def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredF
 
 def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.StoredTrajectory]:
     """The trajectories that pass the filter, in no order."""
-    found = models.StoredTrajectory.objects.filter(run=run)
-    if filters.kind or filters.severity or filters.step is not None:
-        findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"))
-        if filters.kind:
-            findings = findings.filter(kind=filters.kind)
-        if filters.severity:
-            findings = findings.filter(severity=filters.severity)
-        if filters.step is not None:
-            findings = findings.filter(step_index=filters.step)
+    columns = {
+        "index__gte": filters.first,
+        "index__lte": filters.last,
+        "reward__gte": filters.reward_min,
+        "reward__lte": filters.reward_max,
+        "n_tokens__gte": filters.tokens_min,
+        "n_tokens__lte": filters.tokens_max,
+        "stop_reason": filters.stop_reason,
+        "group": filters.group,
+        "status": filters.status,
+        "external_id__icontains": filters.text.replace("\0", ""),
+    }
+    of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
+    found = models.StoredTrajectory.objects.filter(run=run, **_without_empty(columns))
+    if wanted := _without_empty(of_finding):
+        findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"), **wanted)
         found = found.filter(Exists(findings))
     if filters.flawed:
         found = found.filter(n_findings__gt=0)
-    if filters.first is not None:
-        found = found.filter(index__gte=filters.first)
-    if filters.last is not None:
-        found = found.filter(index__lte=filters.last)
-    if filters.reward_min is not None:
-        found = found.filter(reward__gte=filters.reward_min)
-    if filters.reward_max is not None:
-        found = found.filter(reward__lte=filters.reward_max)
-    if filters.tokens_min is not None:
-        found = found.filter(n_tokens__gte=filters.tokens_min)
-    if filters.tokens_max is not None:
-        found = found.filter(n_tokens__lte=filters.tokens_max)
-    if filters.stop_reason:
-        found = found.filter(stop_reason=filters.stop_reason)
-    if filters.group:
-        found = found.filter(group=filters.group)
-    if filters.status:
-        found = found.filter(status=filters.status)
     if filters.hide_queued:
         found = found.exclude(status=models.StoredTrajectory.Status.QUEUED)
-    if filters.text:
-        found = found.filter(external_id__icontains=filters.text.replace("\0", ""))
     return found
+
+
+def _without_empty(conditions: dict[str, Any]) -> dict[str, Any]:
+    return {column: value for column, value in conditions.items() if value not in ("", None)}
 
 
 def list_trajectories(
