@@ -9,6 +9,7 @@ from typing import Any
 from django import forms
 from django.conf import settings
 
+from inspector.web.forms import TemplateFileField, code_area
 from rollouts.models import Tokenizer
 from rollouts.selectors.registered import list_tokenizers
 from rollouts.tito.message_validation import messages_problem, tools_problem
@@ -52,19 +53,10 @@ class JsonField(forms.CharField):
             raise forms.ValidationError(f"This has to be a JSON {word}. For example: {self.example}")
         return parsed
 
-    def run_validators(self, value: Any) -> None:
-        # The limit is for the text. The length of the parsed value means something else.
-        if isinstance(value, str):
-            super().run_validators(value)
-
     def clean(self, value: Any) -> Any:
         if isinstance(value, str) and len(value) > MAX_JSON_CHARACTERS:
             raise forms.ValidationError(f"Write at most {MAX_JSON_CHARACTERS:,} characters; these are {len(value):,}.")
         return super().clean(value)
-
-
-def _code(rows: int) -> forms.Textarea:
-    return forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "class": "code"})
 
 
 EXAMPLE = """[
@@ -101,32 +93,35 @@ class TemplateCheckForm(forms.Form):
         required=False,
         strip=False,
         label="Chat template",
-        widget=_code(10),
+        widget=code_area(10),
         help_text="Jinja text. Leave it empty to check the tokenizer's own template.",
     )
-    chat_template_file = forms.FileField(
-        required=False, label="Chat template as a file", help_text="A .jinja file, instead of the text below."
+    chat_template_file = TemplateFileField(
+        MAX_TEMPLATE_BYTES,
+        must_render=False,
+        label="Chat template as a file",
+        help_text="A .jinja file, instead of the text below.",
     )
     label = forms.CharField(required=False, widget=forms.HiddenInput)
     tools = JsonField(
         list,
         '[{"type": "function", "function": {"name": "f", "parameters": {}}}]',
         label="Tools",
-        widget=_code(3),
+        widget=code_area(3),
         help_text="Function schemas as JSON. Optional.",
     )
     kwargs = JsonField(
         dict,
         '{"enable_thinking": false}',
         label="Template arguments",
-        widget=_code(3),
+        widget=code_area(3),
         help_text="Passed to every render, as JSON. Optional.",
     )
     conversation = JsonField(
         list,
         '[{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]',
         label="A conversation of your own",
-        widget=_code(8),
+        widget=code_area(8),
         help_text="Messages as JSON, OpenAI style. Each message that is appended becomes a probe, and the page shows "
         "what every strategy would put between the completions. Optional.",
     )
@@ -150,22 +145,16 @@ class TemplateCheckForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
-        upload, text = cleaned.get("chat_template_file"), cleaned.get("chat_template") or ""
+        text = cleaned.get("chat_template") or ""
         sources = [name for name in ("tokenizer", "tokenizer_file", "hub_id") if cleaned.get(name)]
         if len(sources) > 1:
             self.add_error(sources[-1], "Choose, upload or name one tokenizer, not several.")
         if cleaned.get("hub_id") and not cleaned.get("revision"):
             cleaned["revision"] = "main"
-        if upload and text.strip():
-            self.add_error("chat_template_file", "Paste a template or upload one, not both.")
-        elif upload:
-            if upload.size > MAX_TEMPLATE_BYTES:
-                self.add_error("chat_template_file", "This file is larger than 1 MB; a chat template is not.")
-            else:
-                try:
-                    text = upload.read().decode("utf-8")
-                except UnicodeDecodeError:
-                    self.add_error("chat_template_file", "This file is not UTF-8 text, so it is no chat template.")
+        if uploaded := cleaned.get("chat_template_file"):
+            if text.strip():
+                self.add_error("chat_template_file", "Paste a template or upload one, not both.")
+            text = uploaded
         if len(text.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
             self.add_error("chat_template", "This text is larger than 1 MB; a chat template is not.")
         if not text.strip() and not sources and not self.errors:

@@ -104,8 +104,8 @@ def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> 
     if form.errors:
         return None
     own = tokenizer is not None and tokenizer.chat_template is not None and tokenizer.chat_template.text == text
-    upload = asked["chat_template_file"]
-    label = f"{tokenizer.name}'s own" if own and tokenizer else upload.name if upload else asked["label"]
+    upload = form.files.get("chat_template_file")
+    label = f"{tokenizer.name}'s own" if own and tokenizer else str(upload) if upload else asked["label"]
     try:
         chat_template = services.register_chat_template(text, label=label)
     except ValueError as error:

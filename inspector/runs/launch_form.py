@@ -8,10 +8,10 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from django import forms
-from django.core.files.uploadedfile import UploadedFile
 
 from inspector.chat_templates.check_forms import JsonField
-from inspector.web.forms import PlainForm, read_template
+from inspector.chat_templates.repair_page import named
+from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollouts import services
 from rollouts.engines import engine_spec
 from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
@@ -52,8 +52,7 @@ def _families(names: Any) -> list[Any]:
 
 
 def _pasted(label: str) -> forms.CharField:
-    widget = forms.Textarea(attrs={"rows": 4, "spellcheck": "false", "class": "code"})
-    return forms.CharField(required=False, strip=False, max_length=1 << 20, label=label, widget=widget)
+    return forms.CharField(required=False, strip=False, max_length=1 << 20, label=label, widget=code_area(4))
 
 
 class NewRunForm(PlainForm):
@@ -105,7 +104,7 @@ class NewRunForm(PlainForm):
         strip=False,
         max_length=4000,
         label="Stop texts",
-        widget=forms.Textarea(attrs={"rows": 2, "spellcheck": "false", "class": "code"}),
+        widget=code_area(2),
         help_text="Optional, one a line, beside the model's own stop tokens; \\n stands for a line break.",
     )
     seed = forms.IntegerField(
@@ -113,9 +112,7 @@ class NewRunForm(PlainForm):
     )
     chat_template = forms.ChoiceField(required=False, label="For the prompts")
     chat_template_text = _pasted("… or paste one for the prompts")
-    chat_template_file = forms.FileField(
-        required=False, label="… or upload one for the prompts", help_text="A .jinja file."
-    )
+    chat_template_file = TemplateFileField(label="… or upload one for the prompts", help_text="A .jinja file.")
     chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
     rows_chat_template = forms.ChoiceField(
         required=False,
@@ -123,15 +120,13 @@ class NewRunForm(PlainForm):
         help_text="The model's answers stay as sampled; what stands between them is this template's.",
     )
     rows_chat_template_text = _pasted("… or paste one for the rows")
-    rows_chat_template_file = forms.FileField(
-        required=False, label="… or upload one for the rows", help_text="A .jinja file."
-    )
+    rows_chat_template_file = TemplateFileField(label="… or upload one for the rows", help_text="A .jinja file.")
     rows_chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
     template_kwargs = JsonField(
         dict,
         '{"enable_thinking": false}',
         label="Template arguments",
-        widget=forms.Textarea(attrs={"rows": 2, "spellcheck": "false", "class": "code"}),
+        widget=code_area(2),
         help_text="Passed to every render, as JSON. Optional.",
     )
     compare = forms.ChoiceField(
@@ -210,8 +205,8 @@ class NewRunForm(PlainForm):
 
     def _one_template(self, name: str, cleaned: dict[str, Any]) -> None:
         """Put the text of a pasted or uploaded template under ``NAME_new``, with a label."""
-        pasted, upload = (cleaned.get(f"{name}_text") or "").strip(), cleaned.get(f"{name}_file")
-        parts = [part for part, value in (("", cleaned.get(name)), ("_text", pasted), ("_file", upload)) if value]
+        pasted, uploaded = (cleaned.get(f"{name}_text") or "").strip(), cleaned.get(f"{name}_file")
+        parts = [part for part, value in (("", cleaned.get(name)), ("_text", pasted), ("_file", uploaded)) if value]
         if len(parts) > 1:
             self.add_error(name + parts[-1], "Choose, paste or upload one template, not several.")
         elif pasted:
@@ -219,11 +214,8 @@ class NewRunForm(PlainForm):
             text = cleaned[f"{name}_text"].replace("\r\n", "\n")
             sha256, _, label = (cleaned.get(f"{name}_label") or "").partition(" ")
             cleaned[f"{name}_new"] = (text, label if sha256 == _sha256(text) else "pasted for a run")
-        elif isinstance(upload, UploadedFile):
-            try:
-                cleaned[f"{name}_new"] = (read_template(upload), upload.name or "")
-            except forms.ValidationError as error:
-                self.add_error(f"{name}_file", error)
+        elif uploaded:
+            cleaned[f"{name}_new"] = (uploaded, str(self.files[f"{name}_file"]))
 
     def launch_form(self) -> LaunchSettings:
         """The launch that a valid form asks for. New templates are registered."""
@@ -295,10 +287,8 @@ def _template(name: str, asked: str, repaired: str) -> dict[str, Any] | None:
         return None
     if not repaired:
         return {name: check.chat_template_id, f"{name}_text": ""}
-    repair = (check.report or {}).get("repair")
-    if repair and repaired == "wider":
-        repair = repair.get("wider")
-    if not repair:
+    repair = named(check.report or {}).get(repaired)
+    if repair is None:
         return None
     # The label holds as long as nobody changes the text.
     label = f"{_sha256(repair['template'])} {check.chat_template}, repaired"

@@ -80,6 +80,38 @@ class ManyFilesField(forms.FileField):
         return list(files)
 
 
+class TemplateFileField(forms.FileField):
+    """An optional upload of a chat template. Its value is the text. ``must_render``: refuse what is no template."""
+
+    def __init__(self, max_bytes: int = MAX_TEMPLATE_BYTES, must_render: bool = True, **kwargs: Any) -> None:
+        super().__init__(required=False, **kwargs)
+        self.max_bytes, self.must_render = max_bytes, must_render
+
+    def clean(self, data: Any, initial: Any = None) -> str | None:
+        upload = super().clean(data, initial)
+        if not upload:
+            return None
+        if upload.size > self.max_bytes:
+            limit = f"{self.max_bytes // 1_000_000} MB"
+            raise forms.ValidationError(f"This file is larger than {limit}; a chat template is not.")
+        try:
+            text: str = upload.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise forms.ValidationError("This file is not UTF-8 text, so it is no chat template.") from error
+        if not self.must_render:
+            return text
+        if "\0" in text or not text.strip():
+            raise forms.ValidationError("This file holds no template text.")
+        if problem := chat_templates.cannot_render(chat_templates.renderer(None, text)):
+            raise forms.ValidationError(f"{problem} Correct it, or choose another file.")
+        return text
+
+
+def code_area(rows: int) -> forms.Textarea:
+    """A field for code or JSON."""
+    return forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "class": "code"})
+
+
 NO_TOKENIZER = "none"
 RECORDED = ""
 
@@ -97,8 +129,8 @@ class ImportForm(PlainForm):
         label="… or upload one",
         help_text="tokenizer.json, or a zip of the tokenizer's folder. Nothing in it is ever executed.",
     )
-    chat_template = forms.FileField(
-        required=False, label="Chat template", help_text="Optional: a .jinja file, when it is not the tokenizer's own."
+    chat_template = TemplateFileField(
+        label="Chat template", help_text="Optional: a .jinja file, when it is not the tokenizer's own."
     )
     format = forms.ChoiceField(required=False, help_text="Recognised from the first lines when left unset.")
     name = forms.CharField(
@@ -122,25 +154,6 @@ class ImportForm(PlainForm):
         """The field `files`. A template cannot reach it as `form.files`, which is an attribute of Django."""
         return self["files"]
 
-    def clean_chat_template(self) -> str | None:
-        upload = self.cleaned_data.get("chat_template")
-        return read_template(upload) if upload else None
-
-
-def read_template(upload: UploadedFile) -> str:
-    """The Jinja text of an upload. Raises ``ValidationError`` with a sentence when the file is no template."""
-    if (upload.size or 0) > MAX_TEMPLATE_BYTES:
-        raise forms.ValidationError("This file is larger than 2 MB; a chat template is not.")
-    try:
-        text = upload.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise forms.ValidationError("This file is not UTF-8 text, so it is no chat template.") from error
-    if "\0" in text or not text.strip():
-        raise forms.ValidationError("This file holds no template text.")
-    if problem := chat_templates.cannot_render(chat_templates.renderer(None, text)):
-        raise forms.ValidationError(f"{problem} Correct it, or choose another file.")
-    return text
-
 
 class TokenizerForm(PlainForm):
     """A tokenizer from a folder of the server, from an upload, or from the hub: exactly one of the three."""
@@ -160,11 +173,7 @@ class TokenizerForm(PlainForm):
     )
     hub_id = forms.CharField(max_length=200, required=False, label="Hub id", help_text="For example Qwen/Qwen3-4B.")
     revision = forms.CharField(max_length=100, required=False, help_text="A commit, a tag, or a branch such as main.")
-    chat_template = forms.FileField(
-        required=False,
-        label="Chat template",
-        help_text="Optional: a .jinja file that replaces its own.",
-    )
+    chat_template = TemplateFileField(label="Chat template", help_text="Optional: a .jinja file that replaces its own.")
 
     def __init__(self, data: Any = None, files: Any = None) -> None:
         super().__init__(data, files)
@@ -185,10 +194,6 @@ class TokenizerForm(PlainForm):
         if not found:
             raise forms.ValidationError("There is no tokenizer.json in this folder, or the server may not read it.")
         return text
-
-    def clean_chat_template(self) -> str | None:
-        upload = self.cleaned_data.get("chat_template")
-        return read_template(upload) if upload else None
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
