@@ -11,9 +11,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import register_upload
-from inspector.runs.pages import ImportPage, RefusedImportPage, RunValues
+from inspector.runs.pages import ImportPage, RunValues
 from inspector.web.forms import ImportForm
-from inspector.web.twins import fields_of, json_page, page, wants_json
+from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
 from rollouts.models import Run
 from rollouts.work import imports
@@ -27,10 +27,9 @@ def new(request: HttpRequest) -> HttpResponse:
     run = _start(form, request) if request.method == "POST" else None
     if run is not None:
         return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
-    shown = ImportPage(settings.UPLOAD_MAX_BYTES, [one.name for one in form.registered.values()])
-    if request.method == "POST":
-        shown = RefusedImportPage(**fields_of(shown), errors=form.sentences())
-    return page(request, "imports/new.html", shown, 422 if request.method == "POST" else 200, form=form)
+    names = [one.name for one in form.registered.values()]
+    shown = ImportPage(settings.UPLOAD_MAX_BYTES, names, form.sentences())
+    return page(request, "imports/new.html", shown, 422 if form.errors else 200, form=form)
 
 
 def _start(form: ImportForm, request: HttpRequest) -> Run | None:

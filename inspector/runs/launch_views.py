@@ -11,8 +11,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.runs.launch_form import NewRunForm, filled_in
-from inspector.runs.pages import LaunchPage, RefusedLaunchPage, RunValues
-from inspector.web.twins import fields_of, json_page, page, wants_json
+from inspector.runs.pages import LaunchPage, RunValues
+from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import Run
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work import launch
@@ -31,11 +31,9 @@ def new(request: HttpRequest) -> HttpResponse:
     else:
         initial, notices = filled_in(request.GET)
         form = NewRunForm(initial=initial)
-    shown = LaunchPage(_describe(form), notices)
-    if request.method == "POST":
-        shown = RefusedLaunchPage(**fields_of(shown), errors=form.sentences())
+    shown = LaunchPage(_describe(form), notices, form.sentences())
     only_html = {"strategies": form.strategies_explained(), "seeds": form.seeds_explained()}
-    return page(request, "runs/new.html", shown, 422 if request.method == "POST" else 200, form=form, **only_html)
+    return page(request, "runs/new.html", shown, 422 if form.errors else 200, form=form, **only_html)
 
 
 def _launch(form: NewRunForm, request: HttpRequest) -> Run | None:

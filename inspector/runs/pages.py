@@ -262,14 +262,8 @@ class ImportPage(Page):
     """The most bytes of one request."""
     tokenizers: list[str]
     """Names of the registered tokenizers."""
-
-
-@dataclass(frozen=True)
-class RefusedImportPage(ImportPage):
-    """The upload form after a POST that cannot be imported."""
-
     errors: dict[str, list[str]]
-    """Field -> what is wrong with it."""
+    """Field -> what is wrong with it; empty before a POST."""
 
 
 @dataclass(frozen=True)
@@ -280,11 +274,5 @@ class LaunchPage(Page):
     """Each field with its default, its help and its choices, so that a script can fill the form in."""
     notices: list[str]
     """Where the form's values come from, and what in the address leads nowhere."""
-
-
-@dataclass(frozen=True)
-class RefusedLaunchPage(LaunchPage):
-    """The launch form after a POST that cannot be launched."""
-
     errors: dict[str, list[str]]
-    """Field -> what is wrong with it."""
+    """Field -> what is wrong with it; empty before a POST."""

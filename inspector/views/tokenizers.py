@@ -50,38 +50,24 @@ class TokenizersPage(Page):
 
     tokenizers: list[TokenizerLine]
     """By name."""
-
-
-@dataclass(frozen=True)
-class RefusedTokenizerPage(TokenizersPage):
-    """The same after a POST that cannot be registered."""
-
     errors: dict[str, list[str]]
-    """Field -> what is wrong with it."""
+    """Field -> what is wrong with it; empty before a POST."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """The list, and the form under it."""
-    if request.method != "POST":
-        return _page(request, TokenizerForm(), TokenizersPage(_lines()))
-    form = TokenizerForm(request.POST, request.FILES)
-    registered = _register(form)
+    form = TokenizerForm(request.POST, request.FILES) if request.method == "POST" else TokenizerForm()
+    registered = _register(form) if request.method == "POST" else None
     if registered is None:
-        return _page(request, form, RefusedTokenizerPage(_lines(), form.sentences()), 422)
+        shown = TokenizersPage([_line(one) for one in list_tokenizers()], form.sentences())
+        status = 422 if form.errors else 200
+        return page(request, "tokenizers/index.html", shown, status, form=form, hub=settings.HUB_ALLOWED)
     if wants_json(request):
         return json_page(_line(registered), 201)
     messages.success(request, f"The tokenizer “{registered.name}” is registered: {registered.vocab_size:,} tokens.")
     return redirect("tokenizers")
-
-
-def _page(request: HttpRequest, form: TokenizerForm, shown: TokenizersPage, status: int = 200) -> HttpResponse:
-    return page(request, "tokenizers/index.html", shown, status, form=form, hub=settings.HUB_ALLOWED)
-
-
-def _lines() -> list[TokenizerLine]:
-    return [_line(tokenizer) for tokenizer in list_tokenizers()]
 
 
 def _line(tokenizer: Tokenizer) -> TokenizerLine:
