@@ -40,8 +40,9 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
 
     from inspector.server import workers
     from inspector.server.health import heartbeat_key
+    from rollouts.tasks.heartbeat import queues_of
 
-    queues = [queue.name for queue in sender.task_consumer.queues] if sender.task_consumer else []
+    queues = queues_of(sender)
     describer = workers.Describer(sender.hostname, queues, sender.controller.concurrency)
     stop = threading.Event()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
+from celery import signals
 from django.db import DatabaseError, connection
 
 log = logging.getLogger(__name__)
@@ -53,11 +55,21 @@ class Heartbeat:
             connection.close()
 
 
-def repeat(name: str, seconds: float, stop: threading.Event, do: Callable[[], object]) -> None:
-    """Call ``do`` every ``seconds`` in a thread of its own until ``stop`` is set; what it raises is logged."""
+shutting_down = threading.Event()
+"""Set when this worker begins to stop: runs stop at their next poll, save what they have and release their leases."""
+signals.worker_shutting_down.connect(lambda **_: shutting_down.set(), weak=False)
+
+
+def queues_of(worker: Any) -> list[str]:
+    """The names of the queues that a Celery worker consumes."""
+    return [queue.name for queue in worker.task_consumer.queues] if worker.task_consumer else []
+
+
+def repeat(name: str, seconds: float, do: Callable[[], object]) -> None:
+    """Call ``do`` every ``seconds`` in a thread of its own while this worker lives; what it raises is logged."""
 
     def watch() -> None:
-        while not stop.wait(seconds):
+        while not shutting_down.wait(seconds):
             try:
                 do()
             except Exception:

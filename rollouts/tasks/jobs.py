@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ from django.conf import settings
 
 from rollouts.models import Job
 from rollouts.services.jobs import Beat, JobFailed, JobLost, adopt_jobs, end_job, take_job, touch_job
-from rollouts.tasks.heartbeat import Heartbeat, repeat
+from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat
 from rollouts.work import diagnosis, exporting, imports, replays, template_checks
 from rollouts.work.sending import DO_JOB, send_task
 
@@ -68,23 +67,14 @@ def _fail(job: Job, sentence: str) -> None:
         imports.fail(job, sentence)
 
 
-_shutting_down = threading.Event()
-
-
 @signals.worker_ready.connect
 def _adopt_in_background(sender: Any, **_: Any) -> None:
     """While a worker of the default queue lives, it sends again the jobs that have lost their worker."""
-    queues = {queue.name for queue in sender.task_consumer.queues} if sender.task_consumer else set()
-    if settings.CELERY_TASK_DEFAULT_QUEUE in queues:
-        repeat("adopt-jobs", ADOPT_SECONDS, _shutting_down, _adopt)
+    if settings.CELERY_TASK_DEFAULT_QUEUE in queues_of(sender):
+        repeat("adopt-jobs", ADOPT_SECONDS, _adopt)
 
 
 def _adopt() -> None:
     for job in adopt_jobs():
         log.warning("job taken over job=%s kind=%s", job.code, job.kind)
         send_task(DO_JOB, job.pk)
-
-
-@signals.worker_shutting_down.connect
-def _stop_watching(**_: Any) -> None:
-    _shutting_down.set()

@@ -23,7 +23,7 @@ from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_ba
 from rollouts.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
 from rollouts.tasks.batch import StorageBatch
-from rollouts.tasks.heartbeat import Heartbeat, repeat
+from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat, shutting_down
 from rollouts.tasks.lease_prefetch import LeasePrefetcher
 from rollouts.tasks.run_state import adopt_orphans, begin, hand_back, settle
 from rollouts.tasks.storage_process import StorageClient, close_idle
@@ -50,7 +50,6 @@ RESERVE = 1 / 4
 
 _engines: dict[tuple[str, str], EngineOwner] = {}
 _engines_lock = threading.Lock()
-_shutting_down = threading.Event()
 _working: set[int] = set()
 """Keys of the runs that this worker works on."""
 _left: set[int] = set()
@@ -100,7 +99,7 @@ def _work_on(run: Run) -> bool:
     except Exception as error:
         log.exception("run left run=%s", run.code)
         end = BatchEnd(error=f"The run stopped on an error of the program: {reason(error)}")
-    if _shutting_down.is_set():
+    if shutting_down.is_set():
         hand_back(run.pk, list(work.leased.values()))
         return work.refused
     if end.error:
@@ -165,7 +164,7 @@ class _Work:
             with LeasePrefetcher(self._more, limits.max_live // 2) as prefetcher:
 
                 def should_stop() -> bool:
-                    return heartbeat.cancelled.is_set() or _shutting_down.is_set() or recorder.error is not None
+                    return heartbeat.cancelled.is_set() or shutting_down.is_set() or recorder.error is not None
 
                 end = run_batch(
                     engine_of(model, run.engine),
@@ -314,7 +313,7 @@ ADOPT_SECONDS = 5.0
 @signals.worker_ready.connect
 def _adopt_in_background(sender: Any, **_: Any) -> None:
     """While this worker lives, it sends again runs that have lost their worker, and helps other runs if it is idle."""
-    queues = {queue.name for queue in sender.task_consumer.queues} if sender.task_consumer else set()
+    queues = queues_of(sender)
     served = [name for name, model in served_models().items() if model.queue in queues]
     if not served:
         return
@@ -328,7 +327,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
         if not _working:
             ask_to_share(served)
 
-    repeat("adopt-runs", ADOPT_SECONDS, _shutting_down, look)
+    repeat("adopt-runs", ADOPT_SECONDS, look)
 
 
 def ask_to_share(models: Collection[str]) -> Run | None:
@@ -344,12 +343,6 @@ def ask_to_share(models: Collection[str]) -> Run | None:
             sending.send_task(sending.RUN_ROLLOUTS, run.pk, served_models()[run.model].queue)
             return run
     return None
-
-
-@signals.worker_shutting_down.connect
-def _drain(**_: Any) -> None:
-    """The runs under way stop at their next poll, save what they have and release their leases."""
-    _shutting_down.set()
 
 
 @signals.worker_shutdown.connect

@@ -321,10 +321,10 @@ class TestTheWork:
         thread.start()
         try:
             _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
-            work._shutting_down.set()
+            work.shutting_down.set()
             thread.join(120)
         finally:
-            work._shutting_down.clear()
+            work.shutting_down.clear()
         run.refresh_from_db()
         assert run.status == "running" and run.heartbeat_at is None
         assert not run.trajectories.filter(status="running").exists()
