@@ -21,38 +21,26 @@ class Witness:
         self.live = self.peak_live = 0
 
 
-class ProofEngine:
+class ProofEngine(VllmEngine):
     """``VllmEngine`` with a witness."""
 
     def __init__(self, path: str, **options: Any) -> None:
-        self.vllm = VllmEngine(path, **options)
+        super().__init__(path, **options)
         self.witness = Witness()
-        self.name, self.version = self.vllm.name, self.vllm.version
-        self.max_model_len, self.vocab_size = self.vllm.max_model_len, self.vllm.vocab_size
-        self.logprobs_mode = self.vllm.logprobs_mode
 
     def add(self, request: GenerationRequest) -> None:
-        self.vllm.add(request)
+        super().add(request)
         self.witness.sent[request.request_id] = request.prompt_ids.copy()
         self.witness.live += 1
         self.witness.peak_live = max(self.witness.peak_live, self.witness.live)
 
     def step(self) -> list[Generation]:
-        generations = self.vllm.step()
+        generations = super().step()
         for generation in generations:
             self.witness.received[generation.request_id] = generation.completion_ids.copy()
             self.witness.cached_tokens += generation.cached_tokens
         self.witness.live -= len(generations)
         return generations
-
-    def abort(self, request_id: str) -> None:
-        self.vllm.abort(request_id)
-
-    def has_unfinished(self) -> bool:
-        return self.vllm.has_unfinished()
-
-    def close(self) -> None:
-        self.vllm.close()
 
 
 # -- run in the engine's process by ``EngineOwner.call``; nothing here may need Django ---------------------------------
@@ -67,14 +55,14 @@ def witness_of(engine: ProofEngine) -> Witness:
 
 
 def reset_cache(engine: ProofEngine) -> None:
-    engine.vllm.llm_engine.reset_prefix_cache()
+    engine.llm_engine.reset_prefix_cache()
 
 
 def score(streams: Sequence[Ids], engine: ProofEngine) -> list[Floats]:
     """The log-probabilities ``[T]`` of each stream, by vLLM itself."""
-    return engine.vllm.score(streams)
+    return engine.score(streams)
 
 
 def bare(work: Sequence[Plan], max_live: int, engine: ProofEngine) -> Measured:
     reset_cache(engine)
-    return run_bare(PlainVllm(engine.vllm), work, max_live)
+    return run_bare(PlainVllm(engine), work, max_live)
