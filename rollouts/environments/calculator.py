@@ -78,7 +78,6 @@ class CalculatorEnvironment:
     """Questions that one or two calls of the calculator answer."""
 
     name = "calculator"
-    description = "Arithmetic questions; the model calls a calculator and answers with the value."
 
     def tasks(self, n: int, seed: int) -> list[Task]:
         """Returns ``n`` held-out problems. None of them can occur in the demo policy's training dialogues."""

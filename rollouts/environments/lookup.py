@@ -121,7 +121,6 @@ class LookupEnvironment:
     """Questions that one search answers."""
 
     name = "lookup"
-    description = "Questions about a small corpus; the model searches it and names the fact."
 
     def __init__(self, corpus: Path = BUNDLED_CORPUS) -> None:
         self._passages = read_corpus(corpus)

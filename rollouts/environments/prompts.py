@@ -167,7 +167,6 @@ class PromptsEnvironment:
     """The prompts of a file, in their order. They repeat from the start when more are asked for."""
 
     name = "prompts"
-    description = "Prompts of an uploaded JSONL file; scored where a line has an answer."
 
     def __init__(self, prompts: Sequence[Prompt] = ()) -> None:
         self._prompts = prompts

@@ -58,7 +58,6 @@ class Environment(Protocol):
     """A source of tasks and episodes."""
 
     name: str
-    description: str
 
     def tasks(self, n: int, seed: int) -> list[Task]:
         """Returns the ``n`` tasks of a seed. A longer list starts with the shorter one."""

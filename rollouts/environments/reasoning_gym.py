@@ -116,9 +116,6 @@ class ReasoningGymEnvironment:
 
     def __init__(self, dataset: str) -> None:
         self.name = f"reasoning_gym:{dataset}"
-        self.description = (
-            f"reasoning-gym's {dataset.replace('_', ' ')}: one question, one answer between <answer> tags."
-        )
         self._dataset = dataset
         self._made: dict[int, Any] = {}
 

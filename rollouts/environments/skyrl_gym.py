@@ -16,7 +16,6 @@ from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
 
 @dataclass(frozen=True)
 class _Offered:
-    description: str
     instruction: str
     """Text after the question."""
     extras: str
@@ -24,21 +23,11 @@ class _Offered:
 
 
 OFFERED: dict[str, _Offered] = {
-    "gsm8k": _Offered(
-        "SkyRL-Gym's gsm8k: one turn, the answer after ####.",
-        'Think step by step and write the final number behind "####".',
-        "reward_spec",
-    ),
+    "gsm8k": _Offered('Think step by step and write the final number behind "####".', "reward_spec"),
     "gsm8k_multi_turn": _Offered(
-        "SkyRL-Gym's gsm8k in up to five turns, each scored: the answer after ####.",
-        'Think step by step and end every turn with your number so far behind "####".',
-        "reward_spec",
+        'Think step by step and end every turn with your number so far behind "####".', "reward_spec"
     ),
-    "aime": _Offered(
-        "SkyRL-Gym's aime: one turn, 1 or -1 for the number after Answer:.",
-        'Think step by step. The last line is "Answer: " and the number.',
-        "reward_model",
-    ),
+    "aime": _Offered('Think step by step. The last line is "Answer: " and the number.', "reward_model"),
 }
 
 _EXECUTES = "it executes code that the model writes, on the machine of the worker."
@@ -108,7 +97,6 @@ class SkyRLGymEnvironment:
 
     def __init__(self, env: str, prompts: Sequence[Prompt] = ()) -> None:
         self.name = f"skyrl_gym:{env}"
-        self.description = OFFERED[env].description
         self._env, self._prompts = env, prompts
 
     def tasks(self, n: int, seed: int) -> list[Task]:

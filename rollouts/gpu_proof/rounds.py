@@ -33,7 +33,6 @@ class RoundsEpisode:
 
 class RoundsEnvironment:
     name = "rounds"
-    description = "Asks a fixed number of times and ignores the answers."
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds

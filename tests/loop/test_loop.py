@@ -164,7 +164,7 @@ class Clock:
 class Slow:
     """An environment that hangs for one task and answers the others."""
 
-    name = description = "slow"
+    name = "slow"
 
     def __init__(self) -> None:
         self.end = threading.Event()
