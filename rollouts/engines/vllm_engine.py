@@ -13,6 +13,7 @@ import numpy as np
 
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request, reason
 from rollouts.engines.stops import StopTexts
+from rollouts.tito.recorded_renders import parsed
 from rollouts.tito.trajectory import Floats, Ids, ids_array
 
 # vllm reads these when it is imported. The engine stays in this process and sends no usage reports. On a CPU more than
@@ -242,10 +243,8 @@ def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[st
         except Exception:
             return text, []  # a model may write any text
         for call in calls:
-            call["function"] = {
-                "name": call["function"]["name"],
-                "arguments": _arguments(call["function"]["arguments"]),
-            }
+            function = call["function"]
+            call["function"] = {"name": function["name"], "arguments": parsed(function["arguments"])}
         return (found.content or "", calls) if calls else (text, [])
 
     try:
@@ -253,10 +252,3 @@ def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[st
     except Exception as error:
         raise EngineError(f"{option}, which cannot be used with this model: {reason(error)}") from error
     return read
-
-
-def _arguments(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

@@ -14,6 +14,7 @@ from typing import Any
 
 from rollouts.chat_templates.probes.compare import common_length
 from rollouts.tito.interfaces import Renderer, RenderFailed
+from rollouts.tito.recorded_renders import parsed
 
 Tools = Sequence[Mapping[str, Any]] | None
 Calls = list[dict[str, Any]]
@@ -131,7 +132,7 @@ def _reads(reader: Reader, written: _Written) -> bool:
 def _said_by(call: Mapping[str, Any]) -> tuple[Any, Any]:
     """Name and arguments of a call in any form."""
     function = call.get("function")
-    return (function.get("name"), _loaded(function.get("arguments"))) if isinstance(function, Mapping) else (None, None)
+    return (function.get("name"), parsed(function.get("arguments"))) if isinstance(function, Mapping) else (None, None)
 
 
 # -- the forms -----------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ def _plain(_: _Written) -> Reader:
 
 
 def _function(body: str) -> Any:
-    value = _loaded(body)
+    value = parsed(body)
     return value if isinstance(value, dict) else body
 
 
@@ -164,7 +165,7 @@ def _objects(written: _Written) -> Reader | None:
         return None
     start, stop, value = at
     name_key = next((key for key, inner in value.items() if inner == _FIRST[0]), None)
-    arguments_key = next((key for key, inner in value.items() if _loaded(inner) == _FIRST[1]), None)
+    arguments_key = next((key for key, inner in value.items() if parsed(inner) == _FIRST[1]), None)
     if name_key is None or arguments_key is None:
         return None
     head, tail = _flexible(written.one[:start]), _closing(written.one[stop:])
@@ -340,15 +341,6 @@ def _decoded(text: str, at: int) -> tuple[Any, int] | None:
         return None
 
 
-def _loaded(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
 def _object_around(text: str, name: str) -> tuple[int, int, dict[str, Any]] | None:
     """The innermost JSON object with ``name`` among its values."""
     at = text.find(name)
@@ -413,9 +405,5 @@ def _kinds(tools: Tools, name: str) -> dict[str, Any]:
 
 def _typed(text: str, kind: Any) -> Any:
     """An argument written as text: a string where the tool's schema says so, else its JSON value."""
-    if kind == "string" or (isinstance(kind, list) and "string" in kind):
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    is_text = kind == "string" or (isinstance(kind, list) and "string" in kind)
+    return text if is_text else parsed(text)
