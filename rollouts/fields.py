@@ -19,7 +19,11 @@ class ArrayField(models.BinaryField):  # type: ignore[type-arg]
     _pyi_private_get_type: Any
 
     def from_db_value(self, value: bytes | memoryview | None, *_: object) -> NDArray[Any] | None:
-        return None if value is None else np.frombuffer(bytes(value), dtype=self.dtype)
+        return None if value is None else self.from_bytes(bytes(value))
+
+    def from_bytes(self, raw: bytes) -> NDArray[Any]:
+        """The array that the column holds as these bytes."""
+        return np.frombuffer(raw, dtype=self.dtype)
 
     def to_bytes(self, value: Any) -> bytes:
         """The bytes that the column holds for an array."""
@@ -49,25 +53,13 @@ class OriginsField(ArrayField):
     dtype = np.dtype("u1")
 
 
-class MaskField(models.BinaryField):  # type: ignore[type-arg]
+class MaskField(ArrayField):
     """A 4-byte count, then the booleans, 8 in each byte."""
 
-    _pyi_private_set_type: Any
-    _pyi_private_get_type: Any
-
-    def from_db_value(self, value: bytes | memoryview | None, *_: object) -> NDArray[np.bool_] | None:
-        if value is None:
-            return None
-        raw = bytes(value)
+    def from_bytes(self, raw: bytes) -> NDArray[np.bool_]:
         (count,) = struct.unpack_from("<I", raw)
         return np.unpackbits(np.frombuffer(raw, dtype=np.uint8, offset=4), count=count).astype(np.bool_)
 
     def to_bytes(self, value: Any) -> bytes:
-        """The bytes that the column holds for an array."""
         mask = np.asarray(value, dtype=np.bool_)
         return struct.pack("<I", mask.size) + np.packbits(mask).tobytes()
-
-    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        if value is not None and not isinstance(value, bytes | memoryview):
-            value = self.to_bytes(value)
-        return super().get_db_prep_value(value, connection, prepared)

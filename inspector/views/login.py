@@ -18,7 +18,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 from django_ratelimit.core import is_ratelimited
 
-from inspector.web.login import local_user, use_token
+from inspector.web.login import use_token
+from rollouts.services.users import local_user
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 MAX_TRIES = {"post:username": "10/5m", "ip": "60/5m"}

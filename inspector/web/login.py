@@ -12,13 +12,9 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import middleware as auth_middleware
-from django.contrib.auth.models import AbstractBaseUser
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from inspector.server.paths import private_folder, write_private
-from rollouts.services.users import user_without_password
-
-LOCAL_USER = "local"
 
 
 def _folder() -> Path:
@@ -58,11 +54,6 @@ def use_token(token: str) -> bool:
     except OSError:
         return False
     return expires >= time.time()
-
-
-def local_user() -> AbstractBaseUser:
-    """The account behind the login links, made on first use; it has no password."""
-    return user_without_password(LOCAL_USER)
 
 
 class LoginRequiredMiddleware(auth_middleware.LoginRequiredMiddleware):

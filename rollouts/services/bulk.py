@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from django.db import DEFAULT_DB_ALIAS, connections, models
 from django.db.models.base import ModelState
 
-from rollouts.fields import ArrayField, MaskField
+from rollouts.fields import ArrayField
 
 M = TypeVar("M", bound=models.Model)
 
@@ -70,9 +70,9 @@ def insert_whole(objects: Sequence[models.Model]) -> None:
     fields = objects[0]._meta.concrete_fields
     connection = connections[DEFAULT_DB_ALIAS]  # not the proxy: it is asked for each value
     prepared = [
-        (n, field.to_bytes if isinstance(field, ArrayField | MaskField) else _preparer(field, connection))
+        (n, field.to_bytes if isinstance(field, ArrayField) else _preparer(field, connection))
         for n, field in enumerate(fields)
-        if isinstance(field, ArrayField | MaskField | models.JSONField | models.DateTimeField)
+        if isinstance(field, ArrayField | models.JSONField | models.DateTimeField)
     ]
     columns_of = itemgetter(*[field.attname for field in fields])
     rows = []

@@ -10,6 +10,7 @@ from django.db import transaction
 from rollouts import models
 from rollouts.services.bulk import bare, insert_whole, reserve_keys
 from rollouts.services.text import storable_text
+from rollouts.tito.diagnose import VERSION
 from rollouts.tito.diagnose.finding import Finding
 
 
@@ -19,15 +20,15 @@ def worst_severity(severities: Iterable[str]) -> str:
     return min((str(severity) for severity in severities), key=order.index, default="")
 
 
-def _version() -> int:
-    from rollouts.tito import diagnose
-
-    return int(getattr(diagnose, "VERSION", 0))
+def set_findings(record: models.StoredTrajectory, findings: Sequence[Finding]) -> None:
+    """Set what a trajectory says of its findings."""
+    record.n_findings = len(findings)
+    record.worst_severity = worst_severity(finding.severity for finding in findings)
 
 
 def note_diagnosed(run: models.Run) -> None:
     """Note that the current version of the diagnosis has diagnosed every trajectory of the run."""
-    run.diagnosis_version = _version()
+    run.diagnosis_version = VERSION
     run.save(update_fields=["diagnosis_version"])
 
 
@@ -36,7 +37,6 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory,
 
     Pass every trajectory that was diagnosed, also those without findings.
     """
-    version = _version()
     keys = reserve_keys(models.StoredFinding, sum(len(findings) for _, findings in found))
     records = [
         bare(
@@ -65,15 +65,15 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory,
             rows=finding.cost.rows,
             prompt_tokens_repaid=finding.cost.prompt_tokens_repaid,
             lost_in_one_row=finding.cost.lost_in_one_row,
-            version=version,
+            version=VERSION,
         )
         for trajectory, findings in found
         for finding in findings
     ]
     insert_whole(records)
     if run.diagnosis_version is None:
-        models.Run.objects.filter(pk=run.pk, diagnosis_version=None).update(diagnosis_version=version)
-        run.diagnosis_version = version
+        models.Run.objects.filter(pk=run.pk, diagnosis_version=None).update(diagnosis_version=VERSION)
+        run.diagnosis_version = VERSION
     return Counter(record.kind for record in records)
 
 
@@ -87,8 +87,7 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
         old.delete()
         counts.update(add_findings(run, found))
         for trajectory, findings in found:
-            trajectory.n_findings = len(findings)
-            trajectory.worst_severity = worst_severity(finding.severity for finding in findings)
+            set_findings(trajectory, findings)
         models.StoredTrajectory.objects.bulk_update(
             [t for t, _ in found], ["n_findings", "worst_severity", "n_lost"], batch_size=200
         )

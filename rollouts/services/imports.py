@@ -42,12 +42,3 @@ def reject_file(run: models.Run, name: str, reason: str) -> None:
     """One rejection for a whole file, in place of those of its lines."""
     models.Rejection.objects.filter(run=run, file=storable_text(name[:500])).delete()
     add_rejections(run, name, [Rejected(None, reason)])
-
-
-def take_recorded_tokenizer(run: models.Run, name: str) -> None:
-    """Set the registered tokenizer of a name, and its chat template if the run has none."""
-    found = models.Tokenizer.objects.filter(name=name).select_related("chat_template").first()
-    if found is not None:
-        run.tokenizer = found
-        run.chat_template = run.chat_template or found.chat_template
-        run.save(update_fields=["tokenizer", "chat_template"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
@@ -130,7 +129,3 @@ def files_in_use() -> set[str]:
     """Codes of the exports whose files are still offered, or are being written."""
     alive = Q(status__in=ACTIVE) | Q(status=Job.Status.DONE, expires_at__gt=timezone.now())
     return set(Job.objects.filter(alive, kind=Job.Kind.EXPORT).values_list("code", flat=True))
-
-
-def in_days(days: int) -> Any:
-    return timezone.now() + timedelta(days=days)

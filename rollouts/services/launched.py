@@ -15,8 +15,8 @@ from rollouts import models
 from rollouts.selectors.streams import stored_steps
 from rollouts.services.bulk import change_whole
 from rollouts.services.contents import Contents
-from rollouts.services.findings import add_findings, worst_severity
-from rollouts.services.trajectories import bump_run, reward_totals, set_findings
+from rollouts.services.findings import add_findings, set_findings, worst_severity
+from rollouts.services.trajectories import bump_run, reward_totals
 from rollouts.services.write_steps import StepWriter, count_tokens
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.trajectory import JSON, Step

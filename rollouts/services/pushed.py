@@ -12,15 +12,16 @@ from django.utils import timezone
 from rollouts import models
 from rollouts.formats.containers.json_text import canonical_json
 from rollouts.selectors.activity import is_active
-from rollouts.services.trajectories import TokenTable, save_trajectories
+from rollouts.services.trajectories import save_trajectories
 from rollouts.tito.trajectory import Trajectory
+from rollouts.tokenizers import ByteTable
 
 DIAGNOSED_TO = "judged_to"
 """In the run's settings: the key of the last trajectory that was diagnosed. Keys of a run grow as it is stored."""
 
 
 def add_new_trajectories(
-    run: models.Run, trajectories: Sequence[Trajectory], token_table: TokenTable | None = None
+    run: models.Run, trajectories: Sequence[Trajectory], token_table: ByteTable | None = None
 ) -> tuple[list[models.StoredTrajectory], list[Trajectory]]:
     """Store trajectories whose external id is new to the run. Returns the stored ones and the known ones."""
     with transaction.atomic():

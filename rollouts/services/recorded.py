@@ -13,16 +13,17 @@ from rollouts.selectors.streams import stored_steps
 from rollouts.services.bulk import reserve_keys
 from rollouts.services.findings import replace_findings
 from rollouts.services.trajectories import bump_run, next_index, reward_totals
-from rollouts.services.write_steps import StepWriter, TokenTable
+from rollouts.services.write_steps import StepWriter
 from rollouts.tito.trajectory import Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
+from rollouts.tokenizers import ByteTable
 
 Status = models.StoredTrajectory.Status
 _TOTALS = ("n_steps", "n_rows", "n_tokens", "n_sampled")
 
 
 def append_steps(
-    run: models.Run, calls: Mapping[str, Sequence[Step]], token_table: TokenTable | None = None
+    run: models.Run, calls: Mapping[str, Sequence[Step]], token_table: ByteTable | None = None
 ) -> dict[str, models.StoredTrajectory]:
     """Add steps to the trajectories of these external ids, begun where they are new; rows follow at once.
 

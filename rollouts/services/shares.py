@@ -25,14 +25,7 @@ def create_share(
     days: float = 30,
 ) -> tuple[models.ShareLink, str]:
     """Make a link to a run (with its trajectories), a trajectory or a check. Returns the link and its token."""
-    if isinstance(target, models.Run):
-        place: dict[str, Any] = {"run": target}
-    elif isinstance(target, models.StoredTrajectory):
-        place = {"trajectory": target}
-    elif isinstance(target, models.TemplateCheck):
-        place = {"check_result": target}
-    else:
-        raise TypeError(f"a {type(target).__name__} cannot be shared")
+    columns = {models.Run: "run", models.StoredTrajectory: "trajectory", models.TemplateCheck: "check_result"}
     token = secrets.token_urlsafe(24)
     link = models.ShareLink.objects.create(
         token_sha256=token_hash(token),
@@ -41,7 +34,7 @@ def create_share(
         note=note[:500],
         created_by=user,
         expires_at=timezone.now() + timedelta(days=days),
-        **place,
+        **{columns[type(target)]: target},
     )
     return link, token
 

@@ -13,11 +13,12 @@ from django.utils import timezone
 from rollouts import models
 from rollouts.selectors.streams import StoredSteps
 from rollouts.services.bulk import bare, change_whole, reserve_keys
-from rollouts.services.findings import add_findings, worst_severity
-from rollouts.services.write_steps import StepWriter, TokenTable, derive_origins
+from rollouts.services.findings import add_findings, set_findings
+from rollouts.services.write_steps import StepWriter, derive_origins
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.prefix import links_of
 from rollouts.tito.trajectory import Trajectory
+from rollouts.tokenizers import ByteTable
 
 
 def save_trajectories(
@@ -25,7 +26,7 @@ def save_trajectories(
     trajectories: Sequence[Trajectory],
     findings: Sequence[Sequence[Finding]] | None = None,
     base_index: int | None = None,
-    token_table: TokenTable | None = None,
+    token_table: ByteTable | None = None,
 ) -> list[models.StoredTrajectory]:
     """Store finished trajectories in one transaction, and bump the run's totals.
 
@@ -91,12 +92,6 @@ def next_index(run: models.Run) -> int:
     return 0 if last is None else last + 1
 
 
-def set_findings(record: models.StoredTrajectory, findings: Sequence[Finding]) -> None:
-    """Set what a trajectory says of its findings."""
-    record.n_findings = len(findings)
-    record.worst_severity = worst_severity(finding.severity for finding in findings)
-
-
 def reward_totals(rewards: Iterable[float | None]) -> dict[str, float]:
     """What scored trajectories add to the totals of their run."""
     known = [reward for reward in rewards if reward is not None]
@@ -116,7 +111,7 @@ def bump_run(run: models.Run, counts: Mapping[str, int], **added: float) -> None
 
 
 def fill_origins(
-    trajectories: Sequence[models.StoredTrajectory], values: Sequence[Trajectory], token_table: TokenTable
+    trajectories: Sequence[models.StoredTrajectory], values: Sequence[Trajectory], token_table: ByteTable
 ) -> int:
     """Find the origin of tokens between completions where it is not known yet. Returns how many steps gained it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +15,8 @@ from rollouts.tito import segments
 from rollouts.tito.align import trained_tokens
 from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, StepField
 from rollouts.tito.prefix import merge_steps
-from rollouts.tito.trajectory import Ids, Link, Row, Step
-
-
-class TokenTable(Protocol):
-    """Tells the text of a token: ``rollouts.tokenizers.ByteTable``."""
-
-    vocab_size: int
-    special: Any
-
-    def joined(self, ids: Ids) -> tuple[bytes, Any]: ...
+from rollouts.tito.trajectory import Link, Row, Step
+from rollouts.tokenizers import ByteTable
 
 
 class StepWriter:
@@ -34,7 +26,7 @@ class StepWriter:
     completions is found where no strategy wrote it.
     """
 
-    def __init__(self, n_steps: int, token_table: TokenTable | None = None) -> None:
+    def __init__(self, n_steps: int, token_table: ByteTable | None = None) -> None:
         """``n_steps``: how many steps are added at most."""
         self.contents = Contents()
         self._keys = reserve_keys(models.StoredStep, n_steps)
@@ -196,7 +188,7 @@ def count_tokens(steps: Sequence[models.StoredStep]) -> tuple[int, int]:
 
 
 def derive_origins(
-    steps: Iterable[tuple[models.StepTokens, Step, int]], token_table: TokenTable
+    steps: Iterable[tuple[models.StepTokens, Step, int]], token_table: ByteTable
 ) -> list[models.StepTokens]:
     """Find who wrote each token between completions where no strategy told: template scaffold or observation.
 

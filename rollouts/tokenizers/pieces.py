@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from rollouts.tito.trajectory import NO_IDS, Ids
 from rollouts.tokenizers.byte_table import parts
 from rollouts.tokenizers.encoders import sample_texts
-from rollouts.tokenizers.files import Definition
+from rollouts.tokenizers.loaded import LoadedTokenizer
 
 MAX_KEPT = 20_000
 MAX_KEPT_CHARACTERS = 20_000
@@ -24,18 +24,10 @@ SHORT = 400
 """A text with fewer characters is not compared with the text before it."""
 
 
-class Encodes(Protocol):
-    """A tokenizer that can encode and that holds its own definition."""
-
-    definition: Definition
-
-    def encode(self, text: str) -> Ids: ...
-
-
 class PieceEncoder:
     """``encode`` of a tokenizer with a memory of pieces. Not thread-safe."""
 
-    def __init__(self, tokenizer: Encodes) -> None:
+    def __init__(self, tokenizer: LoadedTokenizer) -> None:
         self._encode = tokenizer.encode
         self._kept: dict[str, Ids] = {}
         cuts = cut_at(tokenizer.definition.tokenizer)

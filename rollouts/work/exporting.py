@@ -7,19 +7,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from django.conf import settings
 from django.db.models import QuerySet
+from django.utils import timezone
 
 from rollouts import models, selectors
 from rollouts.formats import FORMATS
 from rollouts.formats.writers import exports
 from rollouts.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
 from rollouts.models import Job
-from rollouts.services.jobs import Beat, JobFailed, end_job, files_in_use, in_days
+from rollouts.services.jobs import Beat, JobFailed, end_job, files_in_use
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.strategies import STRATEGIES
@@ -29,8 +31,8 @@ from rollouts.work import replays
 from rollouts.work.diagnosis import codec_of
 
 BATCH = 50
-FILE_DAYS = 7
-"""How many days the file of an export is offered."""
+FILE_AGE = timedelta(days=7)
+"""How long the file of an export is offered."""
 MAX_NOTES = 50
 WRITERS = (*(one.name for one in FORMATS.values() if one.write), *EXPORTS)
 """Names of what can be written: whole trajectories, then rows."""
@@ -238,7 +240,7 @@ def do_job(job: Job, beat: Beat) -> None:
     end_job(
         job, Job.Status.DONE, n_written=written.n, bytes_written=size,
         notes=[written.left_out, *notes[:MAX_NOTES], *more] if written.left_out else [],
-        expires_at=in_days(FILE_DAYS),
+        expires_at=timezone.now() + FILE_AGE,
     )  # fmt: skip
 
 

@@ -20,12 +20,13 @@ from rollouts import formats, models, services
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.models import Job
 from rollouts.selectors.activity import is_active
-from rollouts.services.imports import IMPORTED, drop_from, note_imported, reject_file, take_recorded_tokenizer
+from rollouts.selectors.registered import tokenizer_named
+from rollouts.services.imports import IMPORTED, drop_from, note_imported, reject_file
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.rejections import add_rejections
 from rollouts.services.text import tidy_name
-from rollouts.services.trajectories import TokenTable
 from rollouts.tito.trajectory import Trajectory
+from rollouts.tokenizers import ByteTable
 from rollouts.work.diagnosis import findings_for
 from rollouts.work.sending import send
 
@@ -194,7 +195,7 @@ class _File:
         self.next_index = index
         self._bytes_before = before
         self._last_beat = 0.0
-        self._table: TokenTable | None = None
+        self._table: ByteTable | None = None
 
     def read(self, format_name: str) -> str:
         """Returns the name of the format. Raises :class:`FileRefused` after parts of the file may have been stored."""
@@ -258,8 +259,8 @@ class _File:
     def _choose_tokenizer(self, batch: Sequence[Trajectory]) -> None:
         if self.run.tokenizer is None and self.use_recorded:
             names = {one.tokenizer for one in batch if one.tokenizer}
-            if len(names) == 1:
-                take_recorded_tokenizer(self.run, names.pop())
+            if len(names) == 1 and (found := tokenizer_named(names.pop())) is not None:
+                services.choose_tokenizer(self.run, found)
         if self._table is None:
             self._table = services.byte_table_of(self.run)
 

@@ -154,7 +154,7 @@ def test_shares_are_found_by_their_hash_and_revoked_once(run: models.Run) -> Non
     services.revoke_share(link)
     assert link.revoked_at == first is not None
     assert services.create_share(user, run.trajectories.all()[0])[0].trajectory is not None
-    with pytest.raises(TypeError):
+    with pytest.raises(KeyError):
         services.create_share(user, user)
 
 

@@ -10,9 +10,9 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from inspector.web.login import local_user
 from rollouts import services
 from rollouts.models import ChatTemplate, Job, TemplateCheck, Tokenizer
+from rollouts.services.users import local_user
 from rollouts.tasks.jobs import do_job
 
 pytestmark = pytest.mark.django_db

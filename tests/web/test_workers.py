@@ -9,8 +9,8 @@ import pytest
 from django.test import Client
 
 from inspector.server import workers
-from inspector.web.login import local_user
 from rollouts.models import Run
+from rollouts.services.users import local_user
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db

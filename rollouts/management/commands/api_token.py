@@ -11,9 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from rollouts.models import ApiToken
 from rollouts.services.api_tokens import create_api_token, revoke_api_token
-
-LOCAL_USER = "local"
-"""The account behind the login links. It is created here when nobody has logged in yet."""
+from rollouts.services.users import LOCAL_USER, local_user
 
 
 class Command(BaseCommand):
@@ -39,12 +37,10 @@ class Command(BaseCommand):
             self._make(options)
 
     def _make(self, options: dict[str, Any]) -> None:
-        users = get_user_model().objects
-        user = users.filter(username=options["user"]).first()
+        name = options["user"]
+        user = local_user() if name == LOCAL_USER else get_user_model().objects.filter(username=name).first()
         if user is None:
-            if options["user"] != LOCAL_USER:
-                raise CommandError(f"There is no user {options['user']!r}; manage.py createsuperuser creates one.")
-            user = users.create_user(LOCAL_USER)  # without a password: it logs in by links alone
+            raise CommandError(f"There is no user {name!r}; manage.py createsuperuser creates one.")
         record, token = create_api_token(user, options["name"])
         self._say({"id": record.pk, "name": record.name, "token": token}, token, options)
         if not options["json"]:
