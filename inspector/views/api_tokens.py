@@ -13,9 +13,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from inspector.web.twins import Page, from_columns, json_page, page, wants_json
+from rollouts import services
 from rollouts.models import ApiToken
 from rollouts.selectors.shares import api_token_by_key, newest_api_tokens
-from rollouts.services.api_tokens import create_api_token, revoke_api_token
+from rollouts.services.api_tokens import create_api_token
 
 MAX_LISTED = 200
 
@@ -93,7 +94,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     record = api_token_by_key(pk)
     if record is None:
         raise Http404("There is no such API token.")
-    revoke_api_token(record)
+    services.revoke(record)
     if wants_json(request):
         return json_page(ApiTokenLine.of(record))
     messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")

@@ -140,7 +140,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     link = find_share(pk=pk)
     if link is None:
         raise Http404("There is no such share link.")
-    services.revoke_share(link)
+    services.revoke(link)
     if wants_json(request):
         return json_page(ShareLine.of(link))
     messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")

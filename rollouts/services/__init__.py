@@ -28,7 +28,7 @@ from rollouts.services.runs import (
     recount,
     start_run,
 )
-from rollouts.services.shares import create_share, revoke_share, token_hash
+from rollouts.services.shares import create_share, revoke, token_hash
 from rollouts.services.tokenizers import (
     byte_table_of,
     find_tokenizer,

@@ -41,9 +41,3 @@ def find_api_token(token: str) -> models.ApiToken | None:
                 Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USE_EVERY), pk=record.pk
             ).update(last_used_at=now)
     return record
-
-
-def revoke_api_token(record: models.ApiToken) -> None:
-    """From now on the token is refused. Revoking twice keeps the first time."""
-    models.ApiToken.objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
-    record.refresh_from_db()

@@ -39,7 +39,7 @@ def create_share(
     return link, token
 
 
-def revoke_share(link: models.ShareLink) -> None:
-    """From now on the link opens nothing. Revoking twice keeps the first time."""
-    models.ShareLink.objects.filter(pk=link.pk, revoked_at=None).update(revoked_at=timezone.now())
-    link.refresh_from_db()
+def revoke(record: models.ShareLink | models.ApiToken) -> None:
+    """From now on the link opens nothing, or the token is refused. Revoking twice keeps the first time."""
+    type(record).objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
+    record.refresh_from_db()

@@ -138,7 +138,7 @@ def test_a_link_is_made_copied_and_opened_by_somebody_else(open_page: Open, brow
         seen.goto(link)
         assert seen.url.endswith(f"/runs/{run.code}?finding=boundary_merge")
         assert "look here" in seen.content() and "t001" in seen.content() and "t000" not in seen.content()
-        services.revoke_share(ShareLink.objects.get())
+        services.revoke(ShareLink.objects.get())
         answer = seen.reload()
         assert answer.status == 410 and "is over" in seen.inner_text("h1")
     finally:

@@ -19,7 +19,8 @@ from inspector.views import push as views
 from rollouts import selectors, services
 from rollouts.formats import FORMATS, Rejected
 from rollouts.models import ApiToken, Run
-from rollouts.services.api_tokens import find_api_token, revoke_api_token
+from rollouts.services.api_tokens import find_api_token
+from rollouts.services.shares import revoke
 from rollouts.tasks.jobs import do_job
 from rollouts.work import pushing
 from tests.push.conftest import call, episodes
@@ -203,7 +204,7 @@ def test_a_revoked_token_and_a_dismissed_user_are_refused(token: str, run: Run) 
     record.created_by.is_active = True
     record.created_by.save()
     assert push(token, run, episodes(1))[0] == 200
-    revoke_api_token(record)
+    revoke(record)
     assert push(token, run, episodes(1))[0] == 401
 
 

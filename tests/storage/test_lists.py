@@ -149,9 +149,9 @@ def test_shares_are_found_by_their_hash_and_revoked_once(run: models.Run) -> Non
     link, token = services.create_share(user, run, "t=1-2", "look", 3)
     assert link.token_sha256 == services.token_hash(token) and token.startswith(link.hint)
     assert token not in str(vars(link)) and link.run == run and link.trajectory is None
-    services.revoke_share(link)
+    services.revoke(link)
     first = link.revoked_at
-    services.revoke_share(link)
+    services.revoke(link)
     assert link.revoked_at == first is not None
     assert services.create_share(user, run.trajectories.all()[0])[0].trajectory is not None
     with pytest.raises(KeyError):

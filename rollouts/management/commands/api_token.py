@@ -10,7 +10,8 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts.models import ApiToken
-from rollouts.services.api_tokens import create_api_token, revoke_api_token
+from rollouts.services.api_tokens import create_api_token
+from rollouts.services.shares import revoke
 from rollouts.services.users import LOCAL_USER, local_user
 
 
@@ -31,7 +32,7 @@ class Command(BaseCommand):
             record = ApiToken.objects.filter(pk=options["revoke"]).first()
             if record is None:
                 raise CommandError(f"There is no token with the id {options['revoke']}; --list shows them.")
-            revoke_api_token(record)
+            revoke(record)
             self._say({"id": record.pk, "revoked_at": str(record.revoked_at)}, f"{record.name} is revoked.", options)
         else:
             self._make(options)
