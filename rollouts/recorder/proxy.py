@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 import aiohttp
 from aiohttp import web
-from django.utils import timezone
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -37,8 +36,6 @@ PASSED = ("/v1/", "/health", "/version", "/tokenize", "/detokenize")
 MAX_UNWRITTEN = 4096
 """Calls under way or not yet stored. Above this number, requests wait for the database."""
 MAX_BODY_BYTES = 256 << 20
-MAX_KEPT_BYTES = 64 << 20
-"""The longest recorded answer. A longer one passes without being recorded, and the run says so."""
 HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
      "upgrade", "host", "content-length", "proxy-connection", "expect")
@@ -210,7 +207,7 @@ class Recorder:
         if asked is not None:
             headers["Accept-Encoding"] = "identity"
         await self._room.acquire()
-        kept = _Copy(session, body)
+        call = Call(session, body)
         try:
             async with self._session.post(
                 url, data=asked.body if asked else body, headers=headers, allow_redirects=False
@@ -218,24 +215,23 @@ class Recorder:
                 encoded = upstream.headers.get("Content-Encoding", "identity").lower() != "identity"
                 if asked is None or upstream.status != 200 or encoded:
                     if asked is not None and upstream.status == 200:
-                        kept.problem = "the server compressed its answer although it was asked not to."
+                        call.problem = "the server compressed its answer although it was asked not to."
                     return await self._copy(request, upstream)
                 if upstream.content_type == STREAM_TYPE:
-                    return await self._stream(request, upstream, asked, kept)
-                return await self._whole(request, upstream, asked, kept)
+                    return await self._stream(request, upstream, asked, call)
+                return await self._whole(request, upstream, asked, call)
         finally:
             # Also runs when the client has gone, which cancels this task: nothing here waits.
-            call = kept.call()
-            if call is None:
-                self._room.release()
-            else:
+            if call.answer or call.problem:
                 self.writer.take(call)
+            else:  # an error, or no answer came
+                self._room.release()
 
     async def _whole(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, kept: _Copy
+        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, call: Call
     ) -> web.StreamResponse:
         answer = await upstream.read()
-        kept.whole(answer)
+        call.keep(answer)
         response = web.Response(
             status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers),
             body=wire.strip(answer, asked),
@@ -245,11 +241,11 @@ class Recorder:
         return response
 
     async def _stream(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, kept: _Copy
+        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, call: Call
     ) -> web.StreamResponse:
         response = _begun(upstream)
         await response.prepare(request)
-        kept.begin_stream()
+        call.answer, call.broken_off = [], True
         events = wire.Events()
         with _cut_when_broken(request):
             async for piece in upstream.content.iter_any():
@@ -259,7 +255,7 @@ class Recorder:
                     if found is None:
                         out.append(event)
                         continue
-                    kept.event(found)
+                    call.keep(found)
                     stripped = wire.strip(found, asked)
                     # An unchanged event keeps its bytes.
                     if stripped is found:
@@ -268,7 +264,7 @@ class Recorder:
                         out.append(b"data: " + stripped + b"\n\n")
                 if out:
                     await response.write(b"".join(out))
-            kept.broken_off = False
+            call.broken_off = False
             if rest := events.end():
                 await response.write(rest)
             await response.write_eof()
@@ -295,41 +291,3 @@ class Recorder:
             return _refuse(400, 'Send the end of the session as {"reward": 1.0, "stop_reason": "answered"}.')
         self.writer.take(TrajectoryEnd(name, reward=reward, stop_reason=stop_reason))
         return web.json_response({"run": self.writer.run.code, "session": name})
-
-
-class _Copy:
-    """What is kept of one call while it passes."""
-
-    def __init__(self, session: str, request: bytes) -> None:
-        self._session, self._request = session, request
-        self._answer: bytes | list[bytes] | None = None
-        self._size = 0
-        self._created_at = timezone.now().isoformat()
-        self.broken_off = False
-        self.problem = ""
-
-    def whole(self, answer: bytes) -> None:
-        self._answer = answer
-        self._grow(len(answer))
-
-    def begin_stream(self) -> None:
-        self._answer, self.broken_off = [], True
-
-    def event(self, payload: bytes) -> None:
-        if isinstance(self._answer, list) and not self.problem:
-            self._answer.append(payload)
-            self._grow(len(payload))
-
-    def _grow(self, n: int) -> None:
-        self._size += n
-        if self._size > MAX_KEPT_BYTES:
-            self._answer = []
-            self.problem = f"its answer is larger than {MAX_KEPT_BYTES >> 20} MB."
-
-    def call(self) -> Call | None:
-        """The finished copy. None when there is nothing to record: an error, or no answer came."""
-        if self.problem:
-            return Call(self._session, self._request, b"", False, self._created_at, self.problem)
-        if not self._answer:
-            return None
-        return Call(self._session, self._request, self._answer, self.broken_off, self._created_at)

@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -38,23 +38,37 @@ FIRST_WAIT_SECONDS = 0.2
 MAX_WAIT_SECONDS = 5.0
 AT_END_SECONDS = 60.0
 """How long the recorder, at its end, tries a database that does not answer. Then the calls go to a file."""
+MAX_KEPT_BYTES = 64 << 20
+"""The longest recorded answer. A longer one passes without being recorded, and the run says so."""
 SOURCE = "recorder"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
-    """One answered call, as it went over the wire."""
+    """One call as it goes over the wire. It grows while the answer passes."""
 
     session: str
     """The trajectory that the client named; empty = the conversation decides."""
     request: bytes
-    answer: bytes | list[bytes]
+    answer: bytes | list[bytes] = b""
     """A body, or the payloads of a stream's events."""
-    broken_off: bool
+    broken_off: bool = False
     """The stream ended without the server's end mark."""
-    created_at: str
+    created_at: str = field(default_factory=lambda: timezone.now().isoformat())
     problem: str = ""
     """Why the answer cannot be read, when that is already known."""
+    size: int = 0
+    """Bytes of the answer so far."""
+
+    def keep(self, piece: bytes) -> None:
+        """Keep the body of the answer, or the next event of a stream."""
+        self.size += len(piece)
+        if self.size > MAX_KEPT_BYTES:
+            self.answer, self.problem = b"", f"its answer is larger than {MAX_KEPT_BYTES >> 20} MB."
+        elif isinstance(self.answer, list):
+            self.answer.append(piece)
+        else:
+            self.answer = piece
 
 
 class Writer:

@@ -385,7 +385,7 @@ class TestWhatGoesWrong:
         assert all(one.reason.startswith("A call could not be recorded") for one in run.rejections.all())
 
     def test_a_huge_answer_passes_and_is_reported(self, run: Run, record: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr(proxy, "MAX_KEPT_BYTES", 50)
+        monkeypatch.setattr(writer, "MAX_KEPT_BYTES", 50)
         assert record(lambda setup: setup.chat("hi"))["choices"]
         assert run.n_trajectories == 0 and "larger than" in run.rejections.get().reason
 
