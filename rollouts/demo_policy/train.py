@@ -1,11 +1,7 @@
-"""Trains the demo policy from random weights: ``manage.py train_demo_policy``.
-
-``python -m rollouts.demo_policy.train`` does the same and needs no Django settings.
-"""
+"""Trains the demo policy from random weights: ``manage.py train_demo_policy``."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import time
@@ -133,17 +129,3 @@ def save_model(model: Qwen3ForCausalLM, output: Path) -> None:
         path.chmod(0o644)
         os.replace(path, output / path.name)
     scratch.rmdir()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=MODEL_DIR)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    train(arguments.output, arguments.steps, arguments.seed, arguments.threads, lambda line: print(line, flush=True))
-
-
-if __name__ == "__main__":
-    main()
