@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from rollouts.tito.trajectory import Floats, Ids
+from rollouts.tito.trajectory import Floats, Ids, ids_array
 
 
 class EngineError(Exception):
@@ -63,6 +64,14 @@ class Generation:
     """The stop text, or the id of the stop token, that ended the completion."""
     cached_tokens: int = 0
     """How many prompt tokens were not computed again."""
+
+    @classmethod
+    def of(
+        cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0
+    ) -> Generation:
+        """A completion from lists, and from reasons of any type; None = the engine names no reason."""
+        finish, stop = ("" if value is None else str(value) for value in (finish, stop))
+        return cls(request_id, ids_array(ids), np.asarray(logprobs, dtype=np.float32), finish, stop, cached)
 
 
 class Engine(Protocol):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import numpy as np
-
 from rollouts.engines.http import PROBE_SECONDS, HttpEngine, ServerAnswer
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
-from rollouts.tito.trajectory import ids_array
 
 
 class SglangServerEngine(HttpEngine):
@@ -66,14 +63,7 @@ class SglangServerEngine(HttpEngine):
             raise EngineError(f"The server at {self.url} returns no token ids; it needs an SGLang with output_ids.")
         if logprobs is None:
             raise EngineError(f"The server at {self.url} returns no log-probabilities, though they were asked for.")
-        stop = finish.get("matched")
-        return Generation(
-            request.request_id,
-            ids_array(token_ids),
-            np.asarray(logprobs, dtype=np.float32),
-            finish_reason=str(finish.get("type", "")),
-            stop_reason="" if stop is None else str(stop),
-        )
+        return Generation.of(request.request_id, token_ids, logprobs, finish.get("type"), finish.get("matched"))
 
     async def _drop(self, request_id: str) -> None:
         with contextlib.suppress(ServerAnswer, OSError, ValueError):

@@ -248,14 +248,8 @@ class TransformersEngine:
         stopped = live.ids[-1] in sampling.stop_token_ids or bool(text)
         if not stopped and len(live.ids) < live.room:
             return None
-        return Generation(
-            live.request.request_id,
-            ids_array(live.ids),
-            np.asarray(live.logprobs, dtype=np.float32),
-            finish_reason="stop" if stopped else "length",
-            stop_reason=text or str(live.ids[-1]) if stopped else "",
-            cached_tokens=live.cached,
-        )
+        finish, stop = ("stop", text or live.ids[-1]) if stopped else ("length", None)
+        return Generation.of(live.request.request_id, live.ids, live.logprobs, finish, stop, live.cached)
 
 
 def _refuse_other_attention(config: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request, reason
 from rollouts.engines.stops import StopTexts
 from rollouts.tito.recorded_renders import parsed
-from rollouts.tito.trajectory import Floats, Ids, ids_array
+from rollouts.tito.trajectory import Floats, Ids
 
 # vllm reads these when it is imported. The engine stays in this process and sends no usage reports. On a CPU more than
 # one thread makes a small model ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.
@@ -187,15 +187,8 @@ class VllmEngine:
         self._internal.pop(out.request_id, None)
         self._watched.pop(out.request_id, None)
         completion = out.outputs[0]
-        stop_reason = "" if completion.stop_reason is None else str(completion.stop_reason)
-        return Generation(
-            out.request_id,
-            ids_array(ids),
-            np.asarray(logprobs, dtype=np.float32),
-            finish_reason="stop" if text else completion.finish_reason or "",
-            stop_reason=text or stop_reason,
-            cached_tokens=int(out.num_cached_tokens or 0),
-        )
+        finish, stop = ("stop", text) if text else (completion.finish_reason, completion.stop_reason)
+        return Generation.of(out.request_id, ids, logprobs, finish, stop, int(out.num_cached_tokens or 0))
 
     def abort(self, request_id: str) -> None:
         self._watched.pop(request_id, None)

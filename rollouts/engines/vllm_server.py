@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rollouts.engines.http import PROBE_SECONDS, HttpEngine, ServerAnswer
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
-from rollouts.tito.trajectory import ids_array
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -82,11 +79,5 @@ class VllmServerEngine(HttpEngine):
             )
         if values is None:
             raise EngineError(f"The server at {self.url} returns no log-probabilities. Are they switched off?")
-        stop = choice.get("stop_reason")
-        return Generation(
-            request.request_id,
-            ids_array(token_ids),
-            np.asarray(values, dtype=np.float32),
-            finish_reason=choice.get("finish_reason") or "",
-            stop_reason="" if stop is None else str(stop),
-        )
+        reasons = choice.get("finish_reason"), choice.get("stop_reason")
+        return Generation.of(request.request_id, token_ids, values, *reasons)
