@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from rollouts.engines import reason
@@ -210,35 +211,32 @@ class EngineThread(EngineOwner):
     def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
         self._driver = EngineDriver(build, name, self._told)
         self._name = name
-        self._wake = threading.Condition()
-        self._inbox: list[tuple[str, Future[Any] | None, Any]] = []
+        self._lock = threading.Lock()
+        self._inbox: SimpleQueue[tuple[str, Future[Any] | None, Any] | None] = SimpleQueue()
         self._closing = False
         self._thread: threading.Thread | None = None
         self.tokens = 0
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        with self._wake:
-            self._inbox.append(("abort", None, list(request_ids)))
-            self._wake.notify()
+        self._inbox.put(("abort", None, list(request_ids)))
 
     def close(self, timeout: float | None = 30) -> None:
-        with self._wake:
+        with self._lock:
             self._closing = True
-            self._wake.notify()
             thread = self._thread
+        self._inbox.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
     def _ask(self, kind: str, value: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        with self._wake:
+        with self._lock:
             if self._closing:
                 raise EngineClosed("The engine is shutting down.")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"{self._name}-owner", daemon=True)
                 self._thread.start()
-            self._inbox.append((kind, future, value))
-            self._wake.notify()
+            self._inbox.put((kind, future, value))
         return future
 
     # -- the owning thread ---------------------------------------------------------------------------------------------
@@ -246,17 +244,13 @@ class EngineThread(EngineOwner):
     def _run(self) -> None:
         driver = self._driver
         while True:
-            with self._wake:
-                while not self._closing and not self._inbox and driver.is_idle():
-                    self._wake.wait()
-                inbox, self._inbox = self._inbox, []
-                closing = self._closing
-            for message in inbox:
+            while driver.is_idle() or not self._inbox.empty():
+                message = self._inbox.get()
+                if message is None:
+                    self._fail(EngineClosed("The engine was shut down before the completion was finished."))
+                    driver.close()
+                    return
                 driver.take(*message)
-            if closing:
-                self._fail(EngineClosed("The engine was shut down before the completion was finished."))
-                driver.close()
-                return
             try:
                 driver.turn()
             except EngineLost as lost:

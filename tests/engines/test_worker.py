@@ -83,8 +83,10 @@ def test_a_dead_engine_fails_its_futures_with_the_reason_and_is_built_again() ->
             self.closed = True
 
     owner = EngineThread(Dying)
-    with owner._wake:  # all at once, else the second engine might serve the last of them
-        futures = [owner.submit(request(str(n))) for n in range(3)]
+    hold = threading.Event()
+    owner.call(lambda _: hold.wait(60))  # all at once, else the second engine might serve the last of them
+    futures = [owner.submit(request(str(n))) for n in range(3)]
+    hold.set()
     for future in futures:
         with pytest.raises(EngineError, match="The engine died: MemoryError: no block is free"):
             future.result(60)
