@@ -121,11 +121,10 @@ def run_batch(
         return BatchEnd(error=str(error))
     if info is None:
         return BatchEnd()
-    batch = _Batch(engine, info, environment, new_strategy, parse, limits, callbacks)
-    batch.template_kwargs = dict(template_kwargs or {})
-    batch.policy_version = policy_version
-    batch.call_ids = call_ids
-    return batch.run()
+    kwargs = dict(template_kwargs or {})
+    return _Batch(
+        engine, info, environment, new_strategy, parse, limits, callbacks, kwargs, policy_version, call_ids
+    ).run()
 
 
 def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineInfo | None:
@@ -144,23 +143,20 @@ _numbers = count()
 """Numbers the batches, so that request names in this process are unique. An abort then never ends another request."""
 
 
+@dataclass(eq=False)
 class _Batch:
+    engine: EngineOwner
+    info: EngineInfo
+    environment: Environment
+    new_strategy: Callable[[], Strategy]
+    parse: Parse
+    limits: RolloutLimits
+    callbacks: Callbacks
     template_kwargs: dict[str, Any]
     policy_version: str
     call_ids: bool
 
-    def __init__(
-        self,
-        engine: EngineOwner,
-        info: EngineInfo,
-        environment: Environment,
-        new_strategy: Callable[[], Strategy],
-        parse: Parse,
-        limits: RolloutLimits,
-        callbacks: Callbacks,
-    ) -> None:
-        self._engine, self._engine_info, self._environment = engine, info, environment
-        self._new_strategy, self._parse, self._limits, self._callbacks = new_strategy, parse, limits, callbacks
+    def __post_init__(self) -> None:
         self._number = next(_numbers)
         self._live: set[_Live] = set()
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -178,7 +174,7 @@ class _Batch:
         try:
             while True:
                 if time.monotonic() >= next_poll:
-                    if self._closing or self._callbacks.should_stop():
+                    if self._closing or self.callbacks.should_stop():
                         stopped = tuple(live.job for live in self._live)
                         break
                     self._fail_overdue()
@@ -192,7 +188,7 @@ class _Batch:
             self._flush()
             return BatchEnd(stopped, str(self._last_death) if self._n_deaths > 1 else "")
         finally:
-            self._engine.abort([live.request_id for live in self._live if live.request_id])
+            self.engine.abort([live.request_id for live in self._live if live.request_id])
             self._answers.close()
 
     def _handle_events(self, until: float) -> None:
@@ -205,10 +201,10 @@ class _Batch:
             pass
 
     def _take_jobs(self) -> None:
-        free = self._limits.max_live - len(self._live)
+        free = self.limits.max_live - len(self._live)
         if not free or self._exhausted or self._n_deaths > 1:
             return
-        jobs = self._callbacks.more(free, not self._live)
+        jobs = self.callbacks.more(free, not self._live)
         self._exhausted = jobs is None
         for job in jobs or ():
             self._start(job)
@@ -217,22 +213,22 @@ class _Batch:
         """Pass on what has finished: steps before the trajectories they belong to."""
         if self._steps:
             steps, self._steps = self._steps, []
-            self._callbacks.on_steps(steps)
+            self.callbacks.on_steps(steps)
         if self._done:
             done, self._done = self._done, []
-            self._callbacks.on_done(done)
+            self.callbacks.on_done(done)
 
     # -- one trajectory ------------------------------------------------------------------------------------------------
 
     def _start(self, job: RolloutJob) -> None:
-        strategy = self._new_strategy()
+        strategy = self.new_strategy()
         try:
             prompt = strategy.begin(job.task.messages, job.task.tools, self.template_kwargs)
         except (StrategyRefused, RenderFailed) as error:
             self._done.append(TrajectoryEnd.of_refusal(job.key, error))
             return
         try:
-            episode = self._environment.start(job.task)
+            episode = self.environment.start(job.task)
         except Exception as error:
             self._done.append(
                 TrajectoryEnd(job.key, error=f"The environment could not start the task: {reason(error)}.")
@@ -251,13 +247,13 @@ class _Batch:
                 return
             self._completed(live, stored.completion_ids, stored.logprobs, stored.finish_reason)
             return
-        if len(live.prompt_ids) >= self._engine_info.max_model_len:
+        if len(live.prompt_ids) >= self.info.max_model_len:
             self._truncate(live, "length")
             return
         live.request_id = f"{live.job.key}.{live.n_steps}.{self._number}"
-        sampling = replace(self._limits.sampling, seed=step_seed(live.job.seed, live.n_steps))
+        sampling = replace(self.limits.sampling, seed=step_seed(live.job.seed, live.n_steps))
         try:
-            future = self._engine.submit(GenerationRequest(live.request_id, live.prompt_ids, sampling))
+            future = self.engine.submit(GenerationRequest(live.request_id, live.prompt_ids, sampling))
         except EngineClosed:
             self._closing = True
             return
@@ -288,14 +284,14 @@ class _Batch:
     def _reply(self, live: _Live, ids: Ids) -> Message:
         """A completion as a message. If the prompt ends inside that message, its earlier calls do not count."""
         before = NO_IDS if live.strategy.continues_message else live.prompt_ids
-        reply = self._parse(before, ids, live.job.task.tools)
+        reply = self.parse(before, ids, live.job.task.tools)
         if not self.call_ids:
             return reply
         # Ids follow from the seed if there is one, so that a repeated run renders the same ids.
         return with_call_ids(reply, live.job.key if live.job.seed is None else live.job.seed, live.n_calls)
 
     def _step(self, live: _Live, generation: Generation, reply: Message) -> Step:
-        sampling, info, task = self._limits.sampling, self._engine_info, live.job.task
+        sampling, info, task = self.limits.sampling, self.info, live.job.task
         return Step(
             prompt_ids=live.prompt_ids,
             completion_ids=generation.completion_ids,
@@ -333,7 +329,7 @@ class _Batch:
         if finish_reason == "length":
             self._truncate(live, "length")
             return
-        live.deadline = time.monotonic() + self._limits.environment_seconds
+        live.deadline = time.monotonic() + self.limits.environment_seconds
         self._answers.ask(
             lambda: live.episode.step(reply),
             lambda outcome: self._events.put(lambda: self._answered(live, outcome)),
@@ -347,7 +343,7 @@ class _Batch:
             self._end(live, error=f"The environment failed: {reason(outcome)}.")
         elif outcome.done:
             self._end(live, outcome)
-        elif live.n_steps >= self._limits.max_turns:
+        elif live.n_steps >= self.limits.max_turns:
             self._truncate(live, "max_turns")
         else:
             messages = answering(live.messages[-1], outcome.messages) if self.call_ids else outcome.messages
@@ -370,10 +366,8 @@ class _Batch:
     def _fail_overdue(self) -> None:
         now = time.monotonic()
         for live in [one for one in self._live if one.deadline and one.deadline < now]:
-            self._answers.give_up()
-            self._end(
-                live, error=f"The environment did not answer within {self._limits.environment_seconds:g} seconds."
-            )
+            self._answers.spawn()
+            self._end(live, error=f"The environment did not answer within {self.limits.environment_seconds:g} seconds.")
 
     def _refuse(self, live: _Live, error: Exception) -> None:
         self._live.discard(live)
@@ -409,20 +403,17 @@ class _Answers:
         )
         self._n = 0
         for _ in range(n):
-            self._spawn()
+            self.spawn()
 
     def ask(self, call: Callable[[], Outcome], answered: Callable[[Outcome | Exception], None]) -> None:
         self._calls.put((call, answered))
-
-    def give_up(self) -> None:
-        """A call hangs: another thread takes the place of its thread."""
-        self._spawn()
 
     def close(self) -> None:
         for _ in range(self._n):
             self._calls.put(None)
 
-    def _spawn(self) -> None:
+    def spawn(self) -> None:
+        """Start a thread, also in place of one whose call hangs."""
         self._n += 1
         Thread(target=self._serve, name="environment", daemon=True).start()
 
