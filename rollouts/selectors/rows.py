@@ -134,29 +134,24 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
 def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
     """The window of a row that has its own arrays. Short arrays are padded; the diagnosis reports them."""
     tokens = models.RowTokens.objects.get(pk=record.pk)
-    n = stop - start
-    mask = np.zeros(n, dtype=np.bool_)
-    part = tokens.loss_mask[start:stop]
-    mask[: len(part)] = part
-    logprobs = None
-    if tokens.logprobs is not None:
-        logprobs = np.full(n, np.nan, dtype=np.float32)
-        values = tokens.logprobs[start:stop]
-        logprobs[: len(values)] = values
-    origin = np.full(n, Origin.PROMPT, dtype=np.uint8)
-    if tokens.origin is not None:
-        codes = tokens.origin[start:stop]
-        origin[: len(codes)] = codes
-    else:
+
+    def padded(values: np.ndarray, fill: float) -> np.ndarray:
+        whole, part = np.full(stop - start, fill, dtype=values.dtype), values[start:stop]
+        whole[: len(part)] = part
+        return whole
+
+    mask = padded(tokens.loss_mask, False)
+    logprobs = None if tokens.logprobs is None else padded(tokens.logprobs, np.nan)
+    origin = padded(np.zeros(0, np.uint8) if tokens.origin is None else tokens.origin, Origin.PROMPT)
+    if tokens.origin is None:
         # Nobody recorded the origins: prompt before the first trained token, then as the loss mask says.
         trained = np.flatnonzero(tokens.loss_mask)
         first = int(trained[0]) if len(trained) else record.n_tokens
         origin[max(first - start, 0) :] = Origin.OBSERVATION
         origin[mask] = Origin.SAMPLED
-    return Window(
-        start, stop, record.n_tokens, tokens.ids[start:stop], origin, mask, logprobs, np.full(n, -1, dtype=np.int32),
-        tokens.origin is not None,
-    )  # fmt: skip
+    steps = np.full(stop - start, -1, dtype=np.int32)
+    ids, known = tokens.ids[start:stop], tokens.origin is not None
+    return Window(start, stop, record.n_tokens, ids, origin, mask, logprobs, steps, known)
 
 
 def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:

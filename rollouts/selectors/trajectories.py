@@ -72,7 +72,9 @@ class _Bodies:
         return self._values[key]
 
 
-_BODY_KEYS = attrgetter("messages_new_id", *(one.column for one in (*BODIES, *REQUEST_FIELDS)))
+BODY_COLUMNS = ("messages_new_id", *(one.column for one in (*BODIES, *REQUEST_FIELDS)))
+"""The columns of a stored step that hold keys of ``Content``."""
+_BODY_KEYS = attrgetter(*BODY_COLUMNS)
 
 
 def _steps(stored: Sequence[models.StoredStep], bodies: _Bodies) -> list[Step]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from django.db import transaction
@@ -10,6 +11,7 @@ from django.utils import timezone
 
 from rollouts import models
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.trajectories import BODY_COLUMNS
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
 from rollouts.tito.batches import batched
@@ -141,33 +143,26 @@ def recount(run: models.Run) -> None:
         setattr(run, name, value)
 
 
-_STEP_BODIES = ("messages_new", "tools", "template_kwargs", "reply", "text", "extra")
-
-
-def _references() -> list[tuple[type[Any], str]]:
-    return [
-        *((models.StoredStep, name) for name in _STEP_BODIES),
-        (models.StoredRow, "extra"), (models.StoredTrajectory, "extra"), (models.StoredTrajectory, "task"),
-    ]  # fmt: skip
+_REFERENCES: list[tuple[type[Any], str]] = [
+    *((models.StoredStep, column) for column in BODY_COLUMNS),
+    (models.StoredRow, "extra_id"), (models.StoredTrajectory, "extra_id"), (models.StoredTrajectory, "task_id"),
+]  # fmt: skip
+"""Every model and column that holds keys of ``Content``."""
 
 
 def _content_keys(keys: list[int]) -> set[str]:
-    found: set[str] = set()
-    for row in models.StoredStep.objects.filter(trajectory__in=keys).values_list(*(f"{n}_id" for n in _STEP_BODIES)):
-        found.update(key for key in row if key)
-    for values in (
+    rows = itertools.chain(
+        models.StoredStep.objects.filter(trajectory__in=keys).values_list(*BODY_COLUMNS),
         models.StoredRow.objects.filter(trajectory__in=keys).values_list("extra_id"),
         models.StoredTrajectory.objects.filter(pk__in=keys).values_list("extra_id", "task_id"),
-    ):
-        for row in values:
-            found.update(key for key in row if key)
-    return found
+    )
+    return {key for row in rows for key in row if key}
 
 
 def _delete_unused(bodies: set[str]) -> None:
     """Contents that nothing refers to any more."""
     for batch in batched(sorted(bodies), 500):
         unused = models.Content.objects.filter(pk__in=batch)
-        for model, name in _references():
-            unused = unused.filter(~Exists(model.objects.filter(**{f"{name}_id": OuterRef("pk")})))
+        for model, column in _REFERENCES:
+            unused = unused.filter(~Exists(model.objects.filter(**{column: OuterRef("pk")})))
         unused._raw_delete(unused.db)
