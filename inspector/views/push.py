@@ -88,12 +88,10 @@ def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
     """Make a run to push to: `{"name", "tokenizer"?, "chat_template"?}` -> `{"run", "url"}`."""
     asked = _object(request)
     name, tokenizer_name, template = (_text(asked, key) for key in ("name", "tokenizer", "chat_template"))
-    tokenizer = None
-    if tokenizer_name:
-        tokenizer = tokenizer_named(tokenizer_name)
-        if tokenizer is None:
-            names = ", ".join(tokenizer_names(50)) or "none"
-            raise Refused(400, f"No tokenizer is registered as {tokenizer_name[:200]!r}. Registered: {names}.")
+    tokenizer = tokenizer_named(tokenizer_name) if tokenizer_name else None
+    if tokenizer_name and tokenizer is None:
+        names = ", ".join(tokenizer_names(50)) or "none"
+        raise Refused(400, f"No tokenizer is registered as {tokenizer_name[:200]!r}. Registered: {names}.")
     chat_template = services.register_chat_template(template) if template else None
     run = services.create_run(
         Run.Kind.IMPORT,

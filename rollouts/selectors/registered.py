@@ -14,8 +14,8 @@ def list_tokenizers() -> QuerySet[Tokenizer]:
     return Tokenizer.objects.order_by("name")
 
 
-def tokenizer_names(limit: int) -> list[str]:
-    """The names of the first ``limit`` tokenizers."""
+def tokenizer_names(limit: int | None = None) -> list[str]:
+    """The names of the first ``limit`` tokenizers; None = of all."""
     return list(list_tokenizers().values_list("name", flat=True)[:limit])
 
 

@@ -22,6 +22,7 @@ from rollouts.environments import ENVIRONMENTS, Task
 from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.runs import find_run
 from rollouts.tasks.batch import StorageBatch
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat, shutting_down
 from rollouts.tasks.lease_prefetch import LeasePrefetcher
@@ -75,8 +76,7 @@ def ask_for_repair(run_id: int) -> None:
 
 def work_on(run_id: int) -> bool:
     """The body of the task, also called in process. Returns True if a chat template was refused: a repair is wanted."""
-    runs = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
-    run = runs.filter(pk=run_id).first()
+    run = find_run(templates=True, pk=run_id)
     if run is None or not is_active(run):
         return False
     with _at_lock:

@@ -21,6 +21,7 @@ from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.models import Job
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
+from rollouts.selectors.runs import find_run
 from rollouts.services.imports import IMPORTED, drop_from, note_imported, reject_file
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.rejections import add_rejections
@@ -68,8 +69,7 @@ def take_uploads(
 
 def do_job(job: Job, beat: Beat) -> None:
     """Read the files of a job's options into its run. After a lost worker it goes on at the first incomplete file."""
-    runs = models.Run.objects.select_related("tokenizer__chat_template", "chat_template")
-    run = runs.filter(jobs=job).first()
+    run = find_run(templates=True, jobs=job)
     if run is None or not is_active(run):  # deleted, or cancelled before it began
         raise JobLost
     options = job.options

@@ -11,7 +11,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from rollouts import services
 from rollouts.management.files import registered_chat_template
-from rollouts.models import Job, Run
+from rollouts.models import Job
+from rollouts.selectors.runs import find_run
 from rollouts.services.jobs import end_job, take_job
 from rollouts.tasks.jobs import work_on
 from rollouts.work.sending import send
@@ -31,9 +32,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = (
-            Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(code=options["run"]).first()
-        )
+        run = find_run(templates=True, code=options["run"])
         if run is None:
             raise CommandError(f"There is no run with the code {options['run']!r}.")
         try:

@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from rollouts.formats.writers.exports import ExportRefused
 from rollouts.models import Run, StoredTrajectory
+from rollouts.selectors.runs import find_run
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work.exporting import WRITERS, Wanted, Written, is_rows, write_run
 
@@ -77,12 +78,11 @@ class Command(BaseCommand):
 
 
 def _find(code: str) -> tuple[Run, Any]:
-    runs = Run.objects.select_related("tokenizer__chat_template", "chat_template")
-    run = runs.filter(code=code).first()
+    run = find_run(templates=True, code=code)
     if run is not None:
         return run, run.trajectories.all()
     one = StoredTrajectory.objects.filter(code=code)
-    record = one.first()
-    if record is None:
+    run = find_run(templates=True, trajectories__code=code)
+    if run is None:
         raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-    return runs.get(pk=record.run_id), one
+    return run, one

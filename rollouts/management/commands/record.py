@@ -18,9 +18,11 @@ from django.core.management.base import BaseCommand, CommandError
 from rollouts import services
 from rollouts.engines import EngineError
 from rollouts.engines.http import check_host
-from rollouts.models import Run, Tokenizer
+from rollouts.models import Run
 from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
+from rollouts.selectors.registered import tokenizer_named, tokenizer_names
+from rollouts.selectors.runs import find_run
 
 GRACE_SECONDS = 30.0
 """How long calls under way may take after the recorder is stopped."""
@@ -117,16 +119,13 @@ class Command(BaseCommand):
 
 def _run_of(name: str, tokenizer_name: str) -> Run:
     """A new run, or the run with this code. Raises :class:`CommandError`."""
-    tokenizer = None
-    if tokenizer_name:
-        tokenizer = Tokenizer.objects.select_related("chat_template").filter(name=tokenizer_name).first()
-        if tokenizer is None:
-            names = ", ".join(Tokenizer.objects.order_by("name").values_list("name", flat=True)) or "none"
-            raise CommandError(
-                f"No tokenizer is registered as {tokenizer_name!r}. Registered: {names}. "
-                "`manage.py register_tokenizer DIR` adds one."
-            )
-    run = Run.objects.select_related("tokenizer").filter(code=name).first() if name else None
+    tokenizer = tokenizer_named(tokenizer_name) if tokenizer_name else None
+    if tokenizer_name and tokenizer is None:
+        raise CommandError(
+            f"No tokenizer is registered as {tokenizer_name!r}. Registered: {', '.join(tokenizer_names()) or 'none'}. "
+            "`manage.py register_tokenizer DIR` adds one."
+        )
+    run = find_run(templates=True, code=name) if name else None
     if run is not None:
         if run.kind != Run.Kind.IMPORT or run.engine != "recorder":
             raise CommandError(f"The run {name} was not recorded, so it cannot be continued. Name another --run.")
