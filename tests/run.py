@@ -16,6 +16,8 @@ import threading
 from dataclasses import dataclass
 from typing import IO
 
+from tests.conftest import DATABASE_FOLDERS, WORK_FOLDERS
+
 NO_TESTS = 5
 """Pytest's exit status when none of the chosen tests is in a part."""
 
@@ -27,9 +29,11 @@ class Part:
     name: str
     title: str
     database: str = ""
+    folders: tuple[str, ...] = ()
+    """Where its tests lie; empty = everywhere. Collecting the others costs seconds and imports torch."""
 
 
-WORK = Part("work", "workers, servers and commands, on SQLite")
+WORK = Part("work", "workers, servers and commands, on SQLite", folders=WORK_FOLDERS)
 PAGES = Part("pages", "everything else that uses the database or a browser, on SQLite")
 PLAIN = Part("plain", "the tests that need no database")
 
@@ -78,7 +82,11 @@ class Pass:
         output.write(f"--- {part.title}\n".encode())
         output.flush()
         tail = b""
-        with subprocess.Popen(self._pytest, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        named = any(one.partition("::")[0].startswith("tests") for one in self._pytest)
+        folders = [] if named else [f"tests/{name}" for name in part.folders]
+        with subprocess.Popen(
+            [*self._pytest, *folders], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
             self._process = process
             assert process.stdout is not None
             while piece := process.stdout.read1():
@@ -103,7 +111,9 @@ def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.rest]
     passes = [[WORK], [PAGES, PLAIN]]
     if postgres_answers(options.postgres):
-        passes.append([Part("again", "the tests that use the database, on PostgreSQL", options.postgres)])
+        passes.append(
+            [Part("again", "the tests that use the database, on PostgreSQL", options.postgres, DATABASE_FOLDERS)]
+        )
     elif os.environ.get("CI", "").lower() in ("1", "true", "yes"):
         print(f"--- CI=true allows no skips, and no PostgreSQL answers at {options.postgres}")
         print("    Start one that lets us make databases, or name it in INSPECTOR_TEST_POSTGRES.")
