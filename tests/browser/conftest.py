@@ -27,8 +27,26 @@ def browser(chromium: str) -> Iterator[Any]:
         started.close()
 
 
+@pytest.fixture(scope="session")
+def contexts(browser: Any) -> Callable[..., Any]:
+    """`contexts(**options)` gives the one context with these options. Each test closes its pages and clears cookies.
+
+    A context of its own is a window of its own, and costs Chromium a second of processor time.
+    """
+    known: dict[str, Any] = {}
+
+    def get(**options: Any) -> Any:
+        key = repr(sorted(options.items()))
+        if key not in known:
+            known[key] = browser.new_context(**options)
+            known[key].new_page()  # it keeps the window open: the pages of the tests are tabs beside it
+        return known[key]
+
+    return get
+
+
 @pytest.fixture
-def open_page(browser: Any, live_server: Any, django_user_model: Any, settings: Any) -> Iterator[Callable[..., Any]]:
+def open_page(contexts: Any, live_server: Any, django_user_model: Any, settings: Any) -> Iterator[Callable[..., Any]]:
     """`open_page("/path")` gives a page that has loaded; `javascript=False` and `color_scheme` are the context's."""
     user, _ = django_user_model.objects.get_or_create(username="reader")
     session = SessionStore()
@@ -36,19 +54,17 @@ def open_page(browser: Any, live_server: Any, django_user_model: Any, settings: 
     session[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
     session[HASH_SESSION_KEY] = user.get_session_auth_hash()
     session.save()
-    contexts = []
+    opened: list[Any] = []
     complaints: list[str] = []
 
     def start(path: str, javascript: bool = True, width: int = 1400, height: int = 900, **options: Any) -> Any:
-        context = browser.new_context(
-            java_script_enabled=javascript, viewport={"width": width, "height": height}, **options
-        )
-        contexts.append(context)
+        context = contexts(java_script_enabled=javascript, viewport={"width": width, "height": height}, **options)
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=live_server.url)
         context.add_cookies(
             [{"name": settings.SESSION_COOKIE_NAME, "value": session.session_key, "url": live_server.url}]
         )
         page = context.new_page()
+        opened.append(page)
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.set_default_timeout(PATIENCE_MS)
@@ -56,8 +72,10 @@ def open_page(browser: Any, live_server: Any, django_user_model: Any, settings: 
         return page
 
     yield start
-    for context in contexts:
-        context.close()
+    for page in opened:
+        page.context.clear_cookies()
+        for one in page.context.pages[1:]:
+            one.close()
     assert complaints == []
 
 
