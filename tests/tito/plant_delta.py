@@ -127,6 +127,12 @@ def message_dropped_first(s: ModelSetup) -> Case:
 
 
 @planter
+def message_dropped_behind_a_space(s: ModelSetup) -> Case:
+    """Both results end with a space, which is no trace of either."""
+    return _dropped(s, two_tools(s, "Found: 17 boats. ", "Lost at sea: 23 more. "), 1, "message_dropped_behind_a_space")
+
+
+@planter
 def message_dropped_decomposed(s: ModelSetup) -> Case:
     return _dropped(s, two_tools(s, *DECOMPOSED), 1, "message_dropped_decomposed")
 

@@ -293,7 +293,7 @@ def message_dropped(d: Delta) -> DeltaFault | None:
     rest, gap = d.data, 0
     spans = d.spans(d.new_messages)
     for start, stop in filter(None, reversed(spans)):
-        rest = rest[:start] + b" " + rest[stop:]
+        rest = rest[:start] + b"\0" + rest[stop:]
     for position, (message, span) in enumerate(zip(d.new_messages, spans, strict=True)):
         gap = gap if span is None else span[1]
         # Words that a message shares with a present message are not a trace of it.
