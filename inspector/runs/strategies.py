@@ -59,16 +59,6 @@ def _why_not(run: Run) -> str:
         return "This run holds no trajectory."
     if not run.n_steps:
         return "This run holds training rows without steps, and a strategy is replayed over steps."
-    if run.tokenizer is None:
-        return (
-            "The run has no tokenizer, and strategies render and encode. Choose one under “Diagnose again” on the page "
-            "of the run."
-        )
-    if replays.template_text(run) is None:
-        return (
-            "Neither the run nor its tokenizer has a chat template, and strategies render messages. Import the files "
-            "with the template that made them."
-        )
     return ""
 
 

@@ -172,10 +172,7 @@ def _under(
     slug: str, run: models.Run, values: Iterator[Trajectory], leave_out: Callable[[str], object] | None
 ) -> Iterator[Trajectory]:
     """Yields the same trajectories with the rows that a strategy makes of them."""
-    try:
-        context, tokenizer = replays.context_of(run)
-    except replays.CannotReplay as error:
-        raise ExportRefused(str(error)) from error
+    context, tokenizer = replays.context_of(run)
     pending: deque[Trajectory] = deque()
 
     def complete() -> Iterator[Trajectory]:

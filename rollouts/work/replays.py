@@ -55,27 +55,13 @@ def template_text(run: Run) -> str | None:
 
 
 def missing(trajectory: StoredTrajectory) -> str:
-    """Why no strategy can be replayed over a trajectory, as a sentence; empty = one can. At most two queries."""
-    run = trajectory.run
-    if not trajectory.n_steps:
-        return (
-            "It came as training rows without steps, and a strategy is replayed over steps: prompts, completions and "
-            "the messages between them. Import what the rollout side recorded to see this page."
-        )
-    if run.tokenizer is None:
-        return "The run has no tokenizer, and strategies render and encode. Choose one for the run."
-    if template_text(run) is None:
-        return (
-            "Neither the run nor its tokenizer has a chat template, and strategies render messages. Import the files "
-            "with the template that made them."
-        )
-    silent = trajectory.steps.filter(messages_new=None, messages_shared=0).order_by("index").first()
-    if silent is not None:
-        return (
-            f"Step {silent.index} was recorded without its messages, and a strategy is replayed over messages. "
-            "Record the request's messages beside its ids."
-        )
-    return ""
+    """Why no strategy can be replayed over a trajectory, as a sentence; empty = at least the step-wise ones can."""
+    if trajectory.n_steps:
+        return ""
+    return (
+        "It came as training rows without steps, and a strategy is replayed over steps: prompts, completions and "
+        "the messages between them. Import what the rollout side recorded to see this page."
+    )
 
 
 def all_installed() -> bool:
@@ -204,13 +190,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1) -> Generator[i
 
     Yields the index of each trajectory that was added. A trajectory that cannot be replayed counts as refused.
     """
-    try:
-        context, loaded = context_of(run)
-    except CannotReplay as error:
-        for record in finished(run).filter(index__gt=after).iterator(RUN_BATCH):
-            _add(report, [Made(slug, refused=str(error)) for slug in STRATEGIES])
-            yield record.index
-        return
+    context, loaded = context_of(run)
     pending: deque[StoredTrajectory] = deque()
 
     def values() -> Iterator[Value]:
@@ -260,15 +240,28 @@ def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
 
 def context_of(
     run: Run, path: str = "", chat_template: str | None = None
-) -> tuple[Context, tokenizers.LoadedTokenizer]:
+) -> tuple[Context, tokenizers.LoadedTokenizer | None]:
     """The context of a run's strategies, for one thread. ``path`` and ``chat_template`` replace the run's own.
 
-    Raises :class:`CannotReplay` with a sentence.
+    Where the run lacks what a render needs, the context says so. Raises :class:`CannotReplay` with a sentence where
+    ``path`` or ``chat_template`` cannot be used.
     """
+    try:
+        return _rendering(run, path, chat_template)
+    except CannotReplay as error:
+        if path or chat_template:
+            raise
+        return Context.without_renderer(str(error)), None
+
+
+def _rendering(run: Run, path: str, chat_template: str | None) -> tuple[Context, tokenizers.LoadedTokenizer]:
     is_other = bool(path or chat_template)
     path = path or (run.tokenizer.path if run.tokenizer is not None else "")
     if not path:
-        raise CannotReplay("The run has no tokenizer, and strategies render and encode: name one with --tokenizer.")
+        raise CannotReplay(
+            "The run has no tokenizer, and this strategy renders and encodes. Choose one under “Diagnose again” on the "
+            "page of the run, or name one with --tokenizer."
+        )
     try:
         loaded = tokenizers.load(path)
     except (ValueError, OSError) as error:
@@ -276,7 +269,10 @@ def context_of(
     rows = run.rows_chat_template if chat_template is None else None
     text = chat_template or (run.chat_template.text if run.chat_template is not None else loaded.chat_template)
     if text is None:
-        raise CannotReplay("The run has no chat template, and strategies render: name one with --chat-template FILE.")
+        raise CannotReplay(
+            "Neither the run nor its tokenizer has a chat template, and this strategy renders messages. Import the "
+            "files with the template that made them, or name it with --chat-template FILE."
+        )
     pieces = PieceEncoder(loaded)
     renderer = chat_templates.PrefetchingRenderer(loaded, text, pieces.encode)
     context = Context(
@@ -289,9 +285,9 @@ def context_of(
     return context, loaded
 
 
-def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer, context: Context) -> Value:
+def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer | None, context: Context) -> Value:
     """The trajectory with a message for every completion. The parser is loaded only if a message is missing."""
-    if not lacks_reply(value):
+    if loaded is None or not lacks_reply(value):
         return value
     return with_replies(value, parser_of(loaded, context.renderer))
 
@@ -300,6 +296,7 @@ def figures(made: Made) -> dict[str, Any]:
     """The figures of what one strategy makes of a trajectory."""
     return {
         "strategy": made.slug,
+        "parameters": dict(STRATEGIES[made.slug].parameters),
         "refused": made.refused or None,
         "trained_tokens": made.trained_tokens,
         "sampled_tokens": made.sampled_tokens,

@@ -94,7 +94,9 @@ def test_what_cannot_be_replayed_is_a_sentence(run: Run) -> None:
         replayed(run.code, "--tokenizer", "/nowhere")
     Run.objects.filter(pk=run.pk).update(tokenizer=None)
     made = replayed(run.code, "--strategy", "all")
-    assert len(made) == 6 * len(STRATEGIES) and all("--tokenizer" in one["refused"] for one in made)
+    assert len(made) == 6 * len(STRATEGIES)
+    for one in made:  # the step-wise strategies render nothing, so they need no tokenizer
+        assert ("--tokenizer" in (one["refused"] or "")) is not one["strategy"].startswith("step_wise"), one["strategy"]
 
 
 def test_recorded_calls_of_other_trainers(corpus: Path) -> None:

@@ -125,22 +125,30 @@ def test_equal_rows_are_called_equal(make, web, sent) -> None:
     assert report["comparison"]["n_sites"] == 0 and report["comparison"]["verdict"].startswith("The same ")
 
 
-@pytest.mark.parametrize("what", ["rows alone", "no tokenizer", "no messages"])
-def test_what_is_missing_is_said_and_no_worker_is_sent(make, web, sent, what) -> None:
-    value = make.conversation("a")
-    fields: dict[str, Any] = {}
-    if what == "rows alone":
-        value = own_row()
-    elif what == "no tokenizer":
-        fields = {"tokenizer": None, "chat_template": None}
-    else:
+def test_what_is_missing_is_said_and_no_worker_is_sent(make, web, sent) -> None:
+    trajectory = stored(make, own_row())
+    report = web.get(url(trajectory, json=True)).json()
+    assert report["state"] == "missing" and "without steps" in report["why"]
+    assert "without steps" in web.get(url(trajectory)).content.decode()
+    assert not sent
+
+
+@pytest.mark.parametrize("lacking", ["a tokenizer", "messages"])
+def test_strategies_that_render_nothing_need_neither_tokenizer_nor_messages(make, web, sent, lacking) -> None:
+    value = make.conversation("a", turns=3)
+    fields: dict[str, Any] = {"tokenizer": None, "chat_template": None}
+    if lacking == "messages":
+        fields = {}
         value = Trajectory("a", tuple(Step(step.prompt_ids, step.completion_ids) for step in value.steps))
     trajectory = stored(make, value, **fields)
-    report = web.get(url(trajectory, json=True)).json()
-    words = {"rows alone": "without steps", "no tokenizer": "no tokenizer", "no messages": "without its messages"}
-    assert report["state"] == "missing" and words[what] in report["why"]
-    assert words[what] in web.get(url(trajectory)).content.decode()
-    assert not sent
+    ask(web, trajectory)
+    do_job(sent[-1])
+    by_slug = {one["strategy"]: one for one in web.get(url(trajectory, json=True)).json()["strategies"]}
+    assert by_slug["step_wise"]["rows_count"] == 3 and not by_slug["step_wise_merged"]["refused"]
+    why = "no tokenizer" if fields else "without "
+    assert all(why in one["refused"] for slug, one in by_slug.items() if not slug.startswith("step_wise"))
+    assert why in web.get(url(trajectory)).content.decode()
+    assert by_slug["reconcile"]["parameters"] == {"fork_threshold": 1024}
 
 
 def test_a_visitor_of_a_link_sees_the_result_and_sends_nobody(make, web, visitor, member, sent) -> None:

@@ -66,15 +66,11 @@ def _replayed(
     tokenizer: str,
     template: str,
 ) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
-    """Each trajectory with the results of the strategies. What the run lacks is part of every result."""
+    """Each trajectory with the results of the strategies. What the run lacks is part of a result."""
     try:
         context, loaded = replays.context_of(run, _path(tokenizer), _text(template))
     except replays.CannotReplay as error:
-        if tokenizer or template:
-            raise CommandError(str(error)) from error
-        for record, _ in records:
-            yield record, [StrategyResult(slug, refused=str(error)) for slug in slugs]
-        return
+        raise CommandError(str(error)) from error
     pending: deque[models.StoredTrajectory] = deque()
 
     def values() -> Iterator[Any]:

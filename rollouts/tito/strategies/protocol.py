@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -73,6 +74,13 @@ class Context:
     """Whether a replay may keep recorded prompts: False where it tries another tokenizer or chat template."""
     as_decoded: Callable[[Any], str] = repr
     """``repr``, or a cache of it for values that never change."""
+    refused: str = ""
+    """Why nothing can be rendered, as a sentence; empty = it can. Recorded steps make rows all the same."""
+
+    @classmethod
+    def without_renderer(cls, why: str) -> Context:
+        """A context for the strategies that render nothing."""
+        return cls(None, None, frozenset(), encode=lambda _: NO_IDS, refused=why)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         if self.encode is None:
@@ -248,6 +256,8 @@ class Strategy(ABC):
     slug: str = ""
     about: str = ""
     """One sentence for forms and pages."""
+    parameters: Mapping[str, int] = MappingProxyType({})
+    """The numbers that the rule depends on, by name. Pages and reports show them."""
     package: str = ""
     """The optional Python package that the strategy needs; empty = none."""
     rows_follow_from_steps: bool = False

@@ -262,12 +262,13 @@ class Reconcile(Rendering):
     """Renders each turn. Where the stream breaks: keep (CLEAN), rewrite the tail (REALIGN) or begin a row (FORK)."""
 
     slug = "reconcile"
+    parameters = {"fork_threshold": 1024}
+    """From so many drifted ids on a row is opened; fewer are realigned. The default of TRL and slime."""
     about = (
-        "The conversation is rendered again at every turn. Where the stream breaks, a small drift is accepted with "
-        "mask 0, and a larger one opens a new row."
+        "The conversation is rendered again at every turn. Where the stream breaks, a drift of fewer than "
+        f"{parameters['fork_threshold']:,} tokens in the last reply is accepted with mask 0, and any other opens a new "
+        "row."
     )
-    MAX_REALIGNED = 16
-    """Ids of the last response that may be rewritten. A longer drift forks."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -300,7 +301,7 @@ class Reconcile(Rendering):
         lost = len(self._buffer) - shared
         if lost == 0:
             self.decisions.append("clean")
-        elif shared >= self._last_start and lost <= self.MAX_REALIGNED:
+        elif shared >= self._last_start and lost < self.parameters["fork_threshold"]:
             self.decisions.append("realign")
             self._buffer.cut(shared)
         else:

@@ -127,7 +127,9 @@ class _Conversation:
         self.under_another_date: list[ConversationSegment] = []
         """The same segments, where the date of one of them is not known; else empty."""
         self.n_sampled = sum(len(step.completion_ids) for step in trajectory.steps)
-        self.refused = ""
+        self.refused = context.refused
+        if context.refused:
+            return
         try:
             dated = [for_template(one, context) for one in segments(trajectory.steps)]
             self.segments = [one[0] for one in dated]

@@ -361,11 +361,16 @@ class TestReconcile:
             == made.renderer.render_ids([USER, ANSWER, {"role": "user", "content": "?"}], None, None, True).tolist()
         )
 
+    @pytest.mark.parametrize(("n", "decision"), [(17, "realign"), (1023, "realign"), (1024, "fork")])
+    def test_it_forks_from_the_threshold_of_trl_and_slime_on(self, context: Make, n: int, decision: str) -> None:
+        made = context("qwen2.5")
+        completion = [*[19] * (n - 1), 151645]  # the parsed message has lost all of it
+        strategy = self.after(made, completion, {"role": "assistant", "content": "No."}, MORE)
+        assert strategy.decisions == [decision] and len(strategy.rows()) == 1 + (decision == "fork")
+
     def test_a_large_one_forks(self, context: Make) -> None:
         made = context("qwen2.5")
-        completion = made.codec.encode(
-            "Let me think about this sum for a good while, since it is not easy at all. 4.<|im_end|>"
-        )
+        completion = made.codec.encode("Let me think. " * 400 + "4.<|im_end|>")
         strategy = self.after(made, completion.tolist(), ANSWER, MORE)
         rows = strategy.rows()
         assert strategy.decisions == ["fork"] and len(rows) == 2
