@@ -71,11 +71,11 @@ def headline(report: Mapping[str, Any]) -> dict[str, str]:
     """The first sentence of the page, with its glyph, its tone and its meaning in plain words."""
     first = report["checks"][0] if report["checks"] else {}
     preserving = report["prefix_preserving"]
-    if preserving is None:
-        return {"tone": "warning", "glyph": "◆", "text": "This template cannot be checked with tool messages."}
-    if preserving and first.get("void"):
+    if first.get("void"):
         text = "It looks prefix-preserving, but only because the tool call or its result is not rendered at all."
         return {"tone": "warning", "glyph": "◆", "text": text}
+    if preserving is None:
+        return {"tone": "warning", "glyph": "◆", "text": "This template cannot be checked with tool messages."}
     if preserving:
         means = "Appending a tool result leaves every token before it as it was."
         return {"tone": "done", "glyph": "●", "text": "Prefix-preserving for tool messages.", "means": means}

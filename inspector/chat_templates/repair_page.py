@@ -16,7 +16,7 @@ TITLES = {
     "users": "For user messages: the smallest change",
     "all": "For tool results and user messages",
     "generation": "For the generation prompt: the smallest change",
-    "every": "For every prefix probe",
+    "every": "For the generation prompt too",
 }
 PREFIX = ("TITO with tool results", "multi-turn with users", "generation prompt")
 WHICH = ("repair", "wider", "widest")

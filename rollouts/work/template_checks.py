@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from rollouts import chat_templates, tokenizers
 from rollouts.chat_templates import CheckReport
+from rollouts.chat_templates.repair.search import NOT_FINISHED
 from rollouts.models import ChatTemplate, Job, TemplateCheck, Tokenizer, code_of_number
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
@@ -96,7 +97,8 @@ def is_stale(check: TemplateCheck) -> bool:
 def wants_repair(check: TemplateCheck) -> bool:
     """Whether a check was answered, and no worker looks or has looked for a repair."""
     searching = is_active(check.job) and not is_silent(check.job)
-    return check.is_answered and not searching and check.report is not None and not check.report.get("repair_detail")
+    detail = (check.report or {}).get("repair_detail")
+    return check.is_answered and not searching and check.report is not None and detail in (None, "", NOT_FINISHED)
 
 
 def do_job(job: Job, beat: Beat) -> None:

@@ -12,7 +12,9 @@ from rollouts.chat_templates.jinja_source.scan import deciding_condition, scan
 from rollouts.chat_templates.probes.assistant_masks import overrun, transformers_mask
 from rollouts.chat_templates.probes.checks import make_render_cache
 from rollouts.chat_templates.probes.compare import token_start, whole_until
+from rollouts.chat_templates.probes.conversations import thinking_switch
 from rollouts.chat_templates.probes.message_shape import MessageShape, find_message_shape
+from rollouts.chat_templates.probes.render_cache import RenderCache
 from rollouts.chat_templates.probes.report import CheckReport
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollouts.tito.interfaces import RenderFailed
@@ -130,7 +132,7 @@ def test_void_passes_are_told_apart(tiny_tokenizer: Path) -> None:
     )
     report = check(load(tiny_tokenizer), deaf)
     first = report.check("tool_append")
-    assert report.prefix_preserving is True and first.passed
+    assert report.prefix_preserving is None and first.passed
     assert first.void and first.status is CheckStatus.UNSUPPORTED
     assert report.verdicts["TITO with tool results"].startswith("not available")
 
@@ -227,6 +229,20 @@ def test_thinking_switches_and_own_conversations_are_probed(tiny_tokenizer: Path
         check(load(tiny_tokenizer), PLAIN).check("conversation_2")
 
 
+@pytest.mark.parametrize(
+    ("template", "switch"),
+    [
+        ("{% if enable_thinking is defined and enable_thinking is false %}x{% endif %}", "enable_thinking"),
+        ("{%- if not thinking is defined %}{% set thinking = false %}{% endif %}", "thinking"),
+        ("{{ raise_exception('Cannot pass both content and thinking in a message.') }}", None),
+        ("{# Set it if thinking is wanted. #}Think if thinking is fun.", None),
+        ("{% if message.thinking is defined and not message.thinking %}x{% endif %}", None),
+    ],
+)
+def test_a_switch_is_read_in_conditions_alone(template: str, switch: str | None) -> None:
+    assert thinking_switch(template) == switch
+
+
 MARKED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
     "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{{ '\n' }}{% else %}" + TURN
@@ -254,6 +270,39 @@ def test_generation_masks(tiny_tokenizer: Path, template: str, said: str) -> Non
     found = check(load(tiny_tokenizer), template).check("generation_masks")
     assert found.status is (CheckStatus.BROKEN if said else CheckStatus.OK), found.detail
     assert said in found.detail
+
+
+TWO_STOPS = PLAIN.replace("{{ m.content }}<|im_end|>", "{{ m.content }}<|box_end|><|im_end|>")
+EOS_AT_THE_END = MARKED.replace(
+    "{% endgeneration %}{{ '\n' }}", "{{ '\n' }}{% if loop.last %}<|im_end|>{% endif %}{% endgeneration %}"
+)
+
+
+def test_the_stop_token_is_the_tokenizers(corpus: Path) -> None:
+    assert "<|box_end|>" in TWO_STOPS and EOS_AT_THE_END != MARKED
+    tokenizer = load(corpus / "tokenizers" / "qwen3")
+    marked = MARKED.replace("{{ m.content }}<|im_end|>", "{{ m.content }}<|box_end|><|im_end|>")
+    for one in (tokenizer, None):
+        assert "The model stops at '<|im_end|>'" in check(one, TWO_STOPS).check("seam").detail
+        assert check(one, marked).check("generation_masks").status is CheckStatus.OK
+    first = RenderCache(TemplateRenderer(tokenizer, TWO_STOPS.replace("<|im_end|>", "")), MessageShape())
+    assert first.answer([RenderCache.stop_text]) == ["<|box_end|>"]
+    open_end = RenderCache(TemplateRenderer(tokenizer, TWO_STOPS.replace("<|box_end|>", " so ")), MessageShape())
+    assert open_end.answer([RenderCache.stop_text]) == [None]
+
+
+def test_the_model_stops_at_the_first_stop_token(corpus: Path) -> None:
+    """As in TRL's training template of Phi-3, whose mask goes on to a second one at the end of the row."""
+    report = check(load(corpus / "tokenizers" / "qwen3"), EOS_AT_THE_END)
+    assert "The model stops at '<|im_end|>'" in report.check("seam").detail
+    assert "ends too late" in report.check("generation_masks").detail
+
+
+def test_masks_that_no_render_tells_are_not_called_exact(tiny_tokenizer: Path) -> None:
+    untold = "{% for m in messages %}{{ messages | length }}{% endfor %}" + MARKED
+    found = check(load(tiny_tokenizer), untold)
+    assert found.check("generation_masks").status is CheckStatus.UNSUPPORTED
+    assert found.verdicts["masks from generation tags"] == "not available"
 
 
 @pytest.fixture(scope="module")

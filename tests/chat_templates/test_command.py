@@ -57,6 +57,15 @@ def test_json_and_exit_status(tiny_tokenizer: Path, template: Any) -> None:
     assert found["checks"][0]["name"] == "tool_append" and found["checks"][0]["index"] is not None
 
 
+@pytest.mark.django_db
+def test_a_void_pass_is_no_pass(tiny_tokenizer: Path, template: Any) -> None:
+    deaf = PLAIN.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}", 1)
+    status, out, err = run("--tokenizer", str(tiny_tokenizer), "--chat-template", template(deaf), "--json")
+    found = json.loads(out)
+    assert (status, found["prefix_preserving"], found["checks"][0]["void"]) == (2, None, True)
+    assert "is not rendered" in err
+
+
 def test_qwen3_is_repaired(corpus: Path, db: None) -> None:
     folder = str(corpus / "tokenizers" / "qwen3")
     status, out, _ = run("--tokenizer", folder, "--repair", "--json")

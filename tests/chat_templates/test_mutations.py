@@ -42,6 +42,6 @@ def test_damaged_templates(corpus: Path, tiny_tokenizer: Path) -> None:
             json.dumps(report.to_dict())
             reports += 1
             if n == 0:
-                repair, detail = find_repair(None, report, seconds=1)
+                repair, detail = find_repair(None, report, n_candidates=100)
                 assert detail and (repair is None or repair.template != broken)
     assert reports > 60 and refused > 20

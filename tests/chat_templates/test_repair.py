@@ -1,7 +1,9 @@
 """A repair mends what failed, changes nothing that was preserved, and is never given unverified."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +12,10 @@ from rollouts.chat_templates.jinja_source.edits import edits, operands
 from rollouts.chat_templates.jinja_source.scan import suspects
 from rollouts.chat_templates.jinja_source.tokens import pieces
 from rollouts.chat_templates.probes.checks import make_render_cache
+from rollouts.chat_templates.probes.report import CheckReport, Purpose
+from rollouts.chat_templates.repair import search
 from rollouts.chat_templates.repair.regression_set import RegressionSet
-from rollouts.chat_templates.repair.search import unified_diff
+from rollouts.chat_templates.repair.search import Repair, unified_diff
 from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tokenizers import load
 from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
@@ -84,7 +88,7 @@ def test_nothing_is_offered_where_nothing_can_be(tiny_tokenizer: Path) -> None:
     repair, detail = find_repair(tokenizer, check(tokenizer, silent))
     assert repair is None and "is not rendered at all" in detail and "choose a chat template that renders" in detail
     hopeless = "{{ messages | length }}" + PLAIN
-    repair, detail = find_repair(tokenizer, check(tokenizer, hopeless), seconds=60)
+    repair, detail = find_repair(tokenizer, check(tokenizer, hopeless))
     assert repair is None and detail.startswith("No repair was found") and "tool result" in detail
 
 
@@ -97,7 +101,7 @@ def test_a_repair_that_would_change_what_was_preserved_is_not_given(tiny_tokeniz
         + PROMPT
     )
     tokenizer = load(tiny_tokenizer)
-    repair, _ = find_repair(tokenizer, check(tokenizer, marked), seconds=60)
+    repair, _ = find_repair(tokenizer, check(tokenizer, marked))
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     if repair is not None:
         assert renderer(tokenizer, repair.template).render_text(messages).endswith("~")
@@ -127,16 +131,54 @@ def test_a_changed_set_can_be_the_repair(tiny_tokenizer: Path) -> None:
     assert repair is not None and not repair.still_broken, detail
 
 
+def assert_scope(report: CheckReport, repair: Repair) -> None:
+    """The scope names the purposes of the probes that are mended, and no other."""
+    mended = {report.check(name).purpose for name in repair.fixes} & {Purpose.TOOLS, Purpose.USERS, Purpose.GENERATION}
+    named = {
+        "tools": {Purpose.TOOLS}, "users": {Purpose.USERS}, "generation": {Purpose.GENERATION},
+        "all": {Purpose.TOOLS, Purpose.USERS},
+    }  # fmt: skip
+    if repair.scope == "every":
+        assert Purpose.GENERATION in mended and len(mended) > 1
+    else:
+        assert mended == named[repair.scope]
+
+
+def test_a_scope_names_what_is_mended() -> None:
+    assert [search._scope([one]) for one in search.SCOPES] == ["tools", "users", "generation"]
+    assert search._scope([Purpose.TOOLS, Purpose.USERS]) == "all"
+    assert search._scope([Purpose.USERS, Purpose.GENERATION]) == "every"
+
+
+def test_a_busy_machine_finds_the_same(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (corpus / "templates" / "qwen3.jinja").read_text()
+    report = check(None, template)
+    wanted = find_repair(None, report)
+    assert wanted[0] is not None
+    for step, finished in ((5.0, True), (200.0, False)):
+        ticks = itertools.count(0.0, step)
+        monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=ticks.__next__))
+        found, detail = find_repair(None, report)
+        if finished:
+            assert found is not None and (found.template, detail) == (wanted[0].template, wanted[1])
+        else:
+            assert (found, detail) == (None, search.NOT_FINISHED)
+    assert find_repair(None, report, n_candidates=0)[0] is None
+
+
 def test_every_break_of_the_corpus_that_appending_makes_is_repaired(corpus: Path) -> None:
     """The templates whose tool or user probes fail, each with the probes that its repairs leave."""
     left = {}
     for name in ("glm-4.5", "gpt-oss", "qwen3.5-think", "qwq-32b", "skyrl--qwen3_without_thinking"):
         tokenizer = load(corpus / "tokenizers" / ("gpt-oss" if name == "gpt-oss" else "qwen3"))
-        repair, detail = find_repair(tokenizer, check(tokenizer, (corpus / "templates" / f"{name}.jinja").read_text()))
+        report = check(tokenizer, (corpus / "templates" / f"{name}.jinja").read_text())
+        repair, detail = find_repair(tokenizer, report)
         assert repair is not None, (name, detail)
         widest = repair
+        assert_scope(report, widest)
         while widest.wider is not None:
             widest = widest.wider
+            assert_scope(report, widest)
         left[name] = [probe for probe in widest.still_broken if not probe.startswith("generation_")]
     assert not any(left.values()), left
 
@@ -187,7 +229,7 @@ def test_a_repair_that_hides_a_message_is_not_given(tiny_tokenizer: Path) -> Non
         "m.role != 'tool' %}{{ messages | length if m.tool_calls }}" + TURN + "{% endif %}{% endfor %}" + PROMPT
     )  # fmt: skip
     tokenizer = load(tiny_tokenizer)
-    repair, _ = find_repair(tokenizer, check(tokenizer, broken), seconds=5)
+    repair, _ = find_repair(tokenizer, check(tokenizer, broken), n_candidates=500)
     cache, _ = make_render_cache(TemplateRenderer(tokenizer, broken), None, None)
     regression_set = RegressionSet(cache)
     assert regression_set.loses(broken.replace("m.role == 'tool' and loop.last", "false"))

@@ -120,17 +120,13 @@ def test_it_is_cancelled_from_the_page(
     assert "Replay every strategy" in web.get(f"/runs/{run.code}/cost").content.decode()
 
 
-@pytest.mark.parametrize("what", ["rows alone", "no tokenizer", "live"])
+@pytest.mark.parametrize("what", ["rows alone", "live"])
 def test_what_stands_in_the_way_is_a_sentence(web: Client, make: Maker, sent: list[int], what: str) -> None:
     run = make.run([own_row()]) if what == "rows alone" else stored_run(2)
     if what == "live":
         Run.objects.update(status="running")
     page = web.get(f"/runs/{run.code}/cost").content.decode()
-    words = {
-        "rows alone": "training rows without steps",
-        "no tokenizer": "no tokenizer",
-        "live": "when the run has ended",
-    }
+    words = {"rows alone": "training rows without steps", "live": "when the run has ended"}
     assert words[what] in page and "Replay every strategy" not in page
     if what == "live":
         assert web.post(f"/runs/{run.code}/replay.json").status_code == 409 and not sent

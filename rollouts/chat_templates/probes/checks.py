@@ -189,7 +189,7 @@ def check(
         chat_template_sha256=renderer.chat_template_sha256,
         tokenizer=described,
         form=cache.form.describe(),
-        prefix_preserving=None if first.status is CheckStatus.RAISES else first.passed,
+        prefix_preserving=first.passed if first.status in (CheckStatus.OK, CheckStatus.BROKEN) else None,
         checks=checks,
         notes=notes,
         verdicts=verdicts(checks),

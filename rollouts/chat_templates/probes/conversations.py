@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollouts.chat_templates.jinja_source.scan import scan
 from rollouts.chat_templates.probes.message_shape import CALC, SEARCH, TOOLS, MessageShape, Tool, system, user
 from rollouts.chat_templates.probes.report import Purpose
 from rollouts.chat_templates.sandbox.render import Conversation
@@ -125,10 +126,13 @@ def append_probes(
 
 
 def thinking_switch(chat_template: str) -> str | None:
-    """The kwarg that turns thinking on and off, if the template reads one."""
+    """The kwarg that turns thinking on and off, if a condition of the template reads one."""
     for name in ("enable_thinking", "thinking"):
-        if re.search(rf"(?:\bnot|\bif|\band|\bor|\belif)\s+{name}\b|\b{name}\s+is\b", chat_template):
-            return name
+        reads = re.compile(rf"\b(?:not|if|and|or|elif) {name}\b|(?<!\. ){name} is\b")
+        for piece in scan(chat_template):
+            # Words inside a string, such as the message of an exception, are no condition.
+            if reads.search(" ".join("''" if token.kind == "string" else token.text for token in piece.tokens)):
+                return name
     return None
 
 

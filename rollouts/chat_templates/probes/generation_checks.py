@@ -49,7 +49,7 @@ def generation_masks(cache: RenderCache) -> Check:
         wanted += [cache.conversation(messages[: n + 1]) for n in _assistants(messages)]
     renders = {id(conversation): side for conversation, side in zip(wanted, cache.renders(*wanted), strict=True)}
     stop = cache.stop_text()
-    position = 0
+    position = n_compared = 0
     for messages in conversations:
         places = _assistants(messages)
         taken = [renders[id(c)] for c in wanted[position : position + 1 + 2 * len(places)]]
@@ -67,6 +67,9 @@ def generation_masks(cache: RenderCache) -> Check:
                 "white space that belongs to no token's offsets, and its mask runs on to the end of the row."
             )
             return _ASKED.broken(detail)
+        n_compared += sum(_tells(whole, *pair) for pair in zip(prompts, histories, strict=True))
+    if not n_compared:
+        return _ASKED.unsupported("No render begins with what the model is prompted with, so nothing tells the mask.")
     return _ASKED.ok("The tags cover exactly what is sampled, stop token included.")
 
 
@@ -83,11 +86,11 @@ def _fault(
         line = whole.rendered.line_at(spans[-1][0]) if spans else None
         return f"{len(prompts)} assistant messages have {len(spans)} marked spans.", line
     for (start, end), prompt, history in zip(spans, prompts, histories, strict=True):
-        if not text.startswith(prompt.text) or not text.startswith(history.text):
+        if not _tells(whole, prompt, history):
             continue  # this render does not tell what was sampled; the prefix probes say why
         begin, close = len(prompt.text), len(history.text)
-        if stop is not None and text.rfind(stop, begin, close) >= 0:
-            close = text.rfind(stop, begin, close) + len(stop)
+        if stop is not None and text.find(stop, begin, close) >= 0:
+            close = text.find(stop, begin, close) + len(stop)  # the model stops at the first
         line = whole.rendered.line_at(start)
         if start > begin and _HEADER.fullmatch(text[begin:start]):
             begin = start  # a template without a generation prompt: nobody samples its header either
@@ -103,6 +106,11 @@ def _fault(
         if end < close:
             return f"The mask ends too early: {text[end:close]!r} is sampled and not trained.", line
     return "", None
+
+
+def _tells(whole: RenderSide, prompt: RenderSide, history: RenderSide) -> bool:
+    """Whether a render goes on as the model was prompted, so that it tells what was sampled."""
+    return whole.text.startswith(prompt.text) and whole.text.startswith(history.text)
 
 
 def _overrun(cache: RenderCache, whole: RenderSide) -> int:

@@ -106,16 +106,26 @@ class RenderCache:
         return [(found.start(), found.group()) for found in self.control_pattern.finditer(text)]
 
     def stop_text(self) -> str | None:
-        """The control token that the template writes right after an answer; None when the answer's end is open.
+        """The control token right after an answer at which the model stops; None when the answer's end is open.
 
-        Raises :class:`NotYet`.
+        It is the first one that the tokenizer names: its EOS, or a stop token of its generation config. Where none of
+        them stands there, the turn's last control token is taken. Raises :class:`NotYet`.
         """
         once = self.side(self.conversation([user("UQ1"), self.form.assistant("ANSX1")]))
         if once.error or "ANSX1" not in once.text:
             return None
         after = once.text[once.text.rindex("ANSX1") + 5 :]
-        found = self.control_tokens(after)
-        return found[0][1] if found and not after[: found[0][0]].strip() else None
+        run: list[str] = []
+        end = 0
+        for place, token in self.control_tokens(after):
+            if place != end if run else after[:place].strip():
+                break
+            run.append(token)
+            end = place + len(token)
+        eos = () if self.codec.eos_id is None else (self.codec.eos_id,)
+        stops = np.array(sorted({*eos, *getattr(self.codec, "stop_ids", ())}), dtype=np.int32)
+        named = {piece.decode("utf-8", "replace") for piece in self.codec.token_bytes(stops)}
+        return next((token for token in run if token in named), run[-1] if run else None)
 
 
 def key_of(conversation: Conversation) -> str:

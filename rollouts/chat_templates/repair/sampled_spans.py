@@ -70,8 +70,8 @@ def _spans(regressions: RegressionSet, conversation: Conversation, stop: str | N
             begin = _behind_header(whole, position, prompt[common_length(before, prompt) :], markers_of([message]))
         end = whole.find(stop, begin) + len(stop) if stop and stop in whole[max(begin, 0) :] else -1
         if whole.startswith(history):
-            last = history.rfind(stop, max(begin, 0)) if stop else -1
-            end = last + len(stop) if stop and last >= 0 else len(history)
+            first = history.find(stop, max(begin, 0)) if stop else -1
+            end = first + len(stop) if stop and first >= 0 else len(history)
         if begin < 0 or end < begin:
             spans.limit, spans.is_proved = position, False
             return spans

@@ -24,8 +24,13 @@ from rollouts.chat_templates.repair.regression_set import Changed, RegressionSet
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
 from rollouts.tito.interfaces import RenderFailed
 
-SEARCH_SECONDS = 15.0
-"""Time of the search alone. With the renders before and the check after it a repair takes less than 20 s."""
+MAX_CANDIDATES = 400
+"""Changed templates that one search tries. A count finds the same on a busy machine; a clock would not."""
+SAFETY_SECONDS = 300.0
+"""A search that takes longer is given up without an answer."""
+NOT_FINISHED = (
+    f"The search for a repair was not finished within {SAFETY_SECONDS:.0f} s, because the machine is busy. Ask again."
+)
 DEPTH = 3
 """At most this many changed conditions."""
 BEAM = 4
@@ -47,8 +52,8 @@ class Repair:
     """Names of the decisive prefix probes that fail before and after."""
     changed: tuple[Changed, ...]
     scope: str
-    """What is mended: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation`` prompt alone, or
-    ``every`` = the generation prompt and the purposes before it."""
+    """What the mended probes are about: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation``
+    prompt alone, or ``every`` = the generation prompt and one of the others."""
     wider: Repair | None = None
     """A larger change that mends more, where one was found."""
 
@@ -75,12 +80,32 @@ def unified_diff(before: str, after: str) -> str:
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 
+class _NotFinished(Exception):
+    """The search took longer than ``SAFETY_SECONDS``."""
+
+
+@dataclass
+class _Work:
+    """How much a search may still do."""
+
+    candidates: int
+    until: float
+
+    def take(self) -> bool:
+        """Whether one more candidate may be tried. Raises ``_NotFinished``."""
+        if time.monotonic() > self.until:
+            raise _NotFinished
+        self.candidates -= 1
+        return self.candidates >= 0
+
+
 def _search(
-    regressions: RegressionSet, start: str, goal: Sequence[Probe], until: float, progress: Progress
+    regressions: RegressionSet, start: str, goal: Sequence[Probe], work: _Work, progress: Progress
 ) -> tuple[str | None, bool]:
     """Change conditions, fewest first and the likeliest first, until every probe of the goal passes.
 
     Returns the first template on which all of them pass and True, else the one on which most of them pass and False.
+    Raises ``_NotFinished``.
     """
     failed = regressions.failing(regressions.cache.template, regressions.probes)
     others = [probe for probe in regressions.probes if probe not in failed]
@@ -94,11 +119,11 @@ def _search(
             # Further changes are made where the difference comes from; the first one may be anywhere.
             tried = [edit for edit in edits(template, near) if depth == 0 or edit.rank[0] < FAR]
             for n, edit in enumerate(tried):
-                if time.monotonic() > until:
-                    return best, False
                 candidate = edit.apply(template)
                 if candidate in seen:
                     continue
+                if not work.take():
+                    return best, False
                 seen.add(candidate)
                 if n % 10 == 0:
                     conditions = "1 condition changed" if depth == 0 else f"{depth + 1} conditions changed"
@@ -128,14 +153,14 @@ def find_repair(
     tokenizer: TemplateTokenizer | None,
     report: CheckReport,
     progress: Progress = lambda _: None,
-    seconds: float = SEARCH_SECONDS,
+    n_candidates: int = MAX_CANDIDATES,
 ) -> tuple[Repair | None, str]:
     """A verified repair of the failed prefix probes or None; and what it leaves broken, or why there is none.
 
     First tool results alone are repaired, then user messages too, then the generation prompt too. Each wider repair is
     the ``wider`` of the repair before it.
     """
-    began = time.monotonic()
+    until = time.monotonic() + SAFETY_SECONDS
     broken = [
         one for one in report.checks if one.status is CheckStatus.BROKEN and one.decisive and one.comparison is not None
     ]
@@ -156,23 +181,29 @@ def find_repair(
     hopeless = {name for name, probe in failing.items() if regressions.is_hopeless(probe)}
     found: list[Repair] = []
     goal: list[Probe] = []
+    tried = 0
     stages = [purpose for purpose, checks in goals.items() if any(one.name in failing for one in checks)]
     for n, purpose in enumerate(stages):
         added = [failing[one.name] for one in goals[purpose] if one.name in failing and one.name not in hopeless]
         goal += added
         if not added:
             continue
-        until = began + seconds * (n + 1) / len(stages)
+        # What an earlier purpose leaves of its share is there for the next one.
+        work = _Work(n_candidates * (n + 1) // len(stages) - tried, until)
+        allowed = work.candidates
         start = found[-1].template if found else report.chat_template
-        template, is_whole = _search(regressions, start, goal, until, progress)
+        try:
+            template, is_whole = _search(regressions, start, goal, work, progress)
+        except _NotFinished:
+            return None, NOT_FINISHED
+        tried += allowed - max(work.candidates, 0)
         if template is not None and template != start:
-            scope = SCOPES[purpose] if len(goal) > len(added) else purpose.name.lower()
             must = {probe.name for probe in goal} if is_whole else set()
-            repair = _verified(tokenizer, report, regressions, template, must, scope)
+            repair = _verified(tokenizer, report, regressions, template, must)
             if repair is not None and len(repair.fixes) > max((len(one.fixes) for one in found), default=0):
                 found.append(repair)
     if not found:
-        return None, _none(everything, hopeless, time.monotonic() - began >= seconds)
+        return None, _none(everything, hopeless, tried >= n_candidates)
     chosen = found.pop()
     while found:
         chosen = replace(found.pop(), wider=chosen)
@@ -186,8 +217,8 @@ def _checked_conversations(cache: RenderCache, report: CheckReport) -> list[Conv
     return [*cache.seen.values(), *tried]
 
 
-SCOPES = {Purpose.TOOLS: "tools", Purpose.USERS: "all", Purpose.GENERATION: "every"}
-"""The purposes that a repair serves, in this order, and the scope of one that serves the earlier ones too."""
+SCOPES = {Purpose.TOOLS: "tools", Purpose.USERS: "users", Purpose.GENERATION: "generation"}
+"""The purposes that a repair serves, in this order, and the scope of one that mends probes of this purpose alone."""
 FIXED = "both renders belong to conversations whose history is kept today, so neither may change"
 
 
@@ -213,13 +244,13 @@ def _nothing(report: CheckReport) -> str:
     return "There is nothing to repair: appending messages keeps what was rendered before."
 
 
-def _none(broken: Sequence[Check], hopeless: Collection[str], is_late: bool) -> str:
+def _none(broken: Sequence[Check], hopeless: Collection[str], all_used: bool) -> str:
     """Why there is no repair."""
     stuck = [one.title.lower() for one in broken if one.name in hopeless]
     others = [one.title.lower() for one in broken if one.name not in hopeless]
     sentences = []
     if others:
-        reason = "in the time given" if is_late else "by changing conditions of the template"
+        reason = f"among {MAX_CANDIDATES:,} changes" if all_used else "by changing conditions of the template"
         sentences.append(f"No repair was found {reason}. Still broken: {', '.join(others)}.")
     else:
         sentences.append("No repair was found.")
@@ -249,7 +280,6 @@ def _verified(
     regressions: RegressionSet,
     candidate: str,
     goals: Collection[str],
-    scope: str,
 ) -> Repair | None:
     """Check the candidate from scratch, tokens included; None when anything that passed fails or a goal is missed."""
     try:
@@ -271,6 +301,7 @@ def _verified(
     if not passed.issuperset(goals) or not regressions.keeps(candidate) or regressions.loses(candidate):
         return None
     append = [one for one in report.checks if one.comparison is not None and one.status is CheckStatus.BROKEN]
+    mended = {one.purpose for one in append if one.name in passed}
     return Repair(
         template=candidate,
         diff=unified_diff(report.chat_template, candidate),
@@ -279,16 +310,22 @@ def _verified(
             one.name for one in append if one.name not in passed and one.decisive and one.purpose in SCOPES
         ),
         changed=regressions.changed(candidate),
-        scope=scope,
+        scope=_scope([purpose for purpose in SCOPES if purpose in mended]),
     )
+
+
+def _scope(mended: Sequence[Purpose]) -> str:
+    """The scope of a repair that mends probes of these purposes, as :class:`Repair` names it."""
+    if len(mended) == 1:
+        return SCOPES[mended[0]]
+    return "every" if Purpose.GENERATION in mended else "all"
 
 
 def with_repair(
     tokenizer: TemplateTokenizer | None,
     report: CheckReport,
     progress: Progress = lambda _: None,
-    seconds: float = SEARCH_SECONDS,
 ) -> CheckReport:
     """The same report with a repair, or with the sentence that says why there is none."""
-    found, detail = find_repair(tokenizer, report, progress, seconds)
+    found, detail = find_repair(tokenizer, report, progress)
     return replace(report, repair=found, repair_detail=detail)
