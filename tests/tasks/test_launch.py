@@ -8,10 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -655,3 +656,13 @@ class TestResume:
         assert launching.can_resume(run)
         run.heartbeat_at = timezone.now()
         assert not launching.can_resume(run)
+
+
+def test_a_launched_run_renders_with_the_date_of_its_launch(tiny_tokenizer: Path) -> None:
+    launched: Any = SimpleNamespace(
+        created_at=datetime(2026, 11, 22, 8, 30, tzinfo=UTC),
+        chat_template=SimpleNamespace(text="It is {{ strftime_now('%Y-%m-%d') }}."),
+        rows_chat_template=None,
+    )
+    context = work._context(launched, tokenizers.load(tiny_tokenizer))
+    assert context.renderer.render_text([{"role": "user", "content": "a"}]) == "It is 2026-11-22."

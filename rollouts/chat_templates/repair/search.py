@@ -86,17 +86,19 @@ class _NotFinished(Exception):
 
 @dataclass
 class _Work:
-    """How much a search may still do."""
+    """How much a search has done, and how much it may do."""
 
-    candidates: int
     until: float
+    allowed: int = 0
+    tried: int = 0
 
     def take(self) -> bool:
         """Whether one more candidate may be tried. Raises ``_NotFinished``."""
         if time.monotonic() > self.until:
             raise _NotFinished
-        self.candidates -= 1
-        return self.candidates >= 0
+        may = self.tried < self.allowed
+        self.tried += may
+        return may
 
 
 def _search(
@@ -160,7 +162,7 @@ def find_repair(
     First tool results alone are repaired, then user messages too, then the generation prompt too. Each wider repair is
     the ``wider`` of the repair before it.
     """
-    until = time.monotonic() + SAFETY_SECONDS
+    work = _Work(time.monotonic() + SAFETY_SECONDS)
     broken = [
         one for one in report.checks if one.status is CheckStatus.BROKEN and one.decisive and one.comparison is not None
     ]
@@ -181,7 +183,6 @@ def find_repair(
     hopeless = {name for name, probe in failing.items() if regressions.is_hopeless(probe)}
     found: list[Repair] = []
     goal: list[Probe] = []
-    tried = 0
     stages = [purpose for purpose, checks in goals.items() if any(one.name in failing for one in checks)]
     for n, purpose in enumerate(stages):
         added = [failing[one.name] for one in goals[purpose] if one.name in failing and one.name not in hopeless]
@@ -189,21 +190,19 @@ def find_repair(
         if not added:
             continue
         # What an earlier purpose leaves of its share is there for the next one.
-        work = _Work(n_candidates * (n + 1) // len(stages) - tried, until)
-        allowed = work.candidates
+        work.allowed = n_candidates * (n + 1) // len(stages)
         start = found[-1].template if found else report.chat_template
         try:
             template, is_whole = _search(regressions, start, goal, work, progress)
         except _NotFinished:
             return None, NOT_FINISHED
-        tried += allowed - max(work.candidates, 0)
         if template is not None and template != start:
             must = {probe.name for probe in goal} if is_whole else set()
             repair = _verified(tokenizer, report, regressions, template, must)
             if repair is not None and len(repair.fixes) > max((len(one.fixes) for one in found), default=0):
                 found.append(repair)
     if not found:
-        return None, _none(everything, hopeless, tried >= n_candidates)
+        return None, _none(everything, hopeless, work.tried >= n_candidates)
     chosen = found.pop()
     while found:
         chosen = replace(found.pop(), wider=chosen)

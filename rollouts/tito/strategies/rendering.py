@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -82,6 +83,9 @@ class Rendering(Strategy):
         return self._context.renderer.render_text(messages, self._tools, self._kwargs, generation)
 
 
+_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
 class Retokenize(Rendering):
     """Renders and encodes everything at each turn and for the row. ``{% generation %}`` tags mark what is trained."""
 
@@ -117,8 +121,7 @@ class Retokenize(Rendering):
             yield from segment.reply_asks[-1:]
 
     def _has_tags(self) -> bool:
-        template = getattr(self._context.renderer, "chat_template", "generation")
-        return "generation" in template.replace("add_generation_prompt", "")
+        return _TAG.search(getattr(self._context.renderer, "chat_template", "{% generation %}")) is not None
 
 
 def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int, int]]) -> Mask:
