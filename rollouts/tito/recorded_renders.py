@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -126,7 +127,8 @@ def time_of_call(step: Step) -> datetime | None:
             continue
         try:
             if isinstance(part.get("created_at"), str):
-                return datetime.fromisoformat(part["created_at"]).astimezone(UTC)
+                called = datetime.fromisoformat(part["created_at"])
+                return (called if called.tzinfo else called.replace(tzinfo=UTC)).astimezone(UTC)
             if isinstance(part.get("created"), int | float) and part["created"] > _NO_TIME:
                 return datetime.fromtimestamp(part["created"], UTC)
         except (ValueError, OverflowError, OSError):
@@ -146,34 +148,43 @@ def _shown_date(
 
     ``dates``: kwargs with two dates, so that two renders show the place.
     """
-    try:
-        one, other = (
-            renderer.render_text(with_objects(request.messages), request.tools, kwargs, True) for kwargs in dates
-        )
-    except RenderFailed:
+    if not len(step.prompt_ids):
         return None
-    if one == other or not len(step.prompt_ids):
-        return None
-    start = _common(one, other)
     recorded = codec.decode(step.prompt_ids)
-    for form in formats:
-        texts = [clock.strftime(form if NOW in dates[0] else _DATE_FORMATS[0]) for clock in _CLOCKS]
-        place = start - _common(*texts)
-        if not (one.startswith(texts[0], place) and other.startswith(texts[1], place)):
+    # Most templates print the date before the first message, and a short render costs little.
+    for messages in (request.messages[:1], request.messages):
+        try:
+            renders = [renderer.render_text(with_objects(messages), request.tools, one, True) for one in dates]
+        except RenderFailed:
             continue
-        before = one[:place]
-        if not recorded.startswith(before):
-            before = before[-CONTEXT_CHARACTERS:]
-            if not before.strip() or before not in recorded:
+        if renders[0] != renders[1] and (found := _date_at(recorded, *renders, formats, NOW in dates[0])):
+            return found
+    return None
+
+
+def _date_at(recorded: str, one: str, other: str, formats: Sequence[str], asked: bool) -> tuple[str, str] | None:
+    """The text and the format of the date in ``recorded``, in the place where two renders differ first.
+
+    ``asked``: the renders print ``_CLOCKS`` in one of the formats; else in the first format of Llama.
+    """
+    start = _common(one, other)
+    for form in formats:
+        with suppress(ValueError, re.error):  # no format that Python reads
+            texts = [clock.strftime(form if asked else _DATE_FORMATS[0]) for clock in _CLOCKS]
+            place = start - _common(*texts)
+            if not (one.startswith(texts[0], place) and other.startswith(texts[1], place)):
                 continue
-            place = recorded.find(before) + len(before)
-        for stop in range(min(len(recorded), place + MAX_DATE_CHARACTERS), place, -1):
-            shown = recorded[place:stop]
-            try:
-                if _read(shown, form).strftime(form) == shown:
-                    return shown, form
-            except ValueError:
-                continue
+            before = one[:place]
+            if not recorded.startswith(before):
+                before = before[-CONTEXT_CHARACTERS:]
+                if not before.strip() or before not in recorded:
+                    continue
+                place = recorded.find(before) + len(before)
+            for stop in range(min(len(recorded), place + MAX_DATE_CHARACTERS), place, -1):
+                shown = recorded[place:stop]
+                with suppress(ValueError):  # it is no date, or more than a date
+                    if _read(shown, form).strftime(form) == shown:
+                        return shown, form
     return None
 
 
@@ -189,7 +200,7 @@ def _read(shown: str, form: str) -> datetime:
 def _times_of(shown: str, form: str) -> list[datetime]:
     """Two times that a date may mean: what its format leaves out differs, if it leaves out anything."""
     first = last = _read(shown, form)
-    for part in ({"year": 1999}, {"month": 12}, {"day": 28}, {"hour": 23}, {"minute": 59}, {"second": 58}):
+    for part in ({"year": 2000}, {"month": 12}, {"day": 28}, {"hour": 23}, {"minute": 59}, {"second": 58}):
         changed = last.replace(**part)  # type: ignore[arg-type]
         if changed.strftime(form) == shown:
             last = changed

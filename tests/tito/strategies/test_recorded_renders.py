@@ -224,6 +224,14 @@ def test_a_template_that_speaks_of_generation_has_no_tags(corpus: Path) -> None:
     assert "has none" in replay(value, STRATEGIES["retokenize"], context).refused
 
 
+@pytest.mark.parametrize("form", ["%Y %Y", "%q", "no date", "%Y-%m-%d %s"])
+def test_a_format_that_cannot_be_read_is_no_fault(corpus: Path, form: str) -> None:
+    context = context_of(corpus, "qwen2.5", dated(form))
+    assert len(first_kwargs(context, recorded(context, TALK[:2], now=DAY))) == 2
+    leap = recorded(context, TALK[:2], now="2028-02-29T08:30:00", extra={"created_at": DAY})
+    assert len(first_kwargs(context, leap)) == 1
+
+
 def test_another_template_makes_the_first_prompt_too(corpus: Path) -> None:
     context = context_of(corpus, "gpt-oss", "gpt-oss")
     value = recorded(context, conversation({"expr": "2+2"})[:4], now=DAY)
@@ -239,7 +247,7 @@ def test_another_template_makes_the_first_prompt_too(corpus: Path) -> None:
     ("extra", "known"),
     [
         ({"line": {"created_at": "2026-11-22T08:30:00+00:00"}}, True), ({"response": {"created": 1795336200}}, True),
-        ({"created_at": "2026-11-22T09:30:00+01:00"}, True), ({"line": {"created_at": "soon"}}, False),
+        ({"created_at": "2026-11-22T09:30:00+01:00"}, True), ({"created_at": "2026-11-22T08:30:00"}, True), ({"line": {"created_at": "soon"}}, False),
         ({"response": {"created": 10**40}}, False), ({"response": {"created": True}}, False), ({}, False),
     ],
 )  # fmt: skip
