@@ -9,9 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollouts.chat_templates import renderer
+from rollouts.tito.diagnose import diagnose
 from rollouts.tito.recorded_renders import NOW, UNKNOWN_DATE, kwargs_of_record, time_of_call
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import StrategyResult, replay
@@ -138,6 +140,22 @@ def test_every_row_holds_the_date_of_the_recorded_prompt(
             assert made.rows[0].ids[: len(value.steps[0].prompt_ids)].tolist() == value.steps[0].prompt_ids.tolist()
             assert made.differs_at is None
     assert n_made >= 4
+
+
+@pytest.mark.parametrize(("tokenizer", "template"), [("gpt-oss", "gpt-oss"), ("llama3.1", "llama3.2")])
+def test_other_ids_in_a_dated_first_prompt_are_found(corpus: Path, tokenizer: str, template: str) -> None:
+    context = context_of(corpus, tokenizer, template)
+    value = recorded(context, conversation({"expr": "2+2"})[:2], now=DAY)
+
+    def kinds(one: Trajectory) -> list[str]:
+        return [found.kind for found in diagnose(one, context.codec, lambda _: context.renderer, "")]
+
+    step = value.steps[0]
+    last = next(n for n in range(8, len(step.prompt_ids)) if context.codec.decode(step.prompt_ids[n : n + 1]).isalpha())
+    word = context.codec.decode(step.prompt_ids[last : last + 1])
+    pieces = [step.prompt_ids[:last], *map(context.codec.encode, word), step.prompt_ids[last + 1 :]]
+    assert kinds(value) == []
+    assert kinds(replace(value, steps=(replace(step, prompt_ids=np.concatenate(pieces)),))) == ["tokenizer_mismatch"]
 
 
 def dated(form: str, more: str = "") -> str:
