@@ -109,10 +109,10 @@ def main() -> int:
         base.pop(name, None)  # a developer's own settings must not decide what the tests see
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # each part and each process of a test would compile everything again
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.rest]
-    passes = [[WORK], [PAGES, PLAIN]]
+    passes = [[WORK], [PLAIN], [PAGES]]
     if postgres_answers(options.postgres):
-        passes.append(
-            [Part("again", "the tests that use the database, on PostgreSQL", options.postgres, DATABASE_FOLDERS)]
+        passes[-1].append(
+            Part("again", "the tests that use the database, on PostgreSQL", options.postgres, DATABASE_FOLDERS)
         )
     elif os.environ.get("CI", "").lower() in ("1", "true", "yes"):
         print(f"--- CI=true allows no skips, and no PostgreSQL answers at {options.postgres}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.core.cache import cache
 from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
 from django.db import IntegrityError, OperationalError
@@ -19,7 +20,6 @@ from inspector.web.uploads import LimitedUploadHandler
 from rollouts import services
 from rollouts.models import Run
 from rollouts.services.api_tokens import create_api_token
-from rollouts.services.users import user_without_password
 from rollouts.work import pushing
 
 pytestmark = pytest.mark.django_db
@@ -115,7 +115,7 @@ def test_a_push_to_a_run_that_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPat
 
 
 def _push(run: Run) -> Any:
-    _, token = create_api_token(user_without_password("trainer"), "trainer")
+    _, token = create_api_token(get_user_model().objects.create_user("trainer"), "trainer")
     line = b'{"id": "a", "steps": [{"prompt_ids": [1], "completion_ids": [2]}]}\n'
     return Client().post(
         f"/api/runs/{run.code}/trajectories?format=own_jsonl",
