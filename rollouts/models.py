@@ -200,6 +200,9 @@ class StoredTrajectory(models.Model):
     )
     n_findings = models.PositiveIntegerField(default=0)
     worst_severity = models.CharField(max_length=10, blank=True)
+    checks = models.JSONField(
+        null=True, help_text="Check -> passed, noted, failed, or the fields that it lacks. None = not known."
+    )
 
     class Meta:
         db_table = "rollouts_trajectory"

@@ -30,6 +30,7 @@ from inspector.web.twins import fields_of, from_columns, whole_number
 from rollouts import selectors
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
+from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import launch
 
 TRAJECTORIES_PER_PAGE = 50
@@ -37,6 +38,7 @@ LOOK_SECONDS = 5
 """The page asks for progress every two seconds. Figures and list cost more, so they are read less often."""
 _MARKED_FIELDS = (
     "pk", "status", "stop_reason", "reward", "n_steps", "n_rows", "n_tokens", "n_trained", "n_findings", "error",
+    "checks",
 )  # fmt: skip
 """The columns of a trajectory that its line shows and that can change."""
 _MOVING = ("elapsed_seconds", "tokens_per_second", "remaining_seconds")
@@ -74,6 +76,7 @@ def figures_part(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
         "chart": histogram(summary),
         "kinds": finding_choices(summary, wanted),
         "by_severity": findings_sentences(summary),
+        "all_clear": all_clear(summary.checks),
         "stops": stop_choices(summary, wanted),
     }
 
@@ -105,6 +108,7 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart) -> 
             item,
             url=f"/trajectories/{item.code}{query}",
             kinds=kinds.get(item.pk, {}),
+            not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
         for item in found.items

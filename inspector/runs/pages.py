@@ -168,6 +168,8 @@ class TrajectoryLine:
     worst_severity: str
     kinds: dict[str, str]
     """Kind of its findings -> the worst severity of that kind."""
+    not_checked: int | None
+    """Checks of the diagnosis that could not decide; None = not known."""
     zero_variance: bool
     """All rewards of its group are equal, and none is still to come."""
 

@@ -191,7 +191,7 @@ def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
         ("error", counts.get("error", 0), "with an error"),
         ("warning", counts.get("warning", 0), "with a warning and no error"),
         ("info", counts.get("info", 0), "with info findings alone"),
-        ("", clean, "without a finding"),
+        ("", clean, "without a finding" + " in what was checked" * any(one.not_decidable for one in summary.checks)),
     ]
     held = [one for one in said if one[1]]
     return [

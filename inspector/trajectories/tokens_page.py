@@ -25,6 +25,7 @@ from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.findings import worst_severity
+from rollouts.tito.diagnose.checks import all_clear, totals
 
 MAX_OUTLINE = 400
 MAX_ROWS = 60
@@ -70,6 +71,22 @@ class TurnSummary:
     """Numbers of the findings that begin in it."""
 
 
+OUTCOMES = ("failed", "noted", "passed", "not decidable")
+
+
+@dataclass(frozen=True)
+class CheckLine:
+    """A check of the diagnosis in the JSON."""
+
+    name: str
+    claim: str
+    """What is true when it passes."""
+    outcome: str
+    """``passed``, ``noted`` (info findings alone), ``failed`` or ``not decidable``."""
+    needs: list[str]
+    """The fields that are missing, if it is not decidable."""
+
+
 @dataclass(frozen=True)
 class TrajectoryPage(TrajectoryHead):
     """The tokens page as JSON. In each view, the tokens are those of the window that the address names."""
@@ -94,6 +111,8 @@ class TrajectoryPage(TrajectoryHead):
     """The turns of the row."""
     findings: list[FindingItem]
     """All findings of the trajectory, in reading order."""
+    checks: list[CheckLine] | None
+    """What the diagnosis checked. None = not known: it has not run, or an earlier version ran."""
     window: TokenWindow
     """At most 4096 tokens of the row, with every field."""
 
@@ -153,6 +172,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
             for turn in found.turns
         ],
         findings=found.findings,
+        checks=check_lines(trajectory),
         window=read_window(trajectory, row, place.window, found.turns, painter, bool(columns)),
     )  # fmt: skip
 
@@ -191,6 +211,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
         "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
         "findings": _finding_entries(found, trajectory, own),
         "no_findings": _no_findings(trajectory),
+        "checks": check_lines(trajectory),
         "row_tabs": [
             RowTab(
                 f"row {row.index}", own + _row_query(place, found.findings, row.index), row.index == place.row,
@@ -283,13 +304,23 @@ def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) 
     return entries
 
 
+def check_lines(trajectory: StoredTrajectory) -> list[CheckLine] | None:
+    """What each check of the diagnosis came to."""
+    if trajectory.checks is None:
+        return None
+    found = [
+        CheckLine(one.name, one.claim, trajectory.checks[one.name] if one.checked else "not decidable", one.needs)
+        for one in totals([(trajectory.checks, 1)])
+    ]
+    return sorted(found, key=lambda one: OUTCOMES.index(one.outcome))
+
+
 def _no_findings(trajectory: StoredTrajectory) -> str:
     if is_active(trajectory):
         return "None yet: the diagnosis runs when the trajectory ends."
-    return (
-        "None: every prompt starts with what was sampled before it, and every completion is canonical, "
-        "as far as the recorded data can tell."
-    )
+    if trajectory.status != StoredTrajectory.Status.DONE:
+        return "Not checked: the trajectory did not reach its end."
+    return all_clear(totals([(trajectory.checks, 1)]))
 
 
 def _nothing(trajectory: StoredTrajectory) -> str:

@@ -69,6 +69,7 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
         PAGE_VERSION, getattr(staticfiles_storage, "manifest_hash", ""),
         trajectory.pk, fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
         run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
+        trajectory.checks,
         request.get_full_path(), request.COOKIES.get("theme", ""),
         user.pk if user is not None and may_write(request) else "",
         getattr(getattr(request, "share", None), "pk", ""), request.headers.get("HX-Request", ""),

@@ -27,7 +27,7 @@ from rollouts.services.recorded import append_steps, settle_trajectory
 from rollouts.services.rejections import add_rejections
 from rollouts.tito.trajectory import Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
-from rollouts.work.diagnosis import findings_for
+from rollouts.work.diagnosis import diagnosis_for
 
 log = logging.getLogger(__name__)
 
@@ -252,8 +252,8 @@ class Writer:
                 reason = f"The end of session {end.key!r} came without any call of it."
                 add_rejections(self.run, SOURCE, [Rejected(None, reason)])
             return
-        findings = findings_for(selectors.load_trajectory(record), self.run)
-        settle_trajectory(self.run, replace(end, findings=tuple(findings)))
+        found = diagnosis_for(selectors.load_trajectory(record), self.run)
+        settle_trajectory(self.run, replace(end, findings=found.findings, checks=found.checks))
 
     def _report(self) -> None:
         n, calls = self.counts["without_ids"], self.counts["calls"]

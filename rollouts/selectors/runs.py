@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from django.db.models import Avg, Count, Exists, F, FloatField, Max, Min, OuterR
 from django.db.models.functions import Cast, Floor, Least
 
 from rollouts import models
+from rollouts.tito.diagnose.checks import CheckTotal, totals
 from rollouts.tito.diagnose.finding import Severity
 
 N_BINS = 20
@@ -99,6 +101,10 @@ class RunSummary:
     """Kind -> tokens that would be lost if a row went on over each break. Info findings count none."""
     severities: dict[str, int] = field(default_factory=dict)
     """Worst severity -> trajectories. The empty severity counts trajectories without findings."""
+    checks: list[CheckTotal] = field(default_factory=list)
+    """What each check of the diagnosis came to, over the trajectories that are done."""
+    checks_unknown: int = 0
+    """Trajectories that are done and whose checks are not known: an earlier version diagnosed them, or none yet."""
 
 
 @dataclass(frozen=True)
@@ -290,13 +296,28 @@ def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
 
 def summary_from(values: dict[str, Any]) -> RunSummary:
     """The summary from the dict that ``dataclasses.asdict`` made of it."""
-    return RunSummary(**{**values, "reward_bins": [RewardBin(**one) for one in values["reward_bins"]]})
+    bins = [RewardBin(**one) for one in values["reward_bins"]]
+    checks = [CheckTotal(**one) for one in values["checks"]]
+    return RunSummary(**{**values, "reward_bins": bins, "checks": checks})
+
+
+def check_totals(found: QuerySet[models.StoredTrajectory]) -> tuple[dict[str, int], list[CheckTotal], int]:
+    """Trajectories by status; of those that are done, what each check came to, and how many have no known outcome.
+
+    One query.
+    """
+    rows = list(found.order_by().values_list("status", "checks").annotate(n=Count("pk")))
+    statuses: Counter[str] = Counter()
+    for status, _, n in rows:
+        statuses[status] += n
+    done = [(checks, n) for status, checks, n in rows if status == models.StoredTrajectory.Status.DONE]
+    return dict(sorted(statuses.items())), totals(done), sum(n for checks, n in done if checks is None)
 
 
 def run_summary(run: models.Run) -> RunSummary:
-    """Counts, reward histogram, findings by kind, stop reasons. Six queries."""
+    """Counts, reward histogram, findings by kind, stop reasons, checks. Six queries."""
     found = models.StoredTrajectory.objects.filter(run=run)
-    statuses = dict(found.values_list("status").annotate(n=Count("pk")).order_by("status"))
+    statuses, checks, unknown = check_totals(found)
     reward = found.aggregate(
         n=Count("reward"),
         mean=Avg("reward"),
@@ -336,6 +357,8 @@ def run_summary(run: models.Run) -> RunSummary:
         finding_tokens={kind: tokens for kind, (tokens, _) in costs.items()},
         finding_one_row={kind: one_row for kind, (_, one_row) in costs.items()},
         severities=severities,
+        checks=checks,
+        checks_unknown=unknown,
     )
 
 

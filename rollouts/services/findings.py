@@ -78,7 +78,10 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory,
 
 
 def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> None:
-    """Put new findings in place of the old ones of these trajectories, and correct all totals."""
+    """Put new findings in place of the old ones of these trajectories, and correct all totals.
+
+    The outcomes of the checks are those that ``checks`` of each trajectory holds.
+    """
     with transaction.atomic():
         held = models.Run.objects.select_for_update().get(pk=run.pk)
         old = models.StoredFinding.objects.filter(trajectory__in=[trajectory.pk for trajectory, _ in found])
@@ -89,7 +92,7 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
         for trajectory, findings in found:
             set_findings(trajectory, findings)
         models.StoredTrajectory.objects.bulk_update(
-            [t for t, _ in found], ["n_findings", "worst_severity", "n_lost"], batch_size=200
+            [t for t, _ in found], ["n_findings", "worst_severity", "n_lost", "checks"], batch_size=200
         )
         run.finding_counts = {kind: n for kind, n in counts.items() if n > 0}
         models.Run.objects.filter(pk=run.pk).update(finding_counts=run.finding_counts)

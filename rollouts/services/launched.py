@@ -169,6 +169,7 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
             record.status, record.finished_at, record.lease_until = Status.DONE, timezone.now(), None
             record.reward, record.reward_parts, record.stop_reason = end.reward, dict(end.reward_parts), end.stop_reason
             set_findings(record, end.findings)
+            record.checks = end.checks
             totals = added[record.run_id]
             totals["n_finished"] += 1
             totals["n_rows"] += record.n_rows
@@ -187,7 +188,7 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
 
 _ENDED = (
     "status", "finished_at", "lease_until", "reward", "reward_parts", "stop_reason", "n_findings", "worst_severity",
-    "n_steps", "n_rows", "n_trained", "n_tokens", "n_sampled", "n_lost",
+    "n_steps", "n_rows", "n_trained", "n_tokens", "n_sampled", "n_lost", "checks",
 )  # fmt: skip
 """The columns that the end of a trajectory changes."""
 

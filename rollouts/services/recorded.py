@@ -86,6 +86,7 @@ def settle_trajectory(run: models.Run, end: TrajectoryEnd) -> None:
         record.reward = record.reward if end.reward is None else end.reward
         record.stop_reason = end.stop_reason[:60] or record.stop_reason
         record.save(update_fields=["status", "finished_at", "reward", "stop_reason"])
+        record.checks = end.checks
         replace_findings(run, [(record, end.findings)])
         after = reward_totals([record.reward])
         bump_run(run, {}, n_finished=int(finished), **{name: after[name] - before[name] for name in after})

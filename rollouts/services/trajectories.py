@@ -27,12 +27,13 @@ def save_trajectories(
     findings: Sequence[Sequence[Finding]] | None = None,
     base_index: int | None = None,
     token_table: ByteTable | None = None,
+    checks: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[models.StoredTrajectory]:
     """Store finished trajectories in one transaction, and bump the run's totals.
 
-    ``findings[i]`` belongs to ``trajectories[i]``. ``base_index`` is the first one's position in the run
-    (default: after the last). With a ``token_table`` the origin of the tokens between completions is
-    found where no strategy wrote it.
+    ``findings[i]`` and ``checks[i]``, the outcomes of the checks, belong to ``trajectories[i]``. ``base_index`` is the
+    first one's position in the run (default: after the last). With a ``token_table`` the origin of the tokens between
+    completions is found where no strategy wrote it.
     """
     if not trajectories:
         return []
@@ -58,6 +59,7 @@ def save_trajectories(
                 extra_id=writer.contents.add_unless_empty(trajectory.extra),
                 created_at=now,
                 finished_at=now,
+                checks=None if checks is None else checks[n],
             )
             values = StoredSteps()
             steps = [

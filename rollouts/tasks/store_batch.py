@@ -9,7 +9,7 @@ from rollouts import selectors, services
 from rollouts.models import Run, StoredTrajectory
 from rollouts.tasks.batch import StorageBatch
 from rollouts.tito import trajectory as tito
-from rollouts.tito.diagnose.finding import Finding
+from rollouts.tito.diagnose import Diagnosis
 from rollouts.tito.trajectory import Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
 
@@ -39,14 +39,12 @@ class RunStorage:
     def _diagnosed(self, ends: Sequence[TrajectoryEnd]) -> list[TrajectoryEnd]:
         """Returns the ends with their findings. It drops those of deleted trajectories and of other attempts."""
         records = StoredTrajectory.objects.defer("extra_id").in_bulk([end.key for end in ends])
-        return [
-            replace(end, findings=tuple(self._findings(records[end.key], end)))
-            for end in ends
-            if end.key in records and records[end.key].attempt == end.attempt
-        ]
+        ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
+        found = [self._diagnosis(records[end.key], end) for end in ours]
+        return [replace(end, findings=one.findings, checks=one.checks) for end, one in zip(ours, found, strict=True)]
 
-    def _findings(self, record: StoredTrajectory, end: TrajectoryEnd) -> list[Finding]:
-        from rollouts.work.diagnosis import findings_for
+    def _diagnosis(self, record: StoredTrajectory, end: TrajectoryEnd) -> Diagnosis:
+        from rollouts.work.diagnosis import diagnosis_for
 
         steps = self._steps.get(end.key, [])
         if len(steps) != record.n_steps:
@@ -60,4 +58,4 @@ class RunStorage:
             stop_reason=end.stop_reason,
             group=record.group,
         )
-        return findings_for(value, self._run)
+        return diagnosis_for(value, self._run)

@@ -24,6 +24,8 @@ class TrajectoryEnd:
     stop_reason: str = ""
     findings: tuple[Finding, ...] = ()
     """Findings that are known. The diagnosis adds others where the end is stored."""
+    checks: Mapping[str, Any] | None = None
+    """What each check of the diagnosis came to; None = not diagnosed."""
     rows: tuple[Row, ...] | None = None
     """None = the rows follow from the steps."""
     error: str = ""

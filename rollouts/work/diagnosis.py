@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from django.db import transaction
@@ -13,6 +14,7 @@ from rollouts.models import Job
 from rollouts.services.jobs import Beat, JobLost, end_job
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
 from rollouts.tito.align import trained_tokens
+from rollouts.tito.diagnose.checks import CHECKS, Diagnosis
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import STRATEGIES
@@ -64,26 +66,27 @@ def renderer_for(run: models.Run) -> Callable[[str], Renderer | None]:
     return find
 
 
-def findings_for(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+def diagnosis_for(trajectory: Trajectory, run: models.Run) -> Diagnosis:
     """What is wrong with a trajectory. A fault of the diagnosis itself becomes a finding, never an exception."""
     try:
-        from rollouts.tito.diagnose import diagnose
+        from rollouts.tito.diagnose import examine
 
         codec, find = codec_of(run), renderer_for(run)
-        findings = list(diagnose(trajectory, codec, find, run.rows_chat_template_id or ""))
-        return [*findings, *_at_the_end(trajectory, run, codec, find(""), findings)]
+        found = examine(trajectory, codec, find, run.rows_chat_template_id or "")
+        return replace(
+            found, findings=(*found.findings, *_at_the_end(trajectory, run, codec, find(""), found.findings))
+        )
     except Exception as error:
         log.exception("diagnosis failed run=%s trajectory=%s", run.code, trajectory.external_id)
-        return [
-            Finding(
-                Axis.STREAM,
-                "not_decidable",
-                Severity.WARNING,
-                evidence=f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).",
-                remedy="Nothing can be said about it. Please report it together with the file.",
-                missing="a diagnosis that works",
-            )
-        ]
+        failure = Finding(
+            Axis.STREAM,
+            "not_decidable",
+            Severity.WARNING,
+            evidence=f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).",
+            remedy="Nothing can be said about it. Please report it together with the file.",
+            missing="a diagnosis that works",
+        )
+        return Diagnosis((failure,), {name: [failure.missing] for name in CHECKS})
 
 
 def _at_the_end(
@@ -124,10 +127,10 @@ def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None
     values = list(selectors.load_trajectories(batch))
     if (table := services.byte_table_of(run)) is not None:
         services.fill_origins(batch, values, table)
-    found = [findings_for(value, run) for value in values]
-    for record, value in zip(batch, values, strict=True):
-        record.n_lost = trained_tokens(value.steps, value.rows).n_lost
-    services.replace_findings(run, list(zip(batch, found, strict=True)))
+    found = [diagnosis_for(value, run) for value in values]
+    for record, value, one in zip(batch, values, found, strict=True):
+        record.n_lost, record.checks = trained_tokens(value.steps, value.rows).n_lost, one.checks
+    services.replace_findings(run, [(record, one.findings) for record, one in zip(batch, found, strict=True)])
 
 
 # -- as jobs -----------------------------------------------------------------------------------------------------------

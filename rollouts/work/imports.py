@@ -28,7 +28,7 @@ from rollouts.services.rejections import add_rejections
 from rollouts.services.text import tidy_name
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import ByteTable
-from rollouts.work.diagnosis import findings_for
+from rollouts.work.diagnosis import diagnosis_for
 from rollouts.work.sending import send
 
 BATCH_TRAJECTORIES = 500
@@ -222,13 +222,16 @@ class _File:
             return
         self._choose_tokenizer(batch)
         batch = self._with_free_ids(batch)
-        findings = []
+        found = []
         for trajectory in batch:
-            findings.append(findings_for(trajectory, self.run))
+            found.append(diagnosis_for(trajectory, self.run))
             self._tick()
         with transaction.atomic():
             self.alive()  # in this transaction: a worker that has lost the import stores nothing more
-            services.save_trajectories(self.run, batch, findings, self.next_index, self._table)
+            services.save_trajectories(
+                self.run, batch, [one.findings for one in found], self.next_index, self._table,
+                [one.checks for one in found],
+            )  # fmt: skip
         self.next_index += len(batch)
 
     def _with_free_ids(self, batch: list[Trajectory]) -> list[Trajectory]:

@@ -13,7 +13,7 @@ import pytest
 
 from rollouts.tito.trajectory import Step, Trajectory
 from rollouts.tokenizers import TokenizerUnusable, check_folder, load, unpack_zip
-from rollouts.work.diagnosis import findings_for
+from rollouts.work.diagnosis import diagnosis_for
 from tests.web.trajectory_samples import Maker
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
@@ -84,5 +84,5 @@ def test_a_panic_in_a_page_or_diagnosis_is_a_sentence(tiny_tokenizer: Path, tmp_
     run = make.run([Trajectory("a", (step,))])
     answer = admin_client.get(f"/trajectories/{run.trajectories.get().code}/compare.json?step=0")
     assert answer.status_code == 200 and "The tokenizer library failed" in answer.json()["notices"][-1]
-    kinds = {finding.kind: finding.evidence for finding in findings_for(Trajectory("a", (step,)), run)}
+    kinds = {finding.kind: finding.evidence for finding in diagnosis_for(Trajectory("a", (step,)), run).findings}
     assert any("The tokenizer library failed" in evidence for evidence in kinds.values()), kinds

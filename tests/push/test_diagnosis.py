@@ -35,13 +35,13 @@ def test_what_is_new_is_diagnosed_once(tiny_tokenizer: Path, monkeypatch: pytest
     run = services.create_run(Run.Kind.IMPORT, "pushed", tokenizer=tokenizer)
     add_new_trajectories(run, [trajectory("whole", False), trajectory("broken", True)])
     diagnosed: list[str] = []
-    real = diagnosis.findings_for
+    real = diagnosis.diagnosis_for
 
     def counted(value: Any, of: Run) -> Any:
         diagnosed.append(value.external_id)
         return real(value, of)
 
-    monkeypatch.setattr(diagnosis, "findings_for", counted)
+    monkeypatch.setattr(diagnosis, "diagnosis_for", counted)
     diagnose_pushed(run)
     assert diagnosed == ["whole", "broken"]
     assert run.trajectories.get(external_id="broken").worst_severity == "error"

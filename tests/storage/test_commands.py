@@ -10,7 +10,8 @@ from django.core.management import CommandError, call_command, load_command_clas
 
 from rollouts import models, selectors
 from rollouts.models import ChatTemplate, Run
-from tests.formats.test_formats import CALL, GYM, changed, jsonl
+from rollouts.tito.diagnose.checks import CHECKS
+from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
 from tests.storage.build import assert_same
 
 pytestmark = pytest.mark.django_db
@@ -104,7 +105,8 @@ def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
     assert value == {
         "trajectory": one.code, "external_id": "a", "step": 1, "row": None, "axis": "stream", "kind": "boundary_merge",
         "severity": "error", "start": 3, "stop": 5, "expected_ids": [1], "actual_ids": [2, 3], "expected_text": "a",
-        "actual_text": "b", "message_index": 2, "evidence": "Why.", "remedy": "Do.", "missing": "", "places": [[3, 5]],
+        "actual_text": "b", "message_index": 2, "evidence": "Why.", "remedy": "Do.", "missing": "",
+        "decided": True, "places": [[3, 5]],
         "cost": {
             "trained_tokens_lost": 9, "trained_tokens_wrong": 0, "rows": 1, "prompt_tokens_repaid": 0,
             "lost_in_one_row": 0,
@@ -117,6 +119,37 @@ def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
         call("findings", "zzz", "--json")
     with pytest.raises(CommandError, match="no kind 'other'"):
         call("findings", run.code, "--kind", "other")
+
+
+def test_what_was_checked_is_printed_apart_from_what_was_not(tmp_path: Path) -> None:
+    files = []
+    for name, line in (("calls", CALL), ("rows", TRAIN)):
+        files.append(tmp_path / f"{name}.jsonl")
+        files[-1].write_bytes(jsonl(line))
+    run = models.Run.objects.get(code=json.loads(call("import_rollouts", *files, "--json"))["run"])
+    found = {one["name"]: one for one in json.loads(call("findings", run.code, "--checks", "--json"))}
+    assert found["lengths"] == {
+        "name": "lengths", "claim": CHECKS["lengths"], "checked": 1, "failed": 0, "noted": 0, "not_decidable": 0,
+        "needs": [],
+    }  # fmt: skip
+    canonical = found["canonical"]
+    assert (canonical["checked"], canonical["not_decidable"], canonical["needs"]) == (0, 2, ["steps", "tokenizer"])
+    lines = call("findings", run.code, "--checks").splitlines()
+    assert lines[0].split() == ["check", "checked", "failed", "not", "decidable", "needs"]
+    assert any(line.split() == ["canonical", "0", "0", "2", "steps,", "tokenizer"] for line in lines)
+    values = json.loads(call("findings", run.code, "--json"))
+    assert {value["decided"] for value in values if value["kind"] == "not_decidable"} == {False}
+    assert "Not checked: no" in call("findings", run.code)
+    rows = run.trajectories.get(n_steps=0)
+    (prefix,) = [
+        one for one in json.loads(call("findings", rows.code, "--checks", "--json")) if one["name"] == "prefix"
+    ]
+    assert (prefix["checked"], prefix["not_decidable"], prefix["needs"]) == (0, 1, ["steps"])
+    run.trajectories.update(checks=None)
+    assert json.loads(call("findings", run.code, "--checks", "--json")) == []
+    assert "Of 2 trajectories it is not known" in call("findings", run.code, "--checks")
+    with pytest.raises(CommandError, match="exclude each other"):
+        call("findings", run.code, "--checks", "--kind", "branch")
 
 
 def test_export_and_import_again(file: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from rollouts import models, services
 from rollouts.formats import Source
 from rollouts.services import rejections
+from rollouts.tito.diagnose import Diagnosis
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work import imports
@@ -30,13 +31,13 @@ def calls(n: int, start: int = 0) -> list[dict[str, Any]]:
     return [changed(CALL, "session_id", to=f"s{k}") for k in range(start, start + n)]
 
 
-def diagnose(trajectory: Trajectory, run: models.Run) -> list[Finding]:
-    return [Finding(Axis.STREAM, "branch", Severity.INFO, step=0)]
+def diagnose(trajectory: Trajectory, run: models.Run) -> Diagnosis:
+    return Diagnosis((Finding(Axis.STREAM, "branch", Severity.INFO, step=0),))
 
 
-def read(run: models.Run, files: list[Any], find: Callable[[Trajectory, models.Run], list[Finding]]) -> None:
+def read(run: models.Run, files: list[Any], find: Callable[[Trajectory, models.Run], Diagnosis]) -> None:
     """Import files with another diagnosis."""
-    with mock.patch.object(imports, "findings_for", find):
+    with mock.patch.object(imports, "diagnosis_for", find):
         imports.import_files(run, files)
 
 
@@ -73,7 +74,7 @@ def test_a_file_that_breaks_off_leaves_nothing_and_the_others_stay(
     broken = Source.of_bytes(gzip.compress(lines, 1)[:-3000], "broken.jsonl.gz")
     stored: list[int] = []
 
-    def watch(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+    def watch(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         stored.append(models.StoredTrajectory.objects.count())
         return diagnose(trajectory, run)
 
@@ -99,7 +100,7 @@ def test_a_cancelled_import_leaves_nothing_of_the_file_it_was_at(
     monkeypatch.setattr(imports, "BEAT_SECONDS", 0)
     n = 0
 
-    def cancel(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+    def cancel(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         nonlocal n
         n += 1
         if n == 12:
@@ -121,7 +122,7 @@ def test_an_import_whose_worker_died_goes_on_at_the_file_it_was_at(
     class Killed(BaseException):
         """Not caught by anybody, as a kill is not."""
 
-    def die(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+    def die(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         nonlocal n
         n += 1
         if n == 14:
@@ -142,9 +143,9 @@ def test_long_texts_are_stored_a_few_at_a_time(run: models.Run, monkeypatch: pyt
     monkeypatch.setattr(imports, "BATCH_BYTES", 100_000)
     stored: list[int] = []
 
-    def look(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+    def look(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         stored.append(models.StoredTrajectory.objects.count())
-        return []
+        return Diagnosis()
 
     lines = [
         {"messages": [{"role": "user", "content": f"{n} " + "x" * 30_000}, {"role": "assistant", "content": "y"}]}
@@ -159,9 +160,9 @@ def test_progress_is_written_while_a_file_is_read(run: models.Run, monkeypatch: 
     monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 100)
     seen: list[int] = []
 
-    def look(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+    def look(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         seen.append(models.Run.objects.get(pk=run.pk).bytes_done)
-        return []
+        return Diagnosis()
 
     lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(500)])
     read(run, [Source.of_bytes(lines)], look)
@@ -171,9 +172,9 @@ def test_progress_is_written_while_a_file_is_read(run: models.Run, monkeypatch: 
 def test_the_collector_is_left_as_it_was(run: models.Run) -> None:
     before, during = gc.get_threshold(), set()
 
-    def look(trajectory: Trajectory, run: models.Run) -> list[Finding]:
+    def look(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         during.add(gc.get_threshold()[0])
-        return []
+        return Diagnosis()
 
     read(run, [Source.of_bytes(jsonl(GYM))], look)
     assert during == {imports.GC_THRESHOLD} and gc.get_threshold() == before

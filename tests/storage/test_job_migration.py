@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
 
 from rollouts.models import Job, Replay, Run, TemplateCheck
 from rollouts.work import template_checks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-BEFORE, AFTER = ("rollouts", "0010_stored_names"), ("rollouts", "0013_state_of_jobs_alone")
+BEFORE, (AFTER,) = ("rollouts", "0010_stored_names"), MigrationLoader(None).graph.leaf_nodes("rollouts")
 SENTENCE = "It was under way when the server was updated. Start it again."
 
 

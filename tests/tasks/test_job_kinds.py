@@ -187,15 +187,15 @@ def test_a_lost_worker_stores_nothing_more(ask: Ask, monkeypatch: pytest.MonkeyP
     job = ask(Job.Kind.IMPORT)
     slow = take_job(job.pk)
     assert slow is not None
-    found = imports.findings_for
+    found = imports.diagnosis_for
 
     def be_taken_over(value: Any, run: Run) -> Any:
-        monkeypatch.setattr(imports, "findings_for", found)
+        monkeypatch.setattr(imports, "diagnosis_for", found)
         Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
         jobs.do_job(job.pk)
         return found(value, run)
 
-    monkeypatch.setattr(imports, "findings_for", be_taken_over)
+    monkeypatch.setattr(imports, "diagnosis_for", be_taken_over)
     jobs.work_on(slow)
     job.refresh_from_db()
     assert (job.status, job.attempt) == ("done", 2)
@@ -242,7 +242,7 @@ def test_a_push_while_the_worker_is_at_it_is_diagnosed_too(monkeypatch: pytest.M
     run = services.create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(run, [trajectory("a")])
     job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
-    real, names = diagnosis.findings_for, []
+    real, names = diagnosis.diagnosis_for, []
 
     def push_more(value: Any, of: Run) -> Any:
         if not names:
@@ -251,7 +251,7 @@ def test_a_push_while_the_worker_is_at_it_is_diagnosed_too(monkeypatch: pytest.M
         names.append(value.external_id)
         return real(value, of)
 
-    monkeypatch.setattr(diagnosis, "findings_for", push_more)
+    monkeypatch.setattr(diagnosis, "diagnosis_for", push_more)
     jobs.do_job(job.pk)
     assert is_new and names == ["a", "b"] and Job.objects.get().status == "done"
 

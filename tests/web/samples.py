@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from django.http import HttpResponse
 
 from rollouts import services
 from rollouts.models import Run
+from rollouts.tito.diagnose import examine
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Step, Trajectory, ids_array
 
@@ -44,7 +46,11 @@ def stored_run(
     values = [
         trajectory(f"t{i:03}", float(i % 2), f"g{i // 2}", "answered" if i % 3 else "max_turns") for i in range(n)
     ]
-    services.save_trajectories(run, values, findings or [[finding()] if i % 2 else [] for i in range(n)])
+    found = findings or [[finding()] if i % 2 else [] for i in range(n)]
+    checks = [
+        replace(examine(value, None), findings=tuple(some)).checks for value, some in zip(values, found, strict=True)
+    ]
+    services.save_trajectories(run, values, found, checks=checks)
     services.end_run(run, Run.Status.DONE)
     run.refresh_from_db()
     return run

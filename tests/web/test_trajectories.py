@@ -502,11 +502,11 @@ def test_the_mask_of_a_row_without_steps_is_told_by_its_role_headers(make, reade
 
 
 def test_the_mask_page_says_what_the_diagnosis_found_in_this_row(make, reader):
-    from rollouts.work.diagnosis import findings_for
+    from rollouts.work.diagnosis import diagnosis_for
 
     header = headed(make, "<|im_start|>assistant\nyes<|im_end|>")
     run = make.run([headed(make, "yes<|im_end|>")])
-    stored = only(make.run([header], [findings_for(header, run)]))
+    stored = only(make.run([header], [diagnosis_for(header, run).findings]))
     said = reader.get(url(stored, page="trajectory-mask") + ".json").json()["oddities"]
     assert any(one.startswith("Generation prompt trained: The assistant header at ") for one in said), said
     assert reader.get(url(only(run), page="trajectory-mask") + ".json").json()["oddities"] == []

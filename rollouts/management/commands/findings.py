@@ -1,17 +1,20 @@
-"""List the findings of a run or of a trajectory."""
+"""List the findings of a run or of a trajectory, or what each check of the diagnosis came to."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
 from rollouts.models import Run, StoredFinding, StoredTrajectory
 from rollouts.selectors.parts import places_of
+from rollouts.selectors.runs import check_totals
 from rollouts.tito.diagnose import KINDS
+from rollouts.tito.diagnose.checks import CheckTotal, all_clear
 
 
 class Command(BaseCommand):
@@ -20,6 +23,10 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("code", metavar="RUN_OR_TRAJECTORY")
         parser.add_argument("--kind", default="", help="only this kind")
+        parser.add_argument(
+            "--checks", action="store_true",
+            help="print of each check on how many trajectories it decided, failed, and could not decide",
+        )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print a JSON list")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -28,8 +35,8 @@ class Command(BaseCommand):
         )
         code = options["code"]
         if Run.objects.filter(code=code).exists():
-            found = found.filter(run__code=code)
-        elif StoredTrajectory.objects.filter(code=code).exists():
+            found, trajectories = found.filter(run__code=code), StoredTrajectory.objects.filter(run__code=code)
+        elif (trajectories := StoredTrajectory.objects.filter(code=code)).exists():
             found = found.filter(trajectory__code=code)
         else:
             raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
@@ -38,10 +45,28 @@ class Command(BaseCommand):
                 raise CommandError(f"There is no kind {options['kind']!r}. There are: {', '.join(sorted(KINDS))}.")
             found = found.filter(kind=options["kind"])
         rows = found.iterator(500)
-        if options["json"]:
+        _, checks, unknown = check_totals(trajectories)
+        if options["checks"]:
+            if options["kind"]:
+                raise CommandError("--kind and --checks exclude each other: a check has findings of several kinds.")
+            self._say_checks(checks, unknown, options["json"])
+        elif options["json"]:
             self.stdout.write("[" + ",\n".join(json.dumps(finding_value(one)) for one in rows) + "]")
         else:
             self._say(rows)
+            if unchecked := all_clear(checks).partition("Not checked: ")[2]:
+                self.stdout.write(f"Not checked: {unchecked} --checks prints what was checked.")
+
+    def _say_checks(self, checks: list[CheckTotal], unknown: int, as_json: bool) -> None:
+        if as_json:
+            self.stdout.write(json.dumps([asdict(total) for total in checks]))
+            return
+        self.stdout.write(f"{'check':<18}{'checked':>9}{'failed':>9}{'not decidable':>15}  needs")
+        for one in checks:
+            counts = f"{one.checked:>9,}{one.failed:>9,}{one.not_decidable:>15,}"
+            self.stdout.write(f"{one.name:<18}{counts}  {', '.join(one.needs)}".rstrip())
+        if unknown:
+            self.stdout.write(f"Of {unknown:,} trajectories it is not known what was checked: diagnose the run again.")
 
     def _say(self, rows: Iterator[StoredFinding]) -> None:
         n = 0
@@ -79,6 +104,7 @@ def finding_value(one: StoredFinding) -> dict[str, Any]:
         "evidence": one.evidence,
         "remedy": one.remedy,
         "missing": one.missing,
+        "decided": one.kind != "not_decidable",
         "cost": {
             "trained_tokens_lost": one.trained_tokens_lost,
             "trained_tokens_wrong": one.trained_tokens_wrong,

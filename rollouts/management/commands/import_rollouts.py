@@ -13,8 +13,10 @@ from rollouts import services
 from rollouts.formats import FORMATS
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run
+from rollouts.selectors.runs import check_totals
 from rollouts.services.jobs import take_job
 from rollouts.tasks.jobs import work_on
+from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import imports
 
 
@@ -71,7 +73,8 @@ class Command(BaseCommand):
             for kind, n in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
                 self.stdout.write(f"  {n:>6,}  {kind}")
             if not run.finding_counts:
-                self.stdout.write("No findings.")
+                _, checks, _ = check_totals(run.trajectories.all())
+                self.stdout.write(f"Findings: {all_clear(checks)}")
         for one in rejections:
             place = one["file"] if one["line"] is None else f"{one['file']}:{one['line']}"
             self.stderr.write(f"rejected {place}: {one['reason']}")

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollouts.tito.diagnose import branches, delta, request, row_findings, step_checks, template, text, thinking
+from rollouts.tito.diagnose.checks import Diagnosis, lacks_of
 from rollouts.tito.diagnose.context import Break, DiagnosisContext, RendererFor
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS, VERSION, FindingKind
@@ -19,7 +20,10 @@ from rollouts.tito.diagnose.verdict import Verdict, finding_at_break
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import Trajectory
 
-__all__ = ["BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Finding", "FindingKind", "Severity", "diagnose"]
+__all__ = [
+    "BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Diagnosis", "Finding", "FindingKind", "Severity", "diagnose",
+    "examine",
+]  # fmt: skip
 
 Rule = Callable[[Break], "Verdict | None"]
 
@@ -51,15 +55,23 @@ BREAK_RULES: tuple[Rule, ...] = (
 def diagnose(
     trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None = None, rows_template: str = ""
 ) -> list[Finding]:
-    """The findings of a trajectory, in reading order.
+    """The findings of a trajectory, in reading order: :func:`examine` without the checks."""
+    return list(examine(trajectory, codec, renderer_for, rows_template).findings)
+
+
+def examine(
+    trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None = None, rows_template: str = ""
+) -> Diagnosis:
+    """The findings of a trajectory, and what each check came to.
 
     ``renderer_for`` maps a sha256 to its chat template (empty = the run's template), or to None. ``rows_template`` is
     the hash of the template of the rows, if that is another one. Without a codec only ids and messages are checked, and
     a finding ``not_decidable`` says so. Deterministic; O(new tokens) while each step extends its parent.
     """
-    if _is_text_alone(trajectory):
-        return [_not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")]
     case = DiagnosisContext(trajectory, codec, renderer_for, rows_template)
+    if _is_text_alone(trajectory):
+        gap = _not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")
+        return Diagnosis((gap,), {name: ["token ids"] for name in lacks_of(case)})
     findings: list[Finding] = []
     kept: list[int] = []
     for index in range(len(case.steps)):
@@ -84,7 +96,8 @@ def diagnose(
     findings += row_findings.row_findings(case)
     findings += _undecidable(case)
     findings = [replace(f, row=_row_that_holds(case, f)) if f.row is None else f for f in findings]
-    return sorted(findings, key=lambda f: (f.step if f.step is not None else len(case.steps), f.row or 0, f.start))
+    order = sorted(findings, key=lambda f: (f.step if f.step is not None else len(case.steps), f.row or 0, f.start))
+    return Diagnosis(tuple(order), lacks_of(case))
 
 
 def _row_that_holds(case: DiagnosisContext, finding: Finding) -> int | None:

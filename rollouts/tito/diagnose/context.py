@@ -65,6 +65,8 @@ class DiagnosisContext:
         """Steps whose ids are missing or made up. Faults that follow from that are not reported again."""
         self.aside: set[int] = set()
         """Steps that the trajectory does not continue: side calls and retries. Rules for branches add to it."""
+        self.undecided: dict[str, str] = {}
+        """Check that a rule could not decide, although its fields are there -> what the rule lacked."""
 
     # -- tokens
 

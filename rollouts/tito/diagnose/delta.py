@@ -600,6 +600,8 @@ def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Find
         known = render and d.is_templates is False and not answers
         rules = BY_RENDER if known else (stop_token_doubled, turn_separator_lost)
         fault = next((found for rule in rules if (found := rule(d)) is not None), None)
+        if fault is None and render and not known:
+            case.undecided["delta"] = "render of the new messages"
     if fault is None:
         return None
     verdict = Verdict(fault.kind, fault.evidence, message_index=fault.message_index)

@@ -100,6 +100,7 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
         return finding_on_step(case, index, _foreign_verdict(index), StepSpan(0, len(step.prompt_ids), step.prompt_ids))
     rendered = case.render(step, messages, True, key=("prompt", index))
     if rendered is None:
+        case.undecided["first_prompt"] = "render of the first messages"
         return None
     start = common_prefix(rendered, step.prompt_ids)
     if start == len(rendered) == len(step.prompt_ids):
@@ -107,6 +108,7 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     if case.bytes_of(rendered[start:]) != case.bytes_of(step.prompt_ids[start:]):
         if not np.array_equal(case.codec.encode(case.text(step.prompt_ids)), step.prompt_ids):
             case.of_another_template.append(index)
+            case.undecided["first_prompt"] = "chat template of the first prompt"
         return None
     names = case.codec.token_bytes(rendered[start:][case.is_special(rendered[start:])])
     missing = len(names) - int(case.is_special(step.prompt_ids[start:]).sum())
