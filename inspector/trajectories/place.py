@@ -86,7 +86,8 @@ def read_place(
     """
     notices: list[str] = []
     if fault is not None and not any(params.get(name) for name in ("row", "t", "w")):
-        params = {**params, "row": str(fault[0]), "t": f"{fault[1]}-{fault[2]}"}
+        named = {name: params[name] for name in params}  # a QueryDict holds lists
+        params = named | {"row": str(fault[0]), "t": f"{fault[1]}-{fault[2]}"}
     row = _whole(params.get("row"), 0)
     if row is None or not 0 <= row < max(len(row_lengths), 1):
         last = max(len(row_lengths) - 1, 0)

@@ -404,5 +404,8 @@ def test_a_row_that_a_strategy_encoded_again_is_judged_against_its_steps_alone()
     origin = np.where(made.loss_mask, Origin.INSERTED, Origin.TEMPLATE).astype(np.uint8)
     again = replace(made, origin=origin, logprobs=None, columns={}, step_indices=(0, 1))
     assert found(again, steps=(first, second)) == []
+    longer = replace(again, loss_mask=again.loss_mask.copy())
+    longer.loss_mask[N_HEAD + N_ONE] = True  # the line end that only the template writes
+    assert [finding.kind for finding in found(longer, steps=(first, second))] == ["separator_trained"]
     drifted = replace(again, ids=np.concatenate([again.ids[:N_HEAD], [7], again.ids[N_HEAD + 1 :]]).astype(np.int32))
     assert [finding.kind for finding in found(drifted, steps=(first, second))] == ["row_not_sampled"]

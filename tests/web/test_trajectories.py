@@ -192,6 +192,24 @@ def test_findings_are_listed_with_their_sentences_and_places(make, reader):
     assert "f" in {name for part in marked.split("<i class=")[1:] for name in part.split(">")[0].strip('"').split()}
 
 
+def test_an_address_without_a_place_opens_at_the_worst_finding(make, reader):
+    broken, found = make.broken("b")
+    stored = only(make.run([broken], [found]))
+    start, stop = found[0].start, found[0].stop
+    for query in ("", "?view=tokens&lens=logprob"):
+        body = reader.get(reverse("trajectory", args=[stored.code]) + ".json" + query).json()
+        assert (body["row"]["index"], body["mark"]) == (1, [start, stop])
+        marked = [token["index"] for token in body["window"]["tokens"] if token["findings"]]
+        assert marked == list(range(start, stop))
+    page = page_text(reader.get(url(stored, "?view=tokens&lens=logprob")))
+    assert 'data-view="tokens"' in page and 'data-lens="logprob"' in page
+    top = reader.get(reverse("trajectory", args=[stored.code]) + ".json?row=0").json()
+    assert (top["row"]["index"], top["mark"]) == (0, None)
+    assert "?row=0" in page  # the tab of the row that has no finding
+    clean = only(make.run([make.conversation("c")]))
+    assert reader.get(reverse("trajectory", args=[clean.code]) + ".json").json()["mark"] is None
+
+
 def test_what_is_merely_noted_costs_nothing(make, reader):
     broken, found = make.broken("b")
     noted = [replace(one, severity=Severity.INFO) for one in found]

@@ -117,7 +117,8 @@ def _merged(faults: Sequence[RowFault]) -> Iterator[RowFault]:
 
 def _with_origin(case: DiagnosisContext, row: Row) -> Row:
     """The row with origins from the steps, if the row is the stream of its last step."""
-    if row.origin is not None or not row.step_indices or row.step_indices[-1] >= len(case.steps):
+    knows_sampled = row.origin is not None and bool((row.origin == Origin.SAMPLED).any())
+    if knows_sampled or not row.step_indices or row.step_indices[-1] >= len(case.steps):
         return row
     sampled = sampled_places(case.steps, row)
     if sampled is None:
