@@ -154,10 +154,10 @@ def _shown_date(
     # Most templates print the date before the first message, and a short render costs little.
     for messages in (request.messages[:1], request.messages):
         try:
-            renders = [renderer.render_text(with_objects(messages), request.tools, one, True) for one in dates]
+            one, other = (renderer.render_text(with_objects(messages), request.tools, date, True) for date in dates)
         except RenderFailed:
             continue
-        if renders[0] != renders[1] and (found := _date_at(recorded, *renders, formats, NOW in dates[0])):
+        if one != other and (found := _date_at(recorded, one, other, formats, NOW in dates[0])):
             return found
     return None
 
