@@ -18,7 +18,16 @@ from rollouts.formats.writers.exports import EXPORTS, write
 from rollouts.tito.trajectory import Trajectory
 from tests.formats.test_formats import CALL, GYM, TRAIN, jsonl, read
 from tests.formats.test_text_formats import AREAL, ART, EVALS, MESSAGES, SWIFT, VERL
-from tests.formats.test_trainer_formats import ATROPOS, CAPTURE, EXPORT, LEGACY, LIGHTNING, RLLM, SKYRL, TRACE
+from tests.formats.test_trainer_formats import (
+    ATROPOS,
+    CAPTURE,
+    EXPORT,
+    LEGACY,
+    LIGHTNING,
+    RLLM,
+    SKYRL_OBSERVED,
+    TRACE_04,
+)
 from tests.storage.build import chain, rows_only
 
 FILES = int(os.environ.get("INSPECTOR_TEST_MUTATIONS", "500"))
@@ -43,8 +52,8 @@ def exported(name: str) -> Any:
 
 
 EXAMPLES = {
-    "recorded_calls": CALL, "nemo_gym": GYM, "nemo_rl": TRAIN, "token_capture": CAPTURE, "verifiers_traces": TRACE,
-    "verifiers_legacy": LEGACY, "prime_rl_export": EXPORT, "skyrl": SKYRL, "rllm": RLLM, "verl": VERL,
+    "recorded_calls": CALL, "nemo_gym": GYM, "nemo_rl": TRAIN, "token_capture": CAPTURE, "verifiers_traces": TRACE_04,
+    "verifiers_legacy": LEGACY, "prime_rl_export": EXPORT, "skyrl": SKYRL_OBSERVED, "rllm": RLLM, "verl": VERL,
     "skyrl_evals": EVALS, "areal": AREAL, "completions": SWIFT, "messages": MESSAGES, "art": ART,
     "agent_lightning": LIGHTNING, "atropos": ATROPOS,
     "own_jsonl": own(chain(hostile="")),

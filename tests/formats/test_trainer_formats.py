@@ -29,6 +29,21 @@ TRACE: dict[str, Any] = {
          "mask": [False, True], "logprobs": [-0.2]}],
         "calls": [{"node": 1, "model": "m", "finish_reason": "tool_calls"}, {"node": 3, "finish_reason": "stop"}]}],
 }  # fmt: skip
+_TOOL = {"type": "function", "name": "calc", "description": "", "parameters": {}}
+_CALL = {"id": "c1", "type": "function", "name": "calc", "arguments": "{}"}
+TRACE_04: dict[str, Any] = {"traces": [{
+    "tools": [_TOOL],
+    "calls": [{"node": 3, "sampling": {"temperature": 0.5, "chat_template_kwargs": {"enable_thinking": False}}}],
+    "nodes": [
+        {**TRACE["traces"][0]["nodes"][0], "tools": [_TOOL]},
+        {"parent": 0, "message": {"role": "assistant", "tool_calls": [_CALL]}, "sampled": True,
+         "token_ids": [3, 10, 11], "mask": [False, True, True], "logprobs": [-0.5, -0.3], "advantages": [0.5, 0.5],
+         "trainer_logprobs": [-1.0, -0.5], "entropies": None},
+        {"parent": 1, "message": {"role": "tool", "content": "4", "tool_call_id": "c1"}, "token_ids": [], "mask": []},
+        {"parent": 2, "message": {"role": "assistant", "content": "5"}, "sampled": True, "token_ids": [20, 3, 30],
+         "mask": [False, False, True], "logprobs": [-0.1]},
+    ],
+}]}  # fmt: skip
 LEGACY = {
     "example_id": 3, "reward": 0.5, "trajectory": [{"prompt": [{"role": "user", "content": "?"}],
     "completion": [{"role": "assistant", "content": "!"}], "tokens": {"prompt_ids": [1, 2], "prompt_mask": [0, 0],
@@ -45,6 +60,9 @@ SKYRL: dict[str, Any] = {
     "stop_reasons": ["tool_call", "stop", "stop"],
     "rollout_logprobs": [[-0.1], [-0.2, -0.3], [-0.4]], "trajectory_ids": ["A", "A", "B"],
     "is_last_step": [False, True, True], "rollout_metrics": {},
+}  # fmt: skip
+SKYRL_OBSERVED: dict[str, Any] = {
+    **SKYRL, "loss_masks": [[1], [1, 0], [1]], "rollout_expert_indices": [[[[1]]] * 3, [[[1]]] * 6, [[[1]]] * 2],
 }  # fmt: skip
 RLLM = {
     "trace_id": "t", "session_id": "s", "model": "m", "messages": [{"role": "user", "content": "?"}], "tools": [],
@@ -88,19 +106,8 @@ def test_a_tree_of_messages_becomes_steps() -> None:
 
 def test_a_trace_of_verifiers_0_4_has_whole_requests_and_the_trainers_columns() -> None:
     """The root has the tools, the path has the messages; columns are as compact as logprobs."""
-    call = {"id": "c1", "type": "function", "name": "calc", "arguments": "{}"}
-    tool = {"type": "function", "name": "calc", "description": "", "parameters": {}}
-    nodes = [
-        {**TRACE["traces"][0]["nodes"][0], "tools": [tool]},
-        {"parent": 0, "message": {"role": "assistant", "tool_calls": [call]}, "sampled": True, "token_ids": [3, 10, 11],
-         "mask": [False, True, True], "logprobs": [-0.5, -0.3], "advantages": [0.5, 0.5],
-         "trainer_logprobs": [-1.0, -0.5], "entropies": None},
-        {"parent": 1, "message": {"role": "tool", "content": "4", "tool_call_id": "c1"}, "token_ids": [], "mask": []},
-        {"parent": 2, "message": {"role": "assistant", "content": "5"}, "sampled": True, "token_ids": [20, 3, 30],
-         "mask": [False, False, True], "logprobs": [-0.1]},
-    ]  # fmt: skip
-    sampling = {"temperature": 0.5, "chat_template_kwargs": {"enable_thinking": False}}
-    trace = {"nodes": nodes, "tools": [tool], "calls": [{"node": 3, "sampling": sampling}]}
+    (trace,) = TRACE_04["traces"]
+    nodes = trace["nodes"]
     (one,) = read(jsonl({"traces": [trace]}))[1]
     first, last = one.steps
     assert first.request is not None and last.request is not None
@@ -194,12 +201,7 @@ def test_a_step_wise_batch_is_trajectories_of_steps() -> None:
 
 def test_a_step_of_skyrl_ends_where_its_mask_ends() -> None:
     """skyrl_gym_generator.py writes ``output_ids + obs_ids``; ``merge_stepwise_output`` joins several steps."""
-    batch = {
-        **SKYRL,
-        "loss_masks": [[1], [1, 0], [1]],
-        "rollout_expert_indices": [[[[1]]] * 3, [[[1]]] * 6, [[[1]]] * 2],
-    }
-    a, b = read(jsonl(batch))[1]
+    a, b = read(jsonl(SKYRL_OBSERVED))[1]
     assert [step.completion_ids.tolist() for step in a.steps] == [[3], [4]] and b.rows == ()
     assert a.steps[1].logprobs is not None and a.steps[1].logprobs.tolist() == pytest.approx([-0.2])
     assert [row.ids.tolist() for row in a.rows] == [[1, 2, 3], [1, 2, 3, 20, 4, 6]]
