@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rollouts.formats.writers.export_faults import row_fault
-from rollouts.formats.writers.exports import EXPORTS, ExportRefused, padded, rows_of, write
+from rollouts.formats.writers.exports import EXPORTS, ExportRefused, padded, rows_of, step_rows_of, write
 from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
 from tests.formats.test_formats import read
 from tests.storage.build import chain, rows_only
@@ -261,3 +261,10 @@ def test_verls_number_of_turns_is_left_out_where_no_call_is_known() -> None:
         (line,) = export("verl", value)
         assert line.get("num_turns") == turns
     assert [line["num_turns"] for line in export("verl", VALUE, chain("u", 1))] == [6, 2]
+
+
+def test_rows_of_steps_that_continue_each_other_are_not_said_to_break() -> None:
+    """A step-wise source keeps a row for each step; each begins with the whole row before it."""
+    with pytest.raises(ExportRefused, match=r"It is 3 rows, and a batch") as refused:
+        export("skyrl", replace(VALUE, rows=tuple(step_rows_of(VALUE))))
+    assert "does not continue" not in str(refused.value)

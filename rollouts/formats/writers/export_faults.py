@@ -75,7 +75,8 @@ def one_row(trajectory: Trajectory, rows: Sequence[Row]) -> ExportFault | None:
     if not rows:
         return ExportFault("It has no rows.")
     step = rows[1].step_indices[0] if rows[1].step_indices else None
-    where = "" if step is None else f": step {step} does not continue what came before it"
+    continues = np.array_equal(rows[1].ids[: len(rows[0].ids)], rows[0].ids)  # as a source of one row a step has them
+    where = "" if step is None or continues else f": step {step} does not continue what came before it"
     return ExportFault(
         f"It is {len(rows)} rows{where}, and a batch of whole trajectories holds one for each. "
         "Export it as skyrl_step_wise, or with a --strategy that keeps one row."
