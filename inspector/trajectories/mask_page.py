@@ -287,6 +287,8 @@ def oddities(
             (Origin.PROMPT, "tokens of the first prompt"),
         )
     ):
+        if source is Origin.INSERTED and compared is not None:
+            continue  # a finding names the tokens that were not sampled
         wrong = np.flatnonzero(mask & (origin == source) & (True if foreign is None else foreign))
         if wrong.size:
             said.append(
