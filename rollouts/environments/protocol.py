@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Protocol
 
 
 class EnvironmentUnavailable(ValueError):
     """The environment cannot be used here. The message says why and what would help."""
+
+
+def import_package(name: str) -> ModuleType:
+    """The optional package of a module. Raises :class:`EnvironmentUnavailable` when it is not installed."""
+    package = name.partition(".")[0]
+    try:
+        found = importlib.import_module(package)
+        importlib.import_module(name)
+        return found
+    except ImportError as error:
+        raise EnvironmentUnavailable(
+            f"The {package} environments need the package {error.name}, which is not installed here; "
+            "pip install --no-deps -r rollouts/environments/requirements.txt installs it."
+        ) from error
 
 
 @dataclass(frozen=True)

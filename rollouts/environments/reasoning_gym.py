@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
+from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task, import_package
 
 DATASETS: tuple[str, ...] = tuple(
     """
@@ -66,23 +66,10 @@ def load_package() -> ModuleType:
             # One withheld data set needs this compiled module, but the package imports it for all data sets.
             sys.modules["pycosat"] = ModuleType("pycosat")
             try:
-                return _import()
+                return import_package("reasoning_gym.utils")
             finally:
                 del sys.modules["pycosat"]
-        return _import()
-
-
-def _import() -> ModuleType:
-    try:
-        import reasoning_gym
-        import reasoning_gym.utils
-    except ImportError as error:
-        raise EnvironmentUnavailable(
-            f"The reasoning_gym environments need the package {error.name}, which is not installed here; "
-            "pip install --no-deps -r rollouts/environments/requirements.txt installs it."
-        ) from error
-    package: ModuleType = reasoning_gym
-    return package
+        return import_package("reasoning_gym.utils")
 
 
 class ReasoningGymEpisode:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollouts.environments.arithmetic import random_problem
 from rollouts.environments.prompts import Prompt, PromptsEnvironment
-from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
+from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task, import_package
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,7 @@ WITHHELD: dict[str, str] = {
 
 def load_package() -> ModuleType:
     """Import the package. Raises :class:`EnvironmentUnavailable` when it is not installed."""
-    try:
-        import skyrl_gym
-    except ImportError as error:
-        raise EnvironmentUnavailable(
-            f"The skyrl_gym environments need the package {error.name}, which is not installed here; "
-            "pip install --no-deps -r rollouts/environments/requirements.txt installs it."
-        ) from error
-    package: ModuleType = skyrl_gym
-    return package
+    return import_package("skyrl_gym")
 
 
 class SkyRLGymEpisode:

@@ -183,6 +183,16 @@ def test_a_check_leads_to_the_form_with_its_template_or_its_repair(web: Client) 
     assert by_hash.initial["rows_chat_template"] == check.chat_template_id
 
 
+def test_each_repair_of_a_check_leads_to_itself(web: Client) -> None:
+    repair: dict[str, Any] | None = None
+    for name in ("widest", "wider", "repair"):
+        repair = {"template": f"{PLAIN}{{# {name} #}}", "wider": repair}
+    check = checked(repair=repair, repair_detail="found")
+    for name in ("repair", "wider", "widest"):
+        form = web.get(f"/runs/new?chat_template={check.code}&repaired={name}").context["form"]
+        assert form.initial["chat_template_text"] == f"{PLAIN}{{# {name} #}}"
+
+
 def refused_run(web: Client) -> Run:
     post(web, prompts="1", group="1")
     run = Run.objects.get()
