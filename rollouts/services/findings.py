@@ -60,12 +60,8 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory,
             remedy=storable_text(finding.remedy),
             missing=storable_text(finding.missing)[:200],
             places=[edge for place in finding.places for edge in place] or None,
-            trained_tokens_lost=finding.cost.trained_tokens_lost,
-            trained_tokens_wrong=finding.cost.trained_tokens_wrong,
-            rows=finding.cost.rows,
-            prompt_tokens_repaid=finding.cost.prompt_tokens_repaid,
-            lost_in_one_row=finding.cost.lost_in_one_row,
             version=VERSION,
+            **vars(finding.cost),  # each field is a column of its name
         )
         for trajectory, findings in found
         for finding in findings
