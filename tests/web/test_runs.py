@@ -19,8 +19,9 @@ from inspector.runs import live_parts, values, views
 from inspector.runs.filters import TrajectoryFilter
 from inspector.server.health import heartbeat_key
 from rollouts import services
-from rollouts.models import Rejection, Run, StoredTrajectory
+from rollouts.models import Job, Rejection, Run, StoredTrajectory
 from rollouts.selectors import figures
+from rollouts.selectors.activity import JOB_SILENT_SECONDS
 from rollouts.tito.diagnose.finding import Cost, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.trajectory_end import TrajectoryEnd
@@ -601,3 +602,14 @@ def test_an_import_that_gave_nothing_shows_why_and_no_empty_list(web: Client) ->
     assert 'href="#work"' in web.get(f"/runs/{stored_run(1).code}").content.decode()  # the way down to the export
     for absent in ("Filter trajectories", "Why trajectories ended", "Export as", 'href="#work"'):
         assert absent not in page
+
+
+def test_an_import_is_silent_when_its_job_is(web: Client) -> None:
+    run = services.create_run("import", "grpo-8")
+    services.start_run(run)
+    long_ago = timezone.now() - timedelta(seconds=JOB_SILENT_SECONDS + 5)
+    Run.objects.filter(pk=run.pk).update(heartbeat_at=long_ago)
+    job = Job.objects.create(run=run, kind=Job.Kind.IMPORT, status=Job.Status.RUNNING)
+    for heartbeat, silent in ((timezone.now(), False), (long_ago, True)):
+        Job.objects.filter(pk=job.pk).update(heartbeat_at=heartbeat)
+        assert ("no sign of life" in web.get(f"/runs/{run.code}").content.decode()) == silent

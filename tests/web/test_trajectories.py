@@ -210,6 +210,20 @@ def test_an_address_without_a_place_opens_at_the_worst_finding(make, reader):
     assert reader.get(reverse("trajectory", args=[clean.code]) + ".json").json()["mark"] is None
 
 
+def test_a_mask_that_was_not_checked_is_never_said_to_be_right(make, reader):
+    without = only(make.run([Trajectory("none")]))
+    unknown = only(make.run([own_row()], tokenizer=None, chat_template=None))
+    right = only(make.run([make.conversation("c")]))
+    for stored, words in (
+        (without, "Not checked"),
+        (unknown, "Not checked"),
+        (right, "every sampled token is trained"),
+    ):
+        body = reader.get(reverse("trajectory-mask", args=[stored.code]) + ".json").json()
+        assert words in body["not_odd"] and body["oddities"] == []
+        assert body["not_odd"] in page_text(reader.get(url(stored, page="trajectory-mask")))
+
+
 def test_what_is_merely_noted_costs_nothing(make, reader):
     broken, found = make.broken("b")
     noted = [replace(one, severity=Severity.INFO) for one in found]
