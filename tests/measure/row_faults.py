@@ -38,7 +38,7 @@ class RowDraft:
         return Row(
             ids_array(self.ids), np.array(self.mask, dtype=np.bool_), _floats(self.logprobs),
             columns={name: np.array(one, dtype=np.float32) for name, one in columns.items()},
-            step_indices=tuple(self.steps),
+            step_indices=tuple(self.steps), extra=self.fields.get("row_extra", {}),
         )  # fmt: skip
 
 
@@ -353,15 +353,16 @@ def _interleaved(row: RowDraft) -> None:
     row.fields = {"order": [0, n, *range(1, n), *range(n + 1, 2 * n)]}
 
 
-def _counted_split(ones: bool) -> Change:
+def _counted_split(row: RowDraft) -> None:
     """The prompt is as long as the row without its trained tokens, as if these stood together at the end."""
+    n = len(row.ids) - sum(row.mask)
+    row.fields = {"split": n}
+    row.mask = [0] * n + row.mask[n:]
 
-    def change(row: RowDraft) -> None:
-        n = len(row.ids) - sum(row.mask)
-        row.fields = {"split": n}
-        row.mask = [0] * n + ([1] * (len(row.ids) - n) if ones else row.mask[n:])
 
-    return change
+def _counted_length(row: RowDraft) -> None:
+    """The mask is right, and the length of the prompt that is written beside it is not."""
+    row.fields = {"row_extra": {"prompt_length": len(row.ids) - sum(row.mask)}}
 
 
 _STEPS = ("steps",)
@@ -399,8 +400,8 @@ ROW_FAULTS = (
     RowFault("routing_misaligned", _experts(2), "longer", ("skyrl",)),
     RowFault("step_order_invalid", _flags, "flags", ("skyrl_step_wise",)),
     RowFault("step_order_invalid", _interleaved, "not adjacent", ("skyrl_step_wise",)),
-    RowFault("prompt_split_wrong", _counted_split(True), "all ones", ("verl",)),
-    RowFault("prompt_split_wrong", _counted_split(False), "mask kept", ("verl",)),
+    RowFault("prompt_split_wrong", _counted_split, "", ("verl",)),
+    RowFault("prompt_split_wrong", _counted_length, "", _STEPS),
 )  # fmt: skip
 
 
