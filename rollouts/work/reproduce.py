@@ -90,6 +90,12 @@ assert again != COMPLETION, "the completion is what the encoder gives for its te
 """
 
 
+_END = """
+# Foreign text is shown without control characters.
+print("Reproduced:", "".join(char if char.isprintable() else ascii(char)[1:-1] for char in EVIDENCE))
+"""
+
+
 class CannotReproduce(ValueError):
     """There is no script for a finding; the message is a sentence that says why."""
 
@@ -138,7 +144,7 @@ def script(
     parts += [f"assert {expression}, {message!r}\n" for expression, message in checks]
     if encoder:
         parts.append(_CANONICAL)
-    parts.append('\nprint("Reproduced:", EVIDENCE)\n')
+    parts.append(_END)
     return "".join(parts)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import logging
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.core.cache import cache
 from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
+from django.core.management import call_command
 from django.db import IntegrityError, OperationalError
 from django.test import Client
 
@@ -20,7 +24,10 @@ from inspector.web.uploads import LimitedUploadHandler
 from rollouts import services
 from rollouts.models import Run
 from rollouts.services.api_tokens import create_api_token
+from rollouts.services.users import local_user
 from rollouts.work import pushing
+from rollouts.work.reproduce import script
+from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
 
@@ -163,3 +170,22 @@ def test_search_engines_and_shared_caches_keep_nothing(member: Client) -> None:
         answer = member.get(address)
         assert answer["X-Robots-Tag"] == "noindex, nofollow", address
         assert {"private", "no-store"} & set(answer["Cache-Control"].split(", ")), address
+
+
+def test_a_terminal_gets_no_escape_sequence_and_no_forged_line(tiny_tokenizer: Path) -> None:
+    hostile = "a\x1b]0;owned\x07\nerror    forged  \u202eb"
+    make = Maker(tiny_tokenizer)
+    trajectory, (finding,) = make.broken(hostile)
+    run = make.run([trajectory], [[replace(finding, evidence=hostile)]])
+    create_api_token(local_user(), hostile)
+    for command in (["findings", run.code], ["api_token", "--list"]):
+        out = io.StringIO()
+        call_command(*command, stdout=out)
+        said = out.getvalue()
+        assert "a\\x1b]0;owned\\x07\\nerror    forged  \\u202eb" in said
+        assert all(char.isprintable() or char == "\n" for char in said)
+        assert not any(line.startswith("error    forged") for line in said.splitlines())
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(script(replace(finding, evidence=hostile), trajectory), {})
+    assert all(char.isprintable() or char == "\n" for char in printed.getvalue()) and "owned" in printed.getvalue()

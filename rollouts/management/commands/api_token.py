@@ -9,6 +9,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 
+from rollouts.management import one_line
 from rollouts.models import ApiToken
 from rollouts.services.api_tokens import create_api_token
 from rollouts.services.shares import revoke
@@ -66,7 +67,9 @@ class Command(BaseCommand):
         for one in found:
             used = f"last used {one['last_used_at'] or 'never'}"
             state = f"revoked {one['revoked_at']}" if one["revoked_at"] else used
-            self.stdout.write(f"{one['id']:>5}  {one['hint']}…  {one['name']}  by {one['user']}, {state}")
+            self.stdout.write(
+                f"{one['id']:>5}  {one['hint']}…  {one_line(str(one['name']))}  by {one['user']}, {state}"
+            )
         if not found:
             self.stdout.write("There are no tokens.")
 

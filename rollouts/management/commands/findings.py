@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from rollouts.management import one_line
 from rollouts.models import Run, StoredFinding, StoredTrajectory
 from rollouts.selectors.parts import places_of
 from rollouts.selectors.runs import check_totals
@@ -45,7 +46,7 @@ class Command(BaseCommand):
                 raise CommandError(f"There is no kind {options['kind']!r}. There are: {', '.join(sorted(KINDS))}.")
             found = found.filter(kind=options["kind"])
         rows = found.iterator(500)
-        _, checks, unknown = check_totals(trajectories)
+        _said, checks, unknown = check_totals(trajectories)
         if options["checks"]:
             if options["kind"]:
                 raise CommandError("--kind and --checks exclude each other: a check has findings of several kinds.")
@@ -74,10 +75,10 @@ class Command(BaseCommand):
             n += 1
             place = f"row {one.row_index}" if one.step_index is None else f"step {one.step_index}"
             self.stdout.write(
-                f"{one.severity:7}  {one.kind}  {one.trajectory.external_id} ({one.trajectory.code}) "
+                f"{one.severity:7}  {one.kind}  {one_line(one.trajectory.external_id)} ({one.trajectory.code}) "
                 f"{place}, tokens {one.start}-{one.stop}"
             )
-            self.stdout.write(f"         {one.evidence}")
+            self.stdout.write(f"         {one_line(one.evidence)}")
             if one.remedy:
                 self.stdout.write(f"         {one.remedy}")
         self.stdout.write(f"{n:,} finding{'s' * (n != 1)}.")
