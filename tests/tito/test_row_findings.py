@@ -335,6 +335,15 @@ def test_the_stop_token_and_the_separator_behind_it_are_no_shift() -> None:
         assert kinds(row(parts), template=template) == ["separator_trained"]
 
 
+def test_a_completion_of_two_messages_is_sampled_with_the_header_between() -> None:
+    """The model ends its first message and opens the next one, as reasoning models with channels do."""
+    both = ONE + SHUT + OPEN + TWO + SHUT
+    for parts in ([(HEAD + OPEN, 0), (both, 1)], [(HEAD + OPEN, 0), (both, 1), *PARTS[4:]]):
+        assert kinds(row(parts)) == []
+    parts = [(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO + SHUT, 1), *PARTS[4:]]
+    assert sorted(kinds(row(parts))) == ["generation_prompt_trained", "observation_trained"]
+
+
 def test_last_step_flags() -> None:
     def flagged(*flags: bool) -> list[Row]:
         return [replace(row(), extra={"is_last_step": flag}) for flag in flags]

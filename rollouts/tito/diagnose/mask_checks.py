@@ -218,7 +218,11 @@ def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
         n_others = sum(stop > start for _, stop in mask_runs(sampled)) - 1
         wrong = int(np.count_nonzero(row.loss_mask & ~sampled))
     else:
-        n_others = sum(first > start + last - first for first, last in header_places(marks, row.ids))
+        n_others, since = 0, start
+        for first, last in header_places(marks, row.ids):
+            if first > start + last - first:
+                n_others += not _goes_on(row, marks, since, first)
+                since = last
         wrong = len(row.ids) - start
     if n_others < 1 or not wrong:
         return None
@@ -238,6 +242,9 @@ def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Itera
         yield _observation(start, stop)
         return
     for first, last in inside:
+        if last < stop and not _outside_turn(row, marks, start, opens) and _goes_on(row, marks, start, first):
+            start = last
+            continue
         yield _header(max(first, start), min(last, stop))
         behind = start if _outside_turn(row, marks, start, opens) else _behind_stop(row, marks, start, first)
         if behind < first - 1:
@@ -252,6 +259,12 @@ def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Itera
         yield _appended(row, stop - 1, stop)
     elif stop < len(row.ids) and _left_stop_out(row, marks, stop):
         yield _stop_untrained(row, stop)
+
+
+def _goes_on(row: Row, marks: TurnBoundaries, start: int, first: int) -> bool:
+    """Whether the model ended a message right before a header, and so began its next message itself."""
+    alone = start < first and int(row.ids[first]) not in row.ids[start:first]
+    return alone and _behind_stop(row, marks, start, first) == first
 
 
 def _left_stop_out(row: Row, marks: TurnBoundaries, stop: int) -> bool:
