@@ -70,7 +70,10 @@ def misfit(values, lag):
 
 
 def is_shifted(values):
-    return 2 <= misfit(values, 0) >= 4 * min(misfit(values, lag) for lag in (1, -1, 2, -2))
+    """Whether a lag explains most of what differs at the edges of the mask."""
+    lag = min((1, -1, 2, -2), key=lambda lag: misfit(values, lag))
+    here = misfit(values, 0)
+    return here >= 2 and 5 * (here - misfit(values, lag)) >= 3 * misfit(LOSS_MASK, lag)
 
 '''
 
@@ -142,7 +145,7 @@ def _foreign(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> 
         return [MASKED_HERE, *known], ""
     outside = ("not HEADER or is_outside_turn(START)", "the stretch begins inside a turn of the assistant")
     header = (
-        "not HEADER or any(i < STOP and START < i + len(HEADER) for i in OPENED)",
+        "not OPENED or any(i < STOP and START < i + len(HEADER) for i in OPENED)",
         "no assistant header stands in this stretch",
     )
     said = {"observation_trained": outside, "generation_prompt_trained": header}.get(finding.kind)
@@ -203,7 +206,7 @@ def _mask_shifted(data: Data) -> Found:
     near = f"any(LOSS_MASK.index(1) - lag in {opened} for lag in (1, -1, 2, -2))"
     return [
         (f"not HEADER or LOSS_MASK.index(1) not in {opened}", "the mask begins right behind an assistant header"),
-        (f"not HEADER or {near}", "the mask does not begin near an assistant header"),
+        (f"not OPENED or {near}", "the mask does not begin near an assistant header"),
     ], TURNS
 
 

@@ -12,7 +12,7 @@ from rollouts.chat_templates import renderer
 from rollouts.formats import Source, read
 from rollouts.tito.diagnose import Severity, diagnose
 from rollouts.tito.prefix import merged_rows
-from rollouts.tito.trajectory import Trajectory
+from rollouts.tito.trajectory import Row, Trajectory
 from rollouts.tokenizers import load
 from tests.tito.plant import PLANTERS, ModelSetup, planted
 from tests.tito.test_diagnose_planted import problem
@@ -85,3 +85,26 @@ def test_an_answer_behind_a_tool_result_is_the_assistants(
     mask[results + 1 : results + 4] = True
     (finding,) = diagnose(Trajectory("t", rows=(replace(bare, loss_mask=mask),)), codec, lambda sha: template_renderer)
     assert (finding.kind, finding.start, finding.stop) == ("observation_trained", results + 1, results + 4)
+
+
+@pytest.mark.parametrize("mark", ["<think>", "</think>"])
+def test_a_row_does_not_say_whether_thinking_was_on(corpus: Path, mark: str) -> None:
+    """Its first turn tells the header: the template opens a think block or closes it."""
+    codec = load(corpus / "tokenizers" / "deepseek-r1")
+    text = (corpus / "templates" / "deepseek-v3.1.jinja").read_text(encoding="utf-8")
+    template_renderer = renderer(codec, text)
+    parts = [
+        (f"<｜begin▁of▁sentence｜><｜User｜>What is 2+2?<｜Assistant｜>{mark}", False),
+        ("I ask.<｜tool▁calls▁begin｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>", True),
+        ("<｜tool▁output▁begin｜>It is four, says the tool.<｜tool▁output▁end｜>", False),
+        ("It is four.<｜end▁of▁sentence｜>", True),
+    ]
+    stretches = [(codec.encode(part), trained) for part, trained in parts]
+    mask = np.concatenate([np.full(len(ids), trained) for ids, trained in stretches])
+    good = Row(np.concatenate([ids for ids, _ in stretches]), mask)
+    assert [f.kind for f in diagnose(Trajectory("t", rows=(good,)), codec, lambda sha: template_renderer)] == []
+    late = mask.copy()
+    result = len(stretches[0][0]) + len(stretches[1][0])
+    late[result + 1 : result + 4] = True
+    (found,) = diagnose(Trajectory("t", rows=(replace(good, loss_mask=late),)), codec, lambda sha: template_renderer)
+    assert (found.kind, found.start, found.stop) == ("observation_trained", result + 1, result + 4)

@@ -86,10 +86,29 @@ def test_sure_tokens_at_the_start_of_the_only_completion_are_no_shift() -> None:
     assert kinds(replace(one, logprobs=np.roll(one.logprobs, -1))) == ["columns_shifted"]
 
 
+@pytest.mark.parametrize("by", [1, -1])
+def test_certain_tokens_inside_a_completion_hide_no_shift(by: int) -> None:
+    good = row()
+    assert good.logprobs is not None
+    values = good.logprobs.copy()
+    values[N_HEAD + 2 : N_HEAD + N_ONE - 2] = 0
+    assert kinds(replace(good, logprobs=values)) == []
+    assert kinds(replace(good, logprobs=np.roll(values, by))) == ["columns_shifted"]
+
+
+def test_logprobs_of_all_tokens_are_no_shift_where_the_first_sampled_token_is_certain() -> None:
+    good = row()
+    values = np.full(len(good.ids), -0.5, dtype=np.float32)
+    values[[N_HEAD, np.flatnonzero(good.loss_mask)[-len(TWO + SHUT)]]] = 0
+    assert kinds(replace(good, logprobs=values)) == []
+
+
 def test_a_shift_that_pushes_the_last_token_over_the_end() -> None:
     good = row()
     late = np.concatenate([[False], good.loss_mask[:-1]])
     assert kinds(replace(good, loss_mask=late)) == ["columns_shifted"]
+    (shift,) = found(replace(good, loss_mask=late, columns={}))
+    assert shift.evidence == "The logprobs fit the mask exactly 1 token before their place."
 
 
 def test_a_mask_that_runs_over_is_one_finding() -> None:
@@ -342,6 +361,7 @@ def test_a_completion_of_two_messages_is_sampled_with_the_header_between() -> No
         assert kinds(row(parts)) == []
     parts = [(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO + SHUT, 1), *PARTS[4:]]
     assert sorted(kinds(row(parts))) == ["generation_prompt_trained", "observation_trained"]
+    assert kinds(row([*parts[:1], (both + TOOL + OPEN + TWO + SHUT, 1)])) == ["mask_overrun"]
 
 
 def test_last_step_flags() -> None:

@@ -123,18 +123,25 @@ def columns_of(row: Row) -> Iterator[tuple[str, Floats]]:
 
 def _lag(says: Mask, mask: Mask) -> int:
     """By how many tokens the column is behind the mask. 0 when it fits in place, or fits nowhere better."""
-    at_home = int(np.count_nonzero(says != mask))
+    at_home = _misfit(says, mask, 0)
     if at_home < 2 or not (says & ~mask).any():
         return 0  # zeros at the start of a completion are certain tokens; a shift also moves values past its end
-    best, best_lag = at_home, 0
-    for lag in LAGS:
-        # The values that a shift moved over the row's end, or in from outside, are not known.
-        there, here = (says[lag:], mask[:-lag]) if lag > 0 else (says[:lag], mask[-lag:])
-        differ = int(np.count_nonzero(there != here))
-        if differ < best:
-            best, best_lag = differ, lag
-    # Sampled tokens with a logprob of exactly 0 fit at no lag. A real shift explains nearly all misfits.
-    return best_lag if best * 4 <= at_home else 0
+    best = min(LAGS, key=lambda lag: _misfit(says, mask, lag))
+    there, here = _beside(says, mask, best)
+    if (there & ~here).any():
+        return 0  # a shift moves every value by the same lag
+    # A shift shows at the edges of the mask. A certain token inside has a logprob of exactly 0 and fits at no lag.
+    return best if (at_home - _misfit(says, mask, best)) * 5 >= _misfit(mask, mask, best) * 3 else 0
+
+
+def _beside(says: Mask, mask: Mask, lag: int) -> tuple[Mask, Mask]:
+    """The column, moved back by the lag, beside the mask, without what a shift moves over the row's ends."""
+    n = len(mask)
+    return says[max(lag, 0) : n + min(lag, 0)], mask[max(-lag, 0) : n - max(lag, 0)]
+
+
+def _misfit(says: Mask, mask: Mask, lag: int) -> int:
+    return int(np.count_nonzero(np.not_equal(*_beside(says, mask, lag))))
 
 
 def logprob_invalid(row: Row) -> RowFault | None:

@@ -154,7 +154,9 @@ class _TemplateProperties:
 
     def __init__(self, case: DiagnosisContext) -> None:
         self.case = case
-        self.headers: tuple[Ids, ...] = ()
+        self.renderer: Renderer | None = None
+        self.headers: dict[bool | None, tuple[Ids, ...]] = {}
+        """By whether thinking is on: the headers after a question and after a result. None = nobody said it."""
         self.stop_ids: frozenset[int] = frozenset()
         self.template_stops: frozenset[int] = frozenset()
         """The same ids, if the template told them. Without it an end of turn may stand before an end of text."""
@@ -166,12 +168,9 @@ class _TemplateProperties:
         renderer = case.renderer_of(case.rows_template)
         if renderer is None:
             return
-        self.headers = self._opens(renderer, (_QUESTION,))
-        if not self.headers:
+        self.renderer = renderer
+        if not self._headers(None):
             return
-        # Some templates join arguments as text and refuse objects.
-        called = self._opens(renderer, _CALLED) or self._opens(renderer, with_json(_CALLED))
-        self.headers += tuple(ids for ids in called if not np.array_equal(ids, self.headers[0]))
         behind = self._around(renderer, (_QUESTION,))[1]
         if len(behind):
             # Other control tokens may stand before the stop token of the tokenizer.
@@ -179,11 +178,24 @@ class _TemplateProperties:
                 self.stop_ids |= {int(behind[0])}
             self.template_stops = self.stop_ids
 
-    def _opens(self, renderer: Renderer, messages: Sequence[Message]) -> tuple[Ids, ...]:
+    def _headers(self, thinking: bool | None) -> tuple[Ids, ...]:
+        """The ids that open the assistant's turn, rendered once for each switch."""
+        if thinking not in self.headers:
+            opens = self._opens((_QUESTION,), thinking)
+            # Some templates join arguments as text and refuse objects.
+            called = self._opens(_CALLED, thinking) or self._opens(with_json(_CALLED), thinking) if opens else ()
+            self.headers[thinking] = opens + tuple(ids for ids in called if not np.array_equal(ids, opens[0]))
+        return self.headers[thinking]
+
+    def _opens(self, messages: Sequence[Message], thinking: bool | None) -> tuple[Ids, ...]:
         """The ids between messages and the assistant's answer: the generation prompt, else the last mark."""
+        renderer = self.renderer
+        if renderer is None:
+            return ()
+        kwargs = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
         try:
-            with_prompt = renderer.render_ids(messages, None, {}, True)
-            without = renderer.render_ids(messages, None, {}, False)
+            with_prompt = renderer.render_ids(messages, None, kwargs, True)
+            without = renderer.render_ids(messages, None, kwargs, False)
         except RenderFailed:
             return ()
         header = with_prompt[common_prefix(with_prompt, without) :]
@@ -209,7 +221,9 @@ class _TemplateProperties:
     def marks(self, row: Row) -> TurnBoundaries:
         """The marks of the turns in this row."""
         special = self.case.is_special(row.ids)
-        headers = self.headers
+        # A row does not say whether thinking was on. Its first turn does.
+        switched = (self._headers(thinking) for thinking in (None, True, False))
+        headers = next((one for one in switched if one and places_of(one[0], row.ids)), self._headers(None))
         by_template = any(places_of(header, row.ids) for header in headers)
         if not by_template:
             derived = derived_header(row.ids, row.loss_mask, special)
