@@ -237,6 +237,11 @@ def _advantages(finding: Finding, trajectory: Trajectory, row: Row, data: Data) 
 
 def _split(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
     data["PROMPT_LENGTH"] = row.extra.get("prompt_length", row.extra.get("n_prompt"))
+    if not row.loss_mask[: data["PROMPT_LENGTH"]].any():
+        return [
+            ("START < PROMPT_LENGTH", "the assistant wrote nothing before the end of the prompt"),
+            ("not HEADER or not is_outside_turn(START)", "no turn of the assistant stands there"),
+        ], TURNS
     return [
         ("PROMPT_LENGTH == LOSS_MASK.count(0)", "the prompt's length is no count of masked tokens"),
         ("any(LOSS_MASK[:PROMPT_LENGTH])", "no trained token stands before the end of the prompt"),

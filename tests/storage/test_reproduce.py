@@ -155,12 +155,23 @@ ONLY_FIRST = replace(merged_rows(STEPS[:1])[0], step_indices=(0,))
 AT = N_HEAD + N_ONE
 SOUND = with_steps()
 
+N_PROMPT = int((~GOOD.loss_mask).sum())
+CUT_BY_COUNT = replace(
+    GOOD, loss_mask=GOOD.loss_mask & (np.arange(len(GOOD.ids)) >= N_PROMPT), columns={}, logprobs=None,
+    extra={"prompt_length": N_PROMPT},
+)  # fmt: skip
+
 # kind -> trajectories that have it, each with a sound one.
 PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
     *(
         (kind, Trajectory("t", (), (bad,)), Trajectory("t", (), (mended(bad),)))
         for kind, rows in WITNESSES.items()
         for bad in rows
+    ),
+    (
+        "prompt_split_wrong",
+        Trajectory("t", (), (CUT_BY_COUNT,)),
+        Trajectory("t", (), (replace(GOOD, extra={"prompt_length": N_HEAD}),)),
     ),
     ("row_not_sampled", with_steps(ids=merged().ids + (np.arange(len(merged().ids)) == N_HEAD)), SOUND),
     ("appended_eos_trained", with_steps(**longer()), SOUND),

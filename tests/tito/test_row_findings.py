@@ -190,6 +190,15 @@ def test_a_row_with_the_fault_has_this_finding_and_no_other(kind: str, bad: Row)
     assert kinds(bad) == [kind]
 
 
+def test_a_prompt_that_was_cut_by_a_count_holds_a_turn_of_the_assistant() -> None:
+    good = row()
+    n_prompt = int((~good.loss_mask).sum())
+    behind = good.loss_mask & (np.arange(len(good.ids)) >= n_prompt)
+    lost = replace(good, loss_mask=behind, columns={}, logprobs=None, extra={"prompt_length": n_prompt})
+    assert kinds(lost) == ["prompt_split_wrong"]
+    assert not kinds(replace(good, extra={"prompt_length": int(good.loss_mask.argmax())}))
+
+
 @pytest.mark.parametrize("kind", ["observation_trained", "generation_prompt_trained", "separator_trained"])
 def test_without_a_template_the_turns_are_found_in_the_row(kind: str) -> None:
     assert kinds(WITNESSES[kind][-1], template=False) == [kind]

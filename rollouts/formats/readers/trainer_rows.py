@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,7 +50,7 @@ def _verl(value: Any, number: int) -> Trajectory:
     place = shapes.whole(more.get("row"), "extra_fields.row", least=0)
     return Trajectory(
         f"{name}-row-{place}" if place else name,
-        rows=(row,),
+        rows=(replace(row, extra={"prompt_length": len(row.ids) - len(value["response_ids"])}),),
         reward=shapes.number(value.get("reward_score"), "reward_score"),
         extra=_rest(value, _VERL) | _rest(more, ("external_id", "row"), "extra_fields"),
     )

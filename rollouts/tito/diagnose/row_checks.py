@@ -216,25 +216,31 @@ def logprobs_other_distribution(row: Row) -> RowFault | None:
     return RowFault("logprobs_other_distribution", start, stop, f"The trainer's {name} {what}.", wrong=int(use.sum()))
 
 
-def prompt_split_wrong(row: Row) -> RowFault | None:
-    """The prompt length counts the masked tokens, although a trained token stands before that length."""
+def prompt_split_wrong(row: Row, written: Mask | None = None) -> RowFault | None:
+    """The prompt's length is the count of masked tokens, or of tokens that the assistant did not write.
+
+    ``written``: what the assistant wrote ``[T]``, None when that is not known.
+    """
     length = row.extra.get("prompt_length", row.extra.get("n_prompt"))
     if not isinstance(length, int) or not row.loss_mask.any():
         return None
-    first = int(row.loss_mask.argmax())
-    n_masked = len(row.ids) - int(np.count_nonzero(row.loss_mask))
-    if length <= first or length != n_masked:
-        return None
-    return RowFault(
-        "prompt_split_wrong", first, length,
-        f"The prompt is said to be {length} ids long, which is the number of masked tokens; the first trained token "
-        f"stands at {first}.",
-        wrong=length - first,
-    )  # fmt: skip
+    for mask, what, which in (
+        (row.loss_mask, "masked tokens", "trained token"),
+        (written, "tokens that the assistant did not write", "token of the assistant"),
+    ):
+        if mask is None or not (first := int(mask.argmax())) < length == len(row.ids) - int(np.count_nonzero(mask)):
+            continue
+        return RowFault(
+            "prompt_split_wrong", first, length,
+            f"The prompt is said to be {length} ids long, which is the number of {what}; the first {which} stands at "
+            f"{first}.",
+            wrong=length - first,
+        )  # fmt: skip
+    return None
 
 
 RowRule = Callable[[Row], RowFault | None]
-ROW_RULES: tuple[RowRule, ...] = (logprob_invalid, logprobs_other_distribution, prompt_split_wrong)
+ROW_RULES: tuple[RowRule, ...] = (logprob_invalid, logprobs_other_distribution)
 """The checks that need nothing but the row and depend on no other check, in reading order."""
 
 

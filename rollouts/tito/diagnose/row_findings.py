@@ -74,6 +74,8 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
     for check in others:
         if fault := check(row):
             yield fault
+    if fault := checks.prompt_split_wrong(row, written_by_assistant(row, marks)):
+        yield fault
     if fault := checks.routing_misaligned(row.extra, len(row.ids)):
         yield fault
 
