@@ -338,6 +338,9 @@ function arrive() {
     select([start, stop], true);
     (isTokenView() ? elementAt(start) : runAt(start) && pane().querySelector(".k"))?.scrollIntoView({ block: "center" });
   }
+  // Without a place in the address the page is drawn at its worst finding.
+  const fault = !asked && !location.hash && pane().querySelector(".k");
+  if (fault && fault.getBoundingClientRect().bottom > innerHeight) fault.scrollIntoView({ block: "center" });
   if (isTokenView()) {
     beReachable(asked && elementAt(Number(asked[1])));
     prepareCard();

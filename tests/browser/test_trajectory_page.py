@@ -158,6 +158,20 @@ def test_n_stays_on_the_page_for_a_finding_in_no_row_and_enter_opens_it(open_pag
     expect(page).to_have_url(re.compile(r"/compare\?step=0$"))
 
 
+@pytest.mark.parametrize("view", ["runs", "tokens"])
+def test_a_page_opens_where_its_worst_finding_is_seen(open_page, make, view):
+    long = make.conversation("late", 4, 400)
+    _, (finding,) = make.broken("b")
+    start = len(long.steps[-1].stream) - 6
+    late = replace(finding, step=3, start=start, stop=start + 2)
+    record = make.run([long], [[late]]).trajectories.get()
+    page = open_page(path(record, f"?view={view}"))
+    mark = page.locator("#pane .k").first
+    mark.wait_for()
+    expect(mark).to_be_in_viewport()
+    assert page.evaluate("scrollY") > 0, "at the top of the page the mark is out of sight"
+
+
 def test_keys_are_off_while_typing(open_page, stored):
     page = open_page(path(stored))
     page.keyboard.press("/")
