@@ -1,5 +1,6 @@
 """Settings, all from the environment; `docs/configuration.md` lists them and `system_checks` checks them."""
 
+import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -90,6 +91,11 @@ DEFAULT_WORKER_PROCESSES = env.whole("INSPECTOR_WORKERS", 2, least=1, most=64)
 # --- engines, models ----------------------------------------------------------------------------------------------
 ENGINE_HOSTS = env.listed("INSPECTOR_ENGINE_HOSTS", ["localhost", "127.0.0.1", "::1"])
 HUB_ALLOWED = env.flag("INSPECTOR_HUB", True)
+# Below these a member may name a tokenizer's folder. On one's own machine that is what belongs to its owner.
+TOKENIZER_FOLDERS = env.folders(
+    "INSPECTOR_TOKENIZER_FOLDERS",
+    [] if set(ALLOWED_HOSTS) - paths.LOCAL_HOSTS else [Path(os.path.expanduser("~")), BASE_DIR],
+)
 # The demo's folder is on this machine, so that no engine that asks a server can serve it.
 _FOLDER_ENGINES = [name for name in offered_engines() if not engine_spec(name).is_server]
 # What can be launched: a name (its worker takes the queue engine.<name>), the engine that serves it, and its folder.

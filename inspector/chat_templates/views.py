@@ -128,7 +128,7 @@ def _tokenizer(form: TemplateCheckForm) -> Tokenizer | None:
         chosen: Tokenizer | None = asked["tokenizer"]
         return chosen
     try:
-        return services.find_tokenizer(f"{asked['hub_id']}@{asked['revision']}")
+        return services.hub_tokenizer(asked["hub_id"], asked["revision"])
     except (ValueError, OSError) as error:
         form.add_error("hub_id", unreadable(error))
         return None

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -61,6 +62,16 @@ class EnvironmentReader:
         """Comma-separated values, blanks around each removed."""
         value = self.text(name)
         return [part.strip() for part in value.split(",") if part.strip()] if value else list(default)
+
+    def folders(self, name: str, default: Sequence[Path] = ()) -> list[Path]:
+        """Comma-separated absolute paths, apart from the root of the file system."""
+        found = [Path(os.path.expanduser(part)) for part in self.listed(name)] or list(default)
+        if any(not path.is_absolute() or path.resolve() == Path("/") for path in found) and self.text(name):
+            self.problem(
+                f"{name} holds a path that does not begin at the root, or is the root itself.",
+                f"List folders, separated by commas: {name}=/models,/srv/checkpoints.",
+            )
+        return [path for path in found if path.is_absolute() and path.resolve() != Path("/")]
 
     def choice(self, name: str, default: str, choices: Sequence[str]) -> str:
         """One of `choices`."""

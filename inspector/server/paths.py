@@ -6,6 +6,9 @@ import secrets
 import tempfile
 from pathlib import Path
 
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "testserver"})
+"""Names under which only browsers of this machine ask."""
+
 # A unix socket's path is at most 107 bytes on Linux and 103 on macOS.
 MAX_SOCKET_PATH = 100
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from inspector.server.paths import LOCAL_HOSTS
 from rollouts.work.launch import served_models
 
 
@@ -71,8 +72,7 @@ def check_database(**_: Any) -> Iterable[CheckMessage]:
 @register()
 def check_safety(**_: Any) -> Iterable[CheckMessage]:
     """Settings that are fine on a laptop and dangerous on a network."""
-    local = {"localhost", "127.0.0.1", "[::1]", "testserver"}
-    open_hosts = [host for host in settings.ALLOWED_HOSTS if host not in local]
+    open_hosts = [host for host in settings.ALLOWED_HOSTS if host not in LOCAL_HOSTS]
     if settings.DEBUG and open_hosts:
         yield Error(
             f"DEBUG is on while the server answers to {', '.join(open_hosts)}: error pages would show the settings.",
@@ -93,7 +93,7 @@ def check_safety(**_: Any) -> Iterable[CheckMessage]:
         )
     if settings.REDIS_URL.startswith("redis://") and open_hosts:
         host = urlsplit(settings.REDIS_URL).hostname or ""
-        if host not in local and "@" not in settings.REDIS_URL:
+        if host not in LOCAL_HOSTS and "@" not in settings.REDIS_URL:
             yield Warning(
                 f"Redis at {host} is reached over the network without a password.",
                 hint="Give it one and write rediss://:PASSWORD@HOST:6379/0.",

@@ -93,8 +93,9 @@ def _register(form: TokenizerForm) -> Tokenizer | None:
 
 def _folder_of(cleaned: dict[str, Any], scratch: Path) -> tuple[Path, str, str | None]:
     """The folder that a form names, its source in words, and a name when the name of the folder means nothing."""
-    if cleaned["folder"]:
-        return Path(cleaned["folder"]), cleaned["folder"], None
+    if named := cleaned.get("folder"):
+        roots, data = settings.TOKENIZER_FOLDERS, settings.INSPECTOR_DATA
+        return tokenizers.copy_from_server(named, roots, kept_out=data, target=scratch / "named"), named, None
     if cleaned["upload"]:
         return keep_upload(cleaned["upload"], scratch), f"upload of {cleaned['upload'].name}", None
     cache, hub_id = settings.INSPECTOR_DATA / "hub", cleaned["hub_id"]

@@ -156,7 +156,7 @@ class ImportForm(PlainForm):
 
 
 class TokenizerForm(PlainForm):
-    """A tokenizer from a folder of the server, from an upload, or from the hub: exactly one of the three."""
+    """A tokenizer from a folder of the server, from an upload, or from the hub, where each is allowed: exactly one."""
 
     name = forms.CharField(max_length=200, required=False, help_text="Optional; else the folder's or file's.")
     folder = forms.CharField(
@@ -179,20 +179,13 @@ class TokenizerForm(PlainForm):
         super().__init__(data, files)
         if not settings.HUB_ALLOWED:
             del self.fields["hub_id"], self.fields["revision"]
+        if not settings.TOKENIZER_FOLDERS:
+            del self.fields["folder"]
 
     def clean_folder(self) -> str:
         text: str = self.cleaned_data["folder"].strip()
-        if not text:
-            return ""
-        folder = Path(text)
-        if "\0" in text or not folder.is_absolute():
+        if text and ("\0" in text or not Path(text).is_absolute()):
             raise forms.ValidationError("Write the whole path, from the root: /home/me/models/qwen3.")
-        try:
-            found = (folder / "tokenizer.json").is_file()
-        except OSError:
-            found = False
-        if not found:
-            raise forms.ValidationError("There is no tokenizer.json in this folder, or the server may not read it.")
         return text
 
     def clean(self) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from rollouts.services.shares import create_share, revoke, token_hash
 from rollouts.services.tokenizers import (
     byte_table_of,
     find_tokenizer,
+    hub_tokenizer,
     register_chat_template,
     register_tokenizer,
 )

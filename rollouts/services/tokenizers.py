@@ -101,7 +101,8 @@ def register_tokenizer(
 def find_tokenizer(named: str) -> models.Tokenizer:
     """A tokenizer by its registered name, a folder or file, or a hub id (``org/name@revision``) where that is allowed.
 
-    What is not registered yet is. Raises ``ValueError`` with a sentence.
+    What is not registered yet is. For commands alone: who calls one may read any folder of this machine.
+    Raises ``ValueError`` with a sentence.
     """
     registered = models.Tokenizer.objects.filter(name=named).first()
     if registered is not None:
@@ -110,13 +111,23 @@ def find_tokenizer(named: str) -> models.Tokenizer:
         return register_tokenizer(named)
     hub_id, _, revision = named.partition("@")
     if hub_id.count("/") == 1 and not named.startswith((".", "/", "~")) and settings.HUB_ALLOWED:
-        revision = revision or "main"
-        folder = tokenizers.from_hub(hub_id, revision, Path(settings.INSPECTOR_DATA) / "hub", allowed=True)
-        return register_tokenizer(folder, name=f"{hub_id}@{revision}", source=hub_id, revision=revision)
+        return hub_tokenizer(hub_id, revision or "main")
     names = ", ".join(models.Tokenizer.objects.order_by("name").values_list("name", flat=True)[:10]) or "none yet"
     raise ValueError(
         f"There is no tokenizer {named!r}. Name a registered one ({names}), or a folder that holds a tokenizer.json."
     )
+
+
+def hub_tokenizer(hub_id: str, revision: str) -> models.Tokenizer:
+    """The tokenizer of a model on the hub at one revision. It is registered as ``org/name@revision``.
+
+    Raises ``ValueError`` with a sentence. The id is never taken for a path.
+    """
+    name = f"{hub_id}@{revision}"
+    if (registered := models.Tokenizer.objects.filter(name=name, source=hub_id).first()) is not None:
+        return registered
+    folder = tokenizers.from_hub(hub_id, revision, Path(settings.INSPECTOR_DATA) / "hub", settings.HUB_ALLOWED)
+    return register_tokenizer(folder, name=name, source=hub_id, revision=revision)
 
 
 def _single(path: Path, scratch: str) -> Path:

@@ -8,4 +8,5 @@ from rollouts.tokenizers.byte_table import ByteTable, byte_table
 from rollouts.tokenizers.files import TokenizerUnusable
 from rollouts.tokenizers.hub import from_hub
 from rollouts.tokenizers.loaded import LoadedTokenizer, load
+from rollouts.tokenizers.server_folder import copy_from_server
 from rollouts.tokenizers.validate import check_folder, unpack_zip

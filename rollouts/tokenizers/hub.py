@@ -9,7 +9,8 @@ from rollouts.tokenizers.files import TokenizerUnusable
 from rollouts.tokenizers.validate import WANTED, check_folder, copy_wanted
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
-_REVISION = re.compile(r"[\w./-]{1,100}")
+_REVISION = re.compile(r"(?=.{1,100}\Z)\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
+"""Each part begins with a letter, a digit or `_`, so that none is `..`: the cache makes a file of this name."""
 
 
 def from_hub(hub_id: str, revision: str, cache_dir: str | Path, allowed: bool = False) -> Path:

@@ -35,7 +35,8 @@ def copy_wanted(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _size_limit(name: str) -> int:
+def size_limit(name: str) -> int:
+    """How many bytes a wanted file may have."""
     return MAX_TEMPLATE_BYTES if name.endswith(".jinja") else MAX_JSON_BYTES
 
 
@@ -66,8 +67,8 @@ def check_folder(path: str | Path) -> list[str]:
         return problems
     for name in WANTED:
         file = path / name
-        if file.is_file() and file.stat().st_size > _size_limit(name):
-            problems.append(f"{name} is larger than {_size_limit(name) // 1_000_000} MB.")
+        if file.is_file() and file.stat().st_size > size_limit(name):
+            problems.append(f"{name} is larger than {size_limit(name) // 1_000_000} MB.")
     return problems or _check_content(path)
 
 
@@ -120,8 +121,8 @@ def check_zip(path: Path) -> list[str]:
             problems.append(f"{entry.filename!r} is encrypted.")
         elif name.suffix.lower() in REFUSED_SUFFIXES:
             problems.append(f"{entry.filename!r} can carry code and is never read; leave it out.")
-        elif entry.file_size > _size_limit(entry.filename) and name.name in WANTED:
-            problems.append(f"{entry.filename!r} is larger than {_size_limit(entry.filename) // 1_000_000} MB.")
+        elif entry.file_size > size_limit(entry.filename) and name.name in WANTED:
+            problems.append(f"{entry.filename!r} is larger than {size_limit(entry.filename) // 1_000_000} MB.")
         elif entry.file_size > 1_000_000 and entry.file_size > MAX_RATIO * max(entry.compress_size, 1):
             problems.append(f"{entry.filename!r} grows more than {MAX_RATIO} times when unpacked.")
         total += entry.file_size
@@ -147,7 +148,7 @@ def unpack_zip(path: str | Path, target: str | Path) -> Path:
             name = PurePosixPath(entry.filename)
             if name.parent != holder or name.name not in WANTED or entry.is_dir():
                 continue
-            limit = _size_limit(name.name)
+            limit = size_limit(name.name)
             try:
                 with archive.open(entry) as source:
                     # The size in the table of contents can lie, so the stream itself is measured.
