@@ -14,7 +14,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
-from rollouts.services.text import tidy_name
+from rollouts.services.text import tidy_name, without_paths
 from rollouts.tokenizers.validate import copy_wanted
 
 
@@ -61,7 +61,7 @@ def register_upload(form: forms.Form, field: str, upload: UploadedFile) -> Token
 def unreadable(error: Exception) -> str:
     """Why a tokenizer cannot be read, as a sentence."""
     # TokenizerUnusable is a ValueError whose message is the sentence.
-    return str(error) or f"The tokenizer cannot be read ({type(error).__name__})."
+    return without_paths(str(error)) or f"The tokenizer cannot be read ({type(error).__name__})."
 
 
 def with_template(folder: Path, text: str, scratch: Path) -> Path:

@@ -32,6 +32,7 @@ from inspector.web.twins import whole_number
 from rollouts import models, selectors
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary, StepSummary
+from rollouts.services.text import without_paths
 from rollouts.tito.align import AlignedGroup, align_ids
 from rollouts.tito.canonical import Drift, canonical_check
 from rollouts.tito.trajectory import Ids
@@ -324,5 +325,5 @@ def _encoder(tokenizer: models.Tokenizer | None, notices: list[str]) -> LoadedTo
     try:
         return load(tokenizer.path)
     except (TokenizerUnusable, OSError) as error:
-        notices.append(f"The tokenizer “{tokenizer.name}” cannot be loaded: {error}")
+        notices.append(f"The tokenizer “{tokenizer.name}” cannot be loaded: {without_paths(str(error))}")
         return None

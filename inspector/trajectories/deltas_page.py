@@ -29,6 +29,7 @@ from rollouts import models
 from rollouts.chat_templates import renderer
 from rollouts.chat_templates.probes.compare import common_length
 from rollouts.selectors import parts
+from rollouts.services.text import without_paths
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.strategies.appending import FORMS, dummy_conversation
 from rollouts.tito.trajectory import Ids, Origin, Origins
@@ -287,7 +288,7 @@ def _render(
     except RenderFailed as error:
         return Renders(problem=f"The chat template failed on these messages: {error}")
     except (TokenizerUnusable, OSError) as error:
-        return Renders(problem=f"The tokenizer cannot be loaded: {error}")
+        return Renders(problem=f"The tokenizer cannot be loaded: {without_paths(str(error))}")
     prefix = _cut_at_stop(prefix, loaded)
     if len(full) > MAX_RENDER_CHARACTERS:
         return Renders(problem=f"The render is longer than {MAX_RENDER_CHARACTERS:,} characters and is not shown.")

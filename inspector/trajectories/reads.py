@@ -23,6 +23,7 @@ from inspector.trajectories.turns import (
 from rollouts import models, selectors
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary, StepSummary
+from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import byte_tables_folder
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
@@ -46,7 +47,8 @@ def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
         return _painter(tokenizer.path, tokenizer.sha256), ""
     except (TokenizerUnusable, OSError) as error:
         logger.warning("the byte table of tokenizer %s cannot be opened: %s", tokenizer.name, error)
-        return TokenPainter(None), f"the folder of tokenizer “{tokenizer.name}” cannot be read ({error})."
+        reason = without_paths(str(error))
+        return TokenPainter(None), f"the folder of tokenizer “{tokenizer.name}” cannot be read ({reason})."
 
 
 def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> dict[int, list[str]]:

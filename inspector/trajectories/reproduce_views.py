@@ -29,8 +29,9 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
         text = script(
             _value(stored),
             value,
-            tokenizer="" if tokenizer is None else tokenizer.source if from_hub else tokenizer.path,
+            tokenizer=tokenizer.source if tokenizer is not None and from_hub else "",
             revision=tokenizer.revision if tokenizer is not None else "",
+            named=(tokenizer.name, tokenizer.sha256) if tokenizer is not None and not from_hub else None,
             chat_template=_template(run, value, stored),
             name=name,
             title=finding_title(stored.kind),

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from rollouts.models import ACTIVE, Job, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_silent
+from rollouts.services.text import without_paths
 
 TELL_SECONDS = 0.5
 """How often progress is written at most."""
@@ -101,7 +102,7 @@ class Beat:
 def end_job(job: Job, status: str, error: str = "", **fields: Any) -> bool:
     """End a job. Returns False, and changes nothing, if it has ended or another worker holds it."""
     ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status__in=ACTIVE)
-    return bool(ours.update(status=status, error=error, finished_at=timezone.now(), **fields))
+    return bool(ours.update(status=status, error=without_paths(error), finished_at=timezone.now(), **fields))
 
 
 def cancel_job(job: Job) -> None:

@@ -16,6 +16,7 @@ from rollouts.selectors.streams import stored_steps
 from rollouts.services.bulk import change_whole
 from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, set_findings, worst_severity
+from rollouts.services.text import without_paths
 from rollouts.services.trajectories import bump_run, reward_totals
 from rollouts.services.write_steps import StepWriter, count_tokens
 from rollouts.tito.diagnose.finding import Finding
@@ -198,7 +199,7 @@ def fail_trajectory(end: TrajectoryEnd) -> bool:
     with transaction.atomic():
         held = models.StoredTrajectory.objects.filter(pk=end.key, attempt=end.attempt, status=Status.RUNNING)
         lost = held.update(
-            status=Status.FAILED, error=end.error, finished_at=timezone.now(), lease_until=None,
+            status=Status.FAILED, error=without_paths(end.error), finished_at=timezone.now(), lease_until=None,
             n_findings=len(end.findings), worst_severity=worst_severity(finding.severity for finding in end.findings),
         )  # fmt: skip
         if lost:

@@ -14,6 +14,7 @@ from rollouts.selectors.activity import is_active
 from rollouts.selectors.trajectories import BODY_COLUMNS
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
+from rollouts.services.text import without_paths
 from rollouts.tito.batches import batched
 
 
@@ -32,7 +33,7 @@ def start_run(run: models.Run) -> None:
 
 def end_run(run: models.Run, status: str, error: str = "") -> None:
     """The work is over, one way or another."""
-    run.status, run.error, run.finished_at = status, error, timezone.now()
+    run.status, run.error, run.finished_at = status, without_paths(error), timezone.now()
     run.save(update_fields=["status", "error", "finished_at"])
     take_figures(run)
 
@@ -40,15 +41,16 @@ def end_run(run: models.Run, status: str, error: str = "") -> None:
 def end_active_run(run: models.Run, status: str, error: str = "") -> None:
     """End a run; nothing changes if it has ended already."""
     active = models.Run.objects.filter(pk=run.pk, status__in=models.ACTIVE)
-    if active.update(status=status, error=error, finished_at=timezone.now()):
+    if active.update(status=status, error=without_paths(error), finished_at=timezone.now()):
         take_figures(run)
 
 
 def fail_run(run: models.Run, error: str) -> None:
     """End a launched run with a reason; trajectories that were not made fail for the same reason."""
     failed = run.trajectories.filter(status__in=models.ACTIVE).update(
-        status=models.StoredTrajectory.Status.FAILED, error=error, finished_at=timezone.now(), lease_until=None
-    )
+        status=models.StoredTrajectory.Status.FAILED, error=without_paths(error), finished_at=timezone.now(),
+        lease_until=None,
+    )  # fmt: skip
     models.Run.objects.filter(pk=run.pk).update(n_failed=F("n_failed") + failed)
     end_active_run(run, models.Run.Status.FAILED, error)
 

@@ -1,8 +1,11 @@
-"""Text as a database can hold it."""
+"""Text as a database can hold it and a page may show it."""
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
+
+_PATH = re.compile(r"(?<![\w.:/<~-])/(?:[^\s'\"/:;,]+/)+([^\s'\":;,]*)")
 
 
 def storable_text(value: str) -> str:
@@ -11,6 +14,14 @@ def storable_text(value: str) -> str:
     PostgreSQL's text cannot hold U+0000, and a lone surrogate has no UTF-8.
     """
     return value.replace("\0", "␀").encode("utf-8", "replace").decode()
+
+
+def without_paths(sentence: str) -> str:
+    """A sentence for readers of pages: of each path of this machine the last part alone. Addresses stay.
+
+    Errors of libraries name the file that they could not read.
+    """
+    return _PATH.sub(r"\1", sentence)
 
 
 def tidy_name(name: str) -> str:

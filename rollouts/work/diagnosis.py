@@ -13,6 +13,7 @@ from rollouts import chat_templates, models, selectors, services, tokenizers
 from rollouts.models import Job
 from rollouts.services.jobs import Beat, JobLost, end_job
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
+from rollouts.services.text import without_paths
 from rollouts.tito.align import trained_tokens
 from rollouts.tito.diagnose.checks import CHECKS, Diagnosis
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
@@ -82,7 +83,9 @@ def diagnosis_for(trajectory: Trajectory, run: models.Run) -> Diagnosis:
             Axis.STREAM,
             "not_decidable",
             Severity.WARNING,
-            evidence=f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).",
+            evidence=without_paths(
+                f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error})."
+            ),
             remedy="Nothing can be said about it. Please report it together with the file.",
             missing="a diagnosis that works",
         )

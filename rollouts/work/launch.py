@@ -20,6 +20,7 @@ from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, 
 from rollouts.formats.containers.json_text import json_problem
 from rollouts.models import ChatTemplate, Run, Tokenizer
 from rollouts.selectors.activity import is_active, is_silent
+from rollouts.services.text import without_paths
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.interfaces import RenderFailed
@@ -208,13 +209,13 @@ def launch(
     try:
         tokenizer = model_tokenizer(model)
     except TokenizerUnusable as error:
-        sentence = f"The tokenizer of {model.name} in {model.path} cannot be used: {error}"
+        sentence = without_paths(f"The tokenizer of {model.name} cannot be used: {error}")
         raise LaunchRefused({"model": sentence}) from error
     template, rows_template = _chosen_template(form.chat_template, "chat_template"), None
     if template is None:
         template = tokenizer.chat_template
     if template is None:
-        sentence = f"The folder {model.path} holds no chat template, so no prompt can be rendered; choose one."
+        sentence = f"The model {model.name} has no chat template, so no prompt can be rendered; choose one."
         raise LaunchRefused({"chat_template": sentence})
     if form.rows_chat_template != template.sha256:
         rows_template = _chosen_template(form.rows_chat_template, "rows_chat_template")

@@ -18,6 +18,7 @@ from rollouts.models import Job, Replay, ReplayRows, Run, StoredTrajectory
 from rollouts.replies.call_readers import parser_of
 from rollouts.selectors.activity import is_active
 from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.services.text import without_paths
 from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES, Context
@@ -265,7 +266,7 @@ def _rendering(run: Run, path: str, chat_template: str | None) -> tuple[Context,
     try:
         loaded = tokenizers.load(path)
     except (ValueError, OSError) as error:
-        raise CannotReplay(f"The tokenizer {path} cannot be used: {error}") from error
+        raise CannotReplay(without_paths(f"The tokenizer {path} cannot be used: {error}")) from error
     rows = run.rows_chat_template if chat_template is None else None
     text = chat_template or (run.chat_template.text if run.chat_template is not None else loaded.chat_template)
     if text is None:

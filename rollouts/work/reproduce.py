@@ -18,17 +18,32 @@ NEEDS_ENCODER = {"noncanonical_sampling"}
 _HEAD = '''\
 """{title}: a finding of Rollout Inspector, reproduced.
 
-Needs: pip install transformers. Run: python {name}
+Needs: pip install transformers. Run: python {run}
 The ids are copied from trajectory {trajectory}; nothing is fetched but the tokenizer.
 """
 
 import json
 
 nan, inf = float("nan"), float("inf")
-
-TOKENIZER = {tokenizer}  # a folder or a hub id: change it when it lies elsewhere on your machine
-REVISION = {revision}
 '''
+
+_FROM_HUB = """
+TOKENIZER = {tokenizer}  # a hub id or a folder
+REVISION = {revision}
+"""
+
+_FROM_ARGUMENT = """
+import hashlib
+import pathlib
+import sys
+
+NAME, SHA256 = {name}, {sha256}
+if len(sys.argv) != 2:
+    sys.exit(f"Name the folder of the tokenizer {{NAME}}, whose tokenizer.json has the SHA-256 {{SHA256}}.")
+TOKENIZER, REVISION = sys.argv[1], None
+if hashlib.sha256(pathlib.Path(TOKENIZER, "tokenizer.json").read_bytes()).hexdigest() != SHA256:
+    sys.exit(f"The tokenizer.json in {{TOKENIZER}} is another one: its SHA-256 is not {{SHA256}}.")
+"""
 
 _TOKENIZER = '''
 from transformers import AutoTokenizer
@@ -106,33 +121,40 @@ def script(
     *,
     tokenizer: str = "",
     revision: str = "",
+    named: tuple[str, str] | None = None,
     chat_template: str | None = None,
     name: str = "finding.py",
     title: str = "",
 ) -> str:
     """The script of one finding. It exits with 0 when the fault is there, and with an ``AssertionError`` when not.
 
-    ``tokenizer``: a hub id or a folder; empty = the script compares ids and shows no text.
+    ``tokenizer``: a hub id or a folder. ``named``: name, and SHA-256 of tokenizer.json, of a tokenizer whose folder the
+    script takes as its argument, because it lies elsewhere for each reader. Neither: it compares ids and shows no text.
     Raises :class:`CannotReproduce` when nothing in the stored data can be asserted.
     """
     data, checks, code = _material(finding, trajectory)
     step = trajectory.steps[finding.step or 0] if _has_step(finding, trajectory) else None
     # At a break the sampled ids stand in the step before. There the break itself is asserted.
-    encoder = bool(tokenizer) and step is not None and finding.kind in NEEDS_ENCODER and "BEFORE" not in data
-    if (not checks and not encoder) or (finding.kind in NEEDS_TOKENIZER and not tokenizer):
+    has_tokenizer = bool(tokenizer or named)
+    encoder = has_tokenizer and step is not None and finding.kind in NEEDS_ENCODER and "BEFORE" not in data
+    if (not checks and not encoder) or (finding.kind in NEEDS_TOKENIZER and not has_tokenizer):
         raise CannotReproduce(
             f"This finding ({finding.kind}) says what the source lacks or what lies outside the stored ids; there is "
             "nothing that a script could assert."
         )
     parts = [
         _HEAD.format(
-            title=_plain(title or finding.kind.replace("_", " ").capitalize()), name=_plain(name),
-            trajectory=_plain(trajectory.external_id), tokenizer=ascii(tokenizer), revision=ascii(revision or None),
+            title=_plain(title or finding.kind.replace("_", " ").capitalize()),
+            run=_plain(name) + (" FOLDER_OF_THE_TOKENIZER" if named else ""), trajectory=_plain(trajectory.external_id),
         )
     ]  # fmt: skip
+    if named:
+        parts.append(_FROM_ARGUMENT.format(name=ascii(_plain(named[0])), sha256=ascii(named[1])))
+    elif tokenizer:
+        parts.append(_FROM_HUB.format(tokenizer=ascii(tokenizer), revision=ascii(revision or None)))
     parts.append(_literal("EVIDENCE", finding.evidence))
     parts += [_literal(key, value) for key, value in data.items()]
-    if tokenizer:
+    if has_tokenizer:
         parts.append(_literal("CHAT_TEMPLATE", chat_template) + _TOKENIZER)
         if step is not None and step.request is not None and finding.axis != Axis.ROW:
             parts.append(_literal("MESSAGES", list(step.request.messages)))

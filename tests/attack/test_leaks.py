@@ -1,0 +1,126 @@
+"""What pages, scripts and logs tell a stranger: no path of the server, no token, no cookie."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from rollouts import services
+from rollouts.models import Run, StoredTrajectory
+from rollouts.services.text import without_paths
+from rollouts.services.users import local_user
+from rollouts.tito import diagnose as tito_diagnose
+from rollouts.tito.trajectory import Trajectory
+from rollouts.work import diagnosis
+from rollouts.work.reproduce import script
+from tests.web.trajectory_samples import Maker
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def shared(tiny_tokenizer: Path) -> tuple[Run, Client]:
+    """A run with a finding, and a browser that opened a share link of it."""
+    make = Maker(tiny_tokenizer)
+    trajectory, (finding,) = make.broken("x")
+    run = make.run([trajectory], [[finding]])
+    _, token = services.create_share(local_user(), run, query="", note="", days=1)
+    visitor = Client()
+    assert visitor.get(f"/s/{token}").status_code == 302
+    return run, visitor
+
+
+def test_l12_the_script_of_a_finding_names_the_tokenizer_and_no_path(
+    shared: tuple[Run, Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run, visitor = shared
+    assert run.tokenizer is not None
+    text = visitor.get(f"/trajectories/{run.trajectories.get().code}/findings/1.py").content.decode()
+    assert run.tokenizer.sha256 in text and run.tokenizer.path not in text and run.tokenizer.source not in text
+    path = tmp_path / "finding.py"
+    path.write_text(text)
+
+    def ran(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path))
+
+    ran(run.tokenizer.path)
+    assert "Reproduced:" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="Name the folder of the tokenizer"):
+        ran()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(SystemExit, match="is another one"):
+        ran(str(tmp_path))
+
+
+def test_a_hostile_name_of_a_tokenizer_stays_text(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    trajectory, (finding,) = Maker(tiny_tokenizer).broken("x")
+    name = 'a"); import os; os.abort()\n"""\n{SHA256}'
+    path = tmp_path / "finding.py"
+    path.write_text(script(finding, trajectory, named=(name, "0" * 64)), encoding="ascii")
+    with pytest.raises(SystemExit) as ended:
+        sys.argv, kept = [str(path)], sys.argv
+        try:
+            runpy.run_path(str(path))
+        finally:
+            sys.argv = kept
+    assert "import os; os.abort()" in str(ended.value)
+
+
+def test_l12_no_page_names_the_folder_of_a_tokenizer_that_is_gone(
+    shared: tuple[Run, Client], admin_client: Client, settings: Any
+) -> None:
+    run, visitor = shared
+    assert run.tokenizer is not None
+    moved = Path(run.tokenizer.path).rename(Path(run.tokenizer.path).with_name("moved-away"))
+    code = run.trajectories.get().code
+    try:
+        for page in ("", "/compare", "/deltas", "/mask", "/record", "/strategies"):
+            for client in (visitor, admin_client):
+                for address in (f"/trajectories/{code}{page}", f"/trajectories/{code}{page}.json?step=0"):
+                    answer = client.get(address)
+                    assert answer.status_code < 500
+                    assert str(settings.INSPECTOR_DATA) not in answer.content.decode(), address
+    finally:
+        moved.rename(run.tokenizer.path)
+
+
+def test_l12_errors_of_work_are_stored_without_paths(
+    shared: tuple[Run, Client], monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    run, visitor = shared
+
+    def fail(*_: Any) -> None:
+        raise FileNotFoundError(2, "No such file or directory", f"{settings.INSPECTOR_DATA}/uploads/abc/a.jsonl")
+
+    monkeypatch.setattr(tito_diagnose, "examine", fail)
+    (finding,) = diagnosis.diagnosis_for(Trajectory("a", ()), run).findings
+    assert "a.jsonl" in finding.evidence and str(settings.INSPECTOR_DATA) not in finding.evidence
+    for end in (services.end_run, services.end_active_run):
+        Run.objects.filter(pk=run.pk).update(status=Run.Status.RUNNING)
+        end(run, Run.Status.FAILED, f"It broke off: {settings.INSPECTOR_DATA}/uploads/abc/a.jsonl is gone.")
+        assert "a.jsonl is gone" in visitor.get(f"/runs/{run.code}").content.decode()
+        assert str(settings.INSPECTOR_DATA) not in visitor.get(f"/runs/{run.code}.json").content.decode()
+    Run.objects.filter(pk=run.pk).update(status=Run.Status.RUNNING)
+    StoredTrajectory.objects.filter(run=run).update(status=StoredTrajectory.Status.RUNNING)
+    services.fail_run(run, f"The engine cannot read {settings.INSPECTOR_DATA}/model/config.json.")
+    assert run.trajectories.get().error == "The engine cannot read config.json."
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("[Errno 2] No such file: '/srv/data/a b.json'", "[Errno 2] No such file: 'a b.json'"),
+        ("/srv/data/a.json: cut off", "a.json: cut off"),
+        ("The server at http://10.0.0.7:8000/v1/models does not answer.",) * 2,
+        ("Write 1/2/3 or application/json, see docs/push.md and </a/b>.",) * 2,
+        ("unix:///srv/data/run/redis.sock",) * 2,
+    ],
+)
+def test_paths_and_addresses_are_told_apart(said: str, shown: str) -> None:
+    assert without_paths(said) == shown
