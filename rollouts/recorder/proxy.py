@@ -11,9 +11,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import web
@@ -21,7 +20,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from rollouts.formats.shapes import MAX_NUMBER
-from rollouts.recorder import wire
+from rollouts.recorder import access, wire
 from rollouts.recorder.writer import Call, Writer
 from rollouts.tito.trajectory_end import TrajectoryEnd
 
@@ -36,19 +35,19 @@ PASSED = ("/v1/", "/health", "/version", "/tokenize", "/detokenize")
 MAX_UNWRITTEN = 4096
 """Calls under way or not yet stored. Above this number, requests wait for the database."""
 MAX_BODY_BYTES = 256 << 20
-HOP_BY_HOP = frozenset(
+NOT_PASSED = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
-     "upgrade", "host", "content-length", "proxy-connection", "expect")
+     "upgrade", "host", "content-length", "proxy-connection", "expect", access.TOKEN_HEADER.lower())
 )  # fmt: skip
 STREAM_TYPE = "text/event-stream"
 
 
 def _headers(found: Mapping[str, str]) -> CIMultiDict[str]:
-    """The headers that are passed on: all except those about a single connection."""
+    """The headers that are passed on: all except the recorder's token and those about a single connection."""
     named = {name.strip().lower() for name in found.get("Connection", "").split(",")}
     kept: CIMultiDict[str] = CIMultiDict()
     for name, value in found.items():
-        if name.lower() not in HOP_BY_HOP and name.lower() not in named:
+        if name.lower() not in NOT_PASSED and name.lower() not in named:
             kept.add(name, value)
     return kept
 
@@ -75,30 +74,6 @@ def _refuse(status: int, sentence: str) -> web.Response:
     return web.json_response(body, status=status)
 
 
-def _foreign(request: web.Request) -> str:
-    """Why a request comes from a foreign web page; empty when it does not.
-
-    A page in a browser can send requests to this machine. It names its own site as Origin. With a DNS name of its own
-    for this machine it names that as Host.
-    """
-    origin = request.headers.get("Origin")
-    if origin is not None and origin.partition("://")[2] != request.host:
-        return f"The recorder takes no requests of the web page {origin[:200]}."
-    listening = request.transport.get_extra_info("sockname") if request.transport is not None else None
-    if listening and _is_loopback(listening[0]) and not _is_loopback(request.host):
-        return f"The recorder listens on {listening[0]}; ask for it by this address, not as {request.host[:200]}."
-    return ""
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether a host, with or without a port, is this machine."""
-    try:
-        name = urlsplit(f"//{host}").hostname if not host.startswith("::") else host
-        return name == "localhost" or ip_address(name or "").is_loopback
-    except ValueError:
-        return False
-
-
 def tidy_session(name: str) -> str:
     """A session's name as the database accepts it: printable, at most 200 characters. A longer name ends in a hash."""
     name = "".join(letter if letter.isprintable() else "�" for letter in name.strip())
@@ -108,11 +83,11 @@ def tidy_session(name: str) -> str:
 
 
 class Recorder:
-    """The proxy's application, with one upstream server and one writer."""
+    """The proxy's application, with one upstream server and one writer. Clients name ``token``; empty = none."""
 
-    def __init__(self, upstream: str, logprobs: bool = False) -> None:
+    def __init__(self, upstream: str, logprobs: bool = False, token: str = "") -> None:
         self.upstream = upstream.rstrip("/").removesuffix("/v1")
-        self.logprobs = logprobs
+        self.logprobs, self.token = logprobs, token
         self.writer: Writer | None = None
         self._room = asyncio.Semaphore(MAX_UNWRITTEN)
         self._session: aiohttp.ClientSession | None = None
@@ -153,8 +128,14 @@ class Recorder:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
         session = request.headers.get(SESSION_HEADER, "")
-        if sentence := _foreign(request):
+        if sentence := access.foreign(request):
             return _refuse(403, sentence)
+        named, path = access.named_token(request, path)
+        if not access.is_token(named, self.token):
+            return _refuse(
+                401,
+                f"Name the token in the header {access.TOKEN_HEADER}, or as .../token/TOKEN/v1 in the base URL.",
+            )
         if path == RECORDER_PATH or path.startswith(f"{RECORDER_PATH}/"):
             return await self._recorder_page(request, unquote(path))
         if path.startswith(SESSION_PATH):

@@ -155,7 +155,13 @@ Scenario = Callable[[RecorderSetup], Awaitable[Any]]
 
 
 def play(
-    run: Run, folder: Path, scenario: Scenario, server: FakeServer | None = None, logprobs: bool = False, **options: Any
+    run: Run,
+    folder: Path,
+    scenario: Scenario,
+    server: FakeServer | None = None,
+    logprobs: bool = False,
+    token: str = "",
+    **options: Any,
 ) -> tuple[Any, Writer]:
     """Run a scenario; everything is stored and settled when this returns."""
 
@@ -163,7 +169,7 @@ def play(
         fake = server or FakeServer()
         async with TestServer(fake.application()) as upstream:
             direct = f"http://127.0.0.1:{upstream.port}"
-            recorder = Recorder(direct, logprobs)
+            recorder = Recorder(direct, logprobs, token)
             writer = Writer(run, folder, direct, "vllm 0.0", stored=recorder.stored, **options)
             recorder.writer = writer
             runner = web.AppRunner(recorder.application(), handler_cancellation=True, shutdown_timeout=5)

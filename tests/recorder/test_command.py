@@ -24,6 +24,9 @@ from tests.recorder.conftest import Start, ask, stop
         (["--upstream", "file:///etc/passwd"], "not a server address"),
         (["--upstream", "http://localhost:1", "--tokenizer", "none such"], "register_tokenizer"),
         (["--upstream", "http://localhost:1", "--port", "70000"], "65535"),
+        (["--upstream", "http://localhost:1", "--host", "0.0.0.0"], "INSPECTOR_RECORDER_TOKEN"),
+        (["--upstream", "http://localhost:1", "--token", "short"], "at least 16"),
+        (["--upstream", "http://localhost:1", "--token", "a token with blanks and / in it"], "at least 16"),
     ],
 )
 def test_refusals(arguments: list[str], words: str) -> None:

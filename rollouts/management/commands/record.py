@@ -19,11 +19,14 @@ from rollouts import services
 from rollouts.engines import EngineError
 from rollouts.engines.http import check_host
 from rollouts.models import Run
+from rollouts.recorder.access import token_problem
 from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
 
+TOKEN_IS_ASKED = "Each call must name the token: in the header X-Recorder-Token, or as the base URL .../token/TOKEN/v1."
+NO_TOKEN = "No token is set: every program of this machine may call, and no other machine."
 GRACE_SECONDS = 30.0
 """How long calls under way may take after the recorder is stopped."""
 
@@ -49,6 +52,11 @@ class Command(BaseCommand):
             "--idle-seconds", type=float, default=60.0, metavar="S",
             help="close and diagnose a trajectory without a call for so long (default: %(default)s)",
         )  # fmt: skip
+        parser.add_argument(
+            "--token", default=settings.RECORDER_TOKEN,
+            help="what each client must name; better set INSPECTOR_RECORDER_TOKEN, because other users of this machine "
+            "see the arguments of a command (default: none, and then only this machine may call)",
+        )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object at the start and one at the end")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -58,13 +66,15 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         if not 0 <= options["port"] < 65536 or not options["idle_seconds"] > 0:
             raise CommandError("--port must lie between 0 and 65535, and --idle-seconds above 0.")
+        if problem := token_problem(options["token"], options["host"]):
+            raise CommandError(problem)
         run = _run_of(options["run"], options["tokenizer"])
         # The writer computes while requests pass; they must not wait long for the interpreter.
         sys.setswitchinterval(0.0005)
         asyncio.run(self._serve(run, upstream, options))
 
     async def _serve(self, run: Run, upstream: str, options: dict[str, Any]) -> None:
-        recorder = Recorder(upstream, options["logprobs"])
+        recorder = Recorder(upstream, options["logprobs"], options["token"])
         runner = web.AppRunner(
             recorder.application(), handler_cancellation=True, shutdown_timeout=GRACE_SECONDS, access_log=None
         )
@@ -98,7 +108,8 @@ class Command(BaseCommand):
                 options,
                 {"run": run.code, "url": url, "upstream": recorder.upstream, "engine": engine},
                 f"Recording {recorder.upstream} ({engine or 'it does not answer yet'}) as run {run.code}.\n"
-                f"Set the harness's base URL to {url} and send an X-Session-Id for each trajectory; Ctrl-C ends it.",
+                f"Set the harness's base URL to {url} and send an X-Session-Id for each trajectory; Ctrl-C ends it.\n"
+                + (TOKEN_IS_ASKED if options["token"] else NO_TOKEN),
             )
             await stop.wait()
         finally:
