@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (0, ("rollouts.processes",)),
+    (0, ("rollouts.processes", "rollouts.confinement")),
     (0, ("rollouts.tito",)),
     (0, ("rollouts.chat_templates",)),
     (0, ("rollouts.tokenizers", "rollouts.formats")),
@@ -41,7 +41,12 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
 
 LINE = {name: number for number, (_, names) in enumerate(FLOORS) for name in names}
 STORAGE = {name for floor, names in FLOORS if floor == 1 for name in names}
-PURE = {"rollouts.processes": set[str](), "rollouts.tito": {"numpy"}, "rollouts.client": set[str]()}
+PURE = {
+    "rollouts.processes": set[str](),
+    "rollouts.confinement": set[str](),
+    "rollouts.tito": {"numpy"},
+    "rollouts.client": set[str](),
+}
 """Packages that import only themselves, the standard library and these."""
 
 

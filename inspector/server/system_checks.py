@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from inspector.server.paths import LOCAL_HOSTS
+from rollouts import confinement
 from rollouts.work.launch import served_models
 
 
@@ -119,4 +120,16 @@ def check_demo_policy(**_: Any) -> Iterable[CheckMessage]:
             f"The demo policy is missing from {folder.relative_to(settings.BASE_DIR)}.",
             hint="Train it with `python manage.py train_demo_policy` (about half an hour), or restore the folder.",
             id="inspector.W008",
+        )
+
+
+@register()
+def check_confinement(**_: Any) -> Iterable[CheckMessage]:
+    """Whether the kernel can refuse system calls to the processes that run what strangers wrote."""
+    if lacks := confinement.missing():
+        yield Warning(
+            f"Chat templates and tokenizers run with limits of time and memory only. {lacks}",
+            hint="On Linux install libseccomp2 (Debian, Ubuntu) or libseccomp (others). Without it, a template that "
+            "escaped from Jinja could read the files of the server.",
+            id="inspector.W010",
         )

@@ -7,17 +7,22 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
+FOLDER = Path(__file__).parent
 NAME = "sandbox_worker"
 
 
-def load_package() -> None:
-    """Make this folder importable as ``sandbox_worker``."""
-    spec = importlib.util.spec_from_file_location(NAME, Path(__file__).with_name("__init__.py"))
-    assert spec is not None
-    sys.modules[NAME] = importlib.util.module_from_spec(spec)
+def load(name: str, path: Path) -> ModuleType:
+    """The module or package of a file, importable by a name of its own."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":
-    load_package()
-    importlib.import_module(f"{NAME}.serving").main(int(sys.argv[1]))
+    load(NAME, FOLDER / "__init__.py")
+    confinement = load("confinement", FOLDER.parents[2] / "confinement.py")
+    importlib.import_module(f"{NAME}.serving").main(int(sys.argv[1]), confinement.confine)

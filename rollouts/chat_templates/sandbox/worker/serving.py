@@ -1,14 +1,13 @@
-"""Answers requests on the standard streams: four bytes of length, then JSON. Sets the limits of memory and time."""
+"""Answers requests on the standard streams: four bytes of length, then JSON. Sets the limit of time of each render."""
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
-import os
 import resource
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,14 @@ from .rendering import Clock, SandboxLimits, failure, render_plain, render_with_
 from .resuming import ResumableRender, render_growing
 
 Render = Callable[[str, dict[str, Any]], dict[str, Any]]
+_LOADED_LATE = (
+    "html", "jinja2.constants", "jinja2.debug", "pprint", "unicodedata",
+    *(f"encodings.{name}" for name in (
+        "ascii", "cp1252", "cp437", "idna", "latin_1", "punycode", "raw_unicode_escape", "unicode_escape", "utf_16",
+        "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "utf_7", "utf_8", "utf_8_sig",
+    )),
+)  # fmt: skip
+"""Modules that Python and Jinja load in the middle of a render. No file can be opened then."""
 
 
 def answer(text: str, job: dict[str, Any], limit: bool = True, render: Render = render_plain) -> dict[str, Any]:
@@ -88,29 +95,15 @@ def read_message(stream: BinaryIO) -> Any:
     return json.loads(read_exactly(stream, n).decode("utf-8", "surrogatepass"))
 
 
-def _end_with_parent() -> None:
-    """End this process soon after its parent has ended, because nobody reads its pipe then."""
-    parent = os.getppid()
+def main(memory: int, confine: Callable[[int], str]) -> None:
+    """Answer requests until their stream ends; ``memory``: bytes beyond what is mapped at the start.
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def main(memory: int) -> None:
-    """Answer requests until their stream ends; ``memory``: bytes beyond what is mapped at the start."""
+    ``confine``: :func:`rollouts.confinement.confine`. What it lacks is said in the first message.
+    """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    _end_with_parent()
-    with open("/proc/self/statm", "rb") as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + memory, mapped + memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    write_message(answers, {"ready": True})
+    for name in _LOADED_LATE:
+        importlib.import_module(name)
+    write_message(answers, {"ready": True, "lacks": confine(memory)})
     while True:
         try:
             request = read_message(requests)
