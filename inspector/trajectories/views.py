@@ -125,7 +125,7 @@ def strategies_again(request: HttpRequest, code: str) -> HttpResponse:
     if found is None:
         raise Http404(f"There is no trajectory with the code {code}.")
     if not is_active(found) and not replays.missing(found):
-        made, is_new = replays.ask(found, again=True)
+        made, is_new = replays.ask(found, again=True, user=request.user)
         if is_new:
             send(made.job)
     return redirect(f"{reverse('trajectory-strategies', args=[code])}?{request.GET.urlencode()}".rstrip("?"))

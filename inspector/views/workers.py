@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 from inspector.server.health import served_queues
 from inspector.server.workers import WorkerState, connect, list_workers, queue_lengths
 from inspector.web.twins import Page, page
+from rollouts.selectors.jobs import waiting_jobs
 from rollouts.selectors.runs import unfinished_launches
 
 MAX_UNFINISHED = 50
@@ -29,6 +30,8 @@ class WorkersPage(Page):
     """Every worker seen in the last hour."""
     queues: list[dict[str, Any]]
     """Every queue that is or should be served."""
+    waiting: dict[str, int]
+    """Kind of job -> jobs that wait for a worker of the queue ``default``."""
     runs: list[dict[str, Any]]
     """Launched runs that are not finished, the oldest first."""
 
@@ -48,6 +51,7 @@ def index(request: HttpRequest) -> HttpResponse:
         problem,
         workers=[_worker(worker) for worker in workers],
         queues=[_queue(name, waiting, workers) for name, waiting in lengths.items()],
+        waiting=waiting_jobs(),
         runs=[{name: getattr(run, name) for name in RUN_COLUMNS} for run in unfinished_launches(MAX_UNFINISHED)],
     )
     return page(request, "workers/index.html", shown)

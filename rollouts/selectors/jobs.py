@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from django.db.models import Count
+
 from rollouts.models import Job, Run
 
 LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY)
@@ -19,3 +21,9 @@ def latest_jobs(run: Run, kinds: Collection[str] = LISTED) -> list[Job]:
 def find_job(run_code: str, code: str, kinds: Collection[str] = LISTED) -> Job | None:
     """A job of a run by both codes, with its run."""
     return Job.objects.select_related("run").filter(run__code=run_code, code=code, kind__in=kinds).first()
+
+
+def waiting_jobs() -> dict[str, int]:
+    """Kind -> the number of jobs that wait for a worker."""
+    waiting = Job.objects.filter(status=Job.Status.QUEUED).values_list("kind")
+    return dict(waiting.annotate(n=Count("pk")).order_by("kind"))

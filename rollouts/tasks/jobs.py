@@ -11,7 +11,9 @@ from celery import shared_task, signals
 from django.conf import settings
 
 from rollouts.models import Job
-from rollouts.services.jobs import Beat, JobFailed, JobLost, adopt_jobs, end_job, take_job, touch_job
+from rollouts.selectors.jobs import waiting_jobs
+from rollouts.services.job_queue import take_next_job
+from rollouts.services.jobs import Beat, JobFailed, JobLost, adopt_jobs, end_job, touch_job
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat
 from rollouts.work import diagnosis, exporting, imports, replays, template_checks
 from rollouts.work.sending import DO_JOB, send_task
@@ -41,9 +43,16 @@ in the transaction of its last result. It raises :class:`JobFailed` with a sente
 
 @shared_task(name=DO_JOB)
 def do_job(job_id: int) -> None:
-    """Do a job, or continue a job whose worker is lost. A task that is delivered twice is done once."""
-    if (job := take_job(job_id)) is not None:
-        work_on(job)
+    """Do a job, or continue a job whose worker is lost. A task that is delivered twice is done once.
+
+    The task says that a job waits. Which job is done follows from what all users have under way.
+    """
+    if (job := take_next_job(settings.JOBS_PER_USER, job_id)) is None:
+        return
+    work_on(job)
+    # A job of this user may have waited for the end of this one: its task has found that it must.
+    if waiting_jobs():
+        send_task(DO_JOB, job_id)
 
 
 def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:

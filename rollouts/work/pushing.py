@@ -81,7 +81,7 @@ def take_push(run: Run, source: Source, format_name: str, prefix: str) -> Pushed
         )
     if pushed.trajectories:
         # The diagnosis needs a tokenizer and time, so a worker makes it.
-        job, is_new = services.ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+        job, is_new = services.ask_job(run, Job.Kind.DIAGNOSE_PUSHED, user=run.created_by)
         if is_new and (sentence := send(job)):
             notices.append(
                 f"The trajectories are stored without findings. {sentence} `manage.py diagnose {run.code}` makes them."

@@ -85,7 +85,7 @@ def _key(run: Run, *counted: Any) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def ask(trajectory: StoredTrajectory, again: bool = False) -> tuple[Replay, bool]:
+def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> tuple[Replay, bool]:
     """The replay of a trajectory, and whether a worker has to be sent for it. ``again`` retries a failed replay."""
     key = key_of(trajectory)
     with transaction.atomic():
@@ -94,7 +94,7 @@ def ask(trajectory: StoredTrajectory, again: bool = False) -> tuple[Replay, bool
             is_active(made.job) or made.key != key or (again and made.job.status == Job.Status.FAILED)
         ):
             return made, False
-        made.job, is_new = ask_job(made, Job.Kind.REPLAY_TRAJECTORY)
+        made.job, is_new = ask_job(made, Job.Kind.REPLAY_TRAJECTORY, user=user)
         if is_new:
             made.key, made.report = key, None
             made.save(update_fields=["key", "report"])

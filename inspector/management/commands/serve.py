@@ -159,7 +159,7 @@ class Command(BaseCommand):
         worker += ["--without-gossip", "--without-mingle"]
         for name, title, pool, count, queues in [
             ("engine", "The engine worker", "threads", settings.ENGINE_WORKER_THREADS, settings.ENGINE_QUEUES),
-            ("default", "The worker", "prefork", settings.DEFAULT_WORKER_PROCESSES, ["default"]),
+            ("default", "The worker", "prefork", settings.JOBS_PER_USER + 1, ["default"]),
         ]:
             if not queues:
                 continue

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
 
 from rollouts import chat_templates, services, tokenizers
 from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
@@ -106,8 +107,10 @@ class Command(BaseCommand):
         for registered in Tokenizer.objects.select_related("chat_template").order_by("name"):
             report, error = None, "The tokenizer has no chat template."
             if registered.chat_template is not None:
-                check, to_do = template_checks.ask(registered, registered.chat_template, repair=search)
-                if to_do and (job := take_job(check.job.pk)) is not None:
+                with transaction.atomic():  # no worker sees the job before it is taken here
+                    check, to_do = template_checks.ask(registered, registered.chat_template, repair=search)
+                    job = take_job(check.job.pk) if to_do else None
+                if job is not None:
                     work_on(job)
                     check.refresh_from_db()
                 report, error = check.report, check.error

@@ -8,6 +8,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
 
 from rollouts import services
 from rollouts.management.files import registered_chat_template
@@ -44,19 +45,22 @@ class Command(BaseCommand):
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
-        job, ours = services.ask_job(run, Job.Kind.DIAGNOSE, asked)
+        with transaction.atomic():  # no worker sees the job before it is taken here
+            job, ours = services.ask_job(run, Job.Kind.DIAGNOSE, asked)
+            if ours:
+                run.save(update_fields=["tokenizer", "chat_template"])
+            taken = take_job(job.pk) if ours and not options["background"] else None
         if not ours:
             raise CommandError(
                 f"Run {run.code} is being diagnosed already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
                 "Wait for it, or cancel it on the run's page."
             )
-        run.save(update_fields=["tokenizer", "chat_template"])
         if options["background"]:
             if sentence := send(job):
                 raise CommandError(sentence)
             self.stdout.write(f"A worker diagnoses run {run.code}. The run's page shows the progress.")
             return
-        self._work(job)
+        self._work(job, taken)
         run.refresh_from_db()
         if options["json"]:
             self.stdout.write(json.dumps({"run": run.code, "trajectories": job.n_done, "findings": run.finding_counts}))
@@ -65,9 +69,8 @@ class Command(BaseCommand):
         for kind, count in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
             self.stdout.write(f"  {count:>6,}  {kind}")
 
-    def _work(self, job: Job) -> None:
+    def _work(self, job: Job, taken: Job | None) -> None:
         """Do the job here. Raises :class:`CommandError` with a sentence when the job does not reach its end."""
-        taken = take_job(job.pk)
         if taken is not None:
             try:
                 work_on(taken, self._tell if sys.stderr.isatty() else lambda _: None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
 
 from rollouts import services
 from rollouts.formats import FORMATS
@@ -48,7 +49,8 @@ class Command(BaseCommand):
         run = services.create_run(
             Run.Kind.IMPORT, options["run"] or f"{files[0].name}{more}", tokenizer=tokenizer, chat_template=template
         )
-        job = take_job(imports.ask(run, files, options["format"]).pk)
+        with transaction.atomic():  # no worker sees the job before it is taken here
+            job = take_job(imports.ask(run, files, options["format"]).pk)
         assert job is not None
         work_on(job)
         run.refresh_from_db()
