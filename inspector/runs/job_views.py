@@ -23,6 +23,7 @@ from rollouts.selectors import TrajectoryFilters, filter_trajectories
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import find_job
 from rollouts.selectors.registered import tokenizer_named
+from rollouts.services.imports import has_partial_file
 from rollouts.work import exporting
 from rollouts.work.exporting import Wanted
 from rollouts.work.sending import send as send_job
@@ -108,6 +109,9 @@ def export(request: HttpRequest, run: Run) -> Any:
         wanted = wanted_of(request.GET)
     except ValueError as error:
         return error_page(request, 422, "This cannot be written", str(error), run.code)
+    if has_partial_file(run):
+        sentence = "A file of this run is being read, and only a part of it is stored. Wait until the import has ended."
+        return error_page(request, 409, "This run is being imported", sentence, run.code)
     if not fits_a_request(run, wanted):
         return error_page(
             request, 413, "Only a worker writes this",

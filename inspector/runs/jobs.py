@@ -12,6 +12,7 @@ from django.utils import timezone
 from inspector.web.twins import Page, from_columns
 from rollouts.models import Job, Run
 from rollouts.selectors.activity import is_active, is_silent
+from rollouts.tasks.jobs import MAX_ATTEMPTS
 
 
 def has_just_diagnosed(job: Job) -> bool:
@@ -123,6 +124,8 @@ def _sentence(job: Job) -> str:
         return f"It stopped after {done}: its worker gives no sign of life. Another one may take it up. {again}"
     if job.status == Job.Status.QUEUED:
         return "It waits for a worker."
+    if job.status == Job.Status.RUNNING and job.error:
+        return f"It broke off: {job.error} It is tried again: this is try {job.attempt} of {MAX_ATTEMPTS}."
     if job.status == Job.Status.RUNNING:
         return f"{done} done." if job.n_total else "It has just begun."
     if job.status == Job.Status.FAILED:

@@ -31,7 +31,7 @@ from rollouts import selectors
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.tito.diagnose.checks import all_clear
-from rollouts.work import launch
+from rollouts.work import run_control
 
 TRAJECTORIES_PER_PAGE = 50
 LOOK_SECONDS = 5
@@ -59,7 +59,12 @@ def progress_part(run: Run) -> dict[str, Any]:
     """The run, and how far it is. One query."""
     live = run.kind == Run.Kind.LAUNCH and is_active(run)
     state = progress(run, selectors.count_running(run) if live else 0)
-    return {"run": RunValues.of(run), "progress": state, "live": is_active(run), "resumable": launch.can_resume(run)}
+    return {
+        "run": RunValues.of(run),
+        "progress": state,
+        "live": is_active(run),
+        "resumable": run_control.can_resume(run),
+    }
 
 
 def progress_mark(part: dict[str, Any]) -> str:

@@ -17,11 +17,18 @@ from rollouts.models import Job, Run
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.jobs import latest_jobs
+from rollouts.services.imports import has_partial_file
+from rollouts.tasks.jobs import MAX_ATTEMPTS
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import engine_queue
 
 BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
 """Settings of an import that only its worker needs."""
+
+PARTIAL = (
+    "A part of the file that is being read is shown already. It is taken out again if the file cannot be read to its "
+    "end."
+)
 
 
 def _queue_of(run: Run) -> str:
@@ -44,16 +51,25 @@ def waiting_sentence(run: Run, now: datetime) -> str:
         return f"No worker has taken this run yet: none serves the queue {queue}. {way_out}"
     if run.status == Run.Status.RUNNING:
         if run.kind != Run.Kind.LAUNCH:
-            for job in filter(is_silent, latest_jobs(run, (Job.Kind.IMPORT,))[:1]):
-                silence = round((now - job.heartbeat_at).total_seconds())
-                return (
-                    f"The worker has given no sign of life for {silence} seconds. If it died, another one takes the "
-                    "run up; you can also cancel the run."
-                )
-            return ""
+            return _import_sentence(run)
         last = run.heartbeat_at or run.started_at
         if last and (now - last).total_seconds() > QUIET_SECONDS:
             return f"{_since(last)} {_what_follows(run)}"
+    return ""
+
+
+def _import_sentence(run: Run) -> str:
+    """Why an import makes no progress; empty while all is well, and for a run that is recorded."""
+    for job in filter(is_active, latest_jobs(run, (Job.Kind.IMPORT,))[:1]):
+        if is_silent(job):
+            way_out = (
+                "goes on at the file that was being read"
+                if has_worker("default")
+                else "goes on as soon as one runs: make run, or celery -A inspector worker -Q default"
+            )
+            return f"{job.error} Its worker gives no sign of life. A worker of the queue default {way_out}.".strip()
+        if job.error:
+            return f"It broke off: {job.error} It is tried again: this is try {job.attempt} of {MAX_ATTEMPTS}."
     return ""
 
 
@@ -96,6 +112,8 @@ class Progress:
     """None when the pace is not known."""
     waiting: str
     """Why the run makes no progress, and what to do; empty while all is well."""
+    partial: str
+    """That a part of a file is shown, which goes if the file cannot be read to its end; empty = no part is."""
     starting: bool
     """A worker has begun a launch, and no step is stored yet."""
     running: int
@@ -124,6 +142,7 @@ def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progres
         tokens_per_second=round((run.n_sampled if launch else run.n_tokens) / elapsed, 1) if elapsed > 0.5 else None,
         remaining_seconds=round(elapsed / done * (total - done), 1) if has_pace else None,
         waiting=waiting_sentence(run, now) if active else "",
+        partial=PARTIAL if has_partial_file(run) else "",
         starting=launch and run.status == Run.Status.RUNNING and not run.n_steps,
         running=running,
         queued=max(run.n_trajectories - finished - running, 0) if launch and active else 0,

@@ -15,11 +15,11 @@ from inspector.runs.refusal import refusal
 from inspector.runs.run_page import jobs_part, whole_page
 from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import is_fragment, json_page, page, wants_json
-from rollouts import selectors, services
+from rollouts import selectors
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.figures import worst_of
-from rollouts.work import launch
+from rollouts.work import run_control
 
 RUNS_PER_PAGE = 25
 
@@ -63,7 +63,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
 @writes_run
 def cancel(request: HttpRequest, run: Run) -> HttpResponse:
     """Ask a run to stop."""
-    services.cancel_run(run)
+    run_control.cancel(run)
     if wants_json(request):
         return json_page(RunValues.of(run))
     return redirect("run", run.code)
@@ -71,9 +71,9 @@ def cancel(request: HttpRequest, run: Run) -> HttpResponse:
 
 @writes_run
 def resume(request: HttpRequest, run: Run) -> HttpResponse:
-    """Continue a launched run that stopped before its end. Stored steps are not sampled again."""
+    """Continue a run that stopped before its end. What is stored is neither sampled nor read again."""
     try:
-        launch.resume(run)
+        run_control.resume(run)
     except ValueError as refusal:
         if wants_json(request):
             return json_page({"error": str(refusal)}, 409)
@@ -85,13 +85,14 @@ def resume(request: HttpRequest, run: Run) -> HttpResponse:
 
 @writes_run
 def delete(request: HttpRequest, run: Run) -> HttpResponse:
-    """Remove a run that has ended, with everything in it. The form has a box to tick first."""
-    if is_active(run):
-        messages.error(request, "This run still works. Cancel it first, then delete it.", extra_tags="error")
-        return redirect("run", run.code)
+    """Remove a run with everything in it; one that still works is cancelled first. The form has a box to tick."""
     if request.POST.get("sure") != "yes":
         messages.error(request, "Nothing was deleted: tick the box beside the button first.", extra_tags="error")
         return redirect("run", run.code)
-    services.delete_run(run)
+    try:
+        run_control.delete(run)
+    except ValueError as refusal:
+        messages.error(request, str(refusal), extra_tags="error")
+        return redirect("run", run.code)
     messages.success(request, f"The run “{run.name}” was deleted.")
     return redirect("runs")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import RequestDataTooBig, TooManyFilesSent
 from django.http import Http404, HttpRequest, HttpResponse
@@ -10,6 +12,7 @@ from django.views.decorators.http import require_safe
 
 from inspector.web.twins import error_page
 from inspector.web.uploads import DiskFull
+from rollouts.services.outages import DISK_FULL, is_disk_full
 
 
 @login_not_required
@@ -57,7 +60,10 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """500: says where the cause is written, never the cause itself."""
+    """507 when the disk is full; else 500: says where the cause is written, never the cause itself."""
+    error = sys.exception()
+    if error is not None and is_disk_full(error):
+        return error_page(request, 507, "No room on the server", f"{DISK_FULL} Try again when there is room.")
     return error_page(
         request,
         500,

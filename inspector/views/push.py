@@ -17,13 +17,13 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
 from inspector.web.twins import fields_of, json_page, whole_number
-from inspector.web.uploads import is_disk_full
 from rollouts import services
 from rollouts.formats import FileRefused, Source
 from rollouts.models import ApiToken, Run
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
 from rollouts.services.api_tokens import find_api_token
+from rollouts.services.outages import is_disk_full
 from rollouts.work.pushing import take_push
 
 CHUNK_BYTES = 1 << 20

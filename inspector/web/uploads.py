@@ -1,32 +1,23 @@
 """Uploads go to the disk as they arrive. They stop at the limit, and without a login no byte of a file is kept."""
 
-import errno
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
-from django.db import DatabaseError
+
+from rollouts.services.outages import DISK_FULL, is_disk_full
 
 MAX_SUFFIX = 20
 """How many characters of a file name's suffix are kept. The name of the temporary file holds them."""
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an operation of the file system or of the database failed for want of room."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, DatabaseError) and any(
-        said in str(error).lower() for said in ("disk is full", "no space left", "disk full")
-    )
 
 
 class DiskFull(SuspiciousOperation):
     """The server has no room for a file. The page of the error has status 507."""
 
     def __init__(self) -> None:
-        super().__init__("The disk of the server is full. Nothing of the file was kept; try again when there is room.")
+        super().__init__(f"{DISK_FULL} Nothing of the file was kept; try again when there is room.")
 
 
 class LimitedUploadHandler(TemporaryFileUploadHandler):

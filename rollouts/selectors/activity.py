@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from rollouts.models import ACTIVE, Job, Run, WorkStatus
 
-JOB_SILENT_SECONDS = 45
+JOB_SILENT_SECONDS = 30
 """A running job without a heartbeat for this time has lost its worker."""
 JOB_LOST_SECONDS = 180
 """The message of a job that is queued for this time may be lost, because Redis was restarted."""

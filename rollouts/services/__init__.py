@@ -26,6 +26,7 @@ from rollouts.services.runs import (
     fail_run,
     is_cancelled,
     recount,
+    reopen_run,
     start_run,
 )
 from rollouts.services.shares import create_share, revoke, token_hash

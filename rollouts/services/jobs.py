@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
-from django.db import transaction
+from django.db import Error, transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
@@ -16,6 +18,8 @@ from rollouts.services.text import without_paths
 
 TELL_SECONDS = 0.5
 """How often progress is written at most."""
+SEND_AGAIN_SECONDS = 45
+"""A job that is queued for so long is sent again, because a restart of Redis may have lost its message."""
 
 
 class JobLost(Exception):
@@ -56,10 +60,13 @@ def ask_job(
         return Job.objects.create(**{column: subject}, kind=kind, options=wanted, created_by=owner), True
 
 
-def take_job(pk: int) -> Job | None:
-    """The job for the worker that takes it now; None when another worker has it, or it has ended."""
+def take_job(pk: int, force: bool = False) -> Job | None:
+    """The job for the worker that takes it now; None when another worker has it, or it has ended.
+
+    ``force``: take it from a worker that lives, too; what that worker does afterwards changes nothing.
+    """
     job = Job.objects.filter(pk=pk, status__in=ACTIVE).first()
-    if job is None or (job.status == Job.Status.RUNNING and not is_silent(job)):
+    if job is None or (job.status == Job.Status.RUNNING and not is_silent(job) and not force):
         return None
     ours = Job.objects.filter(pk=pk, status=job.status, attempt=job.attempt).update(
         status=Job.Status.RUNNING, attempt=F("attempt") + 1, heartbeat_at=timezone.now()
@@ -105,6 +112,12 @@ def end_job(job: Job, status: str, error: str = "", **fields: Any) -> bool:
     return bool(ours.update(status=status, error=without_paths(error), finished_at=timezone.now(), **fields))
 
 
+def note_outage(job: Job, sentence: str) -> None:
+    """Say why the work broke off. The job stays as it is: a worker takes it up when it has been silent for a while."""
+    with suppress(Error):  # the database may be what failed
+        Job.objects.filter(pk=job.pk, attempt=job.attempt, status=Job.Status.RUNNING).update(error=sentence)
+
+
 def cancel_job(job: Job) -> None:
     """Ask a job to stop. A job without a worker ends at once; a worker sees the flag at its next :class:`Beat`."""
     with transaction.atomic():
@@ -118,15 +131,25 @@ def cancel_job(job: Job) -> None:
 
 
 def adopt_jobs() -> list[Job]:
-    """Returns jobs that have lost their worker or their message. Only one caller gets each job."""
+    """Returns jobs that have lost their worker or their message, as they were. Only one caller gets each job."""
     now = timezone.now()
-    lost = [job for job in Job.objects.filter(status__in=ACTIVE).order_by("pk") if is_silent(job)]
+    old = Q(status=Job.Status.QUEUED, heartbeat_at__lt=now - timedelta(seconds=SEND_AGAIN_SECONDS))
+    running = Q(status=Job.Status.RUNNING)
+    lost = [job for job in Job.objects.filter(old | running).order_by("pk") if is_silent(job) or job.status == "queued"]
     # The caller that changes the heartbeat has the job.
     seen = (Job.objects.filter(pk=job.pk, status=job.status, heartbeat_at=job.heartbeat_at) for job in lost)
     return [job for job, same in zip(lost, seen, strict=True) if same.update(heartbeat_at=now, status="queued")]
 
 
-def files_in_use() -> set[str]:
-    """Codes of the exports whose files are still offered, or are being written."""
+def return_job(job: Job) -> None:
+    """A job of :func:`adopt_jobs` could not be sent: the next look finds it again."""
+    Job.objects.filter(pk=job.pk, status=Job.Status.QUEUED, attempt=job.attempt).update(
+        status=job.status, heartbeat_at=job.heartbeat_at
+    )
+
+
+def files_in_use() -> dict[str, str]:
+    """Codes of the exports whose files are still offered, or are being written: then with the attempt that writes."""
     alive = Q(status__in=ACTIVE) | Q(status=Job.Status.DONE, expires_at__gt=timezone.now())
-    return set(Job.objects.filter(alive, kind=Job.Kind.EXPORT).values_list("code", flat=True))
+    found = Job.objects.filter(alive, kind=Job.Kind.EXPORT).values_list("code", "status", "attempt")
+    return {code: str(attempt) if status in ACTIVE else "" for code, status, attempt in found}

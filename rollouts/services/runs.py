@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, Sum
 from django.utils import timezone
 
 from rollouts import models
-from rollouts.selectors.activity import is_active
+from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.trajectories import BODY_COLUMNS
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
 from rollouts.services.text import without_paths
 from rollouts.tito.batches import batched
+
+DELETE_ATTEMPTS = 5
 
 
 def create_run(kind: str, name: str, user: Any = None, **fields: Any) -> models.Run:
@@ -55,6 +58,12 @@ def fail_run(run: models.Run, error: str) -> None:
     end_active_run(run, models.Run.Status.FAILED, error)
 
 
+def reopen_run(run: models.Run) -> None:
+    """A run that failed is queued again."""
+    run.status, run.error, run.finished_at, run.cancel_requested = models.Run.Status.QUEUED, "", None, False
+    run.save(update_fields=["status", "error", "finished_at", "cancel_requested"])
+
+
 def beat(run: models.Run, **fields: Any) -> bool:
     """Write the heartbeat and the progress of a run. Returns True if somebody asked the run to stop."""
     models.Run.objects.filter(pk=run.pk).update(heartbeat_at=timezone.now(), **fields)
@@ -68,18 +77,19 @@ def is_cancelled(run: models.Run) -> bool:
 
 
 def cancel_run(run: models.Run) -> None:
-    """Ask a run to stop. One that nobody has begun stops at once; workers see the flag within two seconds."""
+    """Ask a run to stop. One that nobody has begun, or whose worker is lost, stops at once.
+
+    Workers see the flag within two seconds. The job of an import ends its run, so here an import is only asked.
+    """
     Status = models.Run.Status
     with transaction.atomic():
         held = models.Run.objects.select_for_update().get(pk=run.pk)
         if is_active(held):
             held.cancel_requested = True
-            if held.status == Status.QUEUED:
+            imports = held.jobs.filter(kind=models.Job.Kind.IMPORT, status__in=models.ACTIVE)
+            if (held.status == Status.QUEUED or is_silent(held)) and not imports.exists():
                 held.status, held.finished_at = Status.CANCELLED, timezone.now()
                 cancel_remaining(held)
-                held.jobs.filter(kind=models.Job.Kind.IMPORT, status=Status.QUEUED).update(
-                    status=Status.CANCELLED, finished_at=held.finished_at
-                )
             held.save(update_fields=["cancel_requested", "status", "finished_at"])
     run.refresh_from_db()
 
@@ -94,9 +104,18 @@ def choose_tokenizer(run: models.Run, tokenizer: models.Tokenizer) -> None:
 def delete_run(run: models.Run) -> None:
     """Remove a run and everything that only it refers to."""
     for_run = models.StoredTrajectory.objects.filter(run=run)
-    while keys := list(for_run.values_list("pk", flat=True)[:200]):
-        delete_trajectories(keys)
-    run.delete()
+    for attempt in range(DELETE_ATTEMPTS):
+        try:
+            while keys := list(for_run.values_list("pk", flat=True)[:200]):
+                delete_trajectories(keys)
+            models.Run.objects.get(pk=run.pk).delete()
+            return
+        except models.Run.DoesNotExist:  # somebody else deleted it at the same time
+            return
+        except IntegrityError:  # a worker stored something in the same moment
+            if attempt == DELETE_ATTEMPTS - 1:
+                raise
+            time.sleep(0.5)
 
 
 def delete_trajectories(keys: list[int]) -> None:

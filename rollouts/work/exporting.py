@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -254,8 +254,17 @@ def file_of(job: Job) -> Path:
 
 
 def drop_files() -> None:
-    """Remove files that are no longer offered: they expired, or their run was deleted."""
+    """Remove files that are no longer offered: they expired, their run was deleted, or their worker was lost."""
     kept = files_in_use()
     for path in exports_folder().iterdir():
-        if path.name.partition(".")[0] not in kept:
+        code, *rest = path.name.split(".")
+        # The draft of an attempt that is over stays behind when its worker is killed.
+        if code not in kept or (rest[-1:] == ["part"] and kept[code] != rest[0]):
+            path.unlink(missing_ok=True)
+
+
+def drop_files_of(codes: Collection[str]) -> None:
+    """Remove the files of these exports."""
+    for path in exports_folder().iterdir():
+        if path.name.partition(".")[0] in codes:
             path.unlink(missing_ok=True)

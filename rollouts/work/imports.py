@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from django.conf import settings
-from django.core.files.uploadedfile import TemporaryUploadedFile, UploadedFile
+from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
 
 from rollouts import formats, models, services
@@ -22,14 +20,14 @@ from rollouts.models import Job
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.runs import find_run
-from rollouts.services.imports import IMPORTED, drop_from, note_imported, reject_file
+from rollouts.services.imports import drop_incomplete, end_import, imported, note_imported, reject_file
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.rejections import add_rejections
-from rollouts.services.text import tidy_name
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import ByteTable
 from rollouts.work.diagnosis import diagnosis_for
 from rollouts.work.sending import send
+from rollouts.work.uploads import drop_uploads, keep_files, uploads_of
 
 BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
@@ -58,32 +56,86 @@ def ask(run: models.Run, files: Sequence[Path], format_name: str = "auto", use_r
 def take_uploads(
     run: models.Run, uploads: Sequence[UploadedFile], format_name: str, use_recorded_tokenizer: bool
 ) -> None:
-    """Keep uploaded files, and send a worker to read them into a new run. The run fails when none can be sent."""
-    kept = keep_files(uploads, Path(settings.INSPECTOR_DATA) / "uploads" / run.code)
-    run.bytes_total = sum(path.stat().st_size for path in kept)
-    run.save(update_fields=["bytes_total"])
-    if sentence := send(ask(run, kept, format_name, use_recorded_tokenizer)):
-        sentence += " Or use manage.py import_rollouts, which needs no worker."
+    """Keep uploaded files, and send a worker to read them into a new run. The run fails when none can be sent.
+
+    What goes wrong before leaves neither run nor files.
+    """
+    try:
+        kept = keep_files(uploads, uploads_of(run))
+        run.bytes_total = sum(path.stat().st_size for path in kept)
+        run.save(update_fields=["bytes_total"])
+        job = ask(run, kept, format_name, use_recorded_tokenizer)
+    except BaseException:
+        drop_uploads(run)
+        run.delete()
+        raise
+    _send(run, job)
+
+
+def _send(run: models.Run, job: Job) -> None:
+    if sentence := send(job):
+        sentence += " Then press Resume. Or use manage.py import_rollouts, which needs no worker."
         services.end_run(run, models.Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
 
 
 def do_job(job: Job, beat: Beat) -> None:
     """Read the files of a job's options into its run. After a lost worker it goes on at the first incomplete file."""
     run = find_run(templates=True, jobs=job)
-    if run is None or not is_active(run):  # deleted, or cancelled before it began
+    if run is None:
         raise JobLost
+    if not is_active(run):
+        end_job(job, run.status, run.error)
+        return
     options = job.options
     files = [Path(path) for path in options["files"]]
-    import_files(run, files, options["format"] or "auto", options["use_recorded_tokenizer"], alive=beat)
-    end_job(job, run.status, run.error)
+    import_files(
+        run, files, options["format"] or "auto", options["use_recorded_tokenizer"],
+        alive=beat, end=partial(end_import, run, job),
+    )  # fmt: skip
+    drop_uploads(run)
 
 
 def fail(job: Job, sentence: str) -> None:
-    """End the run of a job that could not be done."""
-    run = models.Run.objects.get(jobs=job)
-    if is_active(run):
-        drop_from(run, run.settings.get(IMPORTED, _NOTHING)["next_index"])
-        services.end_run(run, models.Run.Status.FAILED, sentence)
+    """End a job that could not be done, and its run. Uploads stay, because *Resume* reads the files that are left."""
+    run = find_run(jobs=job)
+    if run is None or not is_active(run):
+        end_job(job, Job.Status.FAILED, sentence)
+        return
+    with contextlib.suppress(JobLost):
+        drop_incomplete(run, Beat(job))
+        end_import(run, job, models.Run.Status.FAILED, sentence)
+
+
+def cancel(job: Job) -> None:
+    """End a taken job as cancelled, and its run."""
+    run = find_run(jobs=job)
+    if run is None:
+        return
+    with contextlib.suppress(JobLost):
+        drop_incomplete(run, Beat(job))
+        end_import(run, job, models.Run.Status.CANCELLED)
+        drop_uploads(run)
+
+
+def left_of(run: models.Run) -> Job | None:
+    """The job of an import that broke off, if the files that it had not read are still there."""
+    if run.status != models.Run.Status.FAILED:
+        return None
+    job = run.jobs.filter(kind=Job.Kind.IMPORT, status=Job.Status.FAILED).order_by("-pk").first()
+    files = [Path(path) for path in job.options["files"]] if job is not None else []
+    left = files[imported(run)["files"] :]
+    return job if left and all(path.is_file() for path in left) else None
+
+
+def resume(run: models.Run) -> None:
+    """Read the files that are left of an import that broke off. Raises ``ValueError`` with a sentence."""
+    old = left_of(run)
+    if old is None:
+        raise ValueError("Nothing is left of this import to resume. Import the files again.")
+    services.reopen_run(run)
+    job, is_new = ask_job(run, Job.Kind.IMPORT, old.options, run.created_by)
+    if is_new:
+        _send(run, job)
 
 
 @contextlib.contextmanager
@@ -97,9 +149,6 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-_NOTHING: dict[str, Any] = {"files": 0, "next_index": 0, "formats": []}
-
-
 @_rare_collections()
 def import_files(
     run: models.Run,
@@ -107,50 +156,49 @@ def import_files(
     format_name: str = "auto",
     use_recorded_tokenizer: bool = True,
     alive: Callable[[], object] = lambda: None,
+    end: Callable[[str, str], object] | None = None,
 ) -> None:
     """Read files into a run, diagnose each trajectory in the same pass, and end the run.
 
     The run ends as done, as failed when nothing was read, or as cancelled when somebody asked. A file that cannot be
     read to its end leaves nothing but a rejection. A run without a tokenizer takes the registered one that its first
-    file names. ``alive`` is called often. It raises :class:`JobLost` when another worker has taken the import.
+    file names. ``alive`` is called often, and in each transaction. It raises :class:`JobLost` when another worker has
+    taken the import. ``end`` ends the run with a status and a sentence; default: the run alone.
     """
-    alive()
-    services.start_run(run)
+    end = end or partial(services.end_run, run)
     sizes, names = [_size(file) for file in files], _names(files)
-    done = run.settings.get(IMPORTED, _NOTHING)
-    models.Run.objects.filter(pk=run.pk).update(bytes_total=sum(sizes))
+    with transaction.atomic():
+        alive()
+        services.start_run(run)
+        models.Run.objects.filter(pk=run.pk).update(bytes_total=sum(sizes))
     try:
         for n, file in enumerate(files):
-            if n < done["files"]:
-                continue
-            drop_from(run, done["next_index"])
-            before = sum(sizes[:n])
-            try:
-                source = file if isinstance(file, Source) else Source.of_path(file, names[n])
-                one = _File(run, source, before, done["next_index"], use_recorded_tokenizer, alive)
-                name = one.read(format_name)
-                done = {
-                    "files": n + 1, "next_index": one.next_index, "formats": sorted({*done["formats"], name}),
-                }  # fmt: skip
-            except FileRefused as refusal:
-                alive()
-                drop_from(run, done["next_index"])
-                reject_file(run, names[n], str(refusal))
-                done = {**done, "files": n + 1}
-            alive()
-            note_imported(run, done, before + sizes[n])
-        _end(run, bool(done["next_index"]))
-    except JobLost:
-        raise
+            if n >= imported(run)["files"]:
+                _read_file(run, file, names[n], format_name, use_recorded_tokenizer, sum(sizes[:n]), sizes[n], alive)
     except _Cancelled:
-        drop_from(run, done["next_index"])
-        services.end_run(run, models.Run.Status.CANCELLED)
-    except Exception as error:
-        alive()
-        drop_from(run, done["next_index"])
-        services.end_run(run, models.Run.Status.FAILED, f"The import broke off: {type(error).__name__}: {error}"[:2000])
-        raise
+        drop_incomplete(run, alive)
+        end(models.Run.Status.CANCELLED, "")
+    else:
+        _end(run, end)
     run.refresh_from_db()
+
+
+def _read_file(
+    run: models.Run, file: Path | Source, name: str, format_name: str, use_recorded: bool, before: int, size: int,
+    alive: Callable[[], object],
+) -> None:  # fmt: skip
+    """Store a file, or a rejection in its place. ``before``: the bytes of the files before it."""
+    drop_incomplete(run, alive)
+    done = imported(run)
+    try:
+        source = file if isinstance(file, Source) else Source.of_path(file, name)
+        one = _File(run, source, before, done["next_index"], use_recorded, alive)
+        found = one.read(format_name)
+        done |= {"next_index": one.next_index, "formats": sorted({*done["formats"], found})}
+    except FileRefused as refusal:
+        drop_incomplete(run, alive)
+        reject_file(run, name, str(refusal), alive)
+    note_imported(run, done | {"files": done["files"] + 1}, before + size, alive)
 
 
 def _names(files: Sequence[Path | Source]) -> list[str]:
@@ -174,15 +222,15 @@ def _size(file: Path | Source) -> int:
     return 0
 
 
-def _end(run: models.Run, has_any: bool) -> None:
+def _end(run: models.Run, end: Callable[[str, str], object]) -> None:
     run.refresh_from_db()
-    if has_any:
-        services.end_run(run, models.Run.Status.DONE)
+    if imported(run)["next_index"]:
+        end(models.Run.Status.DONE, "")
         return
     first = run.rejections.order_by("pk").first()
     reason = f" {first.reason}" if first else " The files hold no trajectories."
     more = f" ({run.n_rejected:,} rejections in all.)" if run.n_rejected > 1 else ""
-    services.end_run(run, models.Run.Status.FAILED, f"Nothing was imported.{reason}{more}")
+    end(models.Run.Status.FAILED, f"Nothing was imported.{reason}{more}")
 
 
 class _File:
@@ -202,7 +250,9 @@ class _File:
         self.source.on_line = self._tick
         chosen, items = formats.read(self.source, format_name)
         for batch in _batches(items, self.source):
-            add_rejections(self.run, self.source.name, [one for one in batch if isinstance(one, Rejected)])
+            with transaction.atomic():
+                self.alive()
+                add_rejections(self.run, self.source.name, [one for one in batch if isinstance(one, Rejected)])
             self._save([one for one in batch if isinstance(one, Trajectory)])
             self._tick()
         return chosen.name
@@ -282,34 +332,3 @@ def _batches(items: Iterable[Trajectory | Rejected], source: Source) -> Iterator
             batch, n_tokens, start = [], 0, source.position
     if batch:
         yield batch
-
-
-# -- uploads -----------------------------------------------------------------------------------------------------------
-
-
-def keep_files(files: Sequence[UploadedFile], folder: Path) -> list[Path]:
-    """Move uploads into ``folder`` under their own names, made safe. A second file of the same name gets a number."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept: list[Path] = []
-    for file in files:
-        target = folder / tidy_file(file.name or "")
-        number = 2
-        while target.exists():
-            target = folder / f"{number}-{tidy_file(file.name or '')}"
-            number += 1
-        if isinstance(file, TemporaryUploadedFile):
-            shutil.move(file.temporary_file_path(), target)
-        else:
-            with target.open("wb") as out:
-                for chunk in file.chunks():
-                    out.write(chunk)
-        kept.append(target)
-    return kept
-
-
-def tidy_file(name: str) -> str:
-    """A file's name with its suffixes, without characters that are unsafe in a path."""
-    plain = Path(name.replace("\\", "/")).name
-    suffixes = "".join(Path(plain).suffixes[-3:])[:40] if plain else ""
-    stem = plain.removesuffix(suffixes) if suffixes else plain
-    return tidy_name(stem) + "".join(letter for letter in suffixes if letter.isalnum() or letter in "._-")

@@ -24,7 +24,7 @@ from rollouts.services import jobs as job_services
 from rollouts.services.jobs import adopt_jobs, ask_job, end_job, take_job
 from rollouts.services.pushed import DIAGNOSED_TO, add_new_trajectories
 from rollouts.tasks import jobs
-from rollouts.work import exporting, imports, replays, template_checks
+from rollouts.work import exporting, imports, replays, run_control, template_checks
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
 from tests.web.samples import stored_run, trajectory
@@ -225,12 +225,12 @@ def test_a_slow_answer_of_a_lost_worker_changes_nothing(ask: Ask, monkeypatch: p
 def test_an_import_is_cancelled_by_its_run(ask: Ask) -> None:
     job = ask(Job.Kind.IMPORT)
     assert job.run is not None
-    services.cancel_run(job.run)
+    run_control.cancel(job.run)
     job.refresh_from_db()
     assert (job.run.status, job.status) == ("cancelled", "cancelled")
     other = take_job(ask_job(services.create_run("import", "other"), Job.Kind.IMPORT, job.options)[0].pk)
     assert other is not None and other.run is not None
-    services.cancel_run(other.run)
+    run_control.cancel(other.run)
     jobs.work_on(other)
     other.refresh_from_db()
     assert (other.status, other.run.status, other.run.n_trajectories) == ("cancelled", "cancelled", 0)

@@ -1,0 +1,30 @@
+"""Errors that pass by themselves: a full disk, a lost connection, a lock. The work is tried again later."""
+
+from __future__ import annotations
+
+import errno
+
+from django.db import DatabaseError, InterfaceError, OperationalError
+
+DISK_FULL = "The disk of the server is full."
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an operation of the file system or of the database failed for want of room."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, DatabaseError) and any(
+        said in str(error).lower() for said in ("disk is full", "no space left", "disk full")
+    )
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the same work may succeed later."""
+    return is_disk_full(error) or isinstance(error, OperationalError | InterfaceError)
+
+
+def said_of(error: BaseException) -> str:
+    """An outage as a sentence."""
+    if is_disk_full(error):
+        return DISK_FULL
+    return f"The database did not answer ({type(error).__name__}: {str(error).strip()[:300]})."

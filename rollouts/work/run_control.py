@@ -1,0 +1,54 @@
+"""Cancel, resume and delete a run, whatever state it is in and whether or not its worker lives."""
+
+from __future__ import annotations
+
+from rollouts import services
+from rollouts.models import ACTIVE, Job, Run
+from rollouts.selectors.activity import is_active
+from rollouts.services.jobs import take_job
+from rollouts.work import exporting, imports, launch
+from rollouts.work.uploads import drop_uploads
+
+
+def cancel(run: Run) -> None:
+    """Ask a run to stop. It ends at once where no worker is at it; a worker sees the flag within seconds."""
+    services.cancel_run(run)
+    if (job := _import_of(run)) is not None and (held := take_job(job.pk)) is not None:
+        imports.cancel(held)
+    run.refresh_from_db()
+
+
+def can_resume(run: Run) -> bool:
+    """Whether there is something to go on with, and no worker is at it."""
+    if run.kind == Run.Kind.LAUNCH:
+        return launch.can_resume(run)
+    return imports.left_of(run) is not None
+
+
+def resume(run: Run) -> None:
+    """Go on with a run that stopped before its end. Raises ``ValueError`` with a sentence."""
+    if run.kind == Run.Kind.LAUNCH:
+        launch.resume(run)
+    else:
+        imports.resume(run)
+
+
+def delete(run: Run) -> None:
+    """Remove a run with its uploads and the files of its exports. What works on it is stopped first.
+
+    Raises ``ValueError`` with a sentence while somebody else writes the run: a worker samples it, or a recorder.
+    """
+    services.cancel_run(run)
+    if is_active(run) and _import_of(run) is None:
+        raise ValueError("This run is being written. It is cancelled now: delete it again in half a minute.")
+    for job in run.jobs.filter(status__in=ACTIVE):
+        take_job(job.pk, force=True)  # what its worker stores from now on is dropped
+    exports = list(run.jobs.filter(kind=Job.Kind.EXPORT).values_list("code", flat=True))
+    services.delete_run(run)
+    drop_uploads(run)
+    exporting.drop_files_of(exports)
+
+
+def _import_of(run: Run) -> Job | None:
+    """The job that reads files into a run, while it is under way."""
+    return run.jobs.filter(kind=Job.Kind.IMPORT, status__in=ACTIVE).first()

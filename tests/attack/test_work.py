@@ -1,0 +1,322 @@
+"""Background work whose worker goes away: it is taken up again, or ends with a sentence, and can always be removed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import current_app
+from django.conf import settings
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import InterfaceError, OperationalError
+from django.test import Client
+from django.utils import timezone
+
+from rollouts import services
+from rollouts.models import Job, Run, StoredTrajectory
+from rollouts.services.imports import imported
+from rollouts.services.jobs import adopt_jobs, ask_job, take_job
+from rollouts.tasks import jobs
+from rollouts.work import exporting, imports, run_control
+from rollouts.work.uploads import uploads_of
+from tests import faults
+from tests.conftest import wait_until
+from tests.formats.test_formats import GYM, changed, jsonl
+from tests.web.samples import stored_run
+
+pytestmark = pytest.mark.django_db
+
+FULL = OperationalError("database or disk is full")
+
+
+def lines(first: int, n: int) -> bytes:
+    return jsonl(*[changed(GYM, "_ng_task_index", to=first + k) for k in range(n)])
+
+
+@pytest.fixture
+def asked(sent: list[int]) -> Job:
+    """The job of an upload of two files."""
+    run = services.create_run("import", "files")
+    files = [SimpleUploadedFile(name, lines(10 * n, 3)) for n, name in enumerate(("a.jsonl", "b.jsonl"))]
+    imports.take_uploads(run, files, "auto", True)
+    return run.jobs.get()
+
+
+@pytest.fixture
+def web(django_user_model: Any) -> Client:
+    client = Client()
+    client.force_login(django_user_model.objects.create_user("ada", password="a long password"))
+    return client
+
+
+def run_of(job: Job) -> Run:
+    return Run.objects.get(jobs=job)
+
+
+def look_again(job: Job) -> Job:
+    """A worker takes the job up after its worker was silent for long enough."""
+    faults.let_time_pass()
+    assert [one.pk for one in adopt_jobs()] == [job.pk]
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    return job
+
+
+def break_off(monkeypatch: pytest.MonkeyPatch, error: BaseException, times: int = 1) -> None:
+    """The import breaks off at the second trajectory of its second file, so many times."""
+    real, left = imports.diagnosis_for, times
+
+    def diagnose(value: Any, run: Run) -> Any:
+        nonlocal left
+        if left and value.external_id.startswith("11-"):
+            left -= 1
+            raise error
+        return real(value, run)
+
+    monkeypatch.setattr(imports, "diagnosis_for", diagnose)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.django_db(transaction=True)
+def test_an_import_goes_on_after_each_way_to_lose_its_worker(
+    celery_worker_process: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """H1: kill -9 of the pool's child, kill -9 of the main process, SIGTERM as by a supervisor."""
+    (tmp_path / "a.jsonl").write_bytes(lines(0, 5))
+    (tmp_path / "b.jsonl").write_bytes(lines(10, 4000))
+    run = services.create_run("import", "files")
+    job = imports.ask(run, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    current_app.send_task("rollouts.do_job", (job.pk,))
+    for n, kill in enumerate((faults.kill_child, faults.kill_main, lambda worker: faults.stop(worker, 0.2))):
+        if n != 1:  # the first worker lives on without its child
+            worker = celery_worker_process("default", pool="prefork", threads=1)
+        StoredTrajectory.objects.filter(run=run, index__gte=5).delete()  # so that the next worker is seen at work
+        wait_until(lambda: run.trajectories.filter(index__gte=5).exists(), 60, "a part of the second file is stored")
+        kill(worker)
+        job.refresh_from_db()
+        assert (job.status, job.attempt) == ("running", n + 1)
+        faults.let_time_pass()
+    celery_worker_process("default", pool="prefork", threads=1)
+    faults.wait_for(job, "done")
+    run.refresh_from_db()
+    assert (run.status, run.n_trajectories, run.n_rejected, job.attempt) == ("done", 4005, 0, 4)
+    assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == list(range(4005))
+
+
+@pytest.mark.parametrize("error", [FULL, OperationalError("server closed the connection"), InterfaceError("closed")])
+def test_an_outage_is_waited_for(error: Exception, asked: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1, L17: a full disk or a lost connection in mid-import costs no import."""
+    break_off(monkeypatch, error)
+    jobs.do_job(asked.pk)
+    asked.refresh_from_db()
+    run = run_of(asked)
+    assert (asked.status, run.status, run.n_trajectories) == ("running", "running", 3)
+    assert ("disk of the server is full" if error is FULL else "database did not answer") in asked.error
+    assert (look_again(asked).status, asked.error, asked.attempt) == ("done", "", 2)
+    assert (run_of(asked).status, run_of(asked).n_trajectories) == ("done", 6)
+
+
+def test_an_outage_that_lasts_ends_with_a_sentence_and_can_be_resumed(
+    asked: Job, monkeypatch: pytest.MonkeyPatch, web: Client
+) -> None:
+    break_off(monkeypatch, FULL, times=5)
+    jobs.do_job(asked.pk)
+    page = web.get(f"/runs/{run_of(asked).code}").content.decode()
+    assert "The disk of the server is full. It is tried again: this is try 1 of 5." in page
+    for _ in range(jobs.MAX_ATTEMPTS):
+        look_again(asked)
+    run = run_of(asked)
+    assert (asked.status, run.status, run.n_trajectories) == ("failed", "failed", 3)
+    assert run.error == "It was tried 5 times. The last time it broke off: The disk of the server is full."
+    assert 'id="resume"' in web.get(f"/runs/{run.code}").content.decode() and uploads_of(run).exists()
+    web.post(f"/runs/{run.code}/resume")
+    jobs.do_job(run.jobs.latest("pk").pk)
+    run.refresh_from_db()
+    assert (run.status, run.error, run.n_trajectories) == ("done", "", 6) and not uploads_of(run).exists()
+
+
+def test_the_end_of_an_import_is_stored_when_the_database_is_back(asked: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1: the database that failed could not store the failure, and run and job were left behind."""
+    break_off(monkeypatch, RuntimeError("a fault"), times=2)
+    with monkeypatch.context() as full:
+        full.setattr(imports, "end_import", lambda *_: (_ for _ in ()).throw(FULL))
+        jobs.do_job(asked.pk)
+    assert (run_of(asked).status, Job.objects.get().status) == ("running", "running")
+    assert look_again(asked).status == "failed" and run_of(asked).status == "failed"
+    assert "a fault" in run_of(asked).error and run_of(asked).n_trajectories == 3
+
+
+class Panic(BaseException):
+    """A panic of native code is no Exception."""
+
+
+def test_a_panic_ends_with_a_sentence(asked: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1, H2: it passed every `except Exception`."""
+    break_off(monkeypatch, Panic("index out of bounds"))
+    jobs.do_job(asked.pk)
+    run = run_of(asked)
+    assert (run.status, run.jobs.get().status, run.n_trajectories) == ("failed", "failed", 3)
+    assert "Panic: index out of bounds" in run.error
+
+
+STATES = ("queued", "queued for long", "running", "silent", "waiting for an outage", "failed", "cancelled", "done")
+
+
+def bring_to(state: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    if state == "queued":
+        return
+    if state == "queued for long":
+        Job.objects.update(heartbeat_at=timezone.now() - timedelta(hours=1))
+    elif state == "cancelled":
+        run_control.cancel(run_of(job))
+    elif state == "done":
+        jobs.do_job(job.pk)
+    else:
+        break_off(monkeypatch, RuntimeError() if state == "failed" else FULL)
+        monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 1)
+        jobs.do_job(job.pk)
+        if state == "silent":
+            faults.let_time_pass()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_import_can_be_deleted_in_every_state(
+    state: str, asked: Job, monkeypatch: pytest.MonkeyPatch, web: Client
+) -> None:
+    """H1: `delete` was refused. M7: the uploads stayed for ever."""
+    bring_to(state, asked, monkeypatch)
+    run = run_of(asked)
+    assert "Delete this run" in web.get(f"/runs/{run.code}").content.decode()
+    web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
+    assert not Run.objects.exists() and not StoredTrajectory.objects.exists() and not uploads_of(run).exists()
+    jobs.do_job(asked.pk)  # its message comes late
+    assert not Run.objects.exists()
+
+
+@pytest.mark.parametrize("state", ["queued", "queued for long", "running", "silent", "waiting for an outage"])
+def test_an_import_can_be_cancelled_in_every_state(
+    state: str, asked: Job, monkeypatch: pytest.MonkeyPatch, web: Client
+) -> None:
+    """H1: cancel changed nothing. What was stored of a file goes."""
+    bring_to(state, asked, monkeypatch)
+    run = run_of(asked)
+    assert run.n_trajectories == (0 if state.startswith("queued") else 4)  # one of them is of the second file
+    web.post(f"/runs/{run.code}/cancel")
+    if state in ("running", "waiting for an outage"):  # no worker is known to be lost yet
+        assert run_of(asked).cancel_requested
+        look_again(asked)
+    run = run_of(asked)
+    assert (run.status, run.jobs.get().status, uploads_of(run).exists()) == ("cancelled", "cancelled", False)
+    assert run.n_trajectories == run.trajectories.count() == imported(run)["next_index"]
+
+
+def test_a_worker_that_was_only_slow_does_not_revive_a_deleted_import(
+    asked: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = take_job(asked.pk)
+    assert slow is not None
+    real = imports.diagnosis_for
+
+    def delete(*arguments: Any) -> Any:
+        for run in Run.objects.all():
+            run_control.delete(run)
+        return real(*arguments)
+
+    monkeypatch.setattr(imports, "diagnosis_for", delete)
+    jobs.work_on(slow)
+    assert not Run.objects.exists() and not StoredTrajectory.objects.exists()
+
+
+@pytest.mark.parametrize("kind", ["launch", "import"])  # an import without a job: a recorder wrote it
+def test_a_run_whose_writer_is_lost_can_be_cancelled_and_deleted(kind: str, web: Client) -> None:
+    run = services.create_run(kind, "lost", model="demo")
+    services.start_run(run)
+    web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
+    assert Run.objects.get().cancel_requested  # its writer may live
+    Run.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=30), cancel_requested=False)
+    web.post(f"/runs/{run.code}/cancel")
+    assert Run.objects.get().status == "cancelled"
+    Run.objects.update(status="running")
+    web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
+    assert not Run.objects.exists()
+
+
+def test_readers_are_told_of_a_part_of_a_file(asked: Job, monkeypatch: pytest.MonkeyPatch, web: Client) -> None:
+    """H1: a file was half stored and shown like a whole one."""
+    bring_to("running", asked, monkeypatch)
+    Job.objects.update(error="")
+    run = run_of(asked)
+    assert "A part of the file that is being read is shown already" in web.get(f"/runs/{run.code}").content.decode()
+    assert web.get(f"/runs/{run.code}.json").json()["progress"]["partial"]
+    assert web.get(f"/runs/{run.code}/export").status_code == 409
+    assert look_again(asked).status == "done"
+    assert "being read is shown" not in web.get(f"/runs/{run.code}").content.decode()
+    assert web.get(f"/runs/{run.code}/export").status_code == 200
+
+
+def test_rejected_lines_are_counted_once_after_a_lost_worker(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = services.create_run("import", "files")
+    files = [SimpleUploadedFile(name, lines(10 * n, 3) + b"{\n") for n, name in enumerate(("a.jsonl", "b.jsonl"))]
+    imports.take_uploads(run, files, "auto", True)
+    monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 1)
+    job = run.jobs.get()
+    real, n = imports.note_imported, 0
+
+    def note(*arguments: Any) -> None:
+        nonlocal n
+        n += 1
+        if n == 2:
+            raise FULL
+        real(*arguments)
+
+    monkeypatch.setattr(imports, "note_imported", note)
+    jobs.do_job(job.pk)
+    assert run_of(job).n_rejected == 2
+    assert look_again(job).status == "done"
+    assert (run_of(job).n_rejected, run.rejections.count()) == (2, 2)
+
+
+def test_a_job_that_cannot_be_sent_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis and the worker may go together."""
+    job = ask_job(stored_run(1), Job.Kind.DIAGNOSE)[0]
+    assert take_job(job.pk)
+    faults.let_time_pass()
+    answers = ["Redis does not answer.", ""]
+    monkeypatch.setattr(jobs, "send_task", lambda *_: answers.pop(0))
+    jobs._adopt()
+    assert Job.objects.get().status == "running"
+    jobs._adopt()
+    assert Job.objects.get().status == "queued" and not answers
+
+
+def test_the_files_of_exports_go_with_their_run(web: Client) -> None:
+    """M7."""
+    run = stored_run(2)
+    job = ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"})[0]
+    jobs.do_job(job.pk)
+    path = exporting.file_of(job)
+    draft = path.with_name(f"{job.code}.0.part")  # of a worker that was killed
+    draft.touch()
+    exporting.drop_files()
+    assert path.exists() and not draft.exists()
+    web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
+    assert not path.exists()
+
+
+def test_an_upload_that_cannot_be_kept_leaves_nothing(monkeypatch: pytest.MonkeyPatch, web: Client) -> None:
+    """M7: a full disk."""
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(imports, "ask", full)
+    web.raise_request_exception = False
+    uploads = Path(settings.INSPECTOR_DATA) / "uploads"
+    before = set(uploads.glob("*"))
+    answer = web.post("/import", {"files": SimpleUploadedFile("a.jsonl", lines(0, 1)), "format": "auto"})
+    assert answer.status_code == 507 and "disk of the server is full" in answer.content.decode()
+    assert not Run.objects.exists() and set(uploads.glob("*")) == before
