@@ -33,6 +33,13 @@ def _use_django_logging(**_: Any) -> None:
     logging.config.dictConfig(settings.LOGGING)
 
 
+@signals.worker_init.connect
+def _write_privately(**_: Any) -> None:
+    from inspector.server.paths import write_privately
+
+    write_privately()
+
+
 @signals.worker_ready.connect
 def _start_heartbeat(sender: Any, **_: Any) -> None:
     """Tell Redis every two seconds what this worker is and does; health and the Workers page read it."""

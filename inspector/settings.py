@@ -18,6 +18,8 @@ env = EnvironmentReader()
 
 # --- where data lives -------------------------------------------------------------------------------------------------
 INSPECTOR_DATA = Path(env.text("INSPECTOR_DATA", str(BASE_DIR / "data"))).expanduser().resolve()
+with suppress(OSError):  # system_checks says so when the folder stays open to others, or cannot be written
+    paths.private_folder(INSPECTOR_DATA)
 SECRET_KEY = env.text("SECRET_KEY")
 if not SECRET_KEY:
     try:
@@ -221,7 +223,8 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": [NONE],
     }
 }
-SILENCED_SYSTEM_CHECKS = ["staticfiles.W004"]
+# docs/decisions/0026 says why the proxy redirects, and why HSTS leaves sub-domains and preload alone.
+SILENCED_SYSTEM_CHECKS = ["staticfiles.W004", "security.W005", "security.W008", "security.W021"]
 
 # --- logs -------------------------------------------------------------------------------------------------------------
 LOG_FORMAT = env.choice("INSPECTOR_LOG_FORMAT", "text", ["text", "json"])

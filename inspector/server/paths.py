@@ -32,10 +32,16 @@ def broker_url(redis_url: str) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner can enter, with its parents."""
+    """Make a folder that only its owner can enter, with its parents. Raises OSError when it belongs to another user."""
     path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o700)
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)
     return path
+
+
+def write_privately() -> None:
+    """From now on, what this process and its children write can be read by their owner alone."""
+    os.umask(0o077)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -54,7 +60,7 @@ def secret_key(data: Path) -> str:
     """
     path = data / "secret_key"
     if not path.exists():
-        data.mkdir(parents=True, exist_ok=True)
+        private_folder(data)
         draft = data / f".secret_key.{os.getpid()}"
         write_private(draft, secrets.token_urlsafe(50))
         try:

