@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "rollouts" / "chat_templates" / "sandbox" / "worker" / "__main__.py"
 
 STAND_IN = """
-import ctypes, fcntl, mmap, multiprocessing, os, resource, runpy, signal, socket, subprocess, sys, threading
+import ctypes, encodings.idna, fcntl, os, resource, runpy, socket, subprocess, sys, threading
 from pathlib import Path
 worker, user, library = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 main = runpy.run_path(str(worker))

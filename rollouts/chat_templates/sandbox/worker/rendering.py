@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
-import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import takewhile
 from types import TracebackType
 from typing import Any
 
@@ -22,10 +23,19 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-NONCE = secrets.token_hex(8)
-OPEN, CLOSE = f"\x00<{NONCE}\x00", f"\x00>{NONCE}\x00"
+
+def _unguessable() -> str:
+    """Digits, because they stay as they are when a template changes the case of a text."""
+    return str(int.from_bytes(os.urandom(8), "little"))
+
+
+NONCE = _unguessable()
+"""No template ever sees it."""
+_SEEN = _unguessable()
+"""Stands in marks that a template may see."""
+OPEN, CLOSE = f"\x00<{_SEEN}\x00", f"\x00>{_SEEN}\x00"
 """Marks around a generation block while provenance is recorded. They are removed before a text leaves this process."""
-_LINE_MARK = re.compile(f"\x00(?:<|>|L[0-9]+;){NONCE}\x00")
+_MARK = re.compile(f"\x00(?:[<>]{_SEEN}|{_SEEN}[0-9]+|L([0-9]+);{NONCE})\x00")
 
 
 def _line_mark(line: int) -> str:
@@ -110,33 +120,70 @@ def compiled(text: str) -> jinja2.Template:
     return template
 
 
+class NotedTexts:
+    """Texts that this render wrote where the template may read them."""
+
+    by_mark: dict[str, tuple[int, str]] = {}
+    """Mark -> the line that wrote, and what it wrote, with the marks inside."""
+
+
+@jinja2.pass_context  # so that Jinja does not call it once for all, at the time of compiling
+def _note(_: Any, value: Any, line: int) -> str:
+    """The text of a value behind a new mark that stands for the line and for this very text."""
+    text = str(value)
+    mark = f"\x00{_SEEN}{_unguessable()}\x00"
+    NotedTexts.by_mark[mark] = line, text
+    return mark + text
+
+
+_NOTE = f"note{NONCE}"
+WRITTEN_THROUGH.filters[_NOTE] = _note
+
+
 @lru_cache(maxsize=16)
 def compiled_with_lines(text: str, inside_macros: bool) -> jinja2.Template:
     """The template writing a mark with its line before everything it writes.
 
-    Jinja keeps no line for constant text: the generator's frame names the statement before it. The output of macros and
-    blocks returns to the template as text. So the template may see the marks in it.
+    Jinja keeps no line for constant text: the generator's frame names the statement before it. The output of macros
+    and blocks returns to the template as text, with its marks. Such a mark holds for the noted text only, so that no
+    template can claim a line for a text which that line did not write.
     """
     tree = WRITTEN_THROUGH.parse(text)
-    captured: set[int] = set()
-    if not inside_macros:
-        for block in tree.find_all((nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock)):
-            captured.update(id(output) for output in block.find_all(nodes.Output))
+    returned = _outputs(tree.find_all((nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock)))
+    may_return = _outputs(node for node in tree.find_all((nodes.Block, nodes.For)) if getattr(node, "recursive", True))
     for output in tree.find_all(nodes.Output):
-        if id(output) in captured:
+        if id(output) in returned and not inside_macros:
             continue
+        is_seen = id(output) in returned or id(output) in may_return
         marked: list[nodes.Expr] = []
-        for child in output.nodes:
-            if isinstance(child, nodes.TemplateData):
-                for n, piece in enumerate(child.data.splitlines(keepends=True)):
-                    marked.append(nodes.TemplateData(_line_mark(child.lineno + n) + piece, lineno=child.lineno))
+        for piece in _pieces(output):
+            if is_seen and not (isinstance(piece, nodes.TemplateData) and piece.data in (OPEN, CLOSE)):
+                line = nodes.Const(piece.lineno)
+                marked.append(nodes.Filter(piece, _NOTE, [line], [], None, None, lineno=piece.lineno))
+            elif is_seen:
+                marked.append(piece)
             else:
-                marked += [nodes.TemplateData(_line_mark(child.lineno), lineno=child.lineno), child]
+                marked += [nodes.TemplateData(_line_mark(piece.lineno), lineno=piece.lineno), piece]
         output.nodes = marked
+    tree.set_environment(WRITTEN_THROUGH)
     code = WRITTEN_THROUGH.compile(tree)
     return WRITTEN_THROUGH.template_class.from_code(
         WRITTEN_THROUGH, code, WRITTEN_THROUGH.make_globals(None), lambda: True
     )
+
+
+def _outputs(within: Iterable[nodes.Node]) -> set[int]:
+    return {id(output) for node in within for output in node.find_all(nodes.Output)}
+
+
+def _pieces(output: nodes.Output) -> Iterator[nodes.Expr]:
+    """The expressions of an output, and its constant text line by line."""
+    for child in output.nodes:
+        if isinstance(child, nodes.TemplateData):
+            for n, piece in enumerate(child.data.splitlines(keepends=True)):
+                yield nodes.TemplateData(piece, lineno=child.lineno + n)
+        else:
+            yield child
 
 
 def chunks(template: jinja2.Template, variables: dict[str, Any]) -> Iterator[str]:
@@ -168,7 +215,7 @@ def render_with_lines(text: str, variables: dict[str, Any]) -> dict[str, Any]:
             found = _lines(text, variables, inside_macros)
         except Exception:
             continue
-        # A template that reads the output of its macros may see the marks. Then the text differs here.
+        # A template that measures or cuts the output of its macros meets the marks. Then the text differs here.
         if found["text"] == answer["text"]:
             return {**answer, **found}
     return {**answer, "lines": [[len(answer["text"]), 0]] if answer["text"] else [], "spans": answer["tracked_spans"]}
@@ -176,6 +223,7 @@ def render_with_lines(text: str, variables: dict[str, Any]) -> dict[str, Any]:
 
 def _lines(text: str, variables: dict[str, Any], inside_macros: bool) -> dict[str, Any]:
     template = compiled_with_lines(text, inside_macros)
+    NotedTexts.by_mark = {}
     pieces: list[str] = []
     lines: list[list[int]] = []
     spans: list[tuple[int, int]] = []
@@ -199,17 +247,35 @@ def _lines(text: str, variables: dict[str, Any], inside_macros: bool) -> dict[st
             write(chunk, line)
             continue
         start = 0
-        for mark in _LINE_MARK.finditer(chunk):
-            write(chunk[start : mark.start()], line)
+        noted: list[tuple[int, int]] = []  # (where a noted text ends, the line that wrote it), the innermost last
+        for mark in [*_MARK.finditer(chunk), None]:
+            stop = mark.start() if mark else len(chunk)
+            while noted and noted[-1][0] <= stop:
+                end, wrote = noted.pop()
+                write(chunk[start:end], wrote)
+                start = max(start, end)
+            write(chunk[start:stop], noted[-1][1] if noted else line)
+            if mark is None:
+                break
             start = mark.end()
             if mark.group() == OPEN:
                 opened.append(position)
             elif mark.group() == CLOSE:
                 spans.append((opened.pop(), position))
+            elif mark.group(1):
+                line = int(mark.group(1))
             else:
-                line = int(mark.group()[2:].split(";")[0])
-        write(chunk[start:], line)
+                wrote, expected = NotedTexts.by_mark[mark.group()]
+                noted.append((start + _same_characters(chunk, start, expected), wrote))
     return {"text": "".join(pieces), "lines": lines, "spans": spans}
+
+
+def _same_characters(text: str, start: int, expected: str) -> int:
+    """How many characters of ``text`` from ``start`` on are the expected ones."""
+    if text.startswith(expected, start):
+        return len(expected)
+    pairs = zip(expected, text[start : start + len(expected)], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def line_of_error(error: BaseException) -> int | None:
@@ -230,7 +296,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     """An exception as a sentence, with its kind and the template line."""
     line = line_of_error(error)
     where = f" on line {line}" if line else ""
-    said = _LINE_MARK.sub("", str(error))[:500]
+    said = str(error)[:500]
     if isinstance(error, MemoryError):
         return {"kind": "memory", "line": line, "error": "The template used more memory than a render may."}
     if isinstance(error, TooMuchOutput):

@@ -17,13 +17,7 @@ from .rendering import Clock, SandboxLimits, failure, render_plain, render_with_
 from .resuming import ResumableRender, render_growing
 
 Render = Callable[[str, dict[str, Any]], dict[str, Any]]
-_LOADED_LATE = (
-    "html", "jinja2.constants", "jinja2.debug", "pprint", "unicodedata",
-    *(f"encodings.{name}" for name in (
-        "ascii", "cp1252", "cp437", "idna", "latin_1", "punycode", "raw_unicode_escape", "unicode_escape", "utf_16",
-        "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "utf_7", "utf_8", "utf_8_sig",
-    )),
-)  # fmt: skip
+_LOADED_LATE = ("encodings.unicode_escape", "html", "jinja2.constants", "jinja2.debug", "pprint", "unicodedata")
 """Modules that Python and Jinja load in the middle of a render. No file can be opened then."""
 
 
