@@ -65,7 +65,11 @@ CACHES = {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
         "LOCATION": REDIS_URL,
         "KEY_PREFIX": "inspector",
-        "OPTIONS": {"socket_connect_timeout": 2, "socket_timeout": 5},
+        "OPTIONS": {
+            "serializer": "inspector.server.cached.MsgpackSerializer",
+            "socket_connect_timeout": 2,
+            "socket_timeout": 5,
+        },
     }
 }
 

@@ -57,7 +57,7 @@ def check_health() -> Health:
         redis = f"Redis does not answer ({type(error).__name__}). Start it with `make run`, or look at REDIS_URL."
     workers = {
         queue: "ok"
-        if heartbeat_key(queue) in alive
+        if alive.get(heartbeat_key(queue)) is not None
         else "No worker serves this queue; one that is starting needs some seconds."
         for queue in served_queues()
     }

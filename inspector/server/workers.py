@@ -6,12 +6,11 @@ commands of Celery ask every worker and wait for the answers; a page cannot wait
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
+import msgspec
 import redis
 from django.conf import settings
 
@@ -62,7 +61,7 @@ def connect() -> redis.Redis:
 
 def announce(connection: redis.Redis, state: WorkerState) -> None:
     """Write a worker's state. Raises ``redis.RedisError``."""
-    connection.hset(KEY, state.name, json.dumps(asdict(state)))
+    connection.hset(KEY, state.name, msgspec.json.encode(state))
 
 
 def withdraw(connection: redis.Redis, name: str) -> None:
@@ -85,10 +84,8 @@ def list_workers(connection: redis.Redis) -> list[WorkerState]:
 
 def _read(raw: bytes) -> WorkerState | None:
     try:
-        values: dict[str, Any] = json.loads(raw)
-        engines = [EngineState(**engine) for engine in values.pop("engines", [])]
-        return WorkerState(engines=engines, **values)
-    except (ValueError, TypeError):  # written by another version
+        return msgspec.json.decode(raw, type=WorkerState)
+    except (msgspec.DecodeError, ValueError, RecursionError):  # written by another version, or by a stranger
         return None
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from django.core.cache import cache
 from django.http import HttpRequest
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
 from inspector.html.tokens import TokenPainter, Tokens
+from inspector.server.cached import keep, recall
 from inspector.trajectories import reads as data
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View
@@ -269,13 +268,11 @@ def _renders(
     tools, kwargs = _body(step.tools), _body(step.template_kwargs)
     question = json.dumps([template, run.tokenizer.sha256, messages, tools, kwargs], sort_keys=True, default=str)
     key = "delta-renders:" + hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
-    with suppress(Exception):  # the cache is in Redis, and a page must not need Redis
-        if held := cache.get(key):
-            return Renders(**held)
+    if (held := recall(key, Renders)) is not None:
+        return held
     renders = _render(run.tokenizer, template, messages, tools, kwargs)
     if not renders.problem:
-        with suppress(Exception):
-            cache.set(key, vars(renders), CACHE_SECONDS)
+        keep(key, renders, CACHE_SECONDS)
     return renders
 
 
