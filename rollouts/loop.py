@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, reason
-from rollouts.engines.worker import EngineClosed, EngineInfo, EngineOwner
+from rollouts.engines import EngineError, Generation, GenerationRequest, Sampling, reason
+from rollouts.engines.owner import EngineClosed, EngineInfo, EngineLost, EngineOwner
 from rollouts.environments import Environment, Episode, Outcome, Task
 from rollouts.replies.parsing import Parse, answering, with_call_ids
 from rollouts.tito.interfaces import RenderFailed
@@ -72,9 +72,9 @@ class BatchEnd:
     """Why ``run_batch`` returned."""
 
     stopped: tuple[RolloutJob, ...] = ()
-    """Jobs that were under way when the loop was told to stop or the engine shut down. They can be taken up again."""
+    """Jobs that were under way when the loop was told to stop or lost its engine. They can be taken up again."""
     error: str = ""
-    """Set when the engine died twice in a row: a sentence with the reason."""
+    """Set when there is no engine any more: a sentence with the reason."""
 
 
 @dataclass(eq=False)
@@ -164,9 +164,8 @@ class _Batch:
         self._steps: list[tuple[RolloutJob, int, Step]] = []
         self._done: list[TrajectoryEnd] = []
         self._exhausted = False
-        self._n_deaths = 0  # deaths of the engine since the last finished completion
-        self._last_death: EngineError | None = None
         self._closing = False
+        self._lost = ""  # why there is no engine any more
 
     def run(self) -> BatchEnd:
         stopped: tuple[RolloutJob, ...] = ()
@@ -183,10 +182,10 @@ class _Batch:
                 self._flush()
                 if self._live:
                     self._handle_events(next_poll)
-                elif self._exhausted or self._n_deaths > 1:
+                elif self._exhausted or self._closing:
                     break
             self._flush()
-            return BatchEnd(stopped, str(self._last_death) if self._n_deaths > 1 else "")
+            return BatchEnd(stopped, self._lost)
         finally:
             self.engine.abort([live.request_id for live in self._live if live.request_id])
             self._answers.close()
@@ -202,7 +201,7 @@ class _Batch:
 
     def _take_jobs(self) -> None:
         free = self.limits.max_live - len(self._live)
-        if not free or self._exhausted or self._n_deaths > 1:
+        if not free or self._exhausted or self._closing:
             return
         jobs = self.callbacks.more(free, not self._live)
         self._exhausted = jobs is None
@@ -266,17 +265,12 @@ class _Batch:
         except (CancelledError, EngineClosed):
             self._closing = True
             return
-        except RequestRefused as error:
+        except EngineLost as error:
+            self._closing, self._lost = True, str(error)
+            return
+        except EngineError as error:  # RequestRefused, and an answer that cannot leave the engine's process
             self._end(live, error=str(error))
             return
-        except EngineError as error:
-            # One death fails every future with the same exception. It counts once.
-            if error is not self._last_death:
-                self._last_death = error
-                self._n_deaths += 1
-            self._end(live, error=str(error))
-            return
-        self._n_deaths = 0
         reply = self._reply(live, generation.completion_ids)
         self._steps.append((live.job, live.n_steps, self._step(live, generation, reply)))
         self._completed(live, generation.completion_ids, generation.logprobs, generation.finish_reason, reply)

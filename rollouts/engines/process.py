@@ -3,8 +3,7 @@
 An engine needs the interpreter a few thousand times a second. Other work in the same process makes it wait: parsing
 completions, rendering tool messages, work for the database. So an engine that computes on this machine runs alone.
 Requests and completions cross a pipe; the engine's thread reads and writes the pipe itself, between two steps. When
-memory runs out, the operating system kills this process. Then the engine's trajectories fail with that reason, and the
-worker lives on and starts another engine.
+memory runs out, the operating system kills this process. The worker lives on, starts another engine and asks it again.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from itertools import count
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from rollouts.engines import ENGINES, Engine, EngineError, reason
-from rollouts.engines.worker import EngineClosed, EngineDriver, EngineLost, EngineOwner, settle
+from rollouts.engines import ENGINES, EngineError, reason
+from rollouts.engines.owner import EngineLost, EngineNotBuilt, EngineOwner, Life
+from rollouts.engines.worker import EngineDriver
 from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
 
 log = logging.getLogger(__name__)
@@ -39,89 +37,36 @@ _NOBODY = -1
 
 
 class EngineProcess(EngineOwner):
-    """An :class:`~rollouts.engines.worker.EngineOwner` whose engine runs in a separate process.
+    """An :class:`~rollouts.engines.owner.EngineOwner` whose engine runs in a separate process.
 
     ``build``, the argument of ``call`` and its result are pickled. Each life of the engine is one process. When an
     engine dies its process ends too, so its memory is free before the next engine is built.
     """
 
-    def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
-        self._build, self._name = build, name
-        self._lock = threading.Lock()
-        self._life: _Life | None = None
-        self._closing = False
-        self.tokens = 0
+    def _begin(self) -> Life:
+        return _ProcessLife(self)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        with self._lock:
-            if self._life is not None:
-                self._life.send(("abort", None, list(request_ids)))
-
-    def close(self, timeout: float | None = 30) -> None:
-        with self._lock:
-            self._closing = True
-            life = self._life
-            if life is not None:
-                life.send(None)
-        if life is not None:
-            life.end(timeout)
-
-    def _ask(self, kind: str, value: Any) -> Future[Any]:
-        with self._lock:
-            if self._closing:
-                raise EngineClosed("The engine is shutting down.")
-            if self._life is None:
-                self._life = _Life(self._build, self._name, self._ended, self._counted)
-            return self._life.ask(kind, value)
-
-    def _counted(self, n_tokens: int) -> None:
-        self.tokens += n_tokens
-
-    def _ended(self, life: _Life, error: EngineError) -> None:
-        """The process is gone: ask nothing more of it, then tell the reason to everybody who waits."""
-        with self._lock:
-            if self._life is life:
-                self._life = None
-            if self._closing:
-                error = EngineClosed("The engine was shut down before the completion was finished.")
-            due = list(life.due.values())
-            life.due.clear()
-        for future in due:
-            future.set_exception(error)
+    def _packed(self, message: tuple[str, int | None, Any] | None) -> bytes:
+        return pickle.dumps(message)
 
 
-class _Life:
+class _ProcessLife:
     """One process, from its start to its end. One thread reads what comes back, another writes what is asked.
 
     The process reads between two steps, so the writing thread may wait for it. The threads that ask never wait.
     """
 
-    def __init__(
-        self,
-        build: Callable[[], Engine],
-        name: str,
-        on_end: Callable[[_Life, EngineError], None],
-        on_tokens: Callable[[int], None],
-    ) -> None:
-        self._on_end, self._on_tokens = on_end, on_tokens
-        self.due: dict[int, Future[Any]] = {}
-        self._numbers = count()
+    def __init__(self, owner: EngineProcess) -> None:
+        self._owner = owner
         self._outbox: SimpleQueue[bytes] = SimpleQueue()
+        self.send = self._outbox.put
         # A command's standard output is its result, so the output of the engine goes to the standard error.
         self._child = PipedProcess("The engine's process", __name__, stdout=sys.__stderr__)
-        self.send((dict(ENGINES), build, name))
+        name = owner._name
+        self.send(pickle.dumps((dict(ENGINES), owner._build, name)))
         self._thread = threading.Thread(target=self._listen, name=f"{name}-listener", daemon=True)
         self._thread.start()
         threading.Thread(target=self._write, name=f"{name}-writer", daemon=True).start()
-
-    def ask(self, kind: str, value: Any) -> Future[Any]:
-        number, future = next(self._numbers), Future[Any]()
-        self.due[number] = future
-        self.send((kind, number, value))
-        return future
-
-    def send(self, message: Any) -> None:
-        self._outbox.put(pickle.dumps(message))
 
     def end(self, timeout: float | None) -> None:
         self._child.end(timeout)
@@ -149,17 +94,19 @@ class _Life:
         self._child.end()  # it holds nothing worth keeping, and its memory is needed
         self._outbox.put(b"")
         self._child.pipe.close()
-        self._on_end(self, error)
+        self._owner._ended(error)
 
     def _heard(self, number: int, kind: str, value: Any) -> EngineError | None:
         """Take an answer and return the error that ended the engine, if there is one."""
         if kind == "lost":
             error: EngineError = value
             return error
-        if kind == "log":
+        if kind == "ready":
+            self._owner._ready()
+        elif kind == "log":
             logging.getLogger(value.name).handle(value)
-        elif (future := self.due.pop(number, None)) is not None:
-            self._on_tokens(settle(future, kind, value))
+        else:
+            self._owner._told(number, kind, value)
         return None
 
 
@@ -195,7 +142,12 @@ def serve(pipe: Connection) -> None:
     logging.root.addHandler(_Forward(send))
     logging.root.setLevel(logging.INFO)
     answers: list[Answer] = []
-    driver = EngineDriver(build, name, lambda *answer: answers.append(answer))
+    try:
+        driver = EngineDriver(build, name, lambda *answer: answers.append(answer))
+    except EngineNotBuilt as error:
+        send([(_NOBODY, "lost", error)])
+        return
+    send([(_NOBODY, "ready", None)])
     arrives = select.poll()
     arrives.register(pipe, select.POLLIN)
     while True:

@@ -16,8 +16,9 @@ from celery.worker.state import active_requests
 
 from rollouts import selectors, services
 from rollouts.engines import EngineError, Sampling, build_engine, engine_spec, reason
+from rollouts.engines.owner import EngineOwner
 from rollouts.engines.process import EngineProcess
-from rollouts.engines.worker import EngineOwner, EngineThread
+from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
 from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.models import ChatTemplate, Run, StoredTrajectory
@@ -26,8 +27,9 @@ from rollouts.selectors.runs import find_run
 from rollouts.tasks.batch import StorageBatch
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat, shutting_down
 from rollouts.tasks.lease_prefetch import LeasePrefetcher
+from rollouts.tasks.retry import try_again
 from rollouts.tasks.run_state import adopt_orphans, begin, hand_back, settle
-from rollouts.tasks.storage_process import StorageClient, close_idle
+from rollouts.tasks.storage_process import NotStored, StorageClient, close_idle
 from rollouts.tasks.write_behind import Saved, WriteBehind
 from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import sending, template_checks
@@ -96,16 +98,20 @@ def _work_on(run: Run) -> bool:
     work = _Work(run)
     try:
         end = work.do()
+    except NotStored as error:
+        log.warning("run left run=%s: %s", run.code, error)
+        end = BatchEnd(error=str(error))
     except Exception as error:
         log.exception("run left run=%s", run.code)
         end = BatchEnd(error=f"The run stopped on an error of the program: {reason(error)}")
+    held = list(work.leased.values())
     if shutting_down.is_set():
-        hand_back(run.pk, list(work.leased.values()))
+        hand_back(run.pk, held)
         return work.refused
     if end.error:
         _left.add(run.pk)
-        services.release_trajectories(list(work.leased.values()))
-    settle(run.pk, end.error)
+        try_again(partial(services.release_trajectories, held))
+    try_again(partial(settle, run.pk, end.error))
     return work.refused
 
 
@@ -115,17 +121,19 @@ class _Work:
         self.form: LaunchSettings = form_from(run.settings)
         self.leased: dict[int, StoredTrajectory] = {}  # by primary key; under way in this worker
         self.refused = False  # True = a chat template is not prefix-preserving
-        self._storage = StorageClient()
+        self._heartbeat = Heartbeat(f"run-{run.pk}", self._beat, BEAT_SECONDS, partial(services.is_cancelled, run))
+        self._storage = StorageClient(self._is_to_stop)
         self._lock = threading.Lock()
 
     def do(self) -> BatchEnd:
         # From the start: loading a tokenizer may take longer than a run may be silent.
-        with Heartbeat(
-            f"run-{self.run.pk}", self._beat, BEAT_SECONDS, partial(services.is_cancelled, self.run)
-        ) as held:
-            return self._do(held)
+        with self._heartbeat:
+            return self._do()
 
-    def _do(self, heartbeat: Heartbeat) -> BatchEnd:
+    def _is_to_stop(self) -> bool:
+        return self._heartbeat.cancelled.is_set() or shutting_down.is_set()
+
+    def _do(self) -> BatchEnd:
         from rollouts import tokenizers
         from rollouts.chat_templates import wants_call_ids
         from rollouts.engines.vllm_engine import tool_call_reader
@@ -158,21 +166,22 @@ class _Work:
         except EngineError as error:
             return BatchEnd(error=str(error))
         run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}
-        run.save(update_fields=["settings"])
+        try_again(partial(run.save, update_fields=["settings"]))
         recorder = WriteBehind(self._write)
         try:
             with LeasePrefetcher(self._more, limits.max_live // 2) as prefetcher:
-
-                def should_stop() -> bool:
-                    return heartbeat.cancelled.is_set() or shutting_down.is_set() or recorder.error is not None
-
                 end = run_batch(
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
                     parser(tokenizer.hf, tokenizer.stop_ids, way.read),
                     limits,
-                    Callbacks(prefetcher.more, recorder.steps, recorder.done, should_stop),
+                    Callbacks(
+                        prefetcher.more,
+                        recorder.steps,
+                        recorder.done,
+                        lambda: self._is_to_stop() or recorder.error is not None,
+                    ),
                     form.template_kwargs,
                     policy_version=run.model,
                     call_ids=any(wants_call_ids(template.text) for template in _templates(run)),
@@ -189,13 +198,15 @@ class _Work:
     # -- called by the loop and by WriteBehind -------------------------------------------------------------------------
 
     def _more(self, n: int) -> Sequence[RolloutJob]:
-        leased = services.lease_trajectories(self.run, n, LEASE_SECONDS)
+        leased = try_again(
+            partial(services.lease_trajectories, self.run, n, LEASE_SECONDS), should_stop=self._is_to_stop
+        )
         jobs = []
         for trajectory in leased:
             with self._lock:
                 self.leased[trajectory.pk] = trajectory
             # Another attempt may have begun the trajectory: the steps that it stored are not sampled again.
-            steps = selectors.load_trajectory(trajectory).steps if trajectory.n_steps else ()
+            steps = try_again(partial(selectors.load_trajectory, trajectory)).steps if trajectory.n_steps else ()
             jobs.append(RolloutJob(trajectory.pk, _task(trajectory), trajectory.seed, steps))
         return jobs
 

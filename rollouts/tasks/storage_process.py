@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from django.conf import settings
 from django.db import connection
 
+from rollouts.engines import reason
 from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.tasks.batch import Handshake, StorageBatch
+from rollouts.tasks.retry import DATABASE_PAUSES, DATABASE_TROUBLE, try_again
 from rollouts.tasks.store_batch import RunStorage
+from rollouts.tito.trajectory_end import TrajectoryEnd
 
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 NICE = 5
 """On a busy machine the engine and the loop go first, because nobody waits for the storing."""
+DEATH_PAUSES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before a lost process is replaced once more at the same batch."""
 PREPARE = f"import os; os.nice({NICE}); import django; django.setup(); "
 """Statements at the start of the process. Models can be imported only after ``setup``."""
 
@@ -38,7 +45,7 @@ class StorageProcess:
         self._child.send(Handshake({name: connection.settings_dict[name] for name in names}))
 
     def write(self, batch: StorageBatch) -> None:
-        """Store a batch; returns when it is stored. Raises ``ProcessEnded``, or ``RuntimeError`` if storing failed."""
+        """Store a batch; returns when it is stored. Raises ``ProcessEnded``, or :class:`NotStored`."""
         self._child.send(batch)
         answer = self._child.receive()
         if answer is not None:
@@ -83,22 +90,61 @@ def close_idle() -> None:
         storage.close()
 
 
-class StorageClient:
-    """The storage process of one run, taken with the first batch. A lost process is replaced once for each batch."""
+class NotStored(Exception):
+    """A batch could not be stored. The message is a sentence for the run page."""
 
-    def __init__(self) -> None:
+
+class _DatabaseTrouble(NotStored):
+    """It may work after a while."""
+
+
+class StorageClient:
+    """The storage process of one run, taken with the first batch.
+
+    A lost process is replaced, and a database in trouble is asked again, both with pauses and with a limit. A
+    trajectory whose diagnosis ends every process fails, and the others are stored.
+    """
+
+    def __init__(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """``should_stop``: whether the pauses are to end."""
+        self._should_stop = should_stop
         self._storage: StorageProcess | None = None
 
     def write(self, batch: StorageBatch) -> None:
+        """Store a batch; returns when it is stored. Raises :class:`NotStored`."""
         try:
-            self._storage = self._storage or take()
-            self._storage.write(batch)
-        except ProcessEnded:
-            log.warning("storage process lost; starting another", exc_info=True)
-            if self._storage is not None:
-                self._storage.close()
-            self._storage = take()
-            self._storage.write(batch)
+            try:
+                self._try(batch)
+            except ProcessEnded:
+                self._try(replace(batch, ends=()))
+                for end in batch.ends:
+                    self._write_end(StorageBatch(batch.run, (), (end,)))
+        except ProcessEnded as ended:
+            raise NotStored(f"Results could not be stored. {ended} Press Resume to go on.") from ended
+
+    def _write_end(self, batch: StorageBatch) -> None:
+        try:
+            self._try(batch)
+        except ProcessEnded as ended:
+            (end,) = batch.ends
+            error = f"This trajectory could not be diagnosed: {len(DEATH_PAUSES) + 1} processes ended at it. {ended}"
+            self._try(replace(batch, ends=(TrajectoryEnd(end.key, end.attempt, error=error),)))
+
+    def _try(self, batch: StorageBatch) -> None:
+        def once() -> None:
+            try:
+                self._storage = self._storage or take()
+                self._storage.write(batch)
+            except ProcessEnded:
+                if self._storage is not None:
+                    self._storage.close()
+                    self._storage = None
+                raise
+
+        def with_other_processes() -> None:
+            try_again(once, (ProcessEnded,), DEATH_PAUSES, self._should_stop)
+
+        try_again(with_other_processes, (_DatabaseTrouble,), DATABASE_PAUSES, self._should_stop)
 
     def close(self) -> None:
         if self._storage is not None:
@@ -129,11 +175,17 @@ def serve(pipe: Connection) -> None:
             if held is None or held.run_id != message.run:
                 held = RunStorage(message.run)
             held.write(message)
-            answer = None
+            answer: NotStored | None = None
+        except DATABASE_TROUBLE as error:
+            log.warning("batch not stored run=%s: %s", message.run, error)
+            connection.close()
+            answer = _DatabaseTrouble(
+                f"The database does not store results ({reason(error)}). Press Resume when it works again."
+            )
         except Exception as error:
             log.exception("batch not stored run=%s", message.run)
             connection.close()
-            answer = RuntimeError(f"{type(error).__name__}: {error}")
+            answer = NotStored(f"Results could not be stored, by an error of the program: {reason(error)}.")
         try:
             pipe.send(answer)
         except OSError:

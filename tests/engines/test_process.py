@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from concurrent.futures import wait as wait_for
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from typing import Any
 import pytest
 
 from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine
-from rollouts.engines.process import EngineProcess
+from rollouts.engines.owner import EngineClosed, EngineLost, EngineOwner
+from rollouts.engines.process import EngineProcess, _ProcessLife
 from rollouts.engines.scripted import ScriptedEngine
-from rollouts.engines.worker import EngineClosed, EngineLost, EngineOwner
 from rollouts.tito.trajectory import ids_array
 from tests.conftest import ROOT, wait_until
 
@@ -30,6 +29,11 @@ Start = Callable[[Callable[[], Any]], EngineProcess]
 
 def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:
     return GenerationRequest(name, ids_array(list(ids)), Sampling(max_tokens=max_tokens))
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
 
 
 # What the process builds is found by its name.
@@ -69,6 +73,11 @@ class Held(ScriptedEngine):
         while not self.gate.exists():
             time.sleep(0.01)
         return super().step()
+
+
+def killed() -> ScriptedEngine:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
 
 
 def not_there() -> ScriptedEngine:
@@ -156,17 +165,13 @@ def test_nobody_who_asks_waits_for_a_step(start: Start, tmp_path: Path) -> None:
         gone.result(60)
 
 
-def test_an_engine_that_dies_ends_all_with_one_error_and_a_new_process_follows(start: Start) -> None:
+def test_engines_that_die_one_after_another_end_what_waits_and_a_new_process_follows(start: Start) -> None:
     owner = start(Dying)
     pid = owner.call(pid_of).result(60)
     futures = [owner.submit(request(str(n))) for n in range(3)]
-    wait_for(futures, 60)
-    errors = {future.exception(0) for future in futures}
-    # One object: the loop counts deaths, and a death that comes twice is the end of a run. A request that arrived
-    # after it has had a process of its own.
-    assert 1 <= len(errors) <= 3
-    for error in errors:
-        assert isinstance(error, EngineLost) and str(error) == "The engine died: MemoryError: no block is free"
+    for future in futures:
+        error = future.exception(60)
+        assert isinstance(error, EngineError) and "The engine died: MemoryError: no block is free" in str(error)
     assert is_gone(pid)
     assert owner.call(pid_of).result(60) != pid
 
@@ -177,21 +182,30 @@ def test_an_engine_that_dies_while_nobody_waits_takes_its_process_along(start: S
     gone = owner.submit(request("gone", 500))
     assert len(owner.submit(request("x")).result(60).completion_ids) == 5
     owner.abort(["gone"])
-    with pytest.raises(EngineLost, match="it broke"):
+    with pytest.raises(CancelledError):
         gone.result(60)
     wait_until(lambda: is_gone(pid), 30, "the process of the lost engine has ended")
     assert owner.call(pid_of).result(60) != pid
 
 
-def test_a_killed_process_is_the_death_of_its_engine_alone(start: Start) -> None:
-    owner = start(Endless)
-    pid = owner.call(pid_of).result(60)
-    futures = [owner.submit(request(str(n), 500)) for n in range(3)]
-    os.kill(pid, signal.SIGKILL)
-    wait_for(futures, 60)
-    (error,) = {future.exception(0) for future in futures}
+def test_a_killed_process_fails_nothing(start: Start, tmp_path: Path) -> None:
+    """M9: a kill -9 of the engine's process failed 55 to 80 of 256 trajectories."""
+    gate = tmp_path / "gate"
+    owner = start(partial(Held, gate))
+    futures = [owner.submit(request(str(n))) for n in range(3)]
+    wait_until((tmp_path / "held").exists, 60, "the requests are under way")
+    first = owner._life
+    assert isinstance(first, _ProcessLife)
+    first._child.process.kill()
+    gate.touch()
+    assert [future.result(60).request_id for future in futures] == ["0", "1", "2"]
+    assert owner.call(pid_of).result(60) != first._child.process.pid
+
+
+def test_a_process_killed_again_and_again_ends_what_waits_with_a_sentence(start: Start, tmp_path: Path) -> None:
+    owner = start(killed)
+    error = owner.ask_info().exception(60)
     assert isinstance(error, EngineLost) and "was killed (signal 9)" in str(error) and "out of memory" in str(error)
-    assert len(owner.submit(request("next")).result(60).completion_ids) == 5
 
 
 def test_an_engine_that_cannot_be_built_says_why(start: Start) -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import threading
 from concurrent.futures import CancelledError
 from concurrent.futures import wait as wait_for
+from typing import ClassVar
 
 import pytest
 
 from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling
+from rollouts.engines.owner import EngineClosed, EngineLost
 from rollouts.engines.scripted import ScriptedEngine
-from rollouts.engines.worker import EngineClosed, EngineThread
+from rollouts.engines.worker import EngineThread
 from rollouts.tito.trajectory import ids_array
 
 
 def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:
     return GenerationRequest(name, ids_array(list(ids)), Sampling(max_tokens=max_tokens))
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
 
 
 class Gated(ScriptedEngine):
@@ -64,7 +71,8 @@ def test_a_refused_request_fails_alone() -> None:
     owner.close()
 
 
-def test_a_dead_engine_fails_its_futures_with_the_reason_and_is_built_again() -> None:
+def test_a_dead_engine_costs_its_requests_nothing_and_is_built_again() -> None:
+    """M9: the death of an engine failed all that was under way."""
     built: list[ScriptedEngine] = []
 
     class Dying(ScriptedEngine):
@@ -83,16 +91,83 @@ def test_a_dead_engine_fails_its_futures_with_the_reason_and_is_built_again() ->
             self.closed = True
 
     owner = EngineThread(Dying)
-    hold = threading.Event()
-    owner.call(lambda _: hold.wait(60))  # all at once, else the second engine might serve the last of them
     futures = [owner.submit(request(str(n))) for n in range(3)]
-    hold.set()
-    for future in futures:
-        with pytest.raises(EngineError, match="The engine died: MemoryError: no block is free"):
-            future.result(60)
-    assert len(owner.submit(request("later")).result(60).completion_ids) == 5
+    assert [future.result(60).request_id for future in futures] == ["0", "1", "2"]
     assert len(built) == 2 and built[0].closed
     owner.close()
+
+
+class Poisoned(ScriptedEngine):
+    """Dies of every prompt that begins with 13."""
+
+    deaths: ClassVar[list[int]] = []
+
+    def step(self) -> list[Generation]:
+        if any(live.request.prompt_ids[0] == 13 for live in self._live.values()):
+            self.deaths.append(len(self._live))
+            raise MemoryError("a prompt broke it")
+        return super().step()
+
+
+@pytest.mark.parametrize("killers", [1, 3])
+def test_a_request_that_kills_every_engine_is_refused_and_no_other(killers: int) -> None:
+    """M9: a prompt that kills the engine ended every trajectory beside it, then the run."""
+    Poisoned.deaths.clear()
+    owner = EngineThread(Poisoned)
+    hold = threading.Event()
+    owner.call(lambda _: hold.wait(60))  # all at once, else the first engine might see a part of them
+    bad = [owner.submit(request(f"bad {n}", ids=(13, 1))) for n in range(killers)]
+    good = [owner.submit(request(str(n))) for n in range(40)]
+    hold.set()
+    assert {len(future.result(60).completion_ids) for future in good} == {5}
+    for future in bad:
+        with pytest.raises(RequestRefused, match=r"died 4 times .* The engine died: MemoryError: a prompt broke it"):
+            future.result(60)
+    assert Poisoned.deaths == [40 + killers] * 2 + [1] * 2 * killers
+    assert len(owner.submit(request("later")).result(60).completion_ids) == 5
+    owner.close()
+
+
+def test_engines_that_die_one_after_another_end_all_that_waits_with_the_reason() -> None:
+    built: list[ScriptedEngine] = []
+
+    class Dead(ScriptedEngine):
+        def __init__(self) -> None:
+            super().__init__()
+            built.append(self)
+
+        def step(self) -> list[Generation]:
+            raise MemoryError("no block is free")
+
+    owner = EngineThread(Dead)
+    futures = [owner.submit(request(str(n))) for n in range(40)]
+    errors = [future.exception(60) for future in futures]
+    assert sum(isinstance(error, EngineLost) for error in errors) >= 38  # one or two may have been taken for the cause
+    assert all("The engine died: MemoryError: no block is free" in str(error) for error in errors)
+    assert len(built) == 6
+    owner.close()
+
+
+def test_an_abort_and_a_close_do_not_wait_for_the_next_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (600.0,))
+    died = threading.Event()
+
+    class Dying(ScriptedEngine):
+        def close(self) -> None:
+            died.set()
+
+        def step(self) -> list[Generation]:
+            raise MemoryError("no block is free")
+
+    owner = EngineThread(Dying)
+    gone, stays = owner.submit(request("gone")), owner.submit(request("stays"))
+    assert died.wait(60)
+    owner.abort(["gone"])
+    with pytest.raises(CancelledError):
+        gone.result(60)
+    owner.close()
+    with pytest.raises(EngineClosed):
+        stays.result(60)
 
 
 def test_nonsense_from_the_engine_is_its_death() -> None:

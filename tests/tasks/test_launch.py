@@ -207,9 +207,11 @@ class TestTheWork:
         assert set(run.trajectories.values_list("status", "error")) == {("failed", run.error)}
         assert run.n_failed == 6
 
-    def test_an_engine_that_dies_fails_its_trajectories_and_the_run_says_why(
+    def test_an_engine_that_dies_again_and_again_fails_the_run_which_says_why(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
+
         class Dying(ScriptedEngine):
             def step(self) -> list[Generation]:
                 raise MemoryError("no block is free")
@@ -353,7 +355,8 @@ class TestOrphans:
             ("running", 300, 5, False),
             ("queued", 5, None, False),
             ("queued", 300, None, True),
-            ("queued", 300, 20, False),
+            ("queued", 300, 10, False),
+            ("queued", 300, 20, True),
             ("done", 300, None, False),
         ],
     )
