@@ -99,6 +99,8 @@ _WORDS = {
 def _what(job: Job) -> str:
     if job.kind == Job.Kind.DIAGNOSE:
         return "Diagnosed again"
+    if job.kind == Job.Kind.DIAGNOSE_PUSHED:
+        return "Diagnosis of what was pushed"
     if job.kind == Job.Kind.REPLAY:
         return "Replayed under every strategy"
     options = job.options
@@ -138,6 +140,8 @@ def _sentence(job: Job) -> str:
         if job.status == Job.Status.CANCELLED:
             return f"Cancelled after {done}; nothing is shown of it."
         return f"{job.n_done:,} trajectories replayed; the cost page shows what each strategy would have made of them."
+    if job.kind == Job.Kind.DIAGNOSE_PUSHED:
+        return f"Cancelled after {job.n_done:,} trajectories. Diagnose again brings the findings of the others."
     if job.status == Job.Status.CANCELLED:
         return f"Cancelled after {done}; there is no file."
     if not is_offered(job):

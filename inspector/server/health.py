@@ -1,11 +1,14 @@
-"""Whether the database, Redis and a worker of each queue answer."""
+"""Whether the database, Redis and a worker of each queue answer, and whether the disk has room."""
 
+import shutil
 from dataclasses import dataclass
 
 from django.conf import settings
 from django.core.cache import cache
 from django.db import connection
 
+MIN_FREE_BYTES = 100 << 20
+"""With less room on the disk of the data folder something will soon fail."""
 PATIENCE_SECONDS = 5
 """How long work may wait before a page asks whether any worker is there."""
 
@@ -16,11 +19,12 @@ class Health:
 
     database: str
     redis: str
+    disk: str
     workers: dict[str, str]
 
     @property
     def is_well(self) -> bool:
-        return {self.database, self.redis, *self.workers.values()} == {"ok"}
+        return {self.database, self.redis, self.disk, *self.workers.values()} == {"ok"}
 
 
 def heartbeat_key(queue: str) -> str:
@@ -61,4 +65,17 @@ def check_health() -> Health:
         else "No worker serves this queue; one that is starting needs some seconds."
         for queue in served_queues()
     }
-    return Health(database, redis, workers)
+    return Health(database, redis, _disk(), workers)
+
+
+def _disk() -> str:
+    try:
+        free = shutil.disk_usage(settings.INSPECTOR_DATA).free
+    except OSError as error:
+        return f"The data folder cannot be read ({type(error).__name__}). Look at INSPECTOR_DATA."
+    if free >= MIN_FREE_BYTES:
+        return "ok"
+    return (
+        f"The disk of the data folder has {free >> 20} MB left. Imports, uploads and exports will fail: make room, "
+        f"{MIN_FREE_BYTES >> 20} MB at least."
+    )

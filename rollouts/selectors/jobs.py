@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from django.db.models import Count
+from django.db.models import Count, Q
 
 from rollouts.models import Job, Run
 
-LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY)
-"""The kinds that the page of a run lists. Its status tells of an import, and its findings of pushed trajectories."""
+LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.DIAGNOSE_PUSHED)
+"""The kinds that the page of a run lists. Its status tells of an import."""
 MAX_JOBS = 10
 
 
 def latest_jobs(run: Run, kinds: Collection[str] = LISTED) -> list[Job]:
-    """The newest jobs of a run, the newest first, each with its owner."""
-    return list(run.jobs.filter(kind__in=kinds).select_related("created_by").order_by("-pk")[:MAX_JOBS])
+    """The newest jobs of a run, the newest first, each with its owner, without diagnoses of pushes that are done."""
+    told = Q(kind=Job.Kind.DIAGNOSE_PUSHED, status=Job.Status.DONE)
+    return list(run.jobs.filter(~told, kind__in=kinds).select_related("created_by").order_by("-pk")[:MAX_JOBS])
 
 
 def find_job(run_code: str, code: str, kinds: Collection[str] = LISTED) -> Job | None:

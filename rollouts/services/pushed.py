@@ -83,3 +83,4 @@ def note_pushed_diagnosed(run: models.Run, key: int) -> None:
         held = models.Run.objects.select_for_update().get(pk=run.pk)
         held.settings[DIAGNOSED_TO] = max(int(held.settings.get(DIAGNOSED_TO, 0)), key)
         held.save(update_fields=["settings"])
+    run.settings = held.settings

@@ -26,11 +26,13 @@ from rollouts.services.jobs import (
 )
 from rollouts.services.outages import is_outage, said_of
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat
-from rollouts.work import diagnosis, exporting, imports, replays, template_checks
+from rollouts.work import diagnosis, exporting, imports, leftovers, replays, template_checks
 from rollouts.work.sending import DO_JOB, send_task
 
 log = logging.getLogger(__name__)
 
+SWEEP_SECONDS = 600.0
+"""How often a worker removes files that nobody needs any more."""
 ADOPT_SECONDS = 5.0
 """How often a worker looks for jobs that have lost their worker."""
 HEARTBEAT_SECONDS = 5.0
@@ -50,6 +52,12 @@ HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
 }
 """Kind of job -> its handler, which begins where an earlier worker stopped. A handler ends its job as done, if possible
 in the transaction of its last result. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
+
+FAILURES: dict[Job.Kind, Callable[[Job, str], None]] = {
+    Job.Kind.IMPORT: imports.fail,
+    Job.Kind.DIAGNOSE_PUSHED: diagnosis.fail_pushed_job,
+}
+"""Kind of job -> what ends one that could not be done with a sentence, where more than the job ends."""
 
 
 @shared_task(name=DO_JOB)
@@ -108,17 +116,18 @@ def _too_many_attempts(job: Job) -> str:
 
 
 def _fail(job: Job, sentence: str) -> None:
-    if job.kind == Job.Kind.IMPORT:
-        imports.fail(job, sentence)
+    if job.kind in FAILURES:
+        FAILURES[Job.Kind(job.kind)](job, sentence)
     else:
         end_job(job, Job.Status.FAILED, sentence)
 
 
 @signals.worker_ready.connect
 def _adopt_in_background(sender: Any, **_: Any) -> None:
-    """While a worker of the default queue lives, it sends again the jobs that have lost their worker."""
+    """While a worker of the default queue lives, it sends again the jobs that have lost their worker, and sweeps."""
     if settings.CELERY_TASK_DEFAULT_QUEUE in queues_of(sender):
         repeat("adopt-jobs", ADOPT_SECONDS, _adopt)
+        repeat("sweep", SWEEP_SECONDS, leftovers.sweep)
 
 
 def _adopt() -> None:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from rollouts import chat_templates, models, selectors, services, tokenizers
 from rollouts.models import Job
-from rollouts.services.jobs import Beat, JobLost, end_job
+from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.services.outages import is_outage
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
 from rollouts.services.text import without_paths
 from rollouts.tito.align import trained_tokens
@@ -20,6 +22,7 @@ from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.trajectory import Trajectory
+from rollouts.work.sending import send
 
 log = logging.getLogger(__name__)
 
@@ -78,18 +81,23 @@ def diagnosis_for(trajectory: Trajectory, run: models.Run) -> Diagnosis:
             found, findings=(*found.findings, *_at_the_end(trajectory, run, codec, find(""), found.findings))
         )
     except Exception as error:
+        if is_outage(error):
+            raise
         log.exception("diagnosis failed run=%s trajectory=%s", run.code, trajectory.external_id)
-        failure = Finding(
-            Axis.STREAM,
-            "not_decidable",
-            Severity.WARNING,
-            evidence=without_paths(
-                f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error})."
-            ),
-            remedy="Nothing can be said about it. Please report it together with the file.",
-            missing="a diagnosis that works",
-        )
-        return Diagnosis((failure,), {name: [failure.missing] for name in CHECKS})
+        return _failed(f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).")
+
+
+def _failed(evidence: str) -> Diagnosis:
+    """The diagnosis of a trajectory on which the diagnosis itself fails."""
+    failure = Finding(
+        Axis.STREAM,
+        "not_decidable",
+        Severity.WARNING,
+        evidence=without_paths(evidence),
+        remedy="Nothing can be said about it. Please report it together with the file.",
+        missing="a diagnosis that works",
+    )
+    return Diagnosis((failure,), {name: [failure.missing] for name in CHECKS})
 
 
 def _at_the_end(
@@ -127,12 +135,29 @@ def _bounded(records: list[models.StoredTrajectory]) -> list[models.StoredTrajec
 
 
 def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None:
-    values = list(selectors.load_trajectories(batch))
-    if (table := services.byte_table_of(run)) is not None:
-        services.fill_origins(batch, values, table)
-    found = [diagnosis_for(value, run) for value in values]
-    for record, value, one in zip(batch, values, found, strict=True):
-        record.n_lost, record.checks = trained_tokens(value.steps, value.rows).n_lost, one.checks
+    """Diagnose trajectories and store what is found. One that cannot be loaded or stored costs the others nothing."""
+    try:
+        values = list(selectors.load_trajectories(batch))
+        if (table := services.byte_table_of(run)) is not None:
+            services.fill_origins(batch, values, table)
+        found = [diagnosis_for(value, run) for value in values]
+        for record, value in zip(batch, values, strict=True):
+            record.n_lost = trained_tokens(value.steps, value.rows).n_lost
+        _store(run, batch, found)
+    except Exception as error:
+        if is_outage(error):
+            raise
+        if len(batch) > 1:
+            for record in batch:
+                _diagnose(run, [record])
+            return
+        log.exception("diagnosis failed run=%s trajectory=%s", run.code, batch[0].external_id)
+        _store(run, batch, [_failed(f"The diagnosis failed on this trajectory ({type(error).__name__}: {error}).")])
+
+
+def _store(run: models.Run, batch: Sequence[models.StoredTrajectory], found: Sequence[Diagnosis]) -> None:
+    for record, one in zip(batch, found, strict=True):
+        record.checks = one.checks
     services.replace_findings(run, [(record, one.findings) for record, one in zip(batch, found, strict=True)])
 
 
@@ -157,9 +182,7 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
     """Diagnose what was pushed to a job's run since the last diagnosis, until nothing new is left."""
     while True:
         run = _run_of(job)
-        new = run.trajectories.filter(pk__gt=int(run.settings.get(DIAGNOSED_TO, 0))).order_by("pk")
-        batch = list(new[:BATCH])
-        if batch:
+        if batch := list(_pushed(run)[:BATCH]):
             _diagnose(run, batch)
             note_pushed_diagnosed(run, batch[-1].pk)
             beat(n_done=job.n_done + len(batch))
@@ -168,9 +191,33 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
             # A push locks the run before it asks for a job. So either the push sees that this job has ended, or
             # this query sees what was pushed.
             models.Run.objects.select_for_update().get(pk=run.pk)
-            if not new.exists():
+            if not _pushed(run).exists():
                 end_job(job, Job.Status.DONE)
                 return
+
+
+def fail_pushed_job(job: Job, sentence: str) -> None:
+    """End a job that could not be done. What it was at gets a finding, so that it does not keep the others waiting."""
+    run, rest = _run_of(job), None
+    with transaction.atomic():
+        if not end_job(job, Job.Status.FAILED, sentence):
+            return
+        # After an outage it is not known that these are to blame: the next push asks for them again.
+        if not job.error and (batch := list(_pushed(run)[:BATCH])):
+            evidence = (
+                f"{len(batch)} trajectories were diagnosed together, and that did not come to its end. {sentence}"
+            )
+            _store(run, batch, [_failed(evidence)] * len(batch))
+            note_pushed_diagnosed(run, batch[-1].pk)
+        if not job.error and _pushed(run).exists():
+            rest, _ = ask_job(run, Job.Kind.DIAGNOSE_PUSHED, user=job.created_by)
+    if rest is not None:
+        send(rest)
+
+
+def _pushed(run: models.Run) -> QuerySet[models.StoredTrajectory]:
+    """The trajectories that were pushed since the last diagnosis."""
+    return run.trajectories.filter(pk__gt=int(run.settings.get(DIAGNOSED_TO, 0))).order_by("pk")
 
 
 def _run_of(job: Job) -> models.Run:

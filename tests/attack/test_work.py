@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,21 +14,24 @@ import pytest
 from celery import current_app
 from django.conf import settings
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import InterfaceError, OperationalError
+from django.db import DataError, InterfaceError, OperationalError
 from django.test import Client
 from django.utils import timezone
 
+from inspector.server import health
 from rollouts import services
 from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.services.imports import imported
 from rollouts.services.jobs import adopt_jobs, ask_job, take_job
+from rollouts.services.pushed import add_new_trajectories
 from rollouts.tasks import jobs
-from rollouts.work import exporting, imports, run_control
+from rollouts.tito.diagnose.checks import Diagnosis
+from rollouts.work import diagnosis, exporting, imports, leftovers, run_control
 from rollouts.work.uploads import uploads_of
 from tests import faults
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
-from tests.web.samples import stored_run
+from tests.web.samples import stored_run, trajectory
 
 pytestmark = pytest.mark.django_db
 
@@ -320,3 +325,109 @@ def test_an_upload_that_cannot_be_kept_leaves_nothing(monkeypatch: pytest.Monkey
     answer = web.post("/import", {"files": SimpleUploadedFile("a.jsonl", lines(0, 1)), "format": "auto"})
     assert answer.status_code == 507 and "disk of the server is full" in answer.content.decode()
     assert not Run.objects.exists() and set(uploads.glob("*")) == before
+
+
+# -- pushes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pile_that_always_fails_does_not_block_later_ones(
+    sent: list[int], monkeypatch: pytest.MonkeyPatch, web: Client
+) -> None:
+    """M8: every later push began at the same pile, and nobody was told."""
+    monkeypatch.setattr(diagnosis, "BATCH", 2)
+    run = services.create_run("import", "pushed", status=Run.Status.DONE)
+    add_new_trajectories(run, [trajectory(name) for name in ("a", "killer", "c", "d", "e")])
+    job = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[0]
+    real = diagnosis.diagnosis_for
+
+    def diagnose(value: Any, of: Run) -> Any:
+        assert value.external_id not in ("a", "killer")  # a worker that tries dies
+        return real(value, of)
+
+    for _ in range(jobs.MAX_ATTEMPTS):
+        assert take_job(job.pk)  # and is lost
+        faults.let_time_pass()
+    monkeypatch.setattr(diagnosis, "diagnosis_for", diagnose)
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert job.status == "failed" and job.error in html.unescape(web.get(f"/runs/{run.code}").content.decode())
+    rest = Job.objects.get(status="queued")
+    assert rest.pk in sent
+    jobs.do_job(rest.pk)
+    assert Job.objects.get(pk=rest.pk).status == "done"
+    marked = run.findings.filter(evidence__contains="5 workers were lost").values_list("trajectory__external_id")
+    assert {name for (name,) in marked} == {"a", "killer"}
+
+
+def test_a_trajectory_whose_findings_cannot_be_stored_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = services.create_run("import", "pushed", status=Run.Status.DONE)
+    add_new_trajectories(run, [trajectory(name) for name in ("a", "b", "c")])
+    job = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[0]
+    real = services.replace_findings
+
+    def store(of: Run, found: Any) -> None:
+        if any(record.external_id == "b" and not findings for record, findings in found):
+            raise DataError("no value for a column")
+        real(of, found)
+
+    monkeypatch.setattr(services, "replace_findings", store)
+    monkeypatch.setattr(diagnosis, "diagnosis_for", lambda *_: Diagnosis((), {}))
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, job.n_done) == ("done", 3)
+    assert "DataError: no value" in run.findings.get().evidence and run.findings.get().trajectory.external_id == "b"
+
+
+# -- what is left behind, and a full disk ------------------------------------------------------------------------------
+
+
+def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_path: Path, sent: list[int]) -> None:
+    """M7: nothing ever removed them."""
+    settings.INSPECTOR_DATA = tmp_path
+    live, done, failed = (services.create_run("import", name) for name in ("live", "done", "failed"))
+    for run in (live, done, failed):
+        imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", lines(0, 1))], "auto", True)
+    services.end_run(done, "done")
+    services.end_run(failed, "failed", "It broke off.")
+    Job.objects.filter(run=failed).update(status="failed")
+    kept = [uploads_of(live), uploads_of(failed)]
+    gone = [uploads_of(done), tmp_path / "uploads" / "nobody", tmp_path / "tokenizers" / ".draft-old"]
+    gone += [tmp_path / "tmp" / "old.upload", tmp_path / "exports" / "nobody.jsonl"]
+    kept += [tmp_path / "tmp" / "new.upload", tmp_path / "tokenizers" / "demo", tmp_path / "byte_tables" / ".draft-new"]
+    for path in (path for path in gone + kept if not path.exists()):
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix:
+            path.write_bytes(b"x")
+        else:
+            path.mkdir()
+        if path.name.lstrip(".").startswith(("old", "draft-old")):
+            os.utime(path, (0, 0))
+    leftovers.sweep()
+    assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
+    Run.objects.update(finished_at=timezone.now() - timedelta(days=8))
+    leftovers.sweep()
+    assert uploads_of(live).exists() and not uploads_of(failed).exists()
+
+
+def test_health_says_that_the_disk_is_full(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L8: it said "ok"."""
+    assert client.get("/health").json()["disk"] == "ok"
+    monkeypatch.setattr(health, "MIN_FREE_BYTES", 1 << 60)
+    answer = client.get("/health")
+    assert answer.status_code == 503 and "Make room" in answer.json()["disk"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is of Linux")
+@pytest.mark.parametrize("format_name", ["own_jsonl", "own_parquet"])
+def test_an_export_on_a_full_disk_leaves_nothing_and_is_tried_again(
+    format_name: str, settings: Any, tmp_path: Path
+) -> None:
+    settings.INSPECTOR_DATA = tmp_path
+    job = ask_job(stored_run(2), Job.Kind.EXPORT, {"format": format_name})[0]
+    full = exporting.exports_folder() / f"{job.code}.1.part"
+    full.symlink_to("/dev/full")  # every write to it finds no room
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, job.error) == ("running", "The disk of the server is full.")
+    assert not list(exporting.exports_folder().iterdir())
+    assert look_again(job).status == "done" and exporting.file_of(job).stat().st_size == job.bytes_written

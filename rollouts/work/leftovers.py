@@ -1,0 +1,66 @@
+"""Files that nobody needs any more, because a process was killed before it could remove them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from django.conf import settings
+from django.utils import timezone
+
+from rollouts.models import Run
+from rollouts.selectors.activity import is_active
+from rollouts.services.tokenizers import byte_tables_folder, tokenizers_folder
+from rollouts.work import exporting, imports
+from rollouts.work.uploads import uploads_folder
+
+log = logging.getLogger(__name__)
+
+UPLOAD_AGE = timedelta(days=7)
+"""How long the uploads of an import that broke off are kept for *Resume*."""
+DRAFT_AGE_SECONDS = 24 * 3600.0
+"""No request takes so long. An older draft belongs to a process that is gone."""
+
+
+def sweep() -> None:
+    """Remove uploads that no import reads again, files of exports that are not offered, and old drafts."""
+    exporting.drop_files()
+    old = [path for path in _drafts() if _age(path) > DRAFT_AGE_SECONDS]
+    for path in [*(one for one in _children(uploads_folder()) if not _is_read(one.name)), *old]:
+        log.info("leftover removed name=%s", path.name)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_read(code: str) -> bool:
+    """Whether an import will read the uploads of the run with this code."""
+    run = Run.objects.filter(code=code).first()
+    if run is None or is_active(run):
+        return run is not None
+    ended = run.finished_at or run.created_at
+    return timezone.now() - ended < UPLOAD_AGE and imports.left_of(run) is not None
+
+
+def _drafts() -> Iterator[Path]:
+    """Bodies of requests, and folders that become tokenizers and byte tables."""
+    yield from _children(Path(settings.INSPECTOR_DATA) / "tmp")
+    for folder in (tokenizers_folder(), byte_tables_folder()):
+        yield from (path for path in _children(folder) if path.name.startswith(".draft-"))
+
+
+def _children(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last change; 0 for a file that has just gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
