@@ -249,6 +249,8 @@ LOGGING = {
         "django": {"level": "INFO", "handlers": [], "propagate": True},
         # RequestLogMiddleware writes one line for every request; Django's own would be a second one.
         "django.server": {"level": "ERROR", "handlers": [], "propagate": True},
+        # The web server's own lines name addresses, so that they pass the formatter which hides tokens.
+        "gunicorn.error": {"handlers": [], "propagate": True},
         "httpx": {"level": "WARNING"},
         "filelock": {"level": "WARNING"},
     },

@@ -13,6 +13,7 @@ from inspector.runs.filters import STATUSES, TrajectoryFilter
 from inspector.runs.pages import ListedRun, RunsPage, RunValues
 from inspector.runs.refusal import refusal
 from inspector.runs.run_page import jobs_part, whole_page
+from inspector.server.logs import note_done
 from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import selectors
@@ -94,5 +95,6 @@ def delete(request: HttpRequest, run: Run) -> HttpResponse:
     except ValueError as refusal:
         messages.error(request, str(refusal), extra_tags="error")
         return redirect("run", run.code)
+    note_done(request, "run deleted", f"{run.code} {run.name}")
     messages.success(request, f"The run “{run.name}” was deleted.")
     return redirect("runs")

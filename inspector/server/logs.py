@@ -21,8 +21,26 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _LEFT_OUT = {*RESERVED_ATTRS, "request", "server_time", "vllm_process_name"}
 _PLAIN = re.compile(r"[\w./:@+-]+\Z")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}\Z")
-_TOKEN = re.compile(r"(/s/|[?&]token=)[\w-]+")
+_SECRETS = (
+    # Share links, the recorder's address, login links, API tokens, cookies.
+    re.compile(
+        r"(/s/|/token/|\btoken=|\bbearer\s+|\bri_"
+        r"|\b(?:inspector_session|csrftoken|csrfmiddlewaretoken|x-csrftoken|x-recorder-token)['\"]?\s*[=:]\s*['\"]?)"
+        r"[^\s'\"&;,/<>\\]+",
+        re.IGNORECASE,
+    ),
+    # The password in an address.
+    re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)"),
+)
 log = logging.getLogger("inspector.request")
+audit = logging.getLogger("inspector.audit")
+
+
+def without_secrets(text: str) -> str:
+    """The text with `...` for each token, cookie and password that its surroundings give away."""
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1...", text)
+    return text
 
 
 class RequestIdFilter(logging.Filter):
@@ -51,7 +69,7 @@ class JsonLineFormatter(JsonFormatter):
         if "error" in fields:
             fields["error"] = fields.pop("error")  # the traceback comes last
         # Django writes the address of what it did not find, and a traceback may name one.
-        kept = {key: _TOKEN.sub(r"\1...", value) if isinstance(value, str) else value for key, value in fields.items()}
+        kept = {key: without_secrets(value) if isinstance(value, str) else value for key, value in fields.items()}
         return {key: value for key, value in kept.items() if isinstance(value, str | int | float | bool | None)}
 
 
@@ -67,7 +85,10 @@ class TextLineFormatter(JsonLineFormatter):
 
 
 class RequestLogMiddleware:
-    """Sets an id for every request, returns it in `X-Request-Id`, and logs one line when the request is done."""
+    """Sets an id for every request, returns it in `X-Request-Id`, and logs one line when the request is done.
+
+    The line of a request that may change something names its user: who deleted, revoked or cancelled what.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
@@ -87,6 +108,7 @@ class RequestLogMiddleware:
                 extra={
                     "method": request.method,
                     "path": request.path,
+                    **_user(request),
                     "status": response.status_code,
                     "ms": round((time.perf_counter() - started) * 1000, 1),
                     "bytes": None if response.streaming else len(response.content),
@@ -95,3 +117,16 @@ class RequestLogMiddleware:
             return response
         finally:
             _request_id.reset(token)
+
+
+def note_done(request: HttpRequest, what: str, which: str) -> None:
+    """Write down that a user deleted or revoked something. The line of the request says only what was asked for."""
+    audit.info(what, extra={"object": which, **_user(request)})
+
+
+def _user(request: HttpRequest) -> dict[str, str]:
+    """The name of the user who sent a request that may change something."""
+    user = getattr(request, "user", None)
+    if request.method in ("GET", "HEAD", "OPTIONS") or user is None or not user.is_authenticated:
+        return {}
+    return {"user": user.get_username()}

@@ -12,7 +12,8 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.web.twins import Page, from_columns, json_page, page, wants_json
+from inspector.server.logs import note_done
+from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts import services
 from rollouts.models import ApiToken
 from rollouts.selectors.shares import api_token_by_key, newest_api_tokens
@@ -85,6 +86,11 @@ def index(request: HttpRequest) -> HttpResponse:
     return page(request, "tokens/index.html", shown, 201, address=address)
 
 
+def may_revoke(request: HttpRequest, maker_id: int) -> bool:
+    """Whether the user of a request may revoke the API tokens of a user."""
+    return bool(request.user.pk == maker_id or request.user.is_staff)
+
+
 def _lines() -> list[ApiTokenLine]:
     return [ApiTokenLine.of(record) for record in newest_api_tokens(MAX_LISTED)]
 
@@ -94,7 +100,11 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     record = api_token_by_key(pk)
     if record is None:
         raise Http404("There is no such API token.")
+    if not may_revoke(request, record.created_by_id):
+        sentence = "Only its maker or an administrator revokes an API token. Ask them, or use manage.py api_token."
+        return error_page(request, 403, "This token is not yours", sentence)
     services.revoke(record)
+    note_done(request, "API token revoked", f"{record.pk} {record.hint}")
     if wants_json(request):
         return json_page(ApiTokenLine.of(record))
     messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")

@@ -59,6 +59,7 @@ def login(request: HttpRequest) -> HttpResponse:
     token = request.GET.get("token", "")
     if request.method == "GET" and token and use_token(token):
         start_session(request, local_user(), backend=BACKEND)  # type: ignore[arg-type]
+        log.info("login by link", extra={"address": request.META.get("REMOTE_ADDR", "")})
         return HttpResponseRedirect(_next_page(request))
     if request.method == "GET" and request.user.is_authenticated:
         return HttpResponseRedirect(_next_page(request))

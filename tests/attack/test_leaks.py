@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import runpy
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from inspector.server.logs import JsonLineFormatter, TextLineFormatter, without_secrets
 from rollouts import services
 from rollouts.models import Run, StoredTrajectory
 from rollouts.services.text import without_paths
@@ -124,3 +126,37 @@ def test_l12_errors_of_work_are_stored_without_paths(
 )
 def test_paths_and_addresses_are_told_apart(said: str, shown: str) -> None:
     assert without_paths(said) == shown
+
+
+TOKENS = {
+    "a share link": "loBGAzdd8qMHNWAZyuAvhN0X_4iNT7Bb",
+    "an API token": "ri_Xq8-Wf0aLk3_mC9vZt7bQeYh2sRu5nPd1gJo6iTx4",
+    "a login link": "q1W2e3R4t5Y6u7I8o9P0a1S2d3F4g5H6",
+    "a session": "k3j4h5g6f7d8s9a0q1w2e3r4t5y6u7i8",
+    "a recorder's token": "Zk3-a_long_token_of_letters",
+    "a password": "hunter2-correct-horse",
+}
+SHARE, API, LOGIN, SESSION, RECORDER, PASSWORD = TOKENS.values()
+
+
+@pytest.mark.parametrize("said", [
+    f"Not Found: /s/{SHARE}", f"GET /s/{SHARE}.json HTTP/1.1", f"http://x/login?next=/&token={LOGIN}",
+    f"/login?token={LOGIN}", f"Authorization: Bearer {API}", f"{{'HTTP_AUTHORIZATION': 'bearer {API}'}}",
+    f"KeyError: '{API}'", f"token={API[3:]}",
+    f"Cookie: inspector_session={SESSION}; csrftoken={SESSION}", f"{{'inspector_session': '{SESSION}'}}",
+    f"X-CSRFToken: {SESSION}", f"csrfmiddlewaretoken={SESSION}&a=b", f"/token/{RECORDER}/v1/chat/completions",
+    f"X-Recorder-Token: {RECORDER}", f"redis://:{PASSWORD}@10.0.0.1:6379/0", f"postgres://me:{PASSWORD}@db/x",
+])  # fmt: skip
+def test_no_line_of_a_log_holds_a_secret(said: str) -> None:
+    for formatter in (TextLineFormatter(), JsonLineFormatter()):
+        try:
+            raise ValueError(said)
+        except ValueError:
+            record = logging.LogRecord("x", logging.ERROR, "x", 1, "event %s", (said,), sys.exc_info())
+        record.request_id, record.path = "", said
+        line = formatter.format(record)
+        assert not any(secret in line for secret in TOKENS.values()), line
+        assert "..." in line and "ValueError" in line
+    assert without_secrets("path=/runs/k7m2c9x4ph3q status=200 tokens=12 token 5") == (
+        "path=/runs/k7m2c9x4ph3q status=200 tokens=12 token 5"
+    )
