@@ -414,7 +414,7 @@ def test_health_says_that_the_disk_is_full(client: Client, monkeypatch: pytest.M
     assert client.get("/health").json()["disk"] == "ok"
     monkeypatch.setattr(health, "MIN_FREE_BYTES", 1 << 60)
     answer = client.get("/health")
-    assert answer.status_code == 503 and "Make room" in answer.json()["disk"]
+    assert answer.status_code == 503 and "make room" in answer.json()["disk"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is of Linux")
