@@ -18,7 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from inspector.web.twins import fields_of, json_page, whole_number
 from rollouts import services
-from rollouts.formats import FileRefused, Source
+from rollouts.formats import FileRefused, Source, TooLarge
 from rollouts.models import ApiToken, Run
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
@@ -192,7 +192,7 @@ def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpRespo
     try:
         pushed = take_push(run, source, format_name, prefix)
     except FileRefused as error:
-        raise Refused(400 if source.size == 0 else 415, str(error)) from error
+        raise Refused(400 if source.size == 0 else 413 if isinstance(error, TooLarge) else 415, str(error)) from error
     except (Run.DoesNotExist, IntegrityError) as error:
         if find_run(code=run.code) is not None:
             raise
@@ -200,4 +200,5 @@ def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpRespo
             410, f"The run {run.code} was deleted while you pushed to it. POST /api/runs makes one."
         ) from error
     answer = {name: value for name, value in fields_of(pushed).items() if value is not None}
-    return json_page(answer, 400 if pushed.error else 200)
+    is_too_large = answer.pop("is_too_large")
+    return json_page(answer, 413 if is_too_large else 400 if pushed.error else 200)

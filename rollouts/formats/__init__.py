@@ -6,9 +6,10 @@ A format is recognised by content. Readers stream, and yield :class:`Rejected` f
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
-from rollouts.formats.containers.refused import FileRefused
+from rollouts.formats.containers.refused import FileRefused, TooLarge
 from rollouts.formats.containers.source import Source
 from rollouts.formats.readers import (
     agent_lightning,
@@ -53,15 +54,17 @@ FORMATS: dict[str, Format] = {
 
 _LOOK_AT = 20
 """Lines that are tried to recognise a format. Broken lines before the first good line do not matter."""
+_LOOK_INTO = 100
+"""Keys of an unknown object whose lists are tried."""
 
 
 def detect(source: Source) -> Format:
     """The format of a file, by its first lines. Raises :class:`FileRefused` when no format fits.
 
-    A file whose first lines are no JSON may hold JSON objects over many lines. Then it is read so.
+    A file whose first line is no JSON may hold JSON objects over many lines. Then it is read so.
     """
     found, problem = _look(source)
-    if found is None and not source.is_document:
+    if found is None and not source.is_document and _begins_broken(source):
         source.is_document = True
         found, _ = _look(source)
         source.is_document = found is not None
@@ -70,13 +73,23 @@ def detect(source: Source) -> Format:
     raise FileRefused(f"{source.name} could not be recognised. {problem or 'It has no lines.'}")
 
 
+def _begins_broken(source: Source) -> bool:
+    """Whether the first line is no JSON by itself, though it is within the limits."""
+    line = next(source.lines(), None)
+    if line is None or line.data is None:
+        return False
+    try:
+        decode(line.data)
+    except BadLine:
+        return True
+    return False
+
+
 def _look(source: Source) -> tuple[Format | None, str]:
     problem = ""
-    for n, line in enumerate(source.lines()):
-        if n == _LOOK_AT:
-            break
+    for line in islice(source.lines(), _LOOK_AT):
         try:
-            value = decode(line.data)
+            value = decode(line.checked())
         except BadLine as error:
             problem = problem or f"Line {line.number}: {error}"
             continue
@@ -93,13 +106,13 @@ def _unknown(value: Any) -> str:
     if not isinstance(value, dict):
         what = "a list" if isinstance(value, list) else "JSON, but no object"
         return f"is {what}, of no format that is known here."
-    for key, items in value.items():
-        inside = next(
-            (one for one in FORMATS.values() if isinstance(items, list) and items and one.detect(items)), None
-        )
+    for key, items in islice(value.items(), _LOOK_INTO):
+        if not isinstance(items, list) or not items:
+            continue
+        inside = next((one for one in FORMATS.values() if one.detect(items)), None)
         if inside is not None:
             return f"holds a list under {key[:40]!r}: {inside.title}. Write that list alone to a file and import that."
-    shown = ", ".join(key[:40] for key in list(value)[:12]) + ", ..." * (len(value) > 12)
+    shown = ", ".join(key[:40] for key in islice(value, 12)) + ", ..." * (len(value) > 12)
     return f"is JSON, but of no format that is known here; its keys are: {shown or 'none'}."
 
 

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from rollouts.formats import limits
 from rollouts.formats.containers.source import Source
 from rollouts.formats.shapes import BadLine, decode
 from rollouts.tito.trajectory import Trajectory
@@ -83,13 +84,13 @@ class SeenIds:
 def each_batch(
     source: Source,
     read_batch: Callable[[Any, int], Sequence[Trajectory]],
-    decode: Callable[[bytes | None], Any] = decode,
+    decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """The trajectories of each line. A line is rejected whole if it cannot be read, or if an id of it came before."""
     seen = SeenIds()
     for line in source.lines():
         try:
-            found = read_batch(decode(line.data), line.number)
+            found = read_batch(decode(line.checked()), line.number)
             for one in found:
                 if one.external_id in seen:
                     raise BadLine(f"The id {one.external_id!r} was used on an earlier line of this file.")
@@ -98,13 +99,14 @@ def each_batch(
             continue
         for one in found:
             seen.add(one.external_id)
-        yield from found
+            limits.current().add_ids(one.n_ids)
+            yield one
 
 
 def each_line(
     source: Source,
     read_line: Callable[[Any, int], Trajectory],
-    decode: Callable[[bytes | None], Any] = decode,
+    decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
     return each_batch(source, lambda value, number: (read_line(value, number),), decode)

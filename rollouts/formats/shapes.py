@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rollouts.formats import limits
 from rollouts.formats.containers.json_text import canonical_json
+from rollouts.formats.containers.refused import BadLine
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message
 
 MAX_DEPTH = 100
@@ -23,17 +25,11 @@ _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped surrogate, perhaps half a character. Unlike the decoder of other lines, Python's accepts a lone one."""
 
 
-class BadLine(ValueError):
-    """A line that cannot be read; the message is a sentence for the user."""
-
-
 _decoder = msgspec.json.Decoder()
 
 
-def decode(data: bytes | None) -> Any:
+def decode(data: bytes) -> Any:
     """A line's JSON value. Raises :class:`BadLine`."""
-    if data is None:
-        raise BadLine("The line is longer than 128 MB. Leave out fields that are not needed.")
     try:
         value = _decoder.decode(data)
     except UnicodeDecodeError:
@@ -279,14 +275,20 @@ def rest(value: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     return {key: item for key, item in value.items() if key not in skip}
 
 
-def elements(value: Mapping[str, Any], known: Iterable[str], n: int, i: int) -> dict[str, Any]:
-    """Further fields of a batch of ``n``: element ``i`` of a list, else the whole value. Empty ones are left out."""
-    found = {}
-    for key, item in rest(value, known).items():
-        one = item[i] if isinstance(item, list) and len(item) == n else item
-        if one not in (None, {}, []):
-            found[key] = one
-    return found
+def elements(value: Mapping[str, Any], known: Iterable[str], n: int) -> Callable[[int], dict[str, Any]]:
+    """Further fields of a batch of ``n``: a function from an index to the fields of that element.
+
+    Each element gets its own of a list of ``n``, and any other value whole. Empty ones are left out.
+    """
+    fields = rest(value, known)
+    lists = {key for key, item in fields.items() if isinstance(item, list) and len(item) == n}
+    limits.current().check_repeated(rest(fields, lists), n, "trajectories")
+
+    def of(i: int) -> dict[str, Any]:
+        found = {key: item[i] if key in lists else item for key, item in fields.items()}
+        return {key: one for key, one in found.items() if one not in (None, {}, [])}
+
+    return of
 
 
 def _name(value: Any) -> str:

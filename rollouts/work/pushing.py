@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollouts import formats, services
-from rollouts.formats import FileRefused, Rejected, Source
+from rollouts.formats import FileRefused, Rejected, Source, TooLarge, limits
 from rollouts.models import Job, Run
 from rollouts.services.pushed import add_new_trajectories, differing, named_by_content, note_push
 from rollouts.services.rejections import add_rejections
@@ -41,6 +41,8 @@ class Pushed:
     """Why nothing after some place could be read; None = everything was read."""
     notice: str | None = None
     """What the sender should know."""
+    is_too_large: bool = False
+    """Whether ``error`` tells of a limit."""
 
     def reject(self, run: Run, rejected: Sequence[Rejected]) -> None:
         """Count lines that could not be read, and keep their reasons with the run."""
@@ -56,6 +58,11 @@ def take_push(run: Run, source: Source, format_name: str, prefix: str) -> Pushed
     Raises :class:`FileRefused` when nothing of the source can be read. If the source is damaged in the middle,
     ``error`` says so, and what stands before the damage is stored: a second push finds these ids known.
     """
+    with limits.reading(limits.PUSH):
+        return _take(run, source, format_name, prefix)
+
+
+def _take(run: Run, source: Source, format_name: str, prefix: str) -> Pushed:
     chosen, items = formats.read(source, format_name)
     pushed = Pushed(run.code)
     table = services.byte_table_of(run)
@@ -71,7 +78,7 @@ def take_push(run: Run, source: Source, format_name: str, prefix: str) -> Pushed
             pushed.reject(run, [one for one in named if isinstance(one, Rejected)])
     except FileRefused as error:
         pushed.reject(run, [Rejected(None, str(error))])
-        pushed.error = str(error)
+        pushed.error, pushed.is_too_large = str(error), isinstance(error, TooLarge)
     note_push(run, chosen.name)
     notices = []
     if others:

@@ -1,23 +1,30 @@
-"""Hostile files: what a small body may become is bounded, and the refusal names the number."""
+"""Hostile files (H4, M2): what a small body may become is bounded, and the refusal names the number."""
 
 from __future__ import annotations
 
-import io
+import gzip
 import json
+import subprocess
+import sys
+import tracemalloc
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import zstandard
 
-from rollouts.formats import FileRefused, Rejected, Source, read
-from rollouts.formats.containers import source
-from rollouts.formats.readers import inspector_jsonl
+from rollouts.formats import FileRefused, Rejected, Source, TooLarge, limits, read
+from rollouts.formats.limits import Limits, memory_of
+from rollouts.tito.trajectory import Trajectory
+from tests.attack import hostile_bodies
+from tests.attack.hostile_bodies import own_line
+from tests.conftest import ROOT
 
 
-def own_line(steps: list[dict[str, Any]]) -> bytes:
-    return json.dumps({"format": "rollout-inspector", "version": 1, "external_id": "a", "steps": steps}).encode()
+def reasons(data: bytes, under: Limits, name: str = "auto") -> list[str]:
+    """Why lines were rejected; a trajectory that was read counts as an empty reason."""
+    with limits.reading(under):
+        _, found = read(Source.of_bytes(data), name)
+        return [one.reason if isinstance(one, Rejected) else "" for one in found]
 
 
 def one_prompt_again(n: int, message: dict[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -30,34 +37,158 @@ def one_prompt_again(n: int, message: dict[str, Any] | None = None) -> list[dict
     return [first, *[again] * n]
 
 
-@pytest.mark.parametrize("message", [None, {"role": "user", "content": "x"}])
-def test_deltas_that_become_gigabytes_are_rejected(message: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspector_jsonl, "MAX_DECODED_IDS", 1000 + 50 * 1002)
-    if message is not None:
-        monkeypatch.setattr(inspector_jsonl, "MAX_DECODED_IDS", 1 << 40)
-        monkeypatch.setattr(inspector_jsonl, "MAX_DECODED_MESSAGES", 51 * 100)
-    _, (kept,) = read(Source.of_bytes(own_line(one_prompt_again(50, message))), "own_jsonl")
-    assert not isinstance(kept, Rejected)
-    _, (rejected,) = read(Source.of_bytes(own_line(one_prompt_again(51, message))), "own_jsonl")
-    assert isinstance(rejected, Rejected) and "steps[51]" in rejected.reason and "at most" in rejected.reason
+def nodes_of_one_root(n: int) -> dict[str, Any]:
+    """A trace of verifiers: a root of 1,000 ids, and ``n`` answers to it."""
+    root = {"token_ids": [1] * 1000, "mask": [0] * 1000, "message": {"role": "user", "content": "x"}}
+    answer = {"parent": 0, "token_ids": [2], "mask": [1], "sampled": True, "message": {"role": "assistant"}}
+    return {"id": "a", "nodes": [root, *[answer] * n]}
+
+
+def calls_that_continue_one(n: int) -> list[dict[str, Any]]:
+    """Calls of rLLM: one of 1,000 ids, and ``n`` that continue it."""
+    first = {"session_id": "s", "trace_id": "0", "prompt_token_ids": [1] * 1000, "completion_token_ids": [2]}
+    again = {"session_id": "s", "prompt_token_ids": [], "parent_trace_id": "0", "prompt_delta_token_ids": [1],
+             "completion_token_ids": [2]}  # fmt: skip
+    return [first, *[{**again, "trace_id": str(k + 1)} for k in range(n)]]
+
+
+def lines(*values: Any) -> bytes:
+    return b"".join(json.dumps(value).encode() + b"\n" for value in values)
+
+
+CALL = {"choices": [{"token_ids": [1]}], "prompt_token_ids": [1] * 1000}
+MANY_CHOICES = {**CALL, "choices": [{"token_ids": [1], "index": n} for n in range(20)]}
+BATCH = {"prompt_ids": [[1]] * 20, "completion_ids": [[2]] * 20, "logprobs": [[0.0]] * 20, "i": list(range(20))}
+TRACES = {"traces": [nodes_of_one_root(1)] * 20, "id": "e"}
+GROUP = {"completion": ["x"] * 20, "prompt": ["x"] * 20, "advantages": [0.0] * 20, "step": 1}
+TALK = {"messages": [{"role": "assistant", "content": "x"}] * 100}
+NOTE = {"note": "x" * 1000}
+
+GROWS = {
+    "ids of steps": (own_line("a", one_prompt_again(50)), Limits(line_ids=50_000), Limits(line_ids=51_100)),
+    "messages of steps": (
+        own_line("a", one_prompt_again(50, {"role": "user"})), Limits(line_messages=5000), Limits(line_messages=5100),
+    ),
+    "number of steps": (own_line("a", one_prompt_again(50)), Limits(line_items=50), Limits(line_items=51)),
+    "ids of nodes": (lines(nodes_of_one_root(50)), Limits(line_ids=50_000), Limits(line_ids=51_100)),
+    "ids of traces": (lines(TRACES), Limits(line_ids=39_000), Limits(line_ids=41_000)),
+    "ids of calls": (lines(*calls_that_continue_one(50)), Limits(line_ids=50_000), Limits(line_ids=52_000)),
+    "ids of choices": (lines(MANY_CHOICES), Limits(line_ids=20_000), Limits(line_ids=20_100)),
+    "messages of a conversation": (lines(TALK), Limits(line_messages=4900), Limits(line_messages=4950)),
+    "a field of a batch": (lines(BATCH | NOTE), Limits(line_repeated_bytes=20_000), Limits(line_repeated_bytes=21_000)),
+    "a field of choices": (
+        lines(MANY_CHOICES | NOTE), Limits(line_repeated_bytes=20_000), Limits(line_repeated_bytes=21_000),
+    ),
+    "a field of traces": (lines(TRACES | NOTE), Limits(line_repeated_bytes=20_000), Limits(line_repeated_bytes=21_000)),
+    "a field of columns": (lines(GROUP | NOTE), Limits(line_repeated_bytes=20_000), Limits(line_repeated_bytes=21_000)),
+    "size of a batch": (lines(BATCH), Limits(line_items=19), Limits(line_items=20)),
+    "bytes of a line": (lines(CALL), Limits(line_bytes=3000), Limits(line_bytes=4000)),
+    "values of a line": (lines(CALL), Limits(line_memory=40_000), Limits(line_memory=60_000)),
+}  # fmt: skip
+"""What grows: a file, limits that it breaks, and limits that it keeps."""
+
+
+@pytest.mark.parametrize("name", GROWS)
+def test_what_grows_while_it_is_read_is_rejected_with_the_number(name: str) -> None:
+    data, broken, kept = GROWS[name]
+    form = "recorded_calls" if name.endswith("of a line") else "auto"
+    assert not any(reasons(data, kept, form))
+    found = reasons(data, broken, form)
+    assert found and all("at most" in one or "longer than" in one for one in found)
+    assert any(letter.isdigit() for letter in found[0])
+
+
+def test_many_small_trajectories_are_counted_together() -> None:
+    data = b"".join(own_line(str(n), one_prompt_again(9)) for n in range(10))
+    assert len(reasons(data, Limits(ids=101_000))) == 10
+    with pytest.raises(TooLarge, match="more than 100,000 token ids"):
+        reasons(data, Limits(ids=100_000))
+
+
+def test_reading_ends_when_its_seconds_are_used_up() -> None:
+    blank = zstandard.compress(b" \n" * 500_000)
+    for data in (own_line("a", []) * 1000, blank, lines(*calls_that_continue_one(20)), b"[" + b"{}," * 9 + b"{}]"):
+        with pytest.raises(TooLarge, match="more than 0 seconds of computing"):
+            reasons(data, Limits(seconds=0), "own_jsonl")
 
 
 @pytest.mark.parametrize("before", [b"", b"{}\n"])
-def test_blank_lines_without_end_are_refused(before: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MAX_BLANK_LINES", 1000)
-    few = Source.of_bytes(zstandard.compress(before + b"\n" * 1000 + b"{}\n" + b"\n" * 1000))
-    assert [line.number for line in few.lines()][-1] == 1001 + bool(before)
-    many = Source.of_bytes(zstandard.compress(before + b"\n" * 1001 + b"{}\n"))
-    with pytest.raises(FileRefused, match="more than 1,000 blank lines"):
-        list(many.lines())
+def test_blank_lines_without_end_are_refused(before: bytes) -> None:
+    with limits.reading(Limits(blank_lines=1000)):
+        few = Source.of_bytes(zstandard.compress(before + b"\n" * 1000 + b"{}\n" + b"\n" * 1000))
+        assert [line.number for line in few.lines()][-1] == 1001 + bool(before)
+        many = Source.of_bytes(zstandard.compress(before + b"\n" * 1001 + b"{}\n"))
+        with pytest.raises(FileRefused, match="more than 1,000 blank lines"):
+            list(many.lines())
 
 
-def test_a_parquet_file_of_one_value_in_every_row_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "FREE_BYTES", 1 << 20)
-    file = io.BytesIO()
-    values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500, pyarrow.int32()), ["x" * 100_000])
-    pyarrow.parquet.write_table(pyarrow.table({"text": values}), file, compression="zstd")
-    bomb = Source.of_bytes(file.getvalue())
-    assert bomb.size * source.MAX_PARQUET_RATIO < 500 * 100_000
-    with pytest.raises(FileRefused, match="grows more than 2,000 times"):
+def test_a_parquet_file_of_one_value_in_every_row_is_stopped() -> None:
+    bomb = Source.of_bytes(hostile_bodies.parquet_of_one_value(500, 100_000))
+    assert bomb.size * limits.IMPORT.parquet_ratio < 500 * 100_000
+    with limits.reading(Limits(free_bytes=1 << 20)), pytest.raises(TooLarge, match="grows more than 2,000 times"):
         list(bomb.lines())
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_packed_bytes_in_packed_bytes_are_not_unpacked(pack: Any) -> None:
+    with pytest.raises(FileRefused, match="holds another packed file"):
+        reasons(pack(gzip.compress(b"{}\n" * 1000)), limits.IMPORT)
+
+
+SHAPES = [b"{},", b"[],", b"[[]],", b'{"a":1},', b'"ab",', "\"é1\",".encode(), b"1000,", b"1e9,", b'{"abc":"def"},',
+          b'"\\"{[,",', b'"{{{{,,,,[[[[",']  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, b"keys"])
+def test_no_line_takes_more_memory_than_was_estimated(shape: bytes) -> None:
+    from msgspec.json import decode
+
+    line = b"[" + shape * (1_000_000 // len(shape)) + b"0]"
+    if shape == b"keys":
+        line = b"{" + b",".join(b'"%d":1000' % n for n in range(100_000)) + b"}"
+    tracemalloc.start()
+    value = decode(line)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert value and taken <= memory_of(line) <= limits._MEMORY_RATIO * len(line) * 4
+
+
+def test_marks_inside_texts_cost_nothing() -> None:
+    inside = b'{"a":"' + rb"{[,\"{\\\\" * 400_000 + b'"}'
+    assert memory_of(inside) < len(inside) + 1000
+    assert memory_of(b'{"a":"\\\\"}' + b"[" * 50) > 50 * 100
+
+
+MEASURE = """
+import resource, sys
+from rollouts.formats import FileRefused, Source, limits, read
+import pyarrow.parquet, zstandard
+data = sys.stdin.buffer.read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+n = 0
+with limits.reading(limits.PUSH):
+    try:
+        for one in read(Source.of_bytes(data))[1]:
+            n += 1
+            if n == 100:
+                break
+    except FileRefused as error:
+        print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
+@pytest.mark.parametrize("name", ["empty objects", "deltas", "numbers", "one value in Parquet"])
+def test_a_hostile_body_takes_bounded_memory(name: str) -> None:
+    body = hostile_bodies.BODIES[name]()
+    ran = subprocess.run(
+        [sys.executable, "-c", MEASURE], input=body, cwd=ROOT, stdout=subprocess.PIPE, timeout=300, check=True
+    )
+    assert int(ran.stdout.split()[-1]) < 500, ran.stdout
+
+
+def test_a_trajectory_within_the_limits_is_read_whole() -> None:
+    with limits.reading(limits.PUSH):
+        _, (one,) = read(Source.of_bytes(own_line("a", one_prompt_again(50))))
+    assert isinstance(one, Trajectory) and len(one.steps) == 51 and len(one.steps[50].prompt_ids) == 1002

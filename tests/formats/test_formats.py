@@ -14,8 +14,7 @@ import pytest
 import zstandard
 
 from rollouts import formats
-from rollouts.formats import FileRefused, Rejected, Source
-from rollouts.formats.containers import source
+from rollouts.formats import FileRefused, Rejected, Source, limits
 from rollouts.formats.registry import SeenIds
 from rollouts.tito.trajectory import Trajectory
 from tests.storage.build import assert_same, chain, rows_only
@@ -300,9 +299,10 @@ def test_a_line_that_is_too_long_is_not_held() -> None:
 
     data = jsonl({"a": 1})
     one = Source("f", lambda: io.BytesIO(data + b"y" * 5000 + b"\n" + data), 1)
-    assert [(line.number, line.data is None) for line in one.lines(limit=1000)] == [(1, False), (2, True), (3, False)]
-    long = Source("f", lambda: io.BufferedReader(Endless()), 1)
-    assert [(line.number, line.data) for line in long.lines(limit=1000)] == [(1, None)]
+    with limits.reading(limits.Limits(line_bytes=1000)):
+        assert [(line.number, line.data is None) for line in one.lines()] == [(1, False), (2, True), (3, False)]
+        long = Source("f", lambda: io.BufferedReader(Endless()), 1)
+        assert [(line.number, line.data) for line in long.lines()] == [(1, None)]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
@@ -313,9 +313,8 @@ def test_compressed_files_are_read_as_they_are(pack: Callable[[bytes], bytes]) -
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
-def test_a_bomb_is_stopped(pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "FREE_BYTES", 1 << 20)
-    with pytest.raises(FileRefused, match="zip bomb"):
+def test_a_bomb_is_stopped(pack: Callable[[bytes], bytes]) -> None:
+    with limits.reading(limits.Limits(free_bytes=1 << 20)), pytest.raises(FileRefused, match="zip bomb"):
         read(jsonl(CALL) and pack(b" " * (8 << 20)))
 
 

@@ -8,14 +8,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from rollouts.formats import limits
 from rollouts.formats.containers.json_text import canonical_json
 from rollouts.formats.containers.refused import FileRefused
 
 BATCH_ROWS = 64
 BATCH_BYTES = 1 << 20
 """Largest size in the file of rows that are read at once. One row may be larger."""
-MAX_ROW_GROUP_BYTES = 4 << 30
-"""Largest unpacked size of one row group. One row group is in memory at once."""
 
 
 def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
@@ -34,8 +33,7 @@ def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
         meta = file.metadata
         groups = [meta.row_group(n) for n in range(meta.num_row_groups)]
         largest = max((group.total_byte_size for group in groups), default=0)
-        if largest > MAX_ROW_GROUP_BYTES:
-            raise FileRefused(f"{name} has a row group of {largest >> 30} GB. Write it again with smaller row groups.")
+        limits.current().check_parquet_group(name, largest)
         most = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
         for batch in file.iter_batches(min(max(BATCH_BYTES // max(most, 1), 1), BATCH_ROWS)):
             for place in range(batch.num_rows):

@@ -13,20 +13,10 @@ from typing import IO, Any, BinaryIO, Literal
 
 import zstandard
 
+from rollouts.formats import limits
 from rollouts.formats.containers import parquet
 from rollouts.formats.containers.json_array import ARRAY, elements, objects
-from rollouts.formats.containers.refused import FileRefused
-
-MAX_LINE_BYTES = 128 << 20
-"""A longer line is rejected without being read into memory. 200 turns that repeat a prompt of 100k tokens fit."""
-MAX_RATIO = 200
-"""A compressed file that grows more than so many times is a zip bomb. Lists of ids grow 3 to 30 times."""
-FREE_BYTES = 64 << 20
-"""Unpacked bytes below which the ratio is not checked."""
-MAX_PARQUET_RATIO = 2000
-"""The same for a Parquet file: one stored prompt may stand in every row of a group."""
-MAX_BLANK_LINES = 1_000_000
-"""More blank lines in a row are refused: packed they are nothing, and reading them takes minutes."""
+from rollouts.formats.containers.refused import BadLine, FileRefused
 
 CONVERT = (
     "Pickles can run code when they are opened, so they are never loaded here. Convert it on the machine that wrote it "
@@ -45,7 +35,15 @@ class SourceLine:
     number: int
     """1-based. In a file of one JSON array, or of objects over several lines, it counts elements or objects."""
     data: bytes | None
-    """None = longer than ``MAX_LINE_BYTES``."""
+    """None = beyond a limit."""
+    problem: str = ""
+    """The sentence that says which limit."""
+
+    def checked(self) -> bytes:
+        """The line. Raises :class:`BadLine` when it is beyond a limit."""
+        if self.data is None:
+            raise BadLine(self.problem)
+        return self.data
 
 
 class Source:
@@ -127,16 +125,17 @@ class Source:
         _refuse_binary(head, self.name)
         return stream
 
-    def lines(self, limit: int = MAX_LINE_BYTES) -> Iterator[SourceLine]:
-        """Yields every line that is not blank. Raises :class:`FileRefused` for a damaged file."""
+    def lines(self) -> Iterator[SourceLine]:
+        """Yields every line that is not blank. Raises :class:`FileRefused` for a damaged or hostile file."""
         if self.kind() == "parquet":
-            yield from self._parquet_rows(limit)
+            yield from self._parquet_rows()
             return
+        limit = limits.current().limits.line_bytes
         with self.open() as stream:
             if self.is_document:
                 first = self._readline(stream, 1 << 20).removeprefix(b"\xef\xbb\xbf")
                 found = objects(self._pieces(first, stream), limit)
-                yield from (SourceLine(n, data) for n, data in enumerate(found, start=1))
+                yield from (_checked(n, data) for n, data in enumerate(found, start=1))
                 return
             number = blank = 0
             first = self._readline(stream, min(limit + 1, 1 << 20))
@@ -146,51 +145,51 @@ class Source:
                 first = self._readline(stream, min(limit + 1, 1 << 20))
             if ARRAY.match(first):
                 pieces = self._pieces(first.removeprefix(b"\xef\xbb\xbf"), stream)
-                yield from (SourceLine(n, data) for n, data in enumerate(elements(pieces, limit), start=1))
+                yield from (_checked(n, data) for n, data in enumerate(elements(pieces, limit), start=1))
                 return
             if first and not first.endswith(b"\n"):
                 first += self._readline(stream, limit + 1 - len(first))
             while data := first or self._readline(stream, limit + 1):
                 first = b""
                 number += 1
-                self.on_line()
+                self._go_on()
                 if number == 1:
                     data = data.removeprefix(b"\xef\xbb\xbf")
                 if len(data) > limit and not data.endswith(b"\n"):
                     while len(data) and not data.endswith(b"\n"):
                         data = self._readline(stream, 1 << 20)
-                        self.on_line()
-                    yield SourceLine(number, None)
+                        self._go_on()
+                    yield _checked(number, None)
                 elif data.strip():
                     blank = 0
-                    yield SourceLine(number, data)
+                    yield _checked(number, data)
                 else:
                     blank = self._one_more_blank(blank)
 
     def _one_more_blank(self, blank: int) -> int:
-        if blank >= MAX_BLANK_LINES:
-            raise FileRefused(f"{self.name} holds more than {MAX_BLANK_LINES:,} blank lines in a row.")
+        self._go_on()
+        limits.current().check_blank(self.name, blank + 1)
         return blank + 1
 
-    def _parquet_rows(self, limit: int) -> Iterator[SourceLine]:
+    def _go_on(self) -> None:
+        limits.current().go_on()
+        self.on_line()
+
+    def _parquet_rows(self) -> Iterator[SourceLine]:
         self._raw = self._opener()
         n_bytes = 0
         with self._raw:
             for number, data in enumerate(parquet.rows(self._raw, self.name), start=1):
-                self.on_line()
+                self._go_on()
                 n_bytes += len(data)
-                if n_bytes > FREE_BYTES and n_bytes > MAX_PARQUET_RATIO * self.size:
-                    raise FileRefused(
-                        f"{self.name} grows more than {MAX_PARQUET_RATIO:,} times when it is read; it looks like a zip "
-                        "bomb. If it is not, write it again as JSON Lines."
-                    )
-                yield SourceLine(number, data if len(data) <= limit else None)
+                limits.current().check_parquet_growth(self.name, n_bytes, self.size)
+                yield _checked(number, data)
 
     def _pieces(self, first: bytes, stream: IO[bytes]) -> Iterator[bytes]:
         piece = first
         while piece:
             yield piece
-            self.on_line()
+            self._go_on()
             piece = self._read(stream.read, 1 << 20)
 
     def _readline(self, stream: IO[bytes], limit: int) -> bytes:
@@ -218,6 +217,13 @@ def _refuse_binary(head: bytes, name: str) -> None:
 
 def _nothing() -> None:
     pass
+
+
+def _checked(number: int, data: bytes | None) -> SourceLine:
+    """A line as it may be read. ``data``: None for a line that was too long to be held."""
+    reading = limits.current()
+    problem = reading.too_long() if data is None else reading.check_line(data)
+    return SourceLine(number, None if problem else data, problem)
 
 
 class _Zstd:
@@ -266,11 +272,7 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         data = self._stream.read(min(len(buffer), 1 << 20))
         self._n += len(data)
-        if self._n > FREE_BYTES and self._n > MAX_RATIO * max(self._file.tell(), 1):
-            raise FileRefused(
-                f"{self._name} grows more than {MAX_RATIO} times when it is unpacked; it looks like a zip bomb. "
-                "If it is not, unpack it yourself and import the plain file."
-            )
+        limits.current().check_growth(self._name, self._n, self._file.tell())
         buffer[: len(data)] = data
         return len(data)
 

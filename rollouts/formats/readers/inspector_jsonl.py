@@ -10,7 +10,7 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from rollouts.formats import shapes
+from rollouts.formats import limits, shapes
 from rollouts.formats.containers.json_text import canonical_json
 from rollouts.formats.containers.source import Source
 from rollouts.formats.registry import Format, Rejected, each_line, has_keys
@@ -21,10 +21,6 @@ from rollouts.tito.trajectory import Floats, Origin, Origins, Request, Row, Step
 
 NAME = "rollout-inspector"
 VERSION = 1
-MAX_DECODED_IDS = 50_000_000
-"""The most prompt ids of one line, each step's prompt written out: 200 MB."""
-MAX_DECODED_MESSAGES = 2_000_000
-"""The most messages of one line, each step's request written out."""
 Reader = Callable[[Any, str], Any]
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -57,17 +53,11 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     if not external_id:
         raise BadLine("external_id is missing.")
     codec = StepCodec(canonical_json)
-    n_ids = n_messages = 0
+    decoded = limits.Decoded()
     for n, item in enumerate(shapes.sequence(value.get("steps", []), "steps")):
         _take_step(codec, shapes.mapping(item, f"steps[{n}]"), f"steps[{n}]")
         step = codec.steps[-1]
-        n_ids += len(step.prompt_ids)
-        n_messages += len(step.request.messages) if step.request else 0
-        if n_ids > MAX_DECODED_IDS or n_messages > MAX_DECODED_MESSAGES:
-            raise BadLine(
-                f"Up to steps[{n}] the prompts hold {n_ids:,} ids and {n_messages:,} messages; at most "
-                f"{MAX_DECODED_IDS:,} and {MAX_DECODED_MESSAGES:,} are read of one line."
-            )
+        decoded.add(f"steps[{n}]", len(step.prompt_ids), len(step.request.messages) if step.request else 0)
     rows = [
         _row(shapes.mapping(item, f"rows[{n}]"), len(codec.steps), f"rows[{n}]")
         for n, item in enumerate(shapes.sequence(value.get("rows", []), "rows"))

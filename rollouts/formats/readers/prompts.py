@@ -44,7 +44,7 @@ Parse = Callable[[bytes], Array]
 
 
 def decode(
-    data: bytes | None, holders: Callable[[Any], Iterable[dict[str, Any]]], others: Mapping[str, Parse] | None = None
+    data: bytes, holders: Callable[[Any], Iterable[dict[str, Any]]], others: Mapping[str, Parse] | None = None
 ) -> Any:
     """:func:`rollouts.formats.shapes.decode`, with arrays in place of the lists of ``prompt_token_ids`` and of the keys
     of ``others``.
@@ -52,7 +52,7 @@ def decode(
     ``holders`` returns the objects of the decoded line that may hold these lists. If a list stands anywhere else, the
     line is decoded in the plain way, which says what is wrong. Raises :class:`BadLine`.
     """
-    cut = None if data is None else _cut(data, {PROMPT: parse_ids, **(others or {})})
+    cut = _cut(data, {PROMPT: parse_ids, **(others or {})})
     if cut is None:
         return shapes.decode(data)
     text, arrays = cut

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollouts.formats import shapes
+from rollouts.formats import limits, shapes
 from rollouts.formats.containers.source import Source
 from rollouts.formats.readers.sessions import Session, read_sessions
 from rollouts.formats.registry import Format, Rejected, has_keys
@@ -54,6 +54,7 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
         "request": shapes.rest(request, _REQUEST),
         "response": shapes.rest(response, ("choices", "prompt_token_ids", *(_LINE if bare else ()))),
     }
+    limits.current().check_repeated(extra, len(choices), "choices")
     for n, choice in enumerate(choices):
         where = f"response.choices[{n}]"
         session.append(_step(request, response, shapes.mapping(choice, where), where, extra))

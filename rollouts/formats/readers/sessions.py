@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollouts.formats import shapes
+from rollouts.formats import limits, shapes
 from rollouts.formats.containers.source import Source
 from rollouts.formats.registry import Rejected
 from rollouts.formats.shapes import BadLine
@@ -34,8 +34,13 @@ class Session:
     stop_reason: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     rejected: Rejected | None = None
+    decoded: limits.Decoded = field(default_factory=limits.Decoded)
 
     def append(self, step: Step, name: str = "") -> None:
+        """Add a step. Raises :class:`BadLine` when the session grows beyond a limit."""
+        n_messages = len(step.request.messages) if step.request else 0
+        n_ids = len(step.prompt_ids) + len(step.completion_ids)
+        self.decoded.add(f"call {len(self.steps)} of the session", n_ids, n_messages)
         shared = 0
         if self.last is not None:
             shared = shared_with_stream(step.prompt_ids, self.last)
@@ -105,7 +110,7 @@ def read_sessions(
     for n, line in enumerate(source.lines()):
         name = ""
         try:
-            value = shapes.mapping(shapes.decode(line.data), "The line")
+            value = shapes.mapping(shapes.decode(line.checked()), "The line")
             name = session_id(value, line.number)
             session = sessions.setdefault(name, Session(name))
             if not session.rejected:
@@ -125,7 +130,9 @@ def read_sessions(
 
 def _ended(session: Session, by_length: bool) -> Trajectory | Rejected:
     if session.rejected is None:
-        return session.trajectory(by_length)
+        trajectory = session.trajectory(by_length)
+        limits.current().add_ids(trajectory.n_ids)
+        return trajectory
     reason = f"{session.rejected.reason} Session {session.external_id!r} is left out whole."
     return Rejected(session.rejected.line, reason)
 
@@ -136,7 +143,7 @@ def _last_lines(source: Source, session_id: SessionId) -> Mask:
     with source.looked_over():
         for line in source.lines():
             try:
-                keys.append(hash(session_id(_names(line.data), line.number)))
+                keys.append(hash(session_id(_names(line.checked()), line.number)))
             except BadLine:
                 keys.append(0)  # of no session, as the second reading will say
     found = np.frombuffer(keys, np.int64)
@@ -162,9 +169,9 @@ class _Line(_Answer):
 _decode_names = msgspec.json.Decoder(_Line).decode
 
 
-def _names(data: bytes | None) -> dict[str, Any]:
+def _names(data: bytes) -> dict[str, Any]:
     try:
-        names: dict[str, Any] = msgspec.to_builtins(_decode_names(data or b""))
+        names: dict[str, Any] = msgspec.to_builtins(_decode_names(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return shapes.mapping(shapes.decode(data), "The line")
     return names

@@ -38,6 +38,7 @@ def _batch(value: Any, number: int) -> list[Trajectory]:
         lists[name] = item
     if lists["is_last_step"] is not None:
         return _step_wise(lists, n, number, value)
+    further = shapes.elements(value, _LISTS, n)
     elements = [_Element(lists, i) for i in range(n)]
     names = _names(lists["trajectory_ids"], n, number)
     return [
@@ -47,7 +48,7 @@ def _batch(value: Any, number: int) -> list[Trajectory]:
             reward=element.reward,
             stop_reason=element.stop_reason,
             group=_group(lists["trajectory_ids"], i),
-            extra=shapes.elements(value, _LISTS, n, i) | element.extra,
+            extra=further(i) | element.extra,
         )
         for i, element in enumerate(elements)
     ]
@@ -121,6 +122,7 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
     ids = lists["trajectory_ids"]
     if ids is None:
         raise BadLine("is_last_step is there and trajectory_ids is not; step-wise output needs both.")
+    further = shapes.elements(value, _LISTS, n)
     found: list[Trajectory] = []
     for places in _places(ids, last):
         elements = [_Element(lists, k) for k in places]
@@ -147,7 +149,7 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
                 reward=elements[-1].reward,
                 stop_reason=elements[-1].stop_reason,
                 group=_group(ids, places[0]),
-                extra=shapes.elements(value, _LISTS, n, places[-1]),
+                extra=further(places[-1]),
             )
         )
     names = [one.external_id for one in found]

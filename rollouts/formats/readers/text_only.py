@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rollouts.formats import shapes
+from rollouts.formats import limits, shapes
 from rollouts.formats.registry import Format, each_batch, has_keys, having, line_format
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import NO_IDS, Request, Step, Trajectory
@@ -107,6 +107,8 @@ def _transposed(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     short = next((key for key, item in value.items() if isinstance(item, list) and len(item) != n), None)
     if short is not None:
         raise BadLine(f"{short[:60]} has {len(value[short])} elements for {n} completions.")
+    whole = {key: item for key, item in value.items() if not isinstance(item, list)}
+    limits.current().check_repeated(whole, n, "completions")
     return [{key: item[i] if isinstance(item, list) else item for key, item in value.items()} for i in range(n)]
 
 
@@ -208,14 +210,15 @@ def _json(value: Any, where: str) -> Any:
 def _message_steps(messages: Sequence[Any], tools: Any, places: Iterable[int]) -> tuple[Step, ...]:
     """One step for each assistant message at these places. Raises :class:`BadLine` when there is none."""
     functions = shapes.optional_tools(tools, "tools")
-    steps = tuple(
-        Step(NO_IDS, NO_IDS, request=Request(tuple(messages[:n]), functions), reply=messages[n])
-        for n in places
-        if messages[n]["role"] == "assistant"
-    )
+    decoded = limits.Decoded()
+    steps = []
+    for n in places:
+        if messages[n]["role"] == "assistant":
+            decoded.add(f"messages[{n}]", 0, n)
+            steps.append(Step(NO_IDS, NO_IDS, request=Request(tuple(messages[:n]), functions), reply=messages[n]))
     if not steps:
         raise BadLine("The conversation has no assistant message.")
-    return steps
+    return tuple(steps)
 
 
 def _detect_messages(values: Sequence[Any]) -> bool:

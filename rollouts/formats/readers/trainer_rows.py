@@ -81,6 +81,7 @@ def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
         column = columns[name]
         return None if column is None else column[i]
 
+    further = shapes.elements(value, ("prompt_ids", *_TRL), len(prompts))
     found = []
     for i, prompt in enumerate(prompts):
         ids = shapes.ids(element("completion_ids", i), f"completion_ids[{i}]")
@@ -101,7 +102,7 @@ def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
         found.append(
             Trajectory(
                 unique, rows=(row,), reward=shapes.number(element("reward", i), f"reward[{i}]"),
-                extra=shapes.elements(value, ("prompt_ids", *_TRL), len(prompts), i),
+                extra=further(i),
             )
         )  # fmt: skip
     return found
@@ -258,6 +259,7 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
     for name, items in lists.items():
         if len(items) != n:
             raise BadLine(f"{name} has {len(items)} elements for {n} tokens.")
+    further = shapes.elements(value, _ATROPOS, n)
     found = []
     for i in range(n):
         ids = shapes.ids(lists["tokens"][i], f"tokens[{i}]")
@@ -276,7 +278,7 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
                 rows=(Row(ids=ids, loss_mask=mask, logprobs=logprobs, columns=columns),),
                 reward=shapes.number(lists["scores"][i], f"scores[{i}]") if "scores" in lists else None,
                 group=f"line-{number}",
-                extra=shapes.elements(value, _ATROPOS, n, i),
+                extra=further(i),
             )
         )
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.formats import shapes
+from rollouts.formats import limits, shapes
 from rollouts.formats.registry import Format, each_batch, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.prefix import merged_rows
@@ -28,12 +28,14 @@ def _episode(value: Any, number: int) -> list[Trajectory]:
         raise BadLine("traces is empty: the episode ended before a model was called.")
     episode = shapes.text(value.get("id") or value.get("episode_id"), "id", 180)
     extra = shapes.rest(value, ("traces", "nodes", "calls", "rewards", "reward", "group_id"))
+    limits.current().check_repeated(extra, len(traces), "traces")
+    decoded = limits.Decoded()
     found = []
     for n, item in enumerate(traces):
         where = f"traces[{n}]"
         trace = shapes.mapping(item, where)
         reward, parts = _reward(trace, value)
-        steps, rows = _steps_and_rows(trace, where)
+        steps, rows = _steps_and_rows(trace, where, decoded)
         name = episode or shapes.text(trace.get("id"), f"{where}.id", 180) or f"line-{number}"
         found.append(
             Trajectory(
@@ -107,7 +109,9 @@ class _Path:
     """The tools of the root."""
 
 
-def _steps_and_rows(trace: Mapping[str, Any], where: str) -> tuple[tuple[Step, ...], tuple[Row, ...]]:
+def _steps_and_rows(
+    trace: Mapping[str, Any], where: str, decoded: limits.Decoded
+) -> tuple[tuple[Step, ...], tuple[Row, ...]]:
     """The model calls of a trace. Rows follow from them, unless a trainer wrote columns on the nodes."""
     nodes = [
         shapes.mapping(node, f"{where}.nodes[{n}]")
@@ -132,6 +136,7 @@ def _steps_and_rows(trace: Mapping[str, Any], where: str) -> tuple[tuple[Step, .
         before = _Path(NO_IDS, (), (), node.get("tools")) if parent is None else paths[parent]
         ids = shapes.optional_ids(node.get("token_ids"), f"{place}.token_ids")
         message = _message(shapes.mapping(node.get("message"), f"{place}.message"))
+        decoded.add(place, len(before.stream) + len(ids), len(before.messages))
         paths.append(
             _Path(
                 np.concatenate([before.stream, ids]),
