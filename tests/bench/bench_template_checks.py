@@ -15,7 +15,7 @@ from rollouts.chat_templates.repair.regression_set import RegressionSet
 from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.tokenizers import LoadedTokenizer, load
 
-pytestmark = pytest.mark.cache
+pytestmark = pytest.mark.bench
 
 FAMILIES = ("qwen3", "qwen2.5", "llama3.1", "gpt-oss", "deepseek-r1", "mistral-nemo")
 APPENDING = (Purpose.TOOLS, Purpose.USERS)

@@ -1,4 +1,4 @@
-"""No template can claim a line that did not write a text (L14)."""
+"""Hostile templates: none claims a line for what another line wrote (L14), and none leaves Jinja."""
 
 import pytest
 
@@ -60,3 +60,70 @@ FORGERIES: dict[str, tuple[str, list[tuple[str, int]]]] = {
 def test_a_line_is_claimed_only_for_what_it_wrote(name: str) -> None:
     template, expected = FORGERIES[name]
     assert lines_of(template) == expected
+
+
+ESCAPES = (
+    "''.__class__.__mro__[1].__subclasses__()",
+    "''['__class__']",
+    "'' | attr('__class__') | string",
+    "[''] | map(attribute='__class__') | list",
+    "[''] | groupby('__class__') | list",
+    "[{}] | sum(attribute='__class__', start='')",
+    "'{0.__class__.__mro__}'.format('')",
+    "'{0.__class__}' | attr('format') | string",
+    "['{0.__class__}'] | map('format', '') | list",
+    "'{x.__class__}'.format_map({'x': ''})",
+    "('%(x)s' | format(x=cycler.__init__)) ",
+    "cycler.__init__.__globals__.os.environ",
+    "lipsum.__globals__['os'].popen('id').read()",
+    "joiner.__init__.__globals__",
+    "namespace.__init__.__globals__",
+    "raise_exception.__globals__",
+    "strftime_now.__self__",
+    "strftime_now.__func__.__globals__",
+    "range.__class__.__base__.__subclasses__()",
+    "dict.__base__",
+    "self._TemplateReference__context",
+    "self.__init__.__globals__",
+    "messages.__class__.__init__.__globals__",
+    "messages._render.messages",
+    "(messages | attr('_render')).text",
+    "messages | map(attribute='_render') | list",
+    "messages.append({})",
+    "messages[0].update({'content': 1})",
+    "(messages | map('upper')).gi_frame.f_globals",
+    "(messages | map('upper') | attr('gi_frame')).f_back",
+    "(messages | map('upper') | attr('gi_code')).co_consts",
+    "macro.__call__.__func__.__globals__",
+    "macro._func.__globals__",
+    "macro._environment.globals",
+    "(macro | attr('_environment')).filters",
+    "caller.__globals__ if caller is defined else macro.__init__",
+    "environment.filters",
+    "undefined_name.__init__.__globals__",
+    "undefined_name._undefined_hint.__class__",
+    "1 | tojson(default=cycler)",
+    "'x'.__doc__.__class__",
+    "().__class__.__bases__[0]",
+    "0 .__class__.__base__",
+    "none.__class__",
+    "true.__reduce_ex__(2)",
+    "'a'.encode().__class__",
+    "'a'.join.__self__.__class__",
+    "'a'.join.__call__",
+)
+"""Ways out of Jinja, each an expression."""
+
+
+@pytest.mark.parametrize("lines", [False, True], ids=["plain", "with lines"])
+def test_no_expression_leaves_jinja(lines: bool) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    macro = "{% macro macro() %}a{% endmacro %}{% for m in messages %}{{ m.role }}{% endfor %}"
+    for escape in ESCAPES:
+        (found,) = render(macro + "{{ " + escape + " }}", [RenderJob({"messages": messages}, lines=lines)])
+        said = found.text + found.error
+        assert found.kind in ("", "forbidden", "raises"), escape
+        assert not any(word in said for word in ("<class", "<module", "<frame", "<code", "os.environ", "uid=")), (
+            escape,
+            said,
+        )
