@@ -46,7 +46,10 @@ class ServerAnswer(Exception):
 
 def check_host(url: str, allowed_hosts: Collection[str]) -> str:
     """The URL without a trailing slash. Raises :class:`EngineError` unless it is http(s) to an allowed host."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets without an address in them
+        parts = urlsplit("")
     host = (parts.hostname or "").lower()
     if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
         raise EngineError(f"{url!r} is not a server address. Write it as http://HOST:PORT.")

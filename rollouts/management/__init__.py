@@ -1,6 +1,30 @@
 """The commands of `manage.py`, and what they share."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, OutputWrapper
+
 
 def one_line(text: str) -> str:
     """Foreign text for a terminal: line breaks, escape sequences and invisible characters are written out."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+class _Terminal(OutputWrapper):
+    """Writes control characters out, apart from line breaks, tabs, and the `\\r` that begins a line of progress."""
+
+    def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
+        start = "\r" if msg.startswith("\r") else ""
+        shown = "".join(char if char in "\n\t" else one_line(char) for char in msg[len(start) :])
+        super().write(start + shown, style_func, ending)
+
+
+class TerminalCommand(BaseCommand):
+    """A command whose output, error messages included, sends no escape sequence of foreign text to a terminal."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("stdout", "stderr") and not isinstance(value, _Terminal):
+            value = _Terminal(getattr(value, "_out", value))
+        super().__setattr__(name, value)

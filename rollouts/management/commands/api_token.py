@@ -7,16 +7,16 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from rollouts.management import one_line
+from rollouts.management import TerminalCommand, one_line
 from rollouts.models import ApiToken
 from rollouts.services.api_tokens import create_api_token
 from rollouts.services.shares import revoke
 from rollouts.services.users import LOCAL_USER, local_user
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = "Make a token for pushing trajectories and print it, once; or list the tokens, or revoke one."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import transaction
 
 from rollouts import chat_templates, services, tokenizers
 from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
+from rollouts.management import TerminalCommand
 from rollouts.management.files import read_text
 from rollouts.models import Tokenizer
 from rollouts.services.jobs import take_job
@@ -28,7 +29,7 @@ class CannotCheck(Exception):
     """The question cannot be answered. The message says why and what to do."""
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = (
         "Check a chat template: does appending a tool result keep what was rendered before it? And some forty more "
         "questions. Exit status 0: prefix-preserving for tool results, 1: not, 2: could not be checked."
@@ -89,7 +90,7 @@ class Command(BaseCommand):
         )
         report = _searched(tokenizer, report, options)
         if options["json"]:
-            self.stdout.write(json.dumps(report.to_dict(), ensure_ascii=False))
+            self.stdout.write(json.dumps(report.to_dict()))
         else:
             self._print(report)
         if report.prefix_preserving is None:
@@ -125,7 +126,7 @@ class Command(BaseCommand):
         if not rows:
             raise CannotCheck("No tokenizer is registered; name one with --tokenizer DIR.")
         if options["json"]:
-            self.stdout.write(json.dumps({"tokenizers": rows}, ensure_ascii=False))
+            self.stdout.write(json.dumps({"tokenizers": rows}))
             return status
         for row in rows:
             letters = "".join(_LETTER[c["status"]] for c in row.get("checks", ()))

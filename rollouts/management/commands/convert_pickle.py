@@ -14,9 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from rollouts.formats.readers import inspector_jsonl
+from rollouts.management import TerminalCommand
 from rollouts.tito.trajectory import Row, Trajectory, ids_array
 
 WARNING = """\
@@ -50,7 +51,7 @@ class NotConverted(ValueError):
     """The file cannot be converted. The message is a sentence for the user."""
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = WARNING
     requires_system_checks: list[str] = []
 

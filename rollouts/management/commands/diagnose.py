@@ -7,10 +7,11 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import transaction
 
 from rollouts import services
+from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Job
 from rollouts.selectors.runs import find_run
@@ -19,7 +20,7 @@ from rollouts.tasks.jobs import work_on
 from rollouts.work.sending import send
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = (
         "Diagnose every finished trajectory of a run again, with another tokenizer or chat template if one is named. "
         "The run's page shows the progress and can cancel it."

@@ -9,16 +9,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from rollouts.formats.writers.exports import ExportRefused
+from rollouts.management import TerminalCommand
 from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors.runs import find_run
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work.exporting import WRITERS, Wanted, Written, is_rows, write_run
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = "Write the finished trajectories of a run to a file, whole or not at all."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

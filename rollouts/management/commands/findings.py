@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from rollouts.management import one_line
+from rollouts.management import TerminalCommand, one_line
 from rollouts.models import Run, StoredFinding, StoredTrajectory
 from rollouts.selectors.parts import places_of
 from rollouts.selectors.runs import check_totals
@@ -18,7 +18,7 @@ from rollouts.tito.diagnose import KINDS
 from rollouts.tito.diagnose.checks import CheckTotal, all_clear
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = "List the findings of a run or a trajectory, by its code."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

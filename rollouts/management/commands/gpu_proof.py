@@ -10,15 +10,16 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from rollouts.gpu_proof.proof import Plans, ProofFailed, prove
 from rollouts.gpu_proof.report import describe, write_report
+from rollouts.management import TerminalCommand
 
 _DEFAULTS = Plans()
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = (
         "Prove on a GPU that ids and log-probabilities are stored as vLLM sampled them, and measure the worker "
         "beside a bare vLLM loop. Exit code 0: proven; 1: something differs; 2: it cannot be run here."

@@ -7,11 +7,12 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import transaction
 
 from rollouts import services
 from rollouts.formats import FORMATS
+from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run
 from rollouts.selectors.runs import check_totals
@@ -21,7 +22,7 @@ from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import imports
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = "Import trajectories from files and look for faults in them. Exit code 1: nothing was imported."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from celery import current_app
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from rollouts.environments import Prompt, PromptsRejected, read_prompts
+from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
@@ -39,7 +40,7 @@ def is_served(model: str) -> bool:
     return any(queue["name"] == known.queue for queues in answers.values() for queue in queues)
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = (
         "Launch a run. With --wait it prints the result at its end. If no REDIS_URL names a broker and no worker of "
         "`make run` serves the model, --wait makes the rollouts in this process."

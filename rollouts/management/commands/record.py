@@ -13,11 +13,12 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from rollouts import services
 from rollouts.engines import EngineError
 from rollouts.engines.http import check_host
+from rollouts.management import TerminalCommand
 from rollouts.models import Run
 from rollouts.recorder.access import token_problem
 from rollouts.recorder.proxy import Recorder
@@ -31,7 +32,7 @@ GRACE_SECONDS = 30.0
 """How long calls under way may take after the recorder is stopped."""
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = (
         "Stand between an agent harness and a vLLM server: the harness changes its base URL, and every call is stored "
         "as a step of a live trajectory. See docs/recorder.md."

@@ -6,12 +6,13 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from rollouts import services
+from rollouts.management import TerminalCommand
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = (
         "Copy a tokenizer's JSON and chat template into the data folder and give it a name. Nothing of it is executed."
     )

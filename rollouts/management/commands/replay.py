@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from rollouts import models
+from rollouts.management import TerminalCommand
 from rollouts.management.files import read_chat_template
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import StrategyResult, replay_many
@@ -19,7 +20,7 @@ from rollouts.tito.trajectory import Origin, Row
 from rollouts.work import replays
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = "Replay one strategy, or all, over one trajectory or all of a run, and print the rows that result."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

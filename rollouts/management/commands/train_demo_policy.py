@@ -6,12 +6,13 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from rollouts.demo_policy import MODEL_DIR, STEPS
+from rollouts.management import TerminalCommand
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     help = "Train the demo policy on calculator dialogues (about 20 minutes on two cores) and write it to a folder."
     # Training needs neither a database nor correct settings.
     requires_system_checks: list[str] = []
@@ -37,4 +38,4 @@ class Command(BaseCommand):
             self.stdout.flush()
 
         train(options["output"], options["steps"], options["seed"], options["threads"], say)
-        self.stdout.write(self.style.SUCCESS(f"The demo policy is in {options['output']}."))
+        self.stdout.write(f"The demo policy is in {options['output']}.", self.style.SUCCESS)
