@@ -14,7 +14,7 @@ import pytest
 from celery import current_app
 from django.conf import settings
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import DataError, InterfaceError, OperationalError
+from django.db import DataError, InterfaceError, OperationalError, connection
 from django.test import Client
 from django.utils import timezone
 
@@ -26,12 +26,14 @@ from rollouts.services.jobs import adopt_jobs, ask_job, take_job
 from rollouts.services.pushed import add_new_trajectories
 from rollouts.tasks import jobs
 from rollouts.tito.diagnose.checks import Diagnosis
-from rollouts.work import diagnosis, exporting, imports, leftovers, run_control
+from rollouts.work import diagnosis, exporting, imports, leftovers, replays, run_control, template_checks
 from rollouts.work.uploads import uploads_of
 from tests import faults
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
 from tests.web.samples import stored_run, trajectory
+from tests.web.test_template_pages import BROKEN
+from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
 
@@ -87,29 +89,51 @@ def break_off(monkeypatch: pytest.MonkeyPatch, error: BaseException, times: int 
 
 @pytest.mark.sqlite_only
 @pytest.mark.django_db(transaction=True)
-def test_an_import_goes_on_after_each_way_to_lose_its_worker(
-    celery_worker_process: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+def test_work_goes_on_after_each_way_to_lose_its_worker(
+    celery_worker_process: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, tiny_tokenizer: Path
 ) -> None:
-    """H1: kill -9 of the pool's child, kill -9 of the main process, SIGTERM as by a supervisor."""
+    """H1, M8, L8: kill -9 of the pool's child, kill -9 of the main process, SIGTERM as by a supervisor."""
     (tmp_path / "a.jsonl").write_bytes(lines(0, 5))
-    (tmp_path / "b.jsonl").write_bytes(lines(10, 4000))
+    (tmp_path / "b.jsonl").write_bytes(lines(10, 3000))
     run = services.create_run("import", "files")
     job = imports.ask(run, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
-    current_app.send_task("rollouts.do_job", (job.pk,))
+    maker = Maker(tiny_tokenizer)
+    asked = [job, *work_on_runs(maker.run([maker.conversation(f"t{n}") for n in range(20)]))]
     for n, kill in enumerate((faults.kill_child, faults.kill_main, lambda worker: faults.stop(worker, 0.2))):
+        for one in asked if n == 2 else [job]:
+            current_app.send_task("rollouts.do_job", (one.pk,))
         if n != 1:  # the first worker lives on without its child
-            worker = celery_worker_process("default", pool="prefork", threads=1)
-        StoredTrajectory.objects.filter(run=run, index__gte=5).delete()  # so that the next worker is seen at work
+            worker = celery_worker_process("default", pool="prefork", threads=1 + n // 2)
         wait_until(lambda: run.trajectories.filter(index__gte=5).exists(), 60, "a part of the second file is stored")
         kill(worker)
         job.refresh_from_db()
         assert (job.status, job.attempt) == ("running", n + 1)
+        StoredTrajectory.objects.filter(run=run, index__gte=5).delete()  # so that the next worker is seen at work
         faults.let_time_pass()
-    celery_worker_process("default", pool="prefork", threads=1)
-    faults.wait_for(job, "done")
+    lost = set(Job.objects.filter(status="running").values_list("pk", flat=True))
+    celery_worker_process("default", pool="prefork", threads=2)
+    for one in asked:
+        faults.wait_for(one, "done")
     run.refresh_from_db()
-    assert (run.status, run.n_trajectories, run.n_rejected, job.attempt) == ("done", 4005, 0, 4)
-    assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == list(range(4005))
+    assert (run.status, run.n_trajectories, run.n_rejected, job.attempt) == ("done", 3005, 0, 4)
+    assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == list(range(3005))
+    assert {one.pk for one in asked[1:] if one.attempt > 1} == lost - {job.pk}
+    export = Job.objects.get(kind="export")
+    assert exporting.file_of(export).stat().st_size == export.bytes_written > 0
+
+
+def work_on_runs(run: Run) -> list[Job]:
+    """A job of each kind but an import."""
+    pushed = services.create_run("import", "pushed", status=Run.Status.DONE)
+    add_new_trajectories(pushed, [trajectory(f"t{n}") for n in range(40)])
+    check = template_checks.ask(None, services.register_chat_template(BROKEN))[0]
+    return [
+        *(ask_job(run, kind)[0] for kind in (Job.Kind.REPLAY, Job.Kind.DIAGNOSE)),
+        ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"})[0],
+        ask_job(pushed, Job.Kind.DIAGNOSE_PUSHED)[0],
+        replays.ask(run.trajectories.get(index=0))[0].job,
+        check.job,
+    ]
 
 
 @pytest.mark.parametrize("error", [FULL, OperationalError("server closed the connection"), InterfaceError("closed")])
@@ -123,6 +147,27 @@ def test_an_outage_is_waited_for(error: Exception, asked: Job, monkeypatch: pyte
     assert ("disk of the server is full" if error is FULL else "database did not answer") in asked.error
     assert (look_again(asked).status, asked.error, asked.attempt) == ("done", "", 2)
     assert (run_of(asked).status, run_of(asked).n_trajectories) == ("done", 6)
+
+
+if connection.vendor == "postgresql":  # SQLite has no connection that can be lost
+
+    @pytest.mark.django_db(transaction=True)
+    def test_a_connection_that_is_lost_costs_no_import(asked: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+        """L17: the import failed when PostgreSQL was restarted."""
+        real, ended = imports.diagnosis_for, False
+
+        def lose_connection(value: Any, run: Run) -> Any:
+            nonlocal ended
+            if value.external_id.startswith("11-") and not ended:
+                ended = True
+                with connection.cursor() as cursor, pytest.raises(OperationalError):
+                    cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            return real(value, run)
+
+        monkeypatch.setattr(imports, "diagnosis_for", lose_connection)
+        jobs.do_job(asked.pk)
+        assert (Job.objects.get().status, run_of(asked).n_trajectories) == ("running", 3)
+        assert look_again(asked).status == "done" and run_of(asked).n_trajectories == 6
 
 
 def test_an_outage_that_lasts_ends_with_a_sentence_and_can_be_resumed(
