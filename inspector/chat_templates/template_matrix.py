@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from django.http import QueryDict
@@ -15,6 +16,7 @@ from inspector.web.twins import from_columns
 from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.selectors.checks import find_checks
 from rollouts.selectors.registered import tokenizers_with_template
+from rollouts.services.text import shown_source
 from rollouts.work import template_checks
 
 LETTERS = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "–", "void": "v", "differs": "d"}
@@ -71,7 +73,7 @@ def matrix(params: QueryDict) -> MatrixPage:
     purposes = list(dict.fromkeys(probe["purpose"] for probe in probes))
     probes = [probe for probe in probes if not purpose or probe["purpose"] == purpose]
     return MatrixPage(
-        tokenizers=shown,
+        tokenizers=[replace(column, source=shown_source(column.source)) for column in shown],
         probes=[probe for probe in probes if _is_kept(probe["name"], shown, show)],
         purposes=purposes,
         filter={"name": name, "purpose": purpose, "show": show, "revisions": "newest" if newest else "all"},
@@ -80,7 +82,7 @@ def matrix(params: QueryDict) -> MatrixPage:
         answered=sum(column.status in ("done", "failed") for column in columns),
         missing=sum(column.status == "missing" for column in columns),
         under_way=any(column.status in ("queued", "running") for column in columns),
-        revisions=revisions,
+        revisions=[one | {"source": shown_source(one["source"])} for one in revisions],
         versions=_versions(shown, checks),
     )
 

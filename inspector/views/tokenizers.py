@@ -20,6 +20,7 @@ from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 from rollouts.selectors.registered import list_tokenizers
+from rollouts.services.text import shown_source
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class TokenizerLine(Page):
     sha256: str
     """Of its tokenizer.json."""
     source: str
-    """Where it came from: folder, upload, or hub id."""
+    """Where it came from: name of the folder, upload, or hub id."""
     revision: str
     """Of a hub id."""
     vocab_size: int
@@ -71,7 +72,8 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 def _line(tokenizer: Tokenizer) -> TokenizerLine:
-    return from_columns(TokenizerLine, tokenizer, chat_template=tokenizer.chat_template_id)
+    source = shown_source(tokenizer.source)
+    return from_columns(TokenizerLine, tokenizer, source=source, chat_template=tokenizer.chat_template_id)
 
 
 def _register(form: TokenizerForm) -> Tokenizer | None:

@@ -14,7 +14,7 @@ from django.test import Client
 from inspector.server.logs import JsonLineFormatter, TextLineFormatter, without_secrets
 from rollouts import services
 from rollouts.models import Run, StoredTrajectory
-from rollouts.services.text import without_paths
+from rollouts.services.text import shown_source, without_paths
 from rollouts.services.users import local_user
 from rollouts.tito import diagnose as tito_diagnose
 from rollouts.tito.trajectory import Trajectory
@@ -126,6 +126,10 @@ def test_l12_errors_of_work_are_stored_without_paths(
 )
 def test_paths_and_addresses_are_told_apart(said: str, shown: str) -> None:
     assert without_paths(said) == shown
+
+
+def test_of_a_folder_its_name_is_shown() -> None:
+    assert shown_source("/srv/my models/qwen 3") == "qwen 3" and shown_source("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
 
 
 TOKENS = {
