@@ -7,33 +7,33 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError, connection
+from django.db import connection
+
+from rollouts.services.outages import is_outage
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-DATABASE_TROUBLE = (OperationalError, InterfaceError)
-"""What Django raises for a database that is full, locked, restarted or out of reach."""
-DATABASE_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
-"""Seconds between tries of the database: five minutes in all."""
+OUTAGE_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
+"""Seconds between tries during an outage: five minutes in all."""
 POLL_SECONDS = 0.1
 
 
 def try_again(
     do: Callable[[], Result],
-    failures: tuple[type[Exception], ...] = DATABASE_TROUBLE,
-    pauses: Sequence[float] = DATABASE_PAUSES,
+    may_pass: Callable[[BaseException], bool] = is_outage,
+    pauses: Sequence[float] = OUTAGE_PAUSES,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Returns what ``do`` returns. After each of these failures it is called again, with these pauses in seconds.
+    """Returns what ``do`` returns. After a failure that may pass it is called again, with these pauses in seconds.
 
     Raises the last failure when no pause is left or ``should_stop`` returns True.
     """
     for pause in pauses:
         try:
             return do()
-        except failures as failure:
-            if should_stop():
+        except Exception as failure:
+            if not may_pass(failure) or should_stop():
                 raise
             log.warning("tried again in %g s after %s: %s", pause, type(failure).__name__, failure)
         connection.close()  # a lost one is not opened again by itself

@@ -18,8 +18,9 @@ from django.db import connection
 
 from rollouts.engines import reason
 from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
+from rollouts.services.outages import is_outage, said_of
 from rollouts.tasks.batch import Handshake, StorageBatch
-from rollouts.tasks.retry import DATABASE_PAUSES, DATABASE_TROUBLE, try_again
+from rollouts.tasks.retry import OUTAGE_PAUSES, try_again
 from rollouts.tasks.store_batch import RunStorage
 from rollouts.tito.trajectory_end import TrajectoryEnd
 
@@ -94,8 +95,8 @@ class NotStored(Exception):
     """A batch could not be stored. The message is a sentence for the run page."""
 
 
-class _DatabaseTrouble(NotStored):
-    """It may work after a while."""
+class StorageOutage(NotStored):
+    """An outage of the database or of the disk: it may be stored later."""
 
 
 class StorageClient:
@@ -142,9 +143,11 @@ class StorageClient:
                 raise
 
         def with_other_processes() -> None:
-            try_again(once, (ProcessEnded,), DEATH_PAUSES, self._should_stop)
+            try_again(once, lambda error: isinstance(error, ProcessEnded), DEATH_PAUSES, self._should_stop)
 
-        try_again(with_other_processes, (_DatabaseTrouble,), DATABASE_PAUSES, self._should_stop)
+        try_again(
+            with_other_processes, lambda error: isinstance(error, StorageOutage), OUTAGE_PAUSES, self._should_stop
+        )
 
     def close(self) -> None:
         if self._storage is not None:
@@ -176,16 +179,16 @@ def serve(pipe: Connection) -> None:
                 held = RunStorage(message.run)
             held.write(message)
             answer: NotStored | None = None
-        except DATABASE_TROUBLE as error:
-            log.warning("batch not stored run=%s: %s", message.run, error)
-            connection.close()
-            answer = _DatabaseTrouble(
-                f"The database does not store results ({reason(error)}). Press Resume when it works again."
-            )
         except Exception as error:
-            log.exception("batch not stored run=%s", message.run)
             connection.close()
-            answer = NotStored(f"Results could not be stored, by an error of the program: {reason(error)}.")
+            if is_outage(error):
+                log.warning("batch not stored run=%s: %s", message.run, error)
+                answer = StorageOutage(
+                    f"Results could not be stored. {said_of(error)} Press Resume when it works again."
+                )
+            else:
+                log.exception("batch not stored run=%s", message.run)
+                answer = NotStored(f"Results could not be stored, by an error of the program: {reason(error)}.")
         try:
             pipe.send(answer)
         except OSError:

@@ -9,7 +9,7 @@ import pytest
 from rollouts.processes import ProcessEnded
 from rollouts.tasks import storage_process
 from rollouts.tasks.batch import StorageBatch
-from rollouts.tasks.storage_process import NotStored, StorageClient, _DatabaseTrouble
+from rollouts.tasks.storage_process import NotStored, StorageClient, StorageOutage
 from rollouts.tito.trajectory_end import TrajectoryEnd
 
 FULL = "The database does not store results (database or disk is full)."
@@ -33,7 +33,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> tuple[list[StorageBatch], list[Fa
 
     monkeypatch.setattr(storage_process, "take", Process)
     monkeypatch.setattr(storage_process, "DEATH_PAUSES", (0.0,) * 4)
-    monkeypatch.setattr(storage_process, "DATABASE_PAUSES", (0.0,) * 4)
+    monkeypatch.setattr(storage_process, "OUTAGE_PAUSES", (0.0,) * 4)
     return batches, fails
 
 
@@ -45,7 +45,7 @@ def batch(*keys: int) -> StorageBatch:
     return StorageBatch(1, (), [TrajectoryEnd(key, 1, reward=1.0) for key in keys])
 
 
-@pytest.mark.parametrize("error", [ended(), _DatabaseTrouble(FULL)])
+@pytest.mark.parametrize("error", [ended(), StorageOutage(FULL)])
 def test_what_passes_is_stored_after_all(stored: tuple[list[StorageBatch], list[Fails]], error: Exception) -> None:
     """M9: two deaths of the storage process within seconds failed a whole run."""
     batches, fails = stored
@@ -69,7 +69,7 @@ def test_a_trajectory_whose_diagnosis_ends_every_process_fails_alone(
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(ended(), "Results could not be stored. The process"), (_DatabaseTrouble(FULL), FULL)],
+    [(ended(), "Results could not be stored. The process"), (StorageOutage(FULL), FULL)],
 )
 def test_what_does_not_pass_ends_with_a_sentence(
     stored: tuple[list[StorageBatch], list[Fails]], error: Exception, words: str
@@ -84,8 +84,8 @@ def test_what_does_not_pass_ends_with_a_sentence(
 def test_a_worker_that_stops_does_not_wait(
     stored: tuple[list[StorageBatch], list[Fails]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_process, "DATABASE_PAUSES", (600.0,))
+    monkeypatch.setattr(storage_process, "OUTAGE_PAUSES", (600.0,))
     _, fails = stored
-    fails.append(lambda _: _DatabaseTrouble(FULL))
+    fails.append(lambda _: StorageOutage(FULL))
     with pytest.raises(NotStored):
         StorageClient(lambda: True).write(batch(1))
