@@ -14,6 +14,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
+from rollouts.services.outages import is_disk_full
 from rollouts.services.text import tidy_name, without_paths
 from rollouts.tokenizers.validate import copy_wanted
 
@@ -54,6 +55,8 @@ def register_upload(form: forms.Form, field: str, upload: UploadedFile) -> Token
         with scratch_folder() as scratch:
             return services.register_tokenizer(keep_upload(upload, scratch), source=f"upload of {upload.name}")
     except (ValueError, OSError) as error:
+        if is_disk_full(error):
+            raise
         form.add_error(field, unreadable(error))
         return None
 

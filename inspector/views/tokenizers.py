@@ -20,6 +20,7 @@ from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 from rollouts.selectors.registered import list_tokenizers
+from rollouts.services.outages import is_disk_full
 from rollouts.services.text import shown_source
 
 
@@ -89,6 +90,8 @@ def _register(form: TokenizerForm) -> Tokenizer | None:
             wanted = cleaned["name"].strip() or name
             return services.register_tokenizer(folder, wanted, source=source, revision=cleaned.get("revision") or "")
     except (ValueError, OSError) as error:
+        if is_disk_full(error):
+            raise
         form.add_error(None, unreadable(error))
         return None
 

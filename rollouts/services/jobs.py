@@ -115,7 +115,9 @@ def end_job(job: Job, status: str, error: str = "", **fields: Any) -> bool:
 def note_outage(job: Job, sentence: str) -> None:
     """Say why the work broke off. The job stays as it is: a worker takes it up when it has been silent for a while."""
     with suppress(Error):  # the database may be what failed
-        Job.objects.filter(pk=job.pk, attempt=job.attempt, status=Job.Status.RUNNING).update(error=sentence)
+        Job.objects.filter(pk=job.pk, attempt=job.attempt, status=Job.Status.RUNNING).update(
+            error=without_paths(sentence)
+        )
 
 
 def cancel_job(job: Job) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 from django.conf import settings
 from django.utils import timezone
 
+from rollouts import services
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.services.tokenizers import byte_tables_folder, tokenizers_folder
@@ -27,8 +28,13 @@ DRAFT_AGE_SECONDS = 24 * 3600.0
 
 
 def sweep() -> None:
-    """Remove uploads that no import reads again, files of exports that are not offered, and old drafts."""
+    """Remove uploads that no import reads again, files of exports that are not offered, and old drafts.
+
+    Imports that were never sent are ended.
+    """
     exporting.drop_files()
+    for run in _never_sent():
+        services.end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
     old = [path for path in _drafts() if _age(path) > DRAFT_AGE_SECONDS]
     for path in [*(one for one in _children(uploads_folder()) if not _is_read(one.name)), *old]:
         log.info("leftover removed name=%s", path.name)
@@ -36,6 +42,13 @@ def sweep() -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _never_sent() -> Iterable[Run]:
+    """Runs whose request was killed between keeping the files and sending them to a worker."""
+    long_ago = timezone.now() - timedelta(seconds=DRAFT_AGE_SECONDS)
+    waiting = Run.objects.filter(kind=Run.Kind.IMPORT, status=Run.Status.QUEUED, created_at__lt=long_ago, jobs=None)
+    return waiting.exclude(engine="recorder")
 
 
 def _is_read(code: str) -> bool:

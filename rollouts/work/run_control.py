@@ -34,15 +34,13 @@ def resume(run: Run) -> None:
 
 
 def delete(run: Run) -> None:
-    """Remove a run with its uploads and the files of its exports. What works on it is stopped first.
-
-    Raises ``ValueError`` with a sentence while somebody else writes the run: a worker samples it, or a recorder.
-    """
+    """Remove a run with its uploads and the files of its exports. What still works on it stores nothing more."""
     services.cancel_run(run)
-    if is_active(run) and _import_of(run) is None:
-        raise ValueError("This run is being written. It is cancelled now: delete it again in half a minute.")
+    if is_active(run) and _import_of(run) is None:  # a worker samples it, or a recorder writes it
+        services.cancel_remaining(run)
+        services.end_active_run(run, Run.Status.CANCELLED)
     for job in run.jobs.filter(status__in=ACTIVE):
-        take_job(job.pk, force=True)  # what its worker stores from now on is dropped
+        take_job(job.pk, force=True)
     exports = list(run.jobs.filter(kind=Job.Kind.EXPORT).values_list("code", flat=True))
     services.delete_run(run)
     drop_uploads(run)

@@ -19,7 +19,7 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server import health
-from rollouts import services
+from rollouts import services, tokenizers
 from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.services.imports import imported
 from rollouts.services.jobs import adopt_jobs, ask_job, take_job
@@ -27,6 +27,7 @@ from rollouts.services.pushed import add_new_trajectories
 from rollouts.tasks import jobs
 from rollouts.tito.diagnose.checks import Diagnosis
 from rollouts.work import diagnosis, exporting, imports, leftovers, replays, run_control, template_checks
+from rollouts.work.launch import LaunchSettings, launch
 from rollouts.work.uploads import uploads_of
 from tests import faults
 from tests.conftest import wait_until
@@ -282,17 +283,29 @@ def test_a_worker_that_was_only_slow_does_not_revive_a_deleted_import(
 
 
 @pytest.mark.parametrize("kind", ["launch", "import"])  # an import without a job: a recorder wrote it
-def test_a_run_whose_writer_is_lost_can_be_cancelled_and_deleted(kind: str, web: Client) -> None:
+def test_a_run_whose_writer_is_lost_can_be_cancelled(kind: str, web: Client) -> None:
     run = services.create_run(kind, "lost", model="demo")
     services.start_run(run)
-    web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
-    assert Run.objects.get().cancel_requested  # its writer may live
-    Run.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=30), cancel_requested=False)
+    web.post(f"/runs/{run.code}/cancel")
+    assert (Run.objects.get().status, Run.objects.get().cancel_requested) == ("running", True)  # its writer may live
+    Run.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=30))
     web.post(f"/runs/{run.code}/cancel")
     assert Run.objects.get().status == "cancelled"
-    Run.objects.update(status="running")
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.django_db(transaction=True)
+def test_a_launch_is_deleted_while_its_worker_samples(
+    celery_worker_process: Callable[..., subprocess.Popen[bytes]], slow_model: dict[str, str], web: Client
+) -> None:
+    worker = celery_worker_process("engine.demo", env=slow_model)
+    run, other = (launch(LaunchSettings(prompts=20, group=1, seed=seed)) for seed in (1, 2))
+    wait_until(lambda: run.trajectories.filter(status="done").exists(), 60, "a trajectory is done")
     web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
-    assert not Run.objects.exists()
+    assert list(Run.objects.all()) == [other]
+    wait_until(lambda: Run.objects.get().status == "done", 60, "the other run has ended")
+    assert worker.poll() is None and Run.objects.get().n_finished == 20
+    assert StoredTrajectory.objects.count() == 20 and not Run.objects.get().n_failed
 
 
 def test_readers_are_told_of_a_part_of_a_file(asked: Job, monkeypatch: pytest.MonkeyPatch, web: Client) -> None:
@@ -452,6 +465,12 @@ def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_
     Run.objects.update(finished_at=timezone.now() - timedelta(days=8))
     leftovers.sweep()
     assert uploads_of(live).exists() and not uploads_of(failed).exists()
+    Run.objects.filter(pk=live.pk).update(created_at=timezone.now() - timedelta(days=2))
+    leftovers.sweep()
+    assert Run.objects.get(pk=live.pk).status == "queued"  # its job waits
+    Job.objects.all().delete()
+    leftovers.sweep()
+    assert Run.objects.get(pk=live.pk).status == "failed" and not uploads_of(live).exists()
 
 
 def test_health_says_that_the_disk_is_full(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,3 +495,22 @@ def test_an_export_on_a_full_disk_leaves_nothing_and_is_tried_again(
     assert (job.status, job.error) == ("running", "The disk of the server is full.")
     assert not list(exporting.exports_folder().iterdir())
     assert look_again(job).status == "done" and exporting.file_of(job).stat().st_size == job.bytes_written
+
+
+@pytest.mark.parametrize("address", ["/tokenizers", "/import"])
+def test_a_tokenizer_on_a_full_disk_is_no_damaged_file(
+    address: str, settings: Any, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, web: Client
+) -> None:
+    """The form said that the tokenizer cannot be read."""
+    settings.INSPECTOR_DATA = tmp_path
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokenizers, "byte_table", full)
+    web.raise_request_exception = False
+    named = "upload" if address == "/tokenizers" else "tokenizer_file"
+    upload = SimpleUploadedFile("tokenizer.json", (tiny_tokenizer / "tokenizer.json").read_bytes())
+    answer = web.post(address, {named: upload, "files": SimpleUploadedFile("a.jsonl", lines(0, 1)), "format": "auto"})
+    assert answer.status_code == 507 and "disk of the server is full" in answer.content.decode()
+    assert not Run.objects.exists() and not list((tmp_path / "tmp").iterdir())
