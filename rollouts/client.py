@@ -76,14 +76,16 @@ class Client:
 
     def _post(self, path: str, body: Any, headers: dict[str, str]) -> dict[str, Any]:
         failure = PushError(f"{self.url} was not asked.")
+        asked = 0.0
         for attempt in range(self.tries):
             if attempt:
-                time.sleep(min(self.wait * 2 ** (attempt - 1), 30.0) * random.uniform(0.7, 1.3))
+                time.sleep(max(min(self.wait * 2 ** (attempt - 1), 30.0), asked) * random.uniform(1.0, 1.5))
             try:
                 return self._post_once(path, body, headers)
             except urllib.error.HTTPError as error:
                 with error:
                     failure = PushError(_sentence(error), error.code)
+                    asked = _seconds(error.headers.get("Retry-After"))
                 if error.code not in BUSY:
                     break
             except (OSError, http.client.HTTPException) as error:
@@ -171,6 +173,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset, tuple)):
         return list(value)
     raise TypeError(f"A {type(value).__name__} cannot be written as JSON.")
+
+
+def _seconds(retry_after: str | None) -> float:
+    """How long the server asks to wait, at most a minute; 0 where it does not say."""
+    return min(float(retry_after), 60.0) if retry_after is not None and retry_after.isdecimal() else 0.0
 
 
 def _sentence(error: urllib.error.HTTPError) -> str:

@@ -35,6 +35,24 @@ WORK_FOLDERS = ("tasks", "recorder", "gpu_proof", "ops")
 DATABASE_FOLDERS = ("storage", "tasks", "web", "ops", "push", "recorder", "attack")
 
 
+@pytest.fixture(autouse=True)
+def pushes_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pushes are read by the test's process, which sees the test's transaction; see the fixture ``push_process``."""
+    from rollouts.work import push_process
+
+    if "push_process" not in request.fixturenames:
+        monkeypatch.setattr(push_process, "ask", push_process.answer)
+
+
+@pytest.fixture
+def push_process(transactional_db: None) -> Iterator[None]:
+    """Pushes are read by a push process, as on a server."""
+    from rollouts.work import push_process
+
+    yield
+    push_process.close()
+
+
 def on_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true", "yes")
 

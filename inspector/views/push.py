@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -11,29 +12,37 @@ from typing import IO, Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
-from django.db import DatabaseError, IntegrityError
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
-from inspector.web.twins import fields_of, json_page, whole_number
+from inspector.web.twins import json_page, whole_number
 from rollouts import services
-from rollouts.formats import FileRefused, Source, TooLarge
+from rollouts.formats.limits import memory_of
 from rollouts.models import ApiToken, Run
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
 from rollouts.services.api_tokens import find_api_token
 from rollouts.services.outages import is_disk_full
-from rollouts.work.pushing import take_push
+from rollouts.work import push_process
+from rollouts.work.push_process import PushedBody, PushesBusy
 
 CHUNK_BYTES = 1 << 20
 MAX_RUN_BYTES = 4 << 20
 """The largest request that makes a run: a name and perhaps a chat template."""
+MAX_RUN_MEMORY = 32 << 20
+"""Bytes of memory that the values of such a request take."""
 MAX_PREFIX = 60
+MAX_PUSHES = 6
+"""Pushes that a web process receives at once. Further ones are refused, so that pages find a thread."""
+RETRY_SECONDS = 10
 TYPES = (
     "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
     "application/json", "application/octet-stream", "application/gzip", "application/zstd",
 )  # fmt: skip
+
+_places = threading.BoundedSemaphore(MAX_PUSHES)
 
 View = Callable[..., HttpResponse]
 
@@ -66,9 +75,16 @@ def api(view: View) -> View:
             response["WWW-Authenticate"] = "Bearer"
         if refused.status == 405:
             response["Allow"] = "POST"
-        return response
+        return _later(response)
 
     return csrf_exempt(login_not_required(never_cache(wrapped)))
+
+
+def _later(response: HttpResponse) -> HttpResponse:
+    """The answer, with the time after which a sender shall try again where trying again helps."""
+    if response.status_code in (503, 507):
+        response["Retry-After"] = str(RETRY_SECONDS)
+    return response
 
 
 def _token(request: HttpRequest) -> ApiToken:
@@ -111,6 +127,8 @@ def _object(request: HttpRequest) -> dict[str, Any]:
         _receive(request, body, MAX_RUN_BYTES, f"A run is described in at most {MAX_RUN_BYTES >> 20} MB.")
         body.seek(0)
         raw = body.read()
+    if memory_of(raw) > MAX_RUN_MEMORY:
+        raise Refused(413, f"The description holds too many values: they would take over {MAX_RUN_MEMORY >> 20} MB.")
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):
@@ -143,14 +161,23 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
             f"The content type {request.content_type} is not read. Send JSON Lines as application/x-ndjson, "
             "plain or compressed with gzip or zstd.",
         )
-    folder = Path(settings.INSPECTOR_DATA) / "tmp"
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="push-") as body:
-        limit = settings.UPLOAD_MAX_BYTES
-        too_large = f"The push is larger than {limit >> 20} MB. Send it in parts, each with whole sessions."
-        _receive(request, body, limit, too_large)
-        source = Source.of_path(body.name, "The request body")
-        return _store(run, source, request.GET.get("format", "auto"), _prefix(request))
+    prefix = _prefix(request)
+    if not _places.acquire(blocking=False):
+        raise Refused(503, f"The server takes {MAX_PUSHES} pushes at once. Push again later.")
+    try:
+        folder = Path(settings.INSPECTOR_DATA) / "tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="push-") as body:
+            limit = settings.UPLOAD_MAX_BYTES
+            too_large = f"The push is larger than {limit >> 20} MB. Send it in parts, each with whole sessions."
+            _receive(request, body, limit, too_large)
+            asked = PushedBody(run.code, body.name, request.GET.get("format", "auto"), prefix)
+            found = push_process.ask(asked)
+    except PushesBusy as busy:
+        raise Refused(503, str(busy)) from None
+    finally:
+        _places.release()
+    return _later(json_page(found.body, found.status))
 
 
 def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) -> None:
@@ -186,19 +213,3 @@ def _prefix(request: HttpRequest) -> str:
     if len(prefix) > MAX_PREFIX or not prefix.isprintable():
         raise Refused(400, f"prefix must be a printable text of at most {MAX_PREFIX} characters.")
     return prefix
-
-
-def _store(run: Run, source: Source, format_name: str, prefix: str) -> HttpResponse:
-    try:
-        pushed = take_push(run, source, format_name, prefix)
-    except FileRefused as error:
-        raise Refused(400 if source.size == 0 else 413 if isinstance(error, TooLarge) else 415, str(error)) from error
-    except (Run.DoesNotExist, IntegrityError) as error:
-        if find_run(code=run.code) is not None:
-            raise
-        raise Refused(
-            410, f"The run {run.code} was deleted while you pushed to it. POST /api/runs makes one."
-        ) from error
-    answer = {name: value for name, value in fields_of(pushed).items() if value is not None}
-    is_too_large = answer.pop("is_too_large")
-    return json_page(answer, 413 if is_too_large else 400 if pushed.error else 200)

@@ -74,10 +74,12 @@ def detect(source: Source) -> Format:
 
 
 def _begins_broken(source: Source) -> bool:
-    """Whether the first line is no JSON by itself, though it is within the limits."""
+    """Whether the first line is no JSON by itself. Raises :class:`TooLarge` when it is beyond a limit."""
     line = next(source.lines(), None)
-    if line is None or line.data is None:
+    if line is None:
         return False
+    if line.data is None:
+        raise TooLarge(f"{source.name} could not be recognised. Line {line.number}: {line.problem}")
     try:
         decode(line.data)
     except BadLine:

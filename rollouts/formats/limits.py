@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rollouts.formats.containers.refused import BadLine, FileRefused, TooLarge
+from rollouts.formats.containers.refused import BadLine, TooLarge
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class Reading:
         return f"The line is longer than {self.limits.line_bytes >> 20} MB. Leave out fields that are not needed."
 
     def check_blank(self, name: str, n: int) -> None:
-        """``n``: blank lines in a row. Raises :class:`FileRefused`."""
+        """``n``: blank lines in a row. Raises :class:`TooLarge`."""
         if n > self.limits.blank_lines:
-            raise FileRefused(f"{name} holds more than {self.limits.blank_lines:,} blank lines in a row.")
+            raise TooLarge(f"{name} holds more than {self.limits.blank_lines:,} blank lines in a row.")
 
     def check_growth(self, name: str, n: int, packed: int) -> None:
         """``n``: bytes that were unpacked from so many. Raises :class:`TooLarge`."""

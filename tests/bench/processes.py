@@ -10,6 +10,7 @@ from pathlib import Path
 NAMES = {
     "engines": "engine",
     "storage_process": "storage process",
+    "push_process": "push process",
     "sandbox/worker": "template sandboxes",
     "gunicorn": "web",
 }

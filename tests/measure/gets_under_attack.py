@@ -180,8 +180,8 @@ class Waits:
     """Of each answered request, by page."""
     failed: Counter[str]
     """Requests that were not answered with 200, by what came instead."""
-    megabytes: float
-    """The largest resident memory of all processes of the web server together."""
+    megabytes: Counter[str]
+    """The largest resident memory of the processes of the server, by what they are."""
 
     def quantile(self, share: float, page: str | None = None) -> float:
         """Seconds that a share of the requests stay below; 0 when none was answered."""
@@ -195,7 +195,7 @@ class Waits:
 
 def read_pages(server: Server, seconds: float) -> Waits:
     """Get the pages of a server again and again for so long."""
-    waits = Waits(defaultdict(list), Counter(), 0.0)
+    waits = Waits(defaultdict(list), Counter(), Counter())
     until = time.monotonic() + seconds
 
     def reader(first: int) -> None:
@@ -219,7 +219,7 @@ def read_pages(server: Server, seconds: float) -> Waits:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        waits.megabytes = max(waits.megabytes, sums(megabytes, family(server.process))["web"])
+        waits.megabytes |= sums(megabytes, family(server.process, "server"))
         time.sleep(0.2)
     return waits
 
@@ -276,7 +276,8 @@ def main() -> None:
     )
     print(f"longest {idle.quantile(1.0):.2f} s idle, {attacked.quantile(1.0):.2f} s attacked")
     print(f"requests {idle.n} idle, {attacked.n} attacked; not answered {dict(idle.failed)}, {dict(attacked.failed)}")
-    print(f"web server {idle.megabytes:.0f} MB idle, {attacked.megabytes:.0f} MB attacked")
+    for name, most in sorted(attacked.megabytes.items()):
+        print(f"{name}: {idle.megabytes[name]:.0f} MB idle, {most:.0f} MB attacked")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ class TestAgainstTheServer:
         assert json.loads(ran.stdout)["trajectories"] == 2
 
 
-Answer = Callable[[int], tuple[int, bytes]]
+Answer = Callable[[int], tuple[Any, ...]]
+"""From the number of a request to status, body and headers."""
 
 
 @pytest.fixture
@@ -88,13 +89,15 @@ def serve() -> Iterator[Callable[[Answer], tuple[str, list[bytes]]]]:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 got.append(self.rfile.read(int(self.headers["Content-Length"])))
-                status, body = answer(len(got))
+                status, body, *headers = answer(len(got))
                 if status == 0:
                     self.close_connection = True
                     return
                 self.send_response(status)
                 if status == 302:
                     self.send_header("Location", "http://127.0.0.1:9/")
+                for name, value in headers:
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -119,6 +122,15 @@ def test_it_tries_again_with_the_same_bytes(serve: Any, failure: tuple[int, byte
     url, got = serve(lambda n: failure if n < 3 else (200, b'{"trajectories": 1}'))
     assert client.Client(url, "t", "code", wait=0.01).push(episodes(1)) == {"trajectories": 1}
     assert len(got) == 3 and len(set(got)) == 1
+
+
+def test_it_waits_as_long_as_the_server_asks(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, got = serve(lambda n: (503, b"busy", ("Retry-After", "7")) if n < 3 else (200, b'{"trajectories": 1}'))
+    waits: list[float] = []
+    monkeypatch.setattr("rollouts.client.time.sleep", waits.append)
+    client.Client(url, "t", "code", wait=0.01).push(episodes(1))
+    assert len(got) == 3 and len(waits) == 2 and all(7 <= wait <= 10.5 for wait in waits)
+    assert [client._seconds(said) for said in (None, "7", "9000", "-1", "soon")] == [0, 7, 60, 0, 0]
 
 
 @pytest.mark.parametrize(
