@@ -86,8 +86,8 @@ def _filter_calls(library: ctypes.CDLL, threads: bool) -> bool:
     for name in _CALLS:
         add(name)  # a name that this kind of processor does not have is no fault: it stays refused
     own, read_only = _Comparison(0, _EQUAL, 0), _Comparison(2, _EQUAL, 0)
-    limits_itself = add("prlimit64", own, read_only) and add(
-        "prlimit64", own, _Comparison(1, _EQUAL, resource.RLIMIT_CPU)
+    limits_itself = add("prlimit64", own, read_only) and all(
+        add("prlimit64", own, _Comparison(1, _EQUAL, kind)) for kind in (resource.RLIMIT_CPU, resource.RLIMIT_AS)
     )
     aborts_itself = add("tgkill", _Comparison(0, _EQUAL, os.getpid()))
     # The flags of clone3 lie in memory, where no filter sees them. Told that it is unknown, the C library uses clone.
@@ -119,7 +119,8 @@ def _limit(kind: int, value: int) -> None:
 def confine(memory: int, threads: bool = False) -> str:
     """Confine this process for the rest of its life; returns what is missing as a sentence, or an empty text.
 
-    ``memory``: bytes of address space beyond what is mapped now. ``threads``: whether threads may be started later.
+    ``memory``: bytes of address space beyond what is mapped now; the process may lower that later, and not raise it.
+    ``threads``: whether threads may be started later.
     The process ends within two seconds after its parent. Time is limited by the caller with ``RLIMIT_CPU``, which a
     confined process may still set. Where something is missing, the limits hold without the filter of system calls.
     """

@@ -1,15 +1,19 @@
 """Child processes: starting one, exchanging values with it, ending it. Needs the standard library alone.
 
 The engine's process and the storage process run code of ours and exchange pickled values with it
-(:class:`PipedProcess`). The template sandbox runs templates of strangers, and reading a pickle runs code: it uses
-:class:`ChildProcess` alone.
+(:class:`PipedProcess`). Chat templates and tokenizers are what strangers wrote, and reading a pickle runs code: such
+processes exchange bytes (:class:`LimitedProcess`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -36,6 +40,10 @@ def _how(status: int | None) -> str:
     if status == -9:
         return "it was killed (signal 9), perhaps because the machine was out of memory"
     return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+class Late(Exception):
+    """A child process did not answer in time."""
 
 
 class ChildProcess:
@@ -114,3 +122,81 @@ class PipedProcess(ChildProcess):
 def pipe_to_parent() -> Connection:
     """Returns, in a :class:`PipedProcess`, its end of the pipe."""
     return Connection(int(sys.argv[1]))
+
+
+class LimitedProcess(ChildProcess):
+    """A process that runs what strangers wrote, with a clean environment. It sets its limits itself.
+
+    Frames cross its standard streams: four bytes of length, little-endian, then so many bytes. It answers every frame
+    with frames, so it reads whenever this process writes. After :class:`Late` or :class:`ProcessEnded`, close it.
+    """
+
+    MAX_FRAME = 1_000_000_000
+    """Bytes of the longest frame that is accepted from the process."""
+
+    def __init__(self, title: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """``title``: the subject of sentences about it."""
+        self._title = title
+        super().__init__(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", **(environment or {})},
+            cwd="/",
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        self._readable, self._writable = selectors.DefaultSelector(), selectors.DefaultSelector()
+        self._readable.register(self._stdout, selectors.EVENT_READ)
+        self._writable.register(self._stdin, selectors.EVENT_WRITE)
+        self._pending = bytearray()
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send a frame until a time of ``time.monotonic``. Raises :class:`Late` or :class:`ProcessEnded`."""
+        rest = memoryview(struct.pack("<I", len(data)) + data)
+        while rest:
+            try:
+                rest = rest[os.write(self._stdin.fileno(), rest) :]
+            except BlockingIOError:
+                if not self._writable.select(max(0.0, deadline - time.monotonic())):
+                    raise Late from None
+            except OSError as error:
+                raise self._ended() from error
+
+    def receive(self, deadline: float) -> bytes:
+        """The next frame, until a time of ``time.monotonic``. Raises :class:`Late` or :class:`ProcessEnded`."""
+        pending, wanted = self._pending, 4
+        while True:
+            if len(pending) >= 4:
+                wanted = 4 + struct.unpack_from("<I", pending)[0]
+                if wanted > self.MAX_FRAME:
+                    raise self._ended()
+                if len(pending) >= wanted:
+                    data = bytes(pending[4:wanted])
+                    del pending[:wanted]
+                    return data
+            if not self._readable.select(max(0.0, deadline - time.monotonic())):
+                raise Late
+            data = os.read(self._stdout.fileno(), 1 << 20)
+            if not data:
+                raise self._ended()
+            pending += data
+
+    def close(self) -> None:
+        """Kills the process, if it has not ended."""
+        self.end()
+        self.forget()
+
+    def forget(self) -> None:
+        """Closes this process's ends of the pipes. After a fork, the process itself stays with the parent."""
+        self._readable.close()
+        self._writable.close()
+        for stream in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+    def _ended(self) -> ProcessEnded:
+        return ProcessEnded(self._title, self.wait(1))

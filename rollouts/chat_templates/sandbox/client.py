@@ -7,13 +7,9 @@ processes may render: each process has its own pool, and a worker ends with the 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
-import selectors
 import signal
-import struct
-import subprocess
 import threading
 import time
 from bisect import bisect_right
@@ -24,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rollouts.processes import ChildProcess, ProcessEnded
+from rollouts.processes import Late, LimitedProcess, ProcessEnded
 from rollouts.tito.interfaces import RenderFailed
 
 CPU_SECONDS = 2
@@ -108,80 +104,44 @@ class Rendered:
         return self.lines[index][1] or None
 
 
-class _Late(Exception):
-    """The worker did not answer in time."""
-
-
-class Worker(ChildProcess):
+class Worker(LimitedProcess):
     """One subprocess. The constructor raises :class:`RenderFailed` where it does not start.
 
     JSON alone crosses its standard streams, because it runs what strangers wrote.
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            ["-I", "-X", "utf8", str(_PROGRAM), str(MEMORY_BYTES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"},
-            cwd="/",
-        )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self._stdin, self._stdout = self.process.stdin, self.process.stdout
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._stdout, selectors.EVENT_READ)
-        self._pending = bytearray()
+        super().__init__("The sandbox for chat templates", ["-I", "-X", "utf8", str(_PROGRAM), str(MEMORY_BYTES)])
         try:
             self.receive(time.monotonic() + START_SECONDS)
-        except (ProcessEnded, _Late) as error:
+        except (ProcessEnded, Late) as error:
             self.close()
             raise RenderFailed(
                 "The sandbox for chat templates could not be started; the machine may be overloaded. Try again."
             ) from error
 
-    def send(self, value: Any) -> None:
-        """Send a request. Raises :class:`RenderFailed` for a value that is no JSON, ``ProcessEnded``."""
+    def ask(self, value: Any, until: float) -> None:
+        """Send a request. Raises :class:`RenderFailed` for a value that is no JSON, ``Late`` or ``ProcessEnded``."""
         try:
             data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
         except (TypeError, ValueError, RecursionError) as error:
             raise RenderFailed(f"The conversation, its tools or its kwargs are not plain JSON: {error}") from error
-        try:
-            self._stdin.write(struct.pack("<I", len(data)) + data)
-            self._stdin.flush()
-        except OSError as error:
-            raise self._ended(self.process.poll()) from error
-
-    def receive(self, deadline: float) -> Any:
-        """The next message. Raises ``_Late`` or ``ProcessEnded``."""
-        while True:
-            if len(self._pending) >= 4:
-                (n,) = struct.unpack_from("<I", self._pending)
-                if len(self._pending) >= 4 + n:
-                    data = bytes(self._pending[4 : 4 + n])
-                    del self._pending[: 4 + n]
-                    return json.loads(data.decode("utf-8", "surrogatepass"))
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._selector.select(left):
-                raise _Late
-            data = os.read(self._stdout.fileno(), 1 << 20)
-            if not data:
-                raise self._ended(self.wait(1))
-            self._pending += data
+        self.send(data, until)
 
     def answer(self, until: float) -> Any:
         """The next message, within ``WALL_SECONDS``, or ``STARVED_WALL_SECONDS`` if the worker gets no computing time.
 
-        Raises ``_Late`` or ``ProcessEnded``.
+        Raises ``Late`` or ``ProcessEnded``.
         """
         used = self.cpu_seconds()
         try:
-            return self.receive(min(until, time.monotonic() + WALL_SECONDS))
-        except _Late:
+            data = self.receive(min(until, time.monotonic() + WALL_SECONDS))
+        except Late:
             # A template cannot sleep. If it has hardly computed, it is not slow: its worker had to wait.
             if self.cpu_seconds() - used > STARVED_SECONDS:
                 raise
-            return self.receive(min(until, time.monotonic() + STARVED_WALL_SECONDS))
+            data = self.receive(min(until, time.monotonic() + STARVED_WALL_SECONDS))
+        return json.loads(data.decode("utf-8", "surrogatepass"))
 
     def cpu_seconds(self) -> float:
         """Seconds of computing time that the worker has used so far."""
@@ -191,16 +151,6 @@ class Worker(ChildProcess):
         except OSError:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / _TICKS
-
-    def _ended(self, status: int | None) -> ProcessEnded:
-        return ProcessEnded("The sandbox for chat templates", status)
-
-    def close(self) -> None:
-        self.end()
-        self._selector.close()
-        for stream in (self._stdin, self._stdout):
-            with contextlib.suppress(OSError):
-                stream.close()
 
 
 @dataclass
@@ -262,10 +212,10 @@ class Pool:
         }
         until = time.monotonic() + BATCH_SECONDS
         try:
-            worker.send(request)
+            worker.ask(request, until)
             while len(outcomes) < len(jobs) and not (outcomes and outcomes[-1].kind == "memory"):
                 outcomes.append(_outcome(worker.answer(until)))
-        except _Late:
+        except Late:
             sentence = f"The template ran longer than the {WALL_SECONDS:g} s that a render may take."
             outcomes.append(Rendered(error=sentence, kind="time"))
         except ProcessEnded as error:
