@@ -16,13 +16,15 @@ from rollouts import services, tokenizers
 from rollouts.models import Tokenizer
 from rollouts.services.outages import is_disk_full
 from rollouts.services.text import tidy_name, without_paths
-from rollouts.tokenizers.validate import copy_wanted
+from rollouts.tokenizers.files import copy_wanted
+from rollouts.tokenizers.validate import check_file
 
 
 def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
     """Write an upload as a tokenizer's folder under `scratch`.
 
-    Raises `TokenizerUnusable` with a sentence unless the upload is a tokenizer.json, or a zip that holds one.
+    Raises `TokenizerUnusable` with a sentence for another kind of file, and for a zip without a usable tokenizer.
+    What a tokenizer.json holds is checked when it is registered.
     """
     arrived = scratch / ("upload.zip" if upload.read(4) == b"PK\x03\x04" else "upload.json")
     upload.seek(0)
@@ -32,8 +34,7 @@ def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
     folder = scratch / "tokenizer" / tidy_name(upload.name or "")
     if zipfile.is_zipfile(arrived):
         return tokenizers.unpack_zip(arrived, folder)
-    problems = tokenizers.check_folder(arrived)
-    if problems:
+    if problems := check_file(arrived):
         raise tokenizers.TokenizerUnusable(" ".join(problems).replace(arrived.name, upload.name or "The file"))
     folder.mkdir(parents=True)
     arrived.rename(folder / "tokenizer.json")

@@ -1,7 +1,7 @@
 """Side by side: the sampled ids against the same text encoded again, and against the ids that the engine read next.
 
-This module may encode decoded text, because it shows what that does. The encoder is the native one (``tokenizers`` or
-``fastokens``, no torch, no transformers); it is loaded once and kept.
+This module may encode decoded text, because it shows what that does. The encoder runs in a limited process that is
+kept warm, and what it cannot encode in time is a notice.
 """
 
 from __future__ import annotations

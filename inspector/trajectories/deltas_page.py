@@ -282,11 +282,11 @@ def _render(
     try:
         loaded = load(tokenizer.path)
         prefix, full = _both(renderer(loaded, template), messages, tools, kwargs)
+        prefix = _cut_at_stop(prefix, loaded)
     except RenderFailed as error:
         return Renders(problem=f"The chat template failed on these messages: {error}")
     except (TokenizerUnusable, OSError) as error:
         return Renders(problem=f"The tokenizer cannot be loaded: {without_paths(str(error))}")
-    prefix = _cut_at_stop(prefix, loaded)
     if len(full) > MAX_RENDER_CHARACTERS:
         return Renders(problem=f"The render is longer than {MAX_RENDER_CHARACTERS:,} characters and is not shown.")
     return Renders(prefix, full, common_length(prefix, full))

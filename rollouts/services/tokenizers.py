@@ -14,8 +14,8 @@ from django.db import IntegrityError, transaction
 
 from rollouts import models, tokenizers
 from rollouts.tokenizers import ByteTable
-from rollouts.tokenizers.files import whole_folder
-from rollouts.tokenizers.validate import WANTED, copy_wanted
+from rollouts.tokenizers.files import WANTED, copy_wanted, whole_folder
+from rollouts.tokenizers.validate import check_file
 
 
 def tokenizers_folder() -> Path:
@@ -59,19 +59,16 @@ def register_tokenizer(
     Raises :class:`rollouts.tokenizers.TokenizerUnusable` (a ``ValueError``) when the folder holds no usable tokenizer.
     """
     path = Path(path).expanduser()
-    problems = tokenizers.check_folder(path) if path.is_file() else []
-    if problems:
-        raise tokenizers.TokenizerUnusable(" ".join(problems))
     with tempfile.TemporaryDirectory(prefix="inspector-tokenizer-") as scratch:
         if path.is_file() and path.name != "tokenizer.json":
             is_zip = zipfile.is_zipfile(path)
             folder = tokenizers.unpack_zip(path, Path(scratch) / "unpacked") if is_zip else _single(path, scratch)
         else:
             folder = path.parent if path.is_file() else path
-        loaded = tokenizers.load(folder)
-        loaded.decode(loaded.encode("hello"))
+        loaded = tokenizers.examined(folder)
         kept = _keep(folder)
-    tokenizers.byte_table(kept, byte_tables_folder())
+        loaded.close()  # the process of the copy is started when somebody asks for it
+    tokenizers.keep_table(kept, loaded.table, byte_tables_folder())
     named = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
     label = name or (named.stem if named.is_file() else named.name)
     template = register_chat_template(loaded.chat_template, label) if loaded.chat_template else None
@@ -131,7 +128,9 @@ def hub_tokenizer(hub_id: str, revision: str) -> models.Tokenizer:
 
 
 def _single(path: Path, scratch: str) -> Path:
-    """A tokenizer.json that was uploaded under another name."""
+    """A tokenizer.json that was uploaded under another name. Raises :class:`tokenizers.TokenizerUnusable`."""
+    if problems := check_file(path):
+        raise tokenizers.TokenizerUnusable(" ".join(problems))
     folder = Path(scratch) / path.stem
     folder.mkdir()
     shutil.copyfile(path, folder / "tokenizer.json")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rollouts.tokenizers.files import TokenizerUnusable
-from rollouts.tokenizers.validate import WANTED, check_folder, copy_wanted
+from rollouts.tokenizers.files import WANTED, TokenizerUnusable, copy_wanted
+from rollouts.tokenizers.validate import check_folder
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _REVISION = re.compile(r"(?=.{1,100}\Z)\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)

@@ -1,9 +1,16 @@
-"""The one way to a tokenizer: ``load`` returns a codec that encodes exactly, decodes to bytes, knows its stop ids."""
+"""The one way to a tokenizer: ``load`` returns a codec that encodes exactly, decodes to bytes, knows its stop ids.
+
+A tokenizer is a program that strangers may have written: its patterns can run for hours and take all memory. So its
+files are parsed, and its library runs, in a limited process (``rollouts.tokenizers.worker``). What stays here is the
+table of the tokens' bytes.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,56 +19,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.trajectory import Ids
-from rollouts.tokenizers.byte_table import ByteTable, from_definition
-from rollouts.tokenizers.encoders import Encoder, Reference, fast_encoder
-from rollouts.tokenizers.files import Definition, TokenizerUnusable, file_marks, read_definition, tokenizer_folder
+from rollouts.tokenizers import limited, wire
+from rollouts.tokenizers.byte_table import ByteTable
+from rollouts.tokenizers.files import WANTED, TokenizerUnusable, file_marks, tokenizer_folder
+
+PART_BYTES = 4_000_000
+"""Texts that are encoded in one request hold so many characters, or are one text."""
 
 
 class LoadedTokenizer:
-    """A tokenizer in memory. Implements :class:`rollouts.tito.interfaces.Codec`. Several threads may use it at once."""
+    """A tokenizer. Implements :class:`rollouts.tito.interfaces.Codec`. Several threads may use it at once.
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
-        self.path = definition.folder
-        self.name = definition.folder.name
-        self.sha256 = definition.sha256
+    What encodes or decodes raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` where the tokenizer fails on a
+    text, or takes too long or too much memory for it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._process = limited.TokenizerProcess(folder)
+        about, (offsets, data, special, skipped) = self._process.load()
+        self.path = folder
+        self.name = folder.name
+        self.sha256: str = about["sha256"]
         """The SHA-256 of the bytes of tokenizer.json."""
-        self.chat_template = definition.chat_template
-        self.named_tokens: Mapping[str, str] = definition.named_tokens
+        self.chat_template: str | None = about["chat_template"]
+        self.named_tokens: Mapping[str, str] = about["named_tokens"]
         """``bos_token``, ``eos_token``, ...: the tokens that a chat template can name."""
-        self.table: ByteTable = from_definition(definition)
+        control = np.frombuffer(special, np.bool_).copy()
+        self.table = ByteTable(wire.as_offsets(offsets), bytes(data) or b"\0", control, about["kind"])
         self.vocab_size = self.table.vocab_size
         self.special_ids = frozenset(np.flatnonzero(self.table.special).tolist())
         """Control tokens: the added tokens that the encoder matches before anything else."""
-        self.skipped_ids = frozenset(token_id for token_id, _, special in definition.added() if special)
+        self.skipped_ids = frozenset(wire.as_ints(skipped).tolist())
         """The ids that ``decode(skip_special_tokens=True)`` drops; a subset of ``special_ids``."""
-        self._ids = {content: token_id for token_id, content, _ in definition.added()}
-        self.bos_id = self._named_id("bos_token")
-        self.eos_id = self._named_id("eos_token")
+        self.bos_id: int | None = about["named_ids"].get("bos_token")
+        self.eos_id: int | None = about["named_ids"].get("eos_token")
         eos = () if self.eos_id is None else (self.eos_id,)
-        self.stop_ids = frozenset((*eos, *definition.stop_token_ids))
+        self.stop_ids: frozenset[int] = frozenset((*eos, *about["stop_token_ids"]))
         """The end-of-sequence token and the end-of-sequence ids of generation_config.json."""
-        text = definition.text
-        try:
-            self._reference = Reference(text)
-        except Exception as error:
-            raise TokenizerUnusable(f"tokenizer.json cannot be loaded: {error}") from error
-        self._fast: Encoder = fast_encoder(definition.tokenizer, text, self._reference) or self._reference
-        self.encoder = self._fast.name
+        self.encoder: str = about["encoder"]
         """The encoder that was found exact: ``fastokens`` or ``tokenizers``."""
-
-    def _named_id(self, name: str) -> int | None:
-        text = self.named_tokens.get(name)
-        return None if text is None else self.token_id(text)
-
-    def token_id(self, text: str) -> int | None:
-        """The id of the token with this text, added tokens first; None when there is none."""
-        if text in self._ids:
-            return self._ids[text]
-        vocab = self.definition.tokenizer["model"]["vocab"]
-        if isinstance(vocab, Mapping):
-            return vocab.get(text)
-        return next((token_id for token_id, (piece, _) in enumerate(vocab) if piece == text), None)
+        self._class: str = about["tokenizer_class"]
 
     # -- Codec
 
@@ -78,30 +75,50 @@ class LoadedTokenizer:
         if self.table.kind == "byte_level":
             return self.table.text(ids)
         # Other decoders have rules across tokens (a leading space is dropped), so the library itself decodes.
-        known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
-        return self._reference.decode(known)
+        known = np.asarray(ids, dtype=np.int64).reshape(-1)
+        known = known[(known >= 0) & (known < self.vocab_size)]
+        return str(self._process.ask("decode", wire.ints(known))[1][0], "utf-8")
 
     def encode(self, text: str) -> Ids:
         """The ids ``[n]`` of a text. Control tokens are recognised; nothing is added (no BOS)."""
-        return self._fast.encode(_whole(text))
+        return self._encode([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """``encode`` of each text, in parallel where the encoder can."""
-        return self._fast.encode_batch([_whole(text) for text in texts])
+        """``encode`` of each text, in parallel where the encoder can, and in few requests to the process."""
+        return [ids for part in _parts(texts) for ids in self._encode(part)]
+
+    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+        return wire.unpack_arrays(*self._process.ask("encode", *wire.pack_texts(texts))[1])
 
     # -- beyond the protocol
 
     def encode_offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
         """Ids and the characters ``[start, stop)`` that each id covers, by the reference encoder."""
-        return self._reference.offsets(_whole(text))
+        ids, offsets = self._process.ask("offsets", wire.pack_texts([text])[1])[1]
+        return wire.as_ints(ids), [(start, stop) for start, stop in wire.as_ints(offsets).reshape(-1, 2).tolist()]
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token with this text, added tokens first; None when there is none."""
+        found: int | None = self._process.ask("id_of", text=text)[0]["id"]
+        return found
+
+    def pieces(self) -> tuple[list[str], list[str]]:
+        """The control tokens at which a text may be cut, the longest first; and texts on which to try that."""
+        about = self._process.ask("pieces")[0]
+        return about["cuts"], about["sample"]
+
+    def close(self) -> None:
+        """End the process of this tokenizer; the next request starts it again."""
+        self._process.close()
 
     @cached_property
     def hf(self) -> Any:
-        """The ``transformers`` tokenizer, loaded at first use from this folder alone. No code in the folder is run.
+        """The ``transformers`` tokenizer, loaded into this process. For tokenizers of configured models alone.
 
         ``AutoTokenizer`` imports torch: 3 s and 260 MB. A folder that names the general class does not need it.
+        No code in the folder is run, but nothing limits what the tokenizer itself does.
         """
-        if self.definition.tokenizer_class in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        if self._class in ("PreTrainedTokenizerFast", "TokenizersBackend"):
             from transformers import PreTrainedTokenizerFast as Found
         else:
             from transformers import AutoTokenizer as Found
@@ -109,15 +126,27 @@ class LoadedTokenizer:
         return Found.from_pretrained(str(self.path), trust_remote_code=False, local_files_only=True)
 
 
-def _whole(text: str) -> str:
-    """The text with lone surrogates, which cannot be encoded, replaced by U+FFFD, as writing to a file would do."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8", "replace")
+def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    n = 0
+    for text in texts:
+        if part and n + len(text) > PART_BYTES:
+            yield part
+            part, n = [], 0
+        part.append(text)
+        n += len(text)
+    if part:
+        yield part
 
 
-_loaded: dict[str, tuple[tuple[object, ...], LoadedTokenizer]] = {}
-_lock = threading.Lock()
-_MAX_LOADED = 16
-_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+MAX_LOADED, MAX_FAILED = 16, 100
+FAILED_SECONDS = 300.0
+"""A folder that could not be loaded is not tried again for so long, unless one of its files changes."""
+Marks = tuple[object, ...]
+_loaded: dict[str, tuple[Marks, LoadedTokenizer]] = {}
+_failed: dict[str, tuple[Marks, float, str]] = {}
+_loading: dict[str, threading.Lock] = {}
+"""One lock for each folder that is being loaded: no tokenizer waits for another one."""
 
 
 def load(path: str | Path) -> LoadedTokenizer:
@@ -126,13 +155,41 @@ def load(path: str | Path) -> LoadedTokenizer:
     Raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` (a ``ValueError``) with a sentence for the user.
     """
     folder = tokenizer_folder(path).resolve()
-    marks = file_marks(folder, _FILES)
-    with _lock:
-        held = _loaded.get(str(folder))
-        if held is not None and held[0] == marks:
-            return held[1]
-        tokenizer = LoadedTokenizer(read_definition(folder))
-        while len(_loaded) >= _MAX_LOADED:
-            _loaded.pop(next(iter(_loaded)))
-        _loaded[str(folder)] = (marks, tokenizer)
+    name, marks = str(folder), file_marks(folder, WANTED)
+    if (found := _known(name, marks)) is not None:
+        return found
+    turn = _loading.setdefault(name, threading.Lock())
+    if not turn.acquire(timeout=limited.WAIT_SECONDS):
+        raise limited.TokenizerBusy("The tokenizer is being loaded. Try again in a minute.")
+    try:
+        if (found := _known(name, marks)) is not None:
+            return found
+        try:
+            tokenizer = LoadedTokenizer(folder)
+        except limited.TokenizerBusy:
+            raise
+        except TokenizerUnusable as error:
+            _put(_failed, MAX_FAILED, name, (marks, time.monotonic() + FAILED_SECONDS, str(error)))
+            raise
+        _put(_loaded, MAX_LOADED, name, (marks, tokenizer))
         return tokenizer
+    finally:
+        _loading.pop(name, None)
+        turn.release()
+
+
+def _known(name: str, marks: Marks) -> LoadedTokenizer | None:
+    failed, held = _failed.get(name), _loaded.get(name)
+    if failed is not None and failed[0] == marks and time.monotonic() < failed[1]:
+        raise TokenizerUnusable(failed[2])
+    return held[1] if held is not None and held[0] == marks else None
+
+
+def _put(held: dict[str, Any], most: int, name: str, value: Any) -> None:
+    held.pop(name, None)
+    while len(held) >= most:
+        held.pop(next(iter(held)), None)
+    held[name] = value
+
+
+os.register_at_fork(after_in_child=_loading.clear)

@@ -7,14 +7,13 @@ its stretches, joined. Where a tokenizer has rules that reach across a control t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from rollouts.tito.trajectory import NO_IDS, Ids
-from rollouts.tokenizers.byte_table import parts
-from rollouts.tokenizers.encoders import sample_texts
+from rollouts.tokenizers.files import TokenizerUnusable
 from rollouts.tokenizers.loaded import LoadedTokenizer
 
 MAX_KEPT = 20_000
@@ -28,19 +27,27 @@ class PieceEncoder:
     """``encode`` of a tokenizer with a memory of pieces. Not thread-safe."""
 
     def __init__(self, tokenizer: LoadedTokenizer) -> None:
-        self._encode = tokenizer.encode
+        self._encode_batch = tokenizer.encode_batch
         self._kept: dict[str, Ids] = {}
-        cuts = cut_at(tokenizer.definition.tokenizer)
+        cuts, sample = tokenizer.pieces()
         self._longest = max(map(len, cuts), default=0)
         self._cut, self._head, self._seen = 0, NO_IDS, "\0"
         self._pattern = re.compile(f"({'|'.join(map(re.escape, cuts))})") if cuts else None
-        if self._pattern is not None and not self._is_exact(tokenizer.definition.tokenizer):
+        if self._pattern is not None and not self._is_exact(sample):
             self._pattern = None
+
+    def _is_exact(self, sample: list[str]) -> bool:
+        """Whether the pieces of each text of a sample have the ids of the whole text."""
+        try:
+            whole = self._encode_batch(sample)
+            return all(np.array_equal(self.encode(text), ids) for text, ids in zip(sample, whole, strict=True))
+        except TokenizerUnusable:
+            return False
 
     def encode(self, text: str) -> Ids:
         """The ids ``[n]`` that the tokenizer returns for the whole text. They are cached: do not write to the array."""
         if self._pattern is None:
-            return self._piece(text)
+            return self._pieces([text])[0]
         if not text.isascii():  # a lone surrogate must be replaced before the text is cut
             text = text.encode("utf-8", "replace").decode("utf-8")
         if len(text) < SHORT:
@@ -52,9 +59,22 @@ class PieceEncoder:
         self._remember(text, ids, pieces)
         return ids
 
+    def prefetch(self, texts: Sequence[str]) -> None:
+        """Encode all pieces of texts that come later, in one request. Each may add to the end of the one before it."""
+        if self._pattern is None:
+            return
+        wanted: dict[str, None] = {}
+        before, cut = "\0", 0
+        for text in texts:
+            pieces = self._pattern.split(text[cut if text.startswith(before) else 0 :])
+            wanted.update((piece, None) for piece in pieces if piece and len(piece) <= MAX_KEPT_CHARACTERS)
+            before, cut = text, len(text) - len(pieces[-1])
+        if len(wanted) <= MAX_KEPT:
+            with suppress(TokenizerUnusable):  # the text on which the tokenizer fails meets the failure later
+                self._pieces(list(wanted))
+
     def _joined(self, pieces: Sequence[str], head: Ids = NO_IDS) -> Ids:
-        kept = self._kept
-        known = [kept[piece] if piece in kept else self._piece(piece) for piece in pieces if piece]
+        known = self._pieces([piece for piece in pieces if piece])
         if len(known) == 1 and not len(head):
             return known[0]
         return np.concatenate([head, *known])
@@ -67,38 +87,22 @@ class PieceEncoder:
         end, n_ids = len(text), len(ids)
         for index in range(len(pieces) - 1, 0, -1):
             end -= len(pieces[index])
-            n_ids -= len(self._piece(pieces[index])) if pieces[index] else 0
+            n_ids -= len(self._pieces([pieces[index]])[0]) if pieces[index] else 0
             # Every second piece is a control token; the cut lies after it.
             if index % 2 == 0 and end + self._longest <= len(text):
                 self._cut, self._head, self._seen = end, ids[:n_ids], text[: end + self._longest]
                 return
 
-    def _piece(self, text: str) -> Ids:
-        ids = self._kept.get(text)
-        if ids is None:
-            ids = self._encode(text)
-            if len(text) <= MAX_KEPT_CHARACTERS:
-                if len(self._kept) >= MAX_KEPT:
-                    self._kept.clear()
-                self._kept[text] = ids
-        return ids
-
-    def _is_exact(self, definition: Mapping[str, Any]) -> bool:
-        """Whether the pieces of each text of a sample have the ids of the whole text."""
-        return all(np.array_equal(self.encode(text), self._encode(text)) for text in sample_texts(definition))
-
-
-def cut_at(definition: Mapping[str, Any]) -> list[str]:
-    """The control tokens at which a text may be cut, the longest first. Empty where rules reach across them.
-
-    Encoders look for the tokens with ``normalized: false`` before they do anything else.
-    """
-    if definition.get("truncation") or definition.get("padding"):
-        return []
-    before = [*parts(definition.get("pre_tokenizer")), *parts(definition.get("normalizer"))]
-    if any(part.get("type") in ("Metaspace", "Prepend") or part.get("add_prefix_space") for part in before):
-        return []
-    found = [token for token in definition.get("added_tokens") or () if not token.get("normalized", True)]
-    if any(token.get(rule) for token in found for rule in ("lstrip", "rstrip", "single_word")):
-        return []
-    return sorted((token["content"] for token in found if token["content"]), key=len, reverse=True)
+    def _pieces(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each piece. Those that are not known yet are encoded in one request."""
+        kept = self._kept
+        missing = [text for text in dict.fromkeys(texts) if text not in kept]
+        if not missing:
+            return [kept[text] for text in texts]
+        new = dict(zip(missing, self._encode_batch(missing), strict=True))
+        found = [new[text] if text in new else kept[text] for text in texts]
+        if len(kept) + len(new) > MAX_KEPT:
+            kept.clear()
+        # A copy, because the arrays of one request share their memory.
+        kept.update((text, ids.copy()) for text, ids in new.items() if len(text) <= MAX_KEPT_CHARACTERS)
+        return found

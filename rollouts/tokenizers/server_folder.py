@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollouts.tokenizers.files import TokenizerUnusable
-from rollouts.tokenizers.validate import WANTED, size_limit
+from rollouts.tokenizers.files import WANTED, TokenizerUnusable, size_limit
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not wait for its writer

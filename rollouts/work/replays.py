@@ -21,10 +21,10 @@ from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
 from rollouts.services.text import without_paths
 from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import RenderFailed
-from rollouts.tito.strategies import STRATEGIES, Context
+from rollouts.tito.strategies import STRATEGIES, Context, StrategyRefused
 from rollouts.tito.strategies.replay import StrategyResult as Made
 from rollouts.tito.strategies.replay import lacks_reply, replay_many, with_replies
-from rollouts.tito.trajectory import Origin, Row
+from rollouts.tito.trajectory import Ids, Origin, Row
 from rollouts.tito.trajectory import Trajectory as Value
 from rollouts.tokenizers.pieces import PieceEncoder
 from rollouts.work import renderers_package
@@ -274,14 +274,24 @@ def _rendering(run: Run, path: str, chat_template: str | None) -> tuple[Context,
             "Neither the run nor its tokenizer has a chat template, and this strategy renders messages. Import the "
             "files with the template that made them, or name it with --chat-template FILE."
         )
-    pieces = PieceEncoder(loaded)
-    renderer = chat_templates.PrefetchingRenderer(loaded, text, pieces.encode)
+    try:
+        pieces = PieceEncoder(loaded)
+    except tokenizers.TokenizerUnusable as error:
+        raise CannotReplay(f"The tokenizer cannot be used: {error}") from error
+
+    def encode(text: str) -> Ids:
+        try:
+            return pieces.encode(text)
+        except tokenizers.TokenizerUnusable as error:
+            raise StrategyRefused(f"A text of this trajectory cannot be encoded. {error}") from error
+
+    renderer = chat_templates.PrefetchingRenderer(loaded, text, encode, prefetch=pieces.prefetch)
     context = Context(
-        loaded, renderer, loaded.stop_ids, encode=pieces.encode, bridge=renderers_package.bridges_of(loaded, renderer),
+        loaded, renderer, loaded.stop_ids, encode=encode, bridge=renderers_package.bridges_of(loaded, renderer),
         keeps_prompts=not is_other,
     )  # fmt: skip
     if rows is not None:
-        of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=pieces.encode)
+        of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=encode)
         context = replace(context, rows=of_rows)
     return context, loaded
 

@@ -1,19 +1,32 @@
-"""Hostile tokenizers: each costs a sentence, never a process."""
+"""Hostile tokenizers: each costs a sentence and its own limited process, never this process or another user's time."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
+import subprocess
+import sys
+import threading
+import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 
-from rollouts.tito.trajectory import Step, Trajectory
-from rollouts.tokenizers import TokenizerUnusable, check_folder, load, unpack_zip
+from rollouts import services
+from rollouts.tito.trajectory import Request, Step, Trajectory
+from rollouts.tokenizers import TokenizerUnusable, check_folder, limited, load, unpack_zip
+from rollouts.tokenizers.validate import examined
+from rollouts.work import replays
 from rollouts.work.diagnosis import diagnosis_for
+from tests.conftest import ROOT
 from tests.web.trajectory_samples import Maker
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
@@ -23,12 +36,35 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "replace an empty text": {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
     "replace an empty pattern": {"normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}},
     "a precompiled map that is cut": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "a precompiled map of nothing": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    "a precompiled map of zeros": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "A" * 64}},
     "pieces of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "words without their unknown token": {"model": WORDS, "added_tokens": []},
     "pieces without their unknown token": {"model": PIECES, "added_tokens": []},
 }
 
 
+DOUBLE = {"type": "Replace", "pattern": {"String": "l"}, "content": "ll"}
+NESTED = {"type": "Split", "pattern": {"Regex": "(?:x{0,30}){4}y|x"}, "behavior": "Isolated", "invert": False}
+BOMBS: dict[str, tuple[dict[str, Any], str]] = {
+    "each l is doubled 22 times": (
+        {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 22}},
+        "computing time|process down|more memory",
+    ),
+    "each l is doubled 14 times": (
+        {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 14}},
+        "16,387 ids of a text of 5 bytes",
+    ),
+    "a pattern that tries everything": ({"pre_tokenizer": NESTED}, "computing time"),
+    "a decoder that cuts more than there is": (
+        {"decoder": {"type": "Strip", "content": "l", "start": 0, "stop": 2**62}},
+        "library failed",
+    ),
+    "45 MB of empty lists": ({"odd": "[],"}, "computing time|process down|more memory|MB"),
+    "nested lists": ({"odd": "["}, "not valid JSON"),
+    "a token of 100,000 letters": ({"long": 1}, "computing time|token of 100,000 bytes"),
+    "more added tokens than any tokenizer has": ({"many": 1}, "added tokens"),
+}
 POISON = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
 """It panics on a long run of x alone."""
 
@@ -38,6 +74,140 @@ def changed(tiny_tokenizer: Path, folder: Path, change: dict[str, Any]) -> Path:
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps({**definition, **change}))
     return folder
+
+
+def added(token_id: int, content: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, "special": True, **flags}
+
+
+def bomb(tiny_tokenizer: Path, folder: Path, change: dict[str, Any]) -> Path:
+    """A folder with a tokenizer.json that is small as an upload and grows when it is read or used."""
+    before = json.loads((tiny_tokenizer / "tokenizer.json").read_text())["added_tokens"]
+    if "long" in change:
+        change = {"added_tokens": [*before, added(5000, "x" * 100_000)]}
+    if "many" in change:
+        change = {"added_tokens": [added(n, f"<{n}>") for n in range(100_001)]}
+    odd = change.pop("odd", "") if "odd" in change else ""
+    file = changed(tiny_tokenizer, folder, change) / "tokenizer.json"
+    if odd:
+        nested = "[" + odd * (15_000_000 if odd == "[]," else 100_000)
+        file.write_text(f'{file.read_text()[:-1]}, "odd": {nested}0{"]" * (1 + nested.count("[") * (odd == "["))}}}')
+    return folder
+
+
+def processes() -> set[int]:
+    """The tokenizers' processes that this process has started and that live."""
+    return {
+        child.pid
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and any("tokenizers/worker" in word for word in child.cmdline())
+    }
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    """Little time for each load and text. The tokenizers that other tests use are loaded again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limited, "LOAD_SECONDS", 1)
+        patch.setattr(limited, "TEXT_SECONDS", 0)
+        yield
+
+
+@pytest.mark.parametrize(("change", "said"), BOMBS.values(), ids=BOMBS)
+def test_a_bomb_costs_a_sentence_and_its_own_process(
+    quick: None, change: dict[str, Any], said: str, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    """H3, all rows: this process neither grows nor waits for longer than the limits say."""
+    folder = bomb(tiny_tokenizer, tmp_path / "bomb", dict(change))
+    limited.close()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(TokenizerUnusable, match=said):
+        examined(folder)
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    assert int(peak.split()[1]) * 1000 - before < 30_000_000
+    limited.close()
+    assert processes() == set()
+
+
+def test_a_folder_that_failed_is_not_tried_for_each_page(quick: None, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    folder = bomb(tiny_tokenizer, tmp_path / "bomb", {"pre_tokenizer": NESTED})
+    for _ in range(3):
+        began = time.process_time()
+        with pytest.raises(TokenizerUnusable, match="computing time"):
+            load(folder)
+    assert time.process_time() - began < 0.1 and not processes()
+    (folder / "tokenizer.json").write_bytes((tiny_tokenizer / "tokenizer.json").read_bytes())
+    assert len(load(folder).encode("hello"))
+
+
+def test_a_bomb_does_not_keep_another_tokenizer_waiting(quick: None, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """H3: one lock was held while a hostile tokenizer was loaded, and another user's page waited 34 s."""
+    folder = bomb(tiny_tokenizer, tmp_path / "bomb", {"pre_tokenizer": NESTED})
+    ends: list[str] = []
+
+    def check() -> None:
+        check_folder(folder)
+        ends.append("the bomb")
+
+    thread = threading.Thread(target=check)
+    thread.start()
+    assert len(load(changed(tiny_tokenizer, tmp_path / "other", {})).encode("hello"))
+    ends.append("the other")
+    thread.join()
+    assert ends == ["the other", "the bomb"]
+
+
+@pytest.mark.django_db
+def test_a_third_check_at_once_gets_a_sentence(tiny_tokenizer: Path, admin_client: Any) -> None:
+    """H3: at most two uploads are checked at a time, so uploads cannot take all cores and memory."""
+    upload = SimpleUploadedFile("tokenizer.json", (tiny_tokenizer / "tokenizer.json").read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limited.VALIDATIONS, "_seconds", 0.05)
+        with limited.VALIDATIONS.one(), limited.VALIDATIONS.one():
+            answer = admin_client.post("/tokenizers.json", {"upload": upload, "name": "third"})
+        assert answer.status_code == 422 and "Two other tokenizers are being checked" in answer.text
+        upload.seek(0)
+        assert admin_client.post("/tokenizers.json", {"upload": upload, "name": "third"}).status_code == 201
+
+
+def test_a_tokenizer_that_is_often_too_slow_rests(quick: None, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """H3: a page or a diagnosis of a thousand trajectories does not pay for the same pattern a thousand times."""
+    slow = {**NESTED, "pattern": {"Regex": "(?:z{0,30}){4}y|z"}}
+    tokenizer = load(changed(tiny_tokenizer, tmp_path / "slow", {"pre_tokenizer": slow}))
+    for _ in range(limited.MAX_FAULTS):
+        with pytest.raises(TokenizerUnusable, match="computing time that a text may take"):
+            tokenizer.encode("z" * 200)
+    began = time.monotonic()
+    with pytest.raises(TokenizerUnusable, match="not asked again"):
+        tokenizer.encode("hello")
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_process_that_was_killed_is_started_again(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """H2: whatever ends the process, the next text finds another one."""
+    tokenizer = load(changed(tiny_tokenizer, tmp_path / "killed", {}))
+    ids = tokenizer.encode("hello").tolist()
+    limited.close()
+    tokenizer.encode("hello")
+    for pid in processes():
+        os.kill(pid, signal.SIGKILL)
+    assert tokenizer.encode("hello").tolist() == ids
+
+
+def test_a_forked_process_uses_no_process_of_its_parent(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """gunicorn and Celery fork; both sides go on with their own processes."""
+    folder = changed(tiny_tokenizer, tmp_path / "forked", {})
+    program = (
+        "import os, sys; from rollouts.tokenizers import load; one = load(sys.argv[1]); ids = one.encode('hello');"
+        "held = one._process._turn; held.acquire(); child = os.fork(); child and held.release();"
+        "same = one.encode('hello').tolist() == ids.tolist();"
+        "child or os._exit(0 if same else 1);"
+        "assert same and os.waitpid(child, 0)[1] == 0;"
+        "assert not {'tokenizers', 'fastokens', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(folder)], check=True, cwd=ROOT, timeout=60)
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
@@ -86,3 +256,20 @@ def test_a_panic_in_a_page_or_diagnosis_is_a_sentence(tiny_tokenizer: Path, tmp_
     assert answer.status_code == 200 and "The tokenizer library failed" in answer.json()["notices"][-1]
     kinds = {finding.kind: finding.evidence for finding in diagnosis_for(Trajectory("a", (step,)), run).findings}
     assert any("The tokenizer library failed" in evidence for evidence in kinds.values()), kinds
+
+
+@pytest.mark.django_db
+def test_a_panic_in_a_replay_refuses_its_trajectory(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """H2: the other trajectories of the run are replayed."""
+    make = Maker(changed(tiny_tokenizer, tmp_path / "poison", {"pre_tokenizer": POISON}))
+    said: list[Step] = []
+    for text in ("x" * 40, "hello"):
+        request, reply = Request(({"role": "user", "content": text},)), {"role": "assistant", "content": "hello"}
+        said.append(Step(make.ids("hello"), make.ids("hello"), None, request=request, reply=reply))
+    run = make.run([Trajectory(str(n), (step,)) for n, step in enumerate(said)])
+    run.chat_template = services.register_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    run.save()
+    report = replays.new_report(run)
+    assert list(replays.replay_run(run, report)) == [0, 1]
+    refused = [line for line in report["strategies"] if "The tokenizer library failed" in str(line["why"])]
+    assert refused and all(line["refused"] == 1 and line["trajectories"] == 2 for line in refused), report

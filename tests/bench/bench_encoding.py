@@ -8,6 +8,8 @@ import pytest
 
 from rollouts.chat_templates import check
 from rollouts.tokenizers import load
+from rollouts.tokenizers.worker.definition import read_definition
+from rollouts.tokenizers.worker.encoders import Reference
 
 
 @pytest.mark.bench
@@ -16,7 +18,7 @@ def test_encoding_ratio(corpus: Path) -> None:
         tokenizer = load(corpus / "tokenizers" / name)
         lines = (corpus / "labelled" / "qwen3.calls.jsonl").read_text().splitlines()[:300]
         texts = [text for line in lines for text in _strings(json.loads(line)) if len(text) > 20][:4000]
-        reference = tokenizer._reference
+        reference = Reference(read_definition(tokenizer.path).text)
         began = time.perf_counter()
         slow = [reference.raw.encode(text, add_special_tokens=False).ids for text in texts]
         loop = time.perf_counter() - began

@@ -12,6 +12,7 @@ NAMES = {
     "storage_process": "storage process",
     "push_process": "push process",
     "sandbox/worker": "template sandboxes",
+    "tokenizers/worker": "tokenizers",
     "gunicorn": "web",
 }
 """A word of the command line, and what the process is."""

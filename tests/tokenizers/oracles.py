@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
+from pathlib import Path
 
 from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import LoadedTokenizer
-from rollouts.tokenizers.byte_table import parts
-from rollouts.tokenizers.encoders import Reference
+from rollouts.tokenizers.worker.definition import Definition, read_definition
+from rollouts.tokenizers.worker.encoders import Reference
+from rollouts.tokenizers.worker.vocabulary import parts
+
+
+@lru_cache(maxsize=8)
+def reference(folder: Path) -> tuple[Definition, Reference]:
+    """The definition of a tokenizer that is trusted, and the library's tokenizer, in this process."""
+    definition = read_definition(folder)
+    return definition, Reference(definition.text)
 
 
 def encode_plain(tokenizer: LoadedTokenizer, text: str) -> Ids:
     """Ids ``[n]`` of content: a text that spells a control token is split like any other text."""
-    definition = {**tokenizer.definition.tokenizer, "added_tokens": [], "post_processor": None}
+    definition = {**reference(tokenizer.path)[0].tokenizer, "added_tokens": [], "post_processor": None}
     return Reference(json.dumps(definition)).encode(text)
 
 
@@ -22,7 +32,7 @@ def encoder_input(tokenizer: LoadedTokenizer, text: str) -> bytes:
 
     The joined bytes of ``tokenizer.encode(text)`` equal them for every text.
     """
-    contents = sorted((content for _, content, _ in tokenizer.definition.added()), key=len, reverse=True)
+    contents = sorted((content for _, content, _ in reference(tokenizer.path)[0].added()), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, contents))})", text) if contents else [text]
     # Every second piece is an added token.
     filled = [(piece, n % 2 == 1) for n, piece in enumerate(pieces) if piece]
@@ -33,9 +43,9 @@ def encoder_input(tokenizer: LoadedTokenizer, text: str) -> bytes:
 
 
 def _as_read(tokenizer: LoadedTokenizer, piece: str, is_first: bool) -> str:
-    normalizer = tokenizer._reference.raw.normalizer
+    normalizer = reference(tokenizer.path)[1].raw.normalizer
     read = normalizer.normalize_str(piece) if normalizer is not None else piece
-    for part in parts(tokenizer.definition.tokenizer.get("pre_tokenizer")):
+    for part in parts(reference(tokenizer.path)[0].tokenizer.get("pre_tokenizer")):
         scheme = part.get("prepend_scheme") or ("always" if part.get("add_prefix_space") else "never")
         prepends = part.get("type") in ("Metaspace", "ByteLevel") and scheme != "never"
         if prepends and (scheme == "always" or is_first) and not read.startswith((" ", "▁")):

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollouts.tokenizers import byte_table, load
-from rollouts.tokenizers.byte_table import byte_level_bytes, is_control, metaspace_bytes
-from rollouts.tokenizers.encoders import SAMPLE
-from tests.tokenizers.oracles import encoder_input
+from rollouts.tokenizers.worker.encoders import SAMPLE
+from rollouts.tokenizers.worker.vocabulary import byte_level_bytes, is_control, metaspace_bytes
+from tests.tokenizers.oracles import encoder_input, reference
 
 NAMES = ("deepseek-r1", "gpt-oss", "llama3.1", "mistral-nemo", "qwen2.5", "qwen3")
 relaxed = settings(
@@ -23,13 +23,13 @@ relaxed = settings(
 @pytest.mark.parametrize("name", NAMES)
 def test_every_token_of_the_corpus_is_byte_true(corpus: Path, name: str) -> None:
     tokenizer = load(corpus / "tokenizers" / name)
-    raw = tokenizer._reference.raw
+    definition, encoder = reference(tokenizer.path)
     ids = np.arange(tokenizer.vocab_size, dtype=np.int32)
     pieces = tokenizer.token_bytes(ids)
-    decoded = raw.decode_batch([[int(i)] for i in ids], skip_special_tokens=False)
+    decoded = encoder.raw.decode_batch([[int(i)] for i in ids], skip_special_tokens=False)
     for token_id, piece, text in zip(ids.tolist(), pieces, decoded, strict=True):
         assert piece.decode("utf-8", "replace") == text, (token_id, piece, text)
-    assert all(pieces[token_id] == content.encode() for content, token_id in tokenizer._ids.items())
+    assert all(pieces[token_id] == content.encode() for token_id, content, _ in definition.added())
 
 
 @pytest.mark.parametrize("name", NAMES)

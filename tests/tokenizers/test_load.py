@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from rollouts.tito.interfaces import Codec
 from rollouts.tokenizers import TokenizerUnusable, from_hub, load
-from rollouts.tokenizers.encoders import Reference, fast_encoder
+from rollouts.tokenizers.worker.encoders import Reference, fast_encoder
 from tests.conftest import ROOT
-from tests.tokenizers.oracles import encode_plain
+from tests.tokenizers.oracles import encode_plain, reference
 
 NAMES = ("deepseek-r1", "gpt-oss", "llama3.1", "mistral-nemo", "qwen2.5", "qwen3")
 
@@ -74,9 +74,9 @@ def test_the_reference_is_used_where_the_fast_encoder_differs(corpus: Path) -> N
         def encode_batch(self, texts):  # type: ignore[no-untyped-def]
             return [np.array([0], dtype=np.int32) for _ in texts]
 
-    wrong = Wrong(tokenizer.definition.text)
-    assert fast_encoder(tokenizer.definition.tokenizer, tokenizer.definition.text, wrong) is None
-    assert fast_encoder(tokenizer.definition.tokenizer, "{}", tokenizer._reference) is None
+    definition, right = reference(tokenizer.path)
+    assert fast_encoder(definition.tokenizer, definition.text, Wrong(definition.text)) is None
+    assert fast_encoder(definition.tokenizer, "{}", right) is None
 
 
 def test_stop_ids_and_tokens_that_only_the_config_knows(tiny_tokenizer: Path, tmp_path: Path) -> None:

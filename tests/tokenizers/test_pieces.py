@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollouts.tokenizers import load
-from rollouts.tokenizers.encoders import SAMPLE
-from rollouts.tokenizers.pieces import PieceEncoder, cut_at
+from rollouts.tokenizers.pieces import PieceEncoder
+from rollouts.tokenizers.worker.encoders import SAMPLE
+from rollouts.tokenizers.worker.vocabulary import cut_at
 
 WORDS = ["What is 2+2?", "naïve 漢字 🙂\n\n", " and  blanks ", "\ud800 alone", "", *SAMPLE[6:14]]
 
@@ -17,7 +18,7 @@ WORDS = ["What is 2+2?", "naïve 漢字 🙂\n\n", " and  blanks ", "\ud800 alon
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3.1", "mistral-nemo", "deepseek-r1", "gpt-oss"])
 def test_growing_texts_are_encoded_as_wholes_are(corpus: Path, name: str) -> None:
     tokenizer = load(corpus / "tokenizers" / name)
-    cuts = cut_at(tokenizer.definition.tokenizer)
+    cuts, _ = tokenizer.pieces()
     pieces = PieceEncoder(tokenizer)
     assert pieces._pattern is not None
     texts = [""]
@@ -27,6 +28,16 @@ def test_growing_texts_are_encoded_as_wholes_are(corpus: Path, name: str) -> Non
         texts.append(texts[-1] + WORDS[n % len(WORDS)] * 3 + glue)
     for text in (*texts, *texts[::-1], *(text[7:] for text in texts[::5])):
         assert pieces.encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+def test_what_was_prefetched_is_not_asked_for_again(tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load(tiny_tokenizer)
+    pieces = PieceEncoder(tokenizer)
+    texts = ["".join(f"<|im_start|>user\nWhat is {n}?<|im_end|>\n" for n in range(k)) for k in range(1, 30)]
+    expected = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
+    pieces.prefetch(texts)
+    monkeypatch.setattr(pieces, "_encode_batch", None)
+    assert [pieces.encode(text).tolist() for text in texts] == expected
 
 
 def test_a_longer_control_token_may_begin_where_the_last_text_was_cut(tiny_tokenizer: Path, tmp_path: Path) -> None:
@@ -45,7 +56,7 @@ def test_a_longer_control_token_may_begin_where_the_last_text_was_cut(tiny_token
 def test_rules_that_reach_across_a_control_token_forbid_cutting(sentencepiece: Path, unigram: Path) -> None:
     for folder in (sentencepiece, unigram):
         tokenizer = load(folder)
-        assert cut_at(tokenizer.definition.tokenizer) == []
+        assert tokenizer.pieces()[0] == []
         text = "Hello there</s>what is two</s>" * 30
         assert PieceEncoder(tokenizer).encode(text).tolist() == tokenizer.encode(text).tolist()
     token = {"content": "<x>", "normalized": False, "lstrip": True}

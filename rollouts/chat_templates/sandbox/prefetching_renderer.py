@@ -37,10 +37,16 @@ class PrefetchingRenderer(TemplateRenderer):
     """A :class:`TemplateRenderer` that remembers the renders of one :meth:`foresee`. Not safe in several threads."""
 
     def __init__(
-        self, tokenizer: TemplateTokenizer, chat_template: str, encode: Callable[[str], Ids], now: str = ""
+        self,
+        tokenizer: TemplateTokenizer,
+        chat_template: str,
+        encode: Callable[[str], Ids],
+        now: str = "",
+        prefetch: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
+        """``prefetch`` is told of texts that ``encode`` will be called with."""
         super().__init__(tokenizer, chat_template, now)
-        self._encode = encode
+        self._encode, self._prefetch = encode, prefetch
         self._foreseen = Foreseen()
         self._ids: dict[Key, Ids] = {}
 
@@ -62,6 +68,8 @@ class PrefetchingRenderer(TemplateRenderer):
         """Answer from these renders from now on, in place of those before."""
         self._foreseen = foreseen
         self._ids = {}
+        if self._prefetch is not None:
+            self._prefetch([rendered.text for rendered in foreseen.rendered.values() if rendered.ok])
 
     def rendered(self, conversation: Conversation) -> client.Rendered:
         """The render of one conversation, remembered or made now. Raises :class:`RenderFailed`."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from rollouts.tito.trajectory import Ids
-from rollouts.tokenizers.files import TokenizerUnusable
 
 logger = logging.getLogger(__name__)
 
@@ -39,26 +37,9 @@ class Encoder(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def sentence_of_a_panic(call: Callable[P, R]) -> Callable[P, R]:
-    """A native call that raises :class:`TokenizerUnusable` where the library panics or raises a bare ``Exception``.
-
-    A panic is no ``Exception``: it would end the thread, and in a server the process.
-    """
-
-    @wraps(call)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return call(*args, **kwargs)
-        except BaseException as error:
-            if type(error) is not Exception and type(error).__name__ != "PanicException":
-                raise
-            raise TokenizerUnusable(f"The tokenizer library failed: {str(error)[:200]}.") from None
-
-    return guarded
+def is_of_library(error: BaseException) -> bool:
+    """Whether the native library raised this: a panic, which is no ``Exception``, or a bare ``Exception``."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def _ids(values: Sequence[int]) -> Ids:
@@ -70,27 +51,22 @@ class Reference:
 
     name = "tokenizers"
 
-    @sentence_of_a_panic
     def __init__(self, definition: str) -> None:
         from tokenizers import Tokenizer
 
         self.raw = Tokenizer.from_str(definition)
 
-    @sentence_of_a_panic
     def encode(self, text: str) -> Ids:
         return _ids(self.raw.encode(text, add_special_tokens=False).ids)
 
-    @sentence_of_a_panic
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         return [_ids(e.ids) for e in self.raw.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    @sentence_of_a_panic
     def offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
         """Ids and, for each id, the characters ``[start, stop)`` of the text that it covers."""
         encoding = self.raw.encode(text, add_special_tokens=False)
         return _ids(encoding.ids), list(encoding.offsets)
 
-    @sentence_of_a_panic
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
         return str(self.raw.decode(ids, skip_special_tokens=False))
@@ -101,17 +77,14 @@ class Fast:
 
     name = "fastokens"
 
-    @sentence_of_a_panic
     def __init__(self, definition: str) -> None:
         import fastokens
 
         self.raw = fastokens.Tokenizer.from_json_str(definition)
 
-    @sentence_of_a_panic
     def encode(self, text: str) -> Ids:
         return _ids(self.raw.encode(text).ids)
 
-    @sentence_of_a_panic
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """All ids arrive in one buffer, without a Python object for each."""
         data, offsets = self.raw.encode_batch_flat(list(texts))
@@ -139,7 +112,9 @@ def fast_encoder(definition: Mapping[str, Any], text: str, reference: Reference)
             if not np.array_equal(expected, actual):
                 logger.info("fastokens differs from tokenizers on %r; the reference encoder is used", one[:80])
                 return None
-    except Exception as error:
+    except BaseException as error:
+        if not (is_of_library(error) or isinstance(error, ValueError)):
+            raise
         logger.info("fastokens does not load this tokenizer (%s); the reference encoder is used", error)
         return None
     return fast

@@ -1,0 +1,11 @@
+"""Starts the process of one tokenizer: ``python -I FOLDER/__main__.py``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # ``-I`` leaves out the folder of the product
+
+if __name__ == "__main__":
+    from rollouts.tokenizers.worker.serving import main
+
+    main()
