@@ -28,19 +28,34 @@ class Way:
     """What is wrong with this way, as a sentence."""
 
 
-_known: dict[tuple[str, str], Way] = {}
+MAX_KNOWN = 256
+_known: dict[tuple[str, str, bool], Way] = {}
+"""By hash of tokenizer and chat template, and whether a response template may be used."""
 
 
 def way_of(tokenizer: Any, renderer: Renderer) -> Way:
-    """How calls are read when no parser is named. ``tokenizer`` is a ``LoadedTokenizer``."""
-    key = tokenizer.sha256, renderer.chat_template_sha256
+    """How calls are read when no parser is named. ``tokenizer`` is a ``LoadedTokenizer`` of a configured model.
+
+    ``transformers`` loads it into this process, where nothing limits what a stranger's tokenizer does.
+    """
+    return _kept(tokenizer, renderer, True)
+
+
+def _kept(tokenizer: Any, renderer: Renderer, is_configured: bool) -> Way:
+    key = tokenizer.sha256, renderer.chat_template_sha256, is_configured
     if key not in _known:
-        _known[key] = _found(tokenizer, renderer)
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        _known[key] = _found(tokenizer, renderer, is_configured)
     return _known[key]
 
 
-def _found(tokenizer: Any, renderer: Renderer) -> Way:
-    if getattr(tokenizer.hf, "response_template", None) is not None and _begins_alike(tokenizer, renderer):
+def _found(tokenizer: Any, renderer: Renderer, is_configured: bool) -> Way:
+    if (
+        is_configured
+        and getattr(tokenizer.hf, "response_template", None) is not None
+        and _begins_alike(tokenizer, renderer)
+    ):
         return Way(None, "the tokenizer's response template")
     read = learn(renderer)
     if read is plain:
@@ -65,5 +80,8 @@ def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
 
 
 def parser_of(tokenizer: Any, renderer: Renderer) -> Parse:
-    """The parser of replies for this tokenizer and chat template."""
-    return parser(tokenizer.hf, tokenizer.stop_ids, way_of(tokenizer, renderer).read)
+    """The parser of replies for any tokenizer. It reads calls in the form that the chat template writes.
+
+    A response template of the tokenizer is not used: it is a program that would run in this process.
+    """
+    return parser(tokenizer, tokenizer.stop_ids, _kept(tokenizer, renderer, False).read)

@@ -69,6 +69,32 @@ def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapp
     return bridge
 
 
+class _Tokenizer:
+    """The little that a renderer asks of a tokenizer. A ``transformers`` tokenizer would run in this process."""
+
+    def __init__(self, tokenizer: LoadedTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.name_or_path = tokenizer.name
+        self.unk_token_id = self._named("unk_token")
+        self.eos_token_id = self._named("eos_token")
+
+    def _named(self, name: str) -> int | None:
+        text = self._tokenizer.named_tokens.get(name)
+        return None if text is None else self._tokenizer.token_id(text)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return self._tokenizer.encode(text).tolist()
+
+    def decode(self, token_ids: Sequence[int], **_: Any) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(token) for token in tokens]
+        found = self._tokenizer.token_id(tokens)
+        return self.unk_token_id if found is None else found
+
+
 class _Bridge:
     def __init__(self, name: str, renderer: Any) -> None:
         self.name, self._renderer = name, renderer
@@ -114,10 +140,11 @@ def _candidates(tokenizer: LoadedTokenizer, kwargs: Mapping[str, Any]) -> list[t
     from renderers.base import RENDERER_REGISTRY, _populate_registry, create_renderer, merge_chat_template_kwargs
     from renderers.configs import config_from_name
 
+    shim = _Tokenizer(tokenizer)
     asked = {name: value for name, value in kwargs.items() if name != NOW}
 
     def maker(name: str) -> Callable[[], Any]:
-        return lambda: create_renderer(tokenizer.hf, merge_chat_template_kwargs(config_from_name(name), asked))
+        return lambda: create_renderer(shim, merge_chat_template_kwargs(config_from_name(name), asked))
 
     _populate_registry()
     return [(name, maker(name)) for name in sorted(RENDERER_REGISTRY) if name not in _LEFT_OUT]
