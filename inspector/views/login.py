@@ -79,4 +79,6 @@ def login(request: HttpRequest) -> HttpResponse:
 @require_POST
 def logout(request: HttpRequest) -> HttpResponse:
     end_session(request)
-    return redirect(settings.LOGIN_URL)
+    response = redirect(settings.LOGIN_URL)
+    response["Clear-Site-Data"] = '"cache"'  # pages that this browser kept
+    return response

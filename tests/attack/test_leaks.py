@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.test import Client
 
 from inspector.server.logs import JsonLineFormatter, TextLineFormatter, without_secrets
+from inspector.web.login import make_token
 from rollouts import services
 from rollouts.models import Run, StoredTrajectory
+from rollouts.services.api_tokens import create_api_token
 from rollouts.services.text import shown_source, without_paths
 from rollouts.services.users import local_user
 from rollouts.tito import diagnose as tito_diagnose
@@ -164,3 +167,30 @@ def test_no_line_of_a_log_holds_a_secret(said: str) -> None:
     assert without_secrets("path=/runs/k7m2c9x4ph3q status=200 tokens=12 token 5") == (
         "path=/runs/k7m2c9x4ph3q status=200 tokens=12 token 5"
     )
+
+
+def test_the_cache_holds_no_token(admin_client: Client) -> None:
+    """M1 in Redis: its keys and values are what somebody on its network reads."""
+    cache.clear()
+    run = services.create_run(Run.Kind.IMPORT, "a", status=Run.Status.DONE)
+    _, share = services.create_share(local_user(), run, query="", note="", days=1)
+    _, token = create_api_token(local_user(), "trainer")
+    login = make_token()
+    visitor = Client()
+    visitor.post("/login", {"username": "ada", "password": PASSWORD})
+    visitor.get(f"/s/{share}")
+    visitor.get(f"/runs/{run.code}")
+    Client().post(f"/api/runs/{run.code}/trajectories", b"{}", "text/plain", HTTP_AUTHORIZATION=f"Bearer {token}")
+    Client().get(f"/login?token={login}")
+    for address in ("/", "/runs.json", "/health", "/workers", f"/runs/{run.code}"):
+        admin_client.get(address)
+    held = repr(cache._cache)  # type: ignore[attr-defined]
+    secrets = [PASSWORD, share, token, login, visitor.cookies["inspector_session"].value]
+    assert len(held) > 10 and not [one for one in secrets if one in held]
+    cache.clear()
+
+
+def test_after_a_logout_the_browser_keeps_no_page(admin_client: Client) -> None:
+    assert admin_client.get("/runs.json").status_code == 200
+    answer = admin_client.post("/logout")
+    assert answer["Clear-Site-Data"] == '"cache"' and admin_client.get("/runs.json").status_code == 401
