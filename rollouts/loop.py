@@ -7,13 +7,13 @@ completion that hits a limit ends its trajectory as it is: nothing is added to i
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from itertools import count
 from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,14 @@ import numpy as np
 from rollouts.engines import EngineError, Generation, GenerationRequest, Sampling, reason
 from rollouts.engines.owner import EngineClosed, EngineInfo, EngineLost, EngineOwner
 from rollouts.environments import Environment, Episode, Outcome, Task
+from rollouts.environments.answers import Answers
 from rollouts.replies.parsing import Parse, answering, with_call_ids
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import Strategy, StrategyRefused
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Message, Request, Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 """How often the loop checks whether it should stop."""
@@ -139,6 +142,10 @@ def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> Engine
     return None
 
 
+def _said_of(fault: BaseException) -> str:
+    return f"It broke off on an error of the program: {reason(fault)}."
+
+
 _numbers = count()
 """Numbers the batches, so that request names in this process are unique. An abort then never ends another request."""
 
@@ -159,8 +166,8 @@ class _Batch:
     def __post_init__(self) -> None:
         self._number = next(_numbers)
         self._live: set[_Live] = set()
-        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._answers = _Answers()
+        self._events: SimpleQueue[tuple[_Live, Callable[[], None]]] = SimpleQueue()
+        self._answers = Answers()
         self._steps: list[tuple[RolloutJob, int, Step]] = []
         self._done: list[TrajectoryEnd] = []
         self._exhausted = False
@@ -193,11 +200,20 @@ class _Batch:
     def _handle_events(self, until: float) -> None:
         """Wait for the first event, then take all that are there."""
         try:
-            self._events.get(timeout=max(0.0, until - time.monotonic()))()
+            self._handle(*self._events.get(timeout=max(0.0, until - time.monotonic())))
             while True:
-                self._events.get_nowait()()
+                self._handle(*self._events.get_nowait())
         except Empty:
             pass
+
+    def _handle(self, live: _Live, event: Callable[[], None]) -> None:
+        try:
+            event()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as fault:  # a panic of native code is no Exception
+            log.exception("trajectory failed key=%s", live.job.key)
+            self._end(live, error=_said_of(fault))
 
     def _take_jobs(self) -> None:
         free = self.limits.max_live - len(self._live)
@@ -226,6 +242,12 @@ class _Batch:
         except (StrategyRefused, RenderFailed) as error:
             self._done.append(TrajectoryEnd.of_refusal(job.key, error))
             return
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as fault:
+            log.exception("trajectory failed key=%s", job.key)
+            self._done.append(TrajectoryEnd(job.key, error=_said_of(fault)))
+            return
         try:
             episode = self.environment.start(job.task)
         except Exception as error:
@@ -235,7 +257,7 @@ class _Batch:
             return
         live = _Live(job, strategy, episode, list(job.task.messages), np.array(prompt))
         self._live.add(live)
-        self._next_turn(live)
+        self._handle(live, lambda: self._next_turn(live))
 
     def _next_turn(self, live: _Live) -> None:
         """Sample the next step, or take it over from an earlier attempt."""
@@ -256,7 +278,7 @@ class _Batch:
         except EngineClosed:
             self._closing = True
             return
-        future.add_done_callback(lambda done: self._events.put(lambda: self._generated(live, done)))
+        future.add_done_callback(lambda done: self._events.put((live, lambda: self._generated(live, done))))
 
     def _generated(self, live: _Live, future: Future[Generation]) -> None:
         live.request_id = ""
@@ -326,7 +348,7 @@ class _Batch:
         live.deadline = time.monotonic() + self.limits.environment_seconds
         self._answers.ask(
             lambda: live.episode.step(reply),
-            lambda outcome: self._events.put(lambda: self._answered(live, outcome)),
+            lambda outcome: self._events.put((live, lambda: self._answered(live, outcome))),
         )
 
     def _answered(self, live: _Live, outcome: Outcome | Exception) -> None:
@@ -386,36 +408,3 @@ class _Batch:
                 rows=rows,
             )
         )
-
-
-class _Answers:
-    """Threads that wait for environments, so that a slow one does not delay others. A thread that hangs is given up."""
-
-    def __init__(self, n: int = 4) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Outcome], Callable[[Outcome | Exception], None]] | None] = (
-            SimpleQueue()
-        )
-        self._n = 0
-        for _ in range(n):
-            self.spawn()
-
-    def ask(self, call: Callable[[], Outcome], answered: Callable[[Outcome | Exception], None]) -> None:
-        self._calls.put((call, answered))
-
-    def close(self) -> None:
-        for _ in range(self._n):
-            self._calls.put(None)
-
-    def spawn(self) -> None:
-        """Start a thread, also in place of one whose call hangs."""
-        self._n += 1
-        Thread(target=self._serve, name="environment", daemon=True).start()
-
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            outcome: Outcome | Exception
-            try:
-                outcome = call[0]()
-            except Exception as error:
-                outcome = error
-            call[1](outcome)

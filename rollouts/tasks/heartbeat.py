@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import signals
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, connection
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Heartbeat:
                     if waited >= self._seconds:
                         self._beat()
                         waited = 0.0
-                except DatabaseError:
+                except (DatabaseError, InterfaceError):
                     # A busy database is asked again. If it does not come back, saving the results ends the work.
                     log.warning("heartbeat missed thread=%s", self._thread.name, exc_info=True)
                     connection.close()
@@ -66,15 +66,16 @@ def queues_of(worker: Any) -> list[str]:
 
 
 def repeat(name: str, seconds: float, do: Callable[[], object]) -> None:
-    """Call ``do`` every ``seconds`` in a thread of its own while this worker lives; what it raises is logged."""
+    """Call ``do`` now and every ``seconds`` in a thread, while this worker lives. What it raises is logged."""
 
     def watch() -> None:
-        while not shutting_down.wait(seconds):
+        while not shutting_down.is_set():
             try:
                 do()
             except Exception:
                 log.warning("thread %s goes on after an error", name, exc_info=True)
             finally:
                 connection.close()
+            shutting_down.wait(seconds)
 
     threading.Thread(target=watch, name=name, daemon=True).start()

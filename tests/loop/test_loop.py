@@ -278,6 +278,38 @@ def test_an_engine_that_cannot_be_built_is_the_batchs_error(harness: Harness) ->
     assert harness.run(EngineThread(build), [job(harness)]).error == "There is no model there."
 
 
+def test_a_panic_of_native_code_fails_its_trajectory_alone(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H2: a panic of the tokenizer's native code is no Exception, and left a run without an end."""
+
+    class Panic(BaseException):
+        pass
+
+    begin, parse = (
+        STRATEGIES["tool_delta"].begin,
+        harness.parse or parser(harness.tokenizer.hf, harness.context.stop_ids),
+    )
+    calls = {"begin": 0, "parse": 0}
+
+    def begin_or_panic(self: Any, *arguments: Any) -> Any:
+        calls["begin"] += 1
+        if calls["begin"] == 2:
+            raise Panic("index out of range")
+        return begin(self, *arguments)
+
+    def parse_or_panic(*arguments: Any) -> Any:
+        calls["parse"] += 1
+        if calls["parse"] == 2:
+            raise Panic("index out of range")
+        return parse(*arguments)
+
+    monkeypatch.setattr(STRATEGIES["tool_delta"], "begin", begin_or_panic)
+    harness.parse = parse_or_panic
+    end = harness.run(harness.scripted(one_call_then_answer), [job(harness, n) for n in range(5)])
+    errors = [one.error for one in harness.done.values() if one.error]
+    assert end.error == "" and len(harness.done) == 5
+    assert errors == ["It broke off on an error of the program: Panic: index out of range."] * 2
+
+
 def test_stored_steps_are_taken_over_and_not_sampled_again(harness: Harness) -> None:
     engine = harness.scripted(one_call_then_answer)
     harness.run(engine, [job(harness, "whole")])
