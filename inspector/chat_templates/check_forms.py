@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django import forms
@@ -16,12 +17,35 @@ from rollouts.tito.message_validation import messages_problem, tools_problem
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_JSON_CHARACTERS = 200_000
+MAX_DEPTH = 100
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""The escape of U+0000: its backslash is not escaped itself."""
 
 
 def numbered(text: str, line: int, around: int = 3) -> list[tuple[int, str, bool]]:
     """The lines around line ``line``: number (from 1), text, and whether it is that line."""
     lines = list(enumerate(text.splitlines(), start=1))
     return [(n, one[:160], n == line) for n, one in lines[max(0, line - 1 - around) : line + around]]
+
+
+def _items(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _cannot_keep(text: str, parsed: Any) -> str:
+    """What in a JSON value cannot be stored or read again, from its text and its value. Empty = nothing."""
+    level, depth = [parsed], 0
+    while level := [item for one in level if isinstance(one, list | dict) for item in _items(one)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            return f"more than {MAX_DEPTH} lists or objects inside each other"
+    try:
+        json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "half a character (a lone surrogate)"
+    except ValueError:
+        return "a number that is infinite or none"
+    return "the character U+0000" if _NUL.search(text) else ""
 
 
 class JsonField(forms.CharField):
@@ -40,14 +64,16 @@ class JsonField(forms.CharField):
             return None
         try:
             parsed = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            where = "depth"
+        except (ValueError, RecursionError) as error:
+            where = "depth" if isinstance(error, RecursionError) else "a number that is too long"
             if isinstance(error, json.JSONDecodeError):
                 wrong = error.doc.splitlines()[error.lineno - 1 : error.lineno]
                 shown = f": {wrong[0].strip()[:80]!r}" if wrong else ""
                 where = f"line {error.lineno}, column {error.colno}{shown}"
                 self.wrong = numbered(error.doc, error.lineno)
             raise forms.ValidationError(f"This is not JSON ({where}). For example: {self.example}") from error
+        if problem := _cannot_keep(text, parsed):
+            raise forms.ValidationError(f"This holds {problem}, which cannot be kept. Remove it.")
         if not isinstance(parsed, self.kind):
             word = "list" if self.kind is list else "object"
             raise forms.ValidationError(f"This has to be a JSON {word}. For example: {self.example}")
