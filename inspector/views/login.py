@@ -7,7 +7,7 @@ from django.conf import settings
 from django.contrib.auth import login as start_session
 from django.contrib.auth import logout as end_session
 from django.contrib.auth.decorators import login_not_required
-from django.contrib.auth.forms import AuthenticationForm
+from django.contrib.auth.forms import AuthenticationForm, UsernameField
 from django.contrib.auth.signals import user_login_failed
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -22,8 +22,22 @@ from inspector.web.login import use_token
 from rollouts.services.users import local_user
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
-MAX_TRIES = {"post:username": "10/5m", "ip": "60/5m"}
-"""How many passwords are checked for one account, and for one address of a client."""
+
+
+def _account(_: str, request: HttpRequest) -> str:
+    """The name as the form looks it up, so that each spelling of a name counts for the same account."""
+    return str(UsernameField(max_length=254).to_python(request.POST.get("username", "")))
+
+
+def _account_from_address(group: str, request: HttpRequest) -> str:
+    return f"{_account(group, request)} {request.META['REMOTE_ADDR']}"
+
+
+MAX_TRIES = {_account_from_address: "10/5m", _account: "100/5m", "ip": "60/5m"}
+"""How many passwords are checked for an account from one address, from all addresses, and for all of one address.
+
+One address alone cannot lock the account of somebody elsewhere.
+"""
 
 log = logging.getLogger(__name__)
 

@@ -152,6 +152,41 @@ def test_passwords_are_tried_ten_times(django_user_model: Any, caplog: pytest.Lo
     cache.clear()
 
 
+def test_each_spelling_of_a_name_counts_for_the_same_account(django_user_model: Any) -> None:
+    """M4: the form removes blanks and takes the compatible form of each letter; so does the count."""
+    cache.clear()
+    django_user_model.objects.create_user("ada", password="the right password")
+    spellings = [
+        "ada",
+        " ada",
+        "ada ",
+        "\u2003ada",
+        "\uff41da",
+        "a\uff44a",
+        "ad\uff41",
+        "\u24d0da",
+        "\u1d43da",
+        "a\u217ea",
+    ]
+    tries = [{"username": name, "password": "wrong"} for name in spellings]
+    assert [Client().post("/login", one).status_code for one in tries] == [200] * 10
+    assert Client().post("/login", {"username": "\uff41\uff44a", "password": "the right password"}).status_code == 429
+    cache.clear()
+
+
+def test_a_stranger_does_not_lock_the_account_of_somebody_elsewhere(django_user_model: Any) -> None:
+    """M4: ten tries count for an account and an address; a hundred for an account from all addresses."""
+    cache.clear()
+    django_user_model.objects.create_user("ada", password="the right password")
+
+    def tried(password: str, address: str) -> int:
+        return Client(REMOTE_ADDR=address).post("/login", {"username": "ada", "password": password}).status_code
+
+    assert [tried("wrong", "10.0.0.1") for _ in range(12)][-2:] == [429, 429]
+    assert tried("the right password", "10.0.0.2") == 302
+    cache.clear()
+
+
 def test_a_nul_in_the_query_is_no_error(member: Client) -> None:
     for address in ("/templates/compare?a=%00&b=%00", "/runs?text=%00", "/templates/matrix?tokenizer=%00"):
         assert member.get(address).status_code in (200, 302, 404), address
