@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from rollouts.formats.containers.refused import BadLine, TooLarge
+from rollouts.tito.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Limits:
     """Unpacked bytes below which no ratio counts."""
     parquet_group_bytes: int = 4 << 30
     """Unpacked bytes of one row group of a Parquet file. One row group is in memory at once."""
+    parquet_memory: int = 4 << 30
+    """Bytes of memory that reading a Parquet file takes beyond what the process holds (Linux)."""
     ids: int | None = None
     """Token ids of the whole file, each step's prompt written out. None = no limit."""
     seconds: float | None = None
@@ -74,12 +77,14 @@ class Reading:
         if seconds is not None and time.process_time() - self._began > seconds:
             raise TooLarge(f"Reading took more than {seconds:g} seconds of computing. {BY_IMPORT}")
 
-    def add_ids(self, n: int) -> None:
-        """Count the ids of a trajectory that was read. Raises :class:`TooLarge`."""
+    def count(self, trajectory: Trajectory) -> None:
+        """Count a trajectory that was read. Raises :class:`TooLarge`."""
         self.go_on()
-        self._n_ids += n
         most = self.limits.ids
-        if most is not None and self._n_ids > most:
+        if most is None:
+            return
+        self._n_ids += trajectory.n_ids
+        if self._n_ids > most:
             raise TooLarge(f"With each step's prompt written out there are more than {most:,} token ids. {BY_IMPORT}")
 
     def check_line(self, data: bytes) -> str:

@@ -99,7 +99,7 @@ def each_batch(
             continue
         for one in found:
             seen.add(one.external_id)
-            limits.current().add_ids(one.n_ids)
+            limits.current().count(one)
             yield one
 
 

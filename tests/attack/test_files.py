@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,3 +197,42 @@ def test_a_trajectory_within_the_limits_is_read_whole() -> None:
     with limits.reading(limits.PUSH):
         _, (one,) = read(Source.of_bytes(own_line("a", one_prompt_again(50))))
     assert isinstance(one, Trajectory) and len(one.steps) == 51 and len(one.steps[50].prompt_ids) == 1002
+
+
+PAGES = """
+import sys
+from rollouts.formats import FileRefused, Source, limits
+with limits.reading(limits.Limits(parquet_ratio=1 << 40, parquet_memory=int(sys.argv[2]))):
+    try:
+        print([(line.number, line.problem) for line in Source.of_path(sys.argv[1]).lines()])
+    except FileRefused as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_pages_of_parquet_take_bounded_memory(tmp_path: Path) -> None:
+    """A page may unpack to 2 GB, whatever the file says of itself."""
+    from pyarrow import array, parquet, table
+
+    file = tmp_path / "a.parquet"
+    parquet.write_table(table({"a": array([b"x" * (200 << 20)])}), file, compression="zstd", use_dictionary=False)
+
+    def read_pages(limit: int) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-c", PAGES, str(file), str(limit)],
+            cwd=ROOT, capture_output=True, text=True, timeout=300, check=True,
+        )  # fmt: skip
+        return ran.stdout.strip()
+
+    assert read_pages(100 << 20).startswith("TooLarge a.parquet needs more than 100 MB of memory")
+    assert "longer than 128 MB" in read_pages(2 << 30)
+
+
+def test_a_parquet_file_that_says_how_much_it_grows_is_not_read() -> None:
+    from pyarrow import parquet, table
+
+    file = io.BytesIO()
+    parquet.write_table(table({"a": ["x" * (100 << 20)]}), file, compression="zstd", use_dictionary=False)
+    with pytest.raises(TooLarge, match="grows more than 2,000 times"):
+        list(Source.of_bytes(file.getvalue()).lines())

@@ -182,7 +182,7 @@ def test_parquet_says_what_json_says() -> None:
         "generation_logprobs": [-0.25, math.nan, -math.inf], "note": None, "text": 'a"\u2028\0', "nested": [[1], []],
         "bytes": b"x",
     }  # fmt: skip
-    (row,) = rows(io.BytesIO(parquet([value])), "x.parquet")
+    (row,) = rows(io.BytesIO(parquet([value])), "x.parquet", 1 << 20)
     assert json.loads(row) == {
         "token_ids": [1, 2, 3], "token_loss_mask": [True, False, True], "idx": 7, "advantages": [0.5, None, None],
         "generation_logprobs": [-0.25, None, None], "text": 'a"\u2028\0', "nested": [[1], []], "bytes": "b'x'",

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from rollouts.formats import limits
 from rollouts.formats.containers.json_text import canonical_json
-from rollouts.formats.containers.refused import FileRefused
+from rollouts.formats.containers.refused import FileRefused, TooLarge
 
 BATCH_ROWS = 64
 BATCH_BYTES = 1 << 20
 """Largest size in the file of rows that are read at once. One row may be larger."""
 
 
-def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
-    """Each row as JSON text. Raises :class:`FileRefused` when the file cannot be read."""
+def rows(raw: BinaryIO, name: str, size: int) -> Iterator[bytes | None]:
+    """Each row as JSON text, None for a row that is longer than a line may be. ``size``: bytes of the file.
+
+    Raises :class:`FileRefused` when the file cannot be read, or needs too much memory.
+    """
     try:
         import pyarrow.parquet
     except ImportError:
@@ -27,6 +33,7 @@ def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
         ) from None
     import pyarrow
 
+    bounds = limits.current().limits
     try:
         # Without a buffer a whole row group would be in memory, and trainers write files of one row group.
         file = pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
@@ -34,14 +41,40 @@ def rows(raw: BinaryIO, name: str) -> Iterator[bytes]:
         groups = [meta.row_group(n) for n in range(meta.num_row_groups)]
         largest = max((group.total_byte_size for group in groups), default=0)
         limits.current().check_parquet_group(name, largest)
+        limits.current().check_parquet_growth(name, sum(group.total_byte_size for group in groups), size)
         most = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
-        for batch in file.iter_batches(min(max(BATCH_BYTES // max(most, 1), 1), BATCH_ROWS)):
-            for place in range(batch.num_rows):
-                yield _row(batch, place)
+        # The sizes are what the file says. What its pages become is seen by the memory that they take.
+        with _memory(bounds.parquet_memory):
+            for batch in file.iter_batches(min(max(BATCH_BYTES // max(most, 1), 1), BATCH_ROWS)):
+                is_long = batch.nbytes > bounds.line_bytes
+                for place in range(batch.num_rows):
+                    too_long = is_long and batch.slice(place, 1).nbytes > bounds.line_bytes
+                    yield None if too_long else _row(batch, place)
+    except MemoryError as error:
+        raise TooLarge(
+            f"{name} needs more than {bounds.parquet_memory >> 20:,} MB of memory. Write it again as JSON Lines."
+        ) from error
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         if isinstance(error, FileRefused):
             raise
         raise FileRefused(f"{name} is a damaged Parquet file: {str(error).splitlines()[0][:200]}.") from error
+
+
+@contextmanager
+def _memory(n_bytes: int) -> Iterator[None]:
+    """Limits what the process may take beyond what it has (Linux). An allocation beyond it raises ``MemoryError``."""
+    try:
+        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except OSError:
+        yield
+        return
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = held + n_bytes if before == resource.RLIM_INFINITY else min(held + n_bytes, before)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
 def _row(batch: Any, place: int) -> bytes:

@@ -179,9 +179,9 @@ class Source:
         self._raw = self._opener()
         n_bytes = 0
         with self._raw:
-            for number, data in enumerate(parquet.rows(self._raw, self.name), start=1):
+            for number, data in enumerate(parquet.rows(self._raw, self.name, self.size), start=1):
                 self._go_on()
-                n_bytes += len(data)
+                n_bytes += len(data or b"")
                 limits.current().check_parquet_growth(self.name, n_bytes, self.size)
                 yield _checked(number, data)
 

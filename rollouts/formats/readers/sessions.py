@@ -131,7 +131,7 @@ def read_sessions(
 def _ended(session: Session, by_length: bool) -> Trajectory | Rejected:
     if session.rejected is None:
         trajectory = session.trajectory(by_length)
-        limits.current().add_ids(trajectory.n_ids)
+        limits.current().count(trajectory)
         return trajectory
     reason = f"{session.rejected.reason} Session {session.external_id!r} is left out whole."
     return Rejected(session.rejected.line, reason)
