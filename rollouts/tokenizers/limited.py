@@ -30,6 +30,8 @@ TEXT_SECONDS, SECONDS_PER_MB = 3, 10
 PATIENCE, MAX_SECONDS = 10, 120.0
 """An overloaded machine may take so many times as long as the processor, up to so many seconds."""
 START_SECONDS = 60.0
+IDLE_SECONDS = 600.0
+"""A process that nobody asks for so long ends."""
 WAIT_SECONDS = 60.0
 """How long a thread waits for its turn."""
 MAX_FAULTS, REST_SECONDS = 3, 300.0
@@ -150,7 +152,8 @@ class TokenizerProcess:
     def _start(self) -> tuple[LimitedProcess, wire.Message]:
         self._end()
         with LOADS.one():
-            self._process = process = LimitedProcess("The tokenizer", ["-I", "-X", "utf8", str(_PROGRAM)], _ENVIRONMENT)
+            arguments = ["-I", "-X", "utf8", str(_PROGRAM), str(IDLE_SECONDS)]
+            self._process = process = LimitedProcess("The tokenizer", arguments, _ENVIRONMENT)
             loaded = False
             try:
                 process.receive(time.monotonic() + START_SECONDS)

@@ -22,6 +22,7 @@ from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.trajectory import Trajectory
+from rollouts.tokenizers.limited import TokenizerBusy
 from rollouts.work.sending import send
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ def codec_of(run: models.Run) -> Codec | None:
         return None
     try:
         return _codec(run.tokenizer.path)
+    except TokenizerBusy:
+        raise  # it may be there in a minute: a diagnosis without it would say less than it could
     except ValueError as error:
         log.warning("tokenizer of run %s cannot be loaded: %s", run.code, error)
         return None

@@ -196,6 +196,30 @@ def test_a_process_that_was_killed_is_started_again(tiny_tokenizer: Path, tmp_pa
     assert tokenizer.encode("hello").tolist() == ids
 
 
+def test_a_process_that_rested_ends_and_is_started_again(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """An attacker who uploads many tokenizers leaves no processes behind."""
+    limited.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limited, "IDLE_SECONDS", 0.5)
+        tokenizer = load(changed(tiny_tokenizer, tmp_path / "rests", {}))
+    ids = tokenizer.encode("hello").tolist()
+    until = time.monotonic() + 30
+    while processes() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert processes() == set()
+    assert tokenizer.encode("hello").tolist() == ids
+
+
+def test_only_so_many_tokenizers_are_warm(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """Each takes some 100 MB: the one that rested longest ends first, and comes back when it is asked."""
+    limited.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limited, "MAX_PROCESSES", 2)
+        held = [load(changed(tiny_tokenizer, tmp_path / str(n), {})) for n in range(3)]
+        assert len(processes()) == 2
+        assert len({tuple(one.encode("hello").tolist()) for one in held}) == 1 and len(processes()) == 2
+
+
 def test_a_forked_process_uses_no_process_of_its_parent(tiny_tokenizer: Path, tmp_path: Path) -> None:
     """gunicorn and Celery fork; both sides go on with their own processes."""
     folder = changed(tiny_tokenizer, tmp_path / "forked", {})

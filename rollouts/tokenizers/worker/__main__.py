@@ -1,4 +1,4 @@
-"""Starts the process of one tokenizer: ``python -I FOLDER/__main__.py``."""
+"""Starts the process of one tokenizer: ``python -I FOLDER/__main__.py SECONDS``. It ends when it rested so long."""
 
 import sys
 from pathlib import Path
@@ -8,4 +8,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # ``-I`` leaves ou
 if __name__ == "__main__":
     from rollouts.tokenizers.worker.serving import main
 
-    main()
+    main(float(sys.argv[1]))

@@ -11,7 +11,7 @@ import resource
 import select
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from rollouts.tokenizers.worker.vocabulary import build, cut_at
 
 LOAD_BYTES, TEXT_BYTES = 2_500_000_000, 600_000_000
 """Memory for loading, beyond what is mapped at the start; and then for texts, beyond what the tokenizer takes."""
-IDLE_SECONDS = 600.0
-"""A process that nobody asks for so long ends."""
 MAX_IDS_PER_BYTE = 20
 """Ids for each byte of a text, beyond a few thousand. More are no encoding, and the parent would have to hold them."""
 Answer = tuple[Mapping[str, Any], list[wire.Buffer]]
@@ -133,11 +131,11 @@ def _limit_memory(statm: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
-def _read(n: int) -> bytes:
-    """Raises ``EOFError`` when the parent has closed the pipe, or has asked nothing for ``IDLE_SECONDS``."""
+def _read(n: int, idle_seconds: float) -> bytes:
+    """Raises ``EOFError`` when the parent has closed the pipe, or has asked nothing for so long."""
     data = bytearray()
     while len(data) < n:
-        if not select.select([0], [], [], IDLE_SECONDS)[0] or not (part := os.read(0, n - len(data))):
+        if not select.select([0], [], [], idle_seconds)[0] or not (part := os.read(0, n - len(data))):
             raise EOFError
         data += part
     return bytes(data)
@@ -150,18 +148,22 @@ def _write(head: Mapping[str, Any], *buffers: wire.Buffer) -> None:
         rest = rest[os.write(1, rest) :]
 
 
-def _requests() -> Any:
+def _requests(idle_seconds: float) -> Iterator[wire.Message]:
     with suppress(EOFError):
         while True:
-            yield wire.unpack(_read(struct.unpack("<I", _read(4))[0]))
+            (n,) = struct.unpack("<I", _read(4, idle_seconds))
+            yield wire.unpack(_read(n, idle_seconds))
 
 
-def main() -> None:
-    """Answer requests until their stream ends. What a stranger's tokenizer raises is answered as a sentence."""
+def main(idle_seconds: float) -> None:
+    """Answer requests until their stream ends, or none comes for so long.
+
+    What a stranger's tokenizer raises is answered as a sentence.
+    """
     statm = os.open("/proc/self/statm", os.O_RDONLY) if os.path.exists("/proc/self/statm") else None
     worker: ServedTokenizer | None = None
     _write({"ready": True})
-    for head, buffers in _requests():
+    for head, buffers in _requests(idle_seconds):
         try:
             if worker is None:
                 files = read_files(Path(head["folder"]))
