@@ -195,7 +195,9 @@ def places_of(finding: StoredFinding) -> list[tuple[int, int]]:
 
 def numbered_finding(trajectory: Stored, number: int) -> StoredFinding | None:
     """The finding with this number, counted from 1 in reading order. One query."""
-    return trajectory.findings.order_by(*READING_ORDER)[number - 1 : number].first() if number else None
+    if not 0 < number <= trajectory.n_findings:  # the database takes no number of 25 digits
+        return None
+    return trajectory.findings.order_by(*READING_ORDER)[number - 1 : number].first()
 
 
 def drift_places(trajectory: Stored) -> list[tuple[int, int]]:

@@ -88,3 +88,11 @@ def test_a_stranger_learns_nothing_from_any_address(places: tuple[Run, dict[str,
         if answers[0].status_code == 200:
             assert known in opened, known
         assert run.name not in answers[0].content.decode(errors="replace") or known in opened, known
+
+
+def test_a_number_that_no_database_takes_is_not_found(places: tuple[Run, dict[str, str]], admin_client: Client) -> None:
+    _, codes = places
+    for number in ("0", "2", "9" * 25, "9" * 4000, "9" * 5000):
+        assert admin_client.get(f"/trajectories/{codes['trajectories']}/findings/{number}.py").status_code == 404
+        for noun in ("shares", "tokens"):
+            assert admin_client.post(f"/{noun}/{number}/revoke").status_code == 404
