@@ -2,20 +2,27 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 from typing import Any
 
-worker_class = "gthread"
+worker_class = "inspector.server.web_worker.WebWorker"
+worker_connections = 2000  # waiting for a client costs no thread; a client that does not go on is closed after 10 s
 workers = min(2, multiprocessing.cpu_count())
 threads = 16
 preload_app = True
 timeout = 120  # an upload of some gigabytes over a slow line
 graceful_timeout = 3
 keepalive = 15
+sendfile = False  # the kernel would wait for slow readers unseen
 # Requests are logged by inspector.server.logs, without query strings: a login token must not reach a file.
 accesslog = None
 errorlog = "-"
 loglevel = "warning"
+# Each connection is a descriptor, and many systems start with 1024 of them.
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+if 0 <= _soft < 8192:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8192 if _hard < 0 else min(8192, _hard), _hard))
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

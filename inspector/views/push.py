@@ -35,7 +35,7 @@ MAX_RUN_MEMORY = 32 << 20
 """Bytes of memory that the values of such a request take."""
 MAX_PREFIX = 60
 MAX_PUSHES = 6
-"""Pushes that a web process receives at once. Further ones are refused, so that pages find a thread."""
+"""Pushes that wait in a web process to be read. Further ones are refused, so that pages find a thread."""
 RETRY_SECONDS = 10
 TYPES = (
     "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
@@ -162,21 +162,21 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
             "plain or compressed with gzip or zstd.",
         )
     prefix = _prefix(request)
-    if not _places.acquire(blocking=False):
-        raise Refused(503, f"The server takes {MAX_PUSHES} pushes at once. Push again later.")
-    try:
-        folder = Path(settings.INSPECTOR_DATA) / "tmp"
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="push-") as body:
-            limit = settings.UPLOAD_MAX_BYTES
-            too_large = f"The push is larger than {limit >> 20} MB. Send it in parts, each with whole sessions."
-            _receive(request, body, limit, too_large)
-            asked = PushedBody(run.code, body.name, request.GET.get("format", "auto"), prefix)
-            found = push_process.ask(asked)
-    except PushesBusy as busy:
-        raise Refused(503, str(busy)) from None
-    finally:
-        _places.release()
+    folder = Path(settings.INSPECTOR_DATA) / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="push-") as body:
+        limit = settings.UPLOAD_MAX_BYTES
+        too_large = f"The push is larger than {limit >> 20} MB. Send it in parts, each with whole sessions."
+        _receive(request, body, limit, too_large)
+        # After the body has come: a client that is slow with it keeps no other push out.
+        if not _places.acquire(blocking=False):
+            raise Refused(503, f"The server takes {MAX_PUSHES} pushes at once. Push again later.")
+        try:
+            found = push_process.ask(PushedBody(run.code, body.name, request.GET.get("format", "auto"), prefix))
+        except PushesBusy as busy:
+            raise Refused(503, str(busy)) from None
+        finally:
+            _places.release()
     return _later(json_page(found.body, found.status))
 
 
