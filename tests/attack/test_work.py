@@ -14,6 +14,7 @@ import pytest
 from celery import current_app
 from django.conf import settings
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.management import CommandError, call_command
 from django.db import DataError, InterfaceError, OperationalError, connection
 from django.test import Client
 from django.utils import timezone
@@ -169,6 +170,14 @@ if connection.vendor == "postgresql":  # SQLite has no connection that can be lo
         jobs.do_job(asked.pk)
         assert (Job.objects.get().status, run_of(asked).n_trajectories) == ("running", 3)
         assert look_again(asked).status == "done" and run_of(asked).n_trajectories == 6
+
+
+def test_the_command_says_that_an_outage_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b.jsonl").write_bytes(lines(10, 3))
+    break_off(monkeypatch, FULL)
+    with pytest.raises(CommandError, match="A worker of the queue default goes on"):
+        call_command("import_rollouts", str(tmp_path / "b.jsonl"))
+    assert look_again(Job.objects.get()).status == "done" and Run.objects.get().n_trajectories == 3
 
 
 def test_an_outage_that_lasts_ends_with_a_sentence_and_can_be_resumed(

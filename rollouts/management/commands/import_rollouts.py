@@ -15,6 +15,7 @@ from rollouts.formats import FORMATS
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Run
+from rollouts.selectors.activity import is_active
 from rollouts.selectors.runs import check_totals
 from rollouts.services.jobs import take_job
 from rollouts.tasks.jobs import work_on
@@ -60,6 +61,9 @@ class Command(TerminalCommand):
             self.stdout.write(json.dumps(result(run, rejections)))
         else:
             self._say(run, rejections)
+        if is_active(run):  # an outage
+            job.refresh_from_db()
+            raise CommandError(f"{job.error} A worker of the queue default goes on with it as soon as one is there.")
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")
 
