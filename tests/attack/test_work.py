@@ -516,7 +516,7 @@ def test_a_tokenizer_on_a_full_disk_is_no_damaged_file(
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokenizers, "byte_table", full)
+    monkeypatch.setattr(tokenizers, "keep_table", full)
     web.raise_request_exception = False
     named = "upload" if address == "/tokenizers" else "tokenizer_file"
     upload = SimpleUploadedFile("tokenizer.json", (tiny_tokenizer / "tokenizer.json").read_bytes())
