@@ -51,7 +51,7 @@ def let_time_pass() -> None:
     Job.objects.filter(status=Job.Status.RUNNING).update(heartbeat_at=long_ago)
 
 
-def wait_for(job: Job, *statuses: str, seconds: float = 90) -> None:
+def wait_for(job: Job, *statuses: str, seconds: float = 120) -> None:
     """Wait until a job has one of these states."""
 
     def is_so() -> bool:

@@ -106,7 +106,7 @@ def test_work_goes_on_after_each_way_to_lose_its_worker(
             current_app.send_task("rollouts.do_job", (one.pk,))
         if n != 1:  # the first worker lives on without its child
             worker = celery_worker_process("default", pool="prefork", threads=1 + n // 2)
-        wait_until(lambda: run.trajectories.filter(index__gte=5).exists(), 60, "a part of the second file is stored")
+        wait_until(lambda: run.trajectories.filter(index__gte=5).exists(), 120, "a part of the second file is stored")
         kill(worker)
         job.refresh_from_db()
         assert (job.status, job.attempt) == ("running", n + 1)
