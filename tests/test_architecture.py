@@ -138,6 +138,19 @@ def test_a_wrong_import_would_be_found() -> None:
     assert not breaches("rollouts.tasks.jobs", "from rollouts.engines import worker")
 
 
+def test_native_encoders_run_in_the_limited_process_alone() -> None:
+    """Elsewhere only the training of the demo policy makes a tokenizer, of text that is ours."""
+    importing = {
+        module
+        for module, source in modules().items()
+        for name in imports(module, source)
+        if name.split(".")[0] in ("tokenizers", "fastokens")
+    }
+    assert importing and all(
+        module.startswith(("rollouts.tokenizers.worker.", "rollouts.demo_policy.")) for module in importing
+    ), importing
+
+
 def test_no_circle() -> None:
     assert circles(modules()) == []
 
