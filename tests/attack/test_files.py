@@ -21,6 +21,8 @@ from tests.attack import hostile_bodies
 from tests.attack.hostile_bodies import own_line
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.sqlite_only
+
 
 def reasons(data: bytes, under: Limits, name: str = "auto") -> list[str]:
     """Why lines were rejected; a trajectory that was read counts as an empty reason."""
