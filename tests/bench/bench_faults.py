@@ -167,15 +167,17 @@ def judge(one: Work, counts: Counter[str]) -> str:
         return ""
     said = f"{one.kind}: {verdict.why if verdict else 'it has not ended'}"
     if verdict is not None:
-        counts["lost"] += verdict.lost if "done" in verdict.why or not verdict.why else 0
-        counts["doubled"] += verdict.doubled
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # there is nothing to resume
             one.resume()
-        if wait(one.has_ended, ROUND_SECONDS) and one.verdict().is_whole:
-            counts["after Resume"] += 1
-            return f"{said}; whole after Resume"
+        if wait(one.has_ended, ROUND_SECONDS):
+            verdict = one.verdict()
+            if verdict.is_whole:
+                counts["after Resume"] += 1
+                return f"{said}; whole after Resume"
+        counts["lost"] += verdict.lost
+        counts["doubled"] += verdict.doubled
     counts["stuck"] += 1
-    return f"{said}; and Resume did not help: {one.verdict() if one.has_ended() else 'it has not ended'}"
+    return f"{said}; and Resume did not help: {verdict or 'it has not ended'}"
 
 
 def rounds(data: Path, url: str, options: argparse.Namespace) -> dict[str, Counter[str]]:
