@@ -73,6 +73,8 @@ class Turns:
 
 
 LOADS = Turns(4, WAIT_SECONDS, "Other tokenizers are being loaded, and the machine is busy. Try again in a minute.")
+CHECKED_NICE = 10
+"""How much less urgent a process is that looks at a tokenizer which nobody has checked yet."""
 VALIDATIONS = Turns(2, 15.0, "Two other tokenizers are being checked. Try again in a minute.")
 """Fewer than ``LOADS``, so that tokenizers which nobody has checked yet do not keep the others waiting."""
 
@@ -80,8 +82,8 @@ VALIDATIONS = Turns(2, 15.0, "Two other tokenizers are being checked. Try again 
 class TokenizerProcess:
     """Asks the process of one tokenizer's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nice: int = 0) -> None:
+        self.folder, self._nice = folder, nice
         self._process: LimitedProcess | None = None
         self._turn = threading.Lock()
         self._sha256: str | None = None
@@ -152,7 +154,7 @@ class TokenizerProcess:
     def _start(self) -> tuple[LimitedProcess, wire.Message]:
         self._end()
         with LOADS.one():
-            arguments = ["-I", "-X", "utf8", str(_PROGRAM), str(IDLE_SECONDS)]
+            arguments = ["-I", "-X", "utf8", str(_PROGRAM), str(IDLE_SECONDS), str(self._nice)]
             self._process = process = LimitedProcess("The tokenizer", arguments, _ENVIRONMENT)
             loaded = False
             try:

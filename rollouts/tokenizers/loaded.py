@@ -34,8 +34,8 @@ class LoadedTokenizer:
     text, or takes too long or too much memory for it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._process = limited.TokenizerProcess(folder)
+    def __init__(self, folder: Path, nice: int = 0) -> None:
+        self._process = limited.TokenizerProcess(folder, nice)
         about, (offsets, data, special, skipped) = self._process.load()
         self.path = folder
         self.name = folder.name
@@ -149,9 +149,10 @@ _loading: dict[str, threading.Lock] = {}
 """One lock for each folder that is being loaded: no tokenizer waits for another one."""
 
 
-def load(path: str | Path) -> LoadedTokenizer:
+def load(path: str | Path, nice: int = 0) -> LoadedTokenizer:
     """The tokenizer of a folder or of a tokenizer.json, cached until one of its files changes.
 
+    ``nice``: how much less urgent than this process its own process is, if it is not loaded yet.
     Raises :class:`~rollouts.tokenizers.files.TokenizerUnusable` (a ``ValueError``) with a sentence for the user.
     """
     folder = tokenizer_folder(path).resolve()
@@ -165,7 +166,7 @@ def load(path: str | Path) -> LoadedTokenizer:
         if (found := _known(name, marks)) is not None:
             return found
         try:
-            tokenizer = LoadedTokenizer(folder)
+            tokenizer = LoadedTokenizer(folder, nice)
         except limited.TokenizerBusy:
             raise
         except TokenizerUnusable as error:

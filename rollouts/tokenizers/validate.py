@@ -84,7 +84,7 @@ def examined(folder: Path) -> LoadedTokenizer:
     Two are examined at a time. Raises :class:`TokenizerUnusable` with what is wrong with it.
     """
     with limited.VALIDATIONS.one():
-        tokenizer = load(folder)
+        tokenizer = load(folder, limited.CHECKED_NICE)
         tokenizer.decode(tokenizer.encode("hello"))
         return tokenizer
 

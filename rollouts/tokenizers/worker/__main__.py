@@ -1,5 +1,6 @@
-"""Starts the process of one tokenizer: ``python -I FOLDER/__main__.py SECONDS``. It ends when it rested so long."""
+"""Starts the process of one tokenizer: ``python -I FOLDER/__main__.py SECONDS NICE``. It ends after so much rest."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,4 +9,5 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # ``-I`` leaves ou
 if __name__ == "__main__":
     from rollouts.tokenizers.worker.serving import main
 
+    os.nice(int(sys.argv[2]))
     main(float(sys.argv[1]))
