@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from django.contrib.auth.decorators import login_not_required
+from django.contrib.sessions.exceptions import SessionInterrupted
 from django.core.exceptions import RequestDataTooBig, TooManyFilesSent
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -29,8 +30,17 @@ def help_page(request: HttpRequest) -> HttpResponse:
     return render(request, "help.html")
 
 
+def _for_want_of_room(error: BaseException | None) -> bool:
+    """Whether a full disk is among the errors that led to this one."""
+    while error is not None and not is_disk_full(error):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """400; 413 for an upload beyond the limit; 507 when the disk is full."""
+    if isinstance(exception, SessionInterrupted) and _for_want_of_room(exception):
+        return error_page(request, 507, "No room on the server", f"{DISK_FULL} Try again when there is room.")
     if isinstance(exception, DiskFull):
         return error_page(request, 507, "No room on the server", str(exception))
     if isinstance(exception, RequestDataTooBig):

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.contrib.sessions.backends.base import UpdateError
+from django.contrib.sessions.backends.db import SessionStore
 from django.core.cache import cache
 from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
 from django.core.management import call_command
@@ -109,6 +111,23 @@ def test_a_push_on_a_full_disk_says_so(place: str, error: Exception, monkeypatch
         monkeypatch.setattr(pushing, "add_new_trajectories", refuse)
     answer = _push(services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE))
     assert answer.status_code == 507 and "disk of the server is full" in answer.json()["error"]
+
+
+def test_a_login_on_a_full_disk_says_so(django_user_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L6: Django takes a session that cannot be written for one that was deleted meanwhile, which is a 400."""
+    django_user_model.objects.create_user("ada", password="the right password")
+    client = Client()
+    client.force_login(django_user_model.objects.get())
+
+    def save(*_: Any, **__: Any) -> None:
+        try:
+            raise OperationalError("database or disk is full")
+        except OperationalError as error:
+            raise UpdateError from error
+
+    monkeypatch.setattr(SessionStore, "save", save)
+    answer = client.post("/login", {"username": "ada", "password": "the right password"})
+    assert answer.status_code == 507 and "disk of the server is full" in answer.content.decode()
 
 
 def test_a_push_to_a_run_that_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
