@@ -48,6 +48,8 @@ class Limits:
     """Unpacked bytes of one row group of a Parquet file. One row group is in memory at once."""
     parquet_memory: int = 4 << 30
     """Bytes of memory that reading a Parquet file takes beyond what the process holds (Linux)."""
+    rejected: int | None = None
+    """Rejected lines of the whole file. None = no limit."""
     ids: int | None = None
     """Token ids of the whole file, each step's prompt written out. None = no limit."""
     seconds: float | None = None
@@ -57,7 +59,8 @@ class Limits:
 IMPORT = Limits()
 PUSH = Limits(
     line_bytes=64 << 20, line_memory=768 << 20, line_ids=25_000_000, line_items=50_000,
-    line_repeated_bytes=64 << 20, parquet_group_bytes=512 << 20, ids=250_000_000, seconds=60.0,
+    line_repeated_bytes=64 << 20, parquet_group_bytes=512 << 20, rejected=10_000, ids=250_000_000,
+    seconds=60.0,
 )  # fmt: skip
 """Somebody waits for the answer to a push. What is larger can be imported as a file."""
 BY_IMPORT = "Push it in smaller parts, or import it as a file."
@@ -86,6 +89,12 @@ class Reading:
         self._n_ids += trajectory.n_ids
         if self._n_ids > most:
             raise TooLarge(f"With each step's prompt written out there are more than {most:,} token ids. {BY_IMPORT}")
+
+    def check_rejected(self, n: int) -> None:
+        """``n``: rejected lines of the file so far. Raises :class:`TooLarge`."""
+        most = self.limits.rejected
+        if most is not None and n > most:
+            raise TooLarge(f"More than {most:,} lines were rejected, so the rest was not read. The first say why.")
 
     def check_line(self, data: bytes) -> str:
         """Why a line is not decoded, as a sentence; empty = it may be."""

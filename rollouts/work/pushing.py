@@ -76,6 +76,7 @@ def _take(run: Run, source: Source, format_name: str, prefix: str) -> Pushed:
             pushed.known += len(known)
             others += differing(run, known) if known else []
             pushed.reject(run, [one for one in named if isinstance(one, Rejected)])
+            limits.current().check_rejected(pushed.n_rejected)
     except FileRefused as error:
         pushed.reject(run, [Rejected(None, str(error))])
         pushed.error, pushed.is_too_large = str(error), isinstance(error, TooLarge)

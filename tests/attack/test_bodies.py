@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from django.urls import reverse
 
 from inspector.views import push as push_view
 from rollouts import services
+from rollouts.formats import limits
 from rollouts.models import Run
 from rollouts.services.api_tokens import create_api_token
 from rollouts.work import push_process as pushes
@@ -171,6 +173,19 @@ def test_a_push_without_memory_is_refused(
     monkeypatch.setattr(pushes, "take_push", full)
     answer = send(client, token, run)
     assert answer.status_code == 413 and "more than 2,048 MB of memory" in answer.json()["error"]
+
+
+def test_a_push_of_lines_that_are_all_rejected_ends_early(
+    client: Client, token: str, run: Run, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PUSH", replace(limits.PUSH, rejected=1500))
+    body = GOOD + b"{}\n" * 4000
+    answer = client.post(
+        f"/api/runs/{run.code}/trajectories", body, "application/x-ndjson", headers={"Authorization": f"Bearer {token}"}
+    )
+    said = answer.json()
+    assert answer.status_code == 413 and "1,500 lines were rejected" in said["error"]
+    assert said["trajectories"] == 1 and 1500 < said["n_rejected"] < 4000
 
 
 def test_the_description_of_a_run_holds_few_values(client: Client, token: str) -> None:
