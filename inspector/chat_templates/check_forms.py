@@ -109,7 +109,7 @@ class TemplateCheckForm(forms.Form):
     tokenizer_file = forms.FileField(
         required=False,
         label="Upload a tokenizer",
-        help_text="tokenizer.json, or a zip of its folder. Nothing in it is executed.",
+        help_text="tokenizer.json, or a zip of its folder. Code that comes with it is not executed.",
     )
     hub_id = forms.CharField(
         max_length=200, required=False, label="… or a hub id", help_text="For example Qwen/Qwen3-4B."

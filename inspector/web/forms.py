@@ -163,7 +163,7 @@ class TokenizerForm(PlainForm):
         max_length=1000,
         required=False,
         label="Folder on the server",
-        help_text="An absolute path that holds tokenizer.json.",
+        help_text="The whole path of a folder with tokenizer.json, below a folder of INSPECTOR_TOKENIZER_FOLDERS.",
         widget=forms.TextInput(attrs={"class": "code", "spellcheck": "false", "autocapitalize": "off"}),
     )
     upload = forms.FileField(
@@ -194,7 +194,7 @@ class TokenizerForm(PlainForm):
             return cleaned
         named = [name for name in ("folder", "upload", "hub_id") if cleaned.get(name)]
         if not named:
-            raise forms.ValidationError("Name a folder or upload a file; there is nothing to register yet.")
+            raise forms.ValidationError("Choose a file to upload, or name a tokenizer in another field; there is nothing to register yet.")
         if len(named) > 1:
             raise forms.ValidationError("Use one way at a time: a folder, an upload, or a hub id.")
         if cleaned.get("hub_id") and not cleaned.get("revision"):
