@@ -194,7 +194,9 @@ class TokenizerForm(PlainForm):
             return cleaned
         named = [name for name in ("folder", "upload", "hub_id") if cleaned.get(name)]
         if not named:
-            raise forms.ValidationError("Choose a file to upload, or name a tokenizer in another field; there is nothing to register yet.")
+            raise forms.ValidationError(
+                "Choose a file to upload, or name a tokenizer in another field; there is nothing to register yet."
+            )
         if len(named) > 1:
             raise forms.ValidationError("Use one way at a time: a folder, an upload, or a hub id.")
         if cleaned.get("hub_id") and not cleaned.get("revision"):
