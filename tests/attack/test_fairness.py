@@ -20,11 +20,9 @@ from rollouts.services.jobs import ask_job, end_job
 from rollouts.tasks import jobs
 from rollouts.work import imports, template_checks
 from rollouts.work.sending import send
+from tests.attack.hostile_uploads import FOREVER
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
-
-FOREVER = "{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}{{ messages }}"
-"""It takes all the processor seconds that the sandbox allows."""
 
 
 def check_of(user: User, n: int) -> Job:

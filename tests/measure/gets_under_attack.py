@@ -255,6 +255,9 @@ def nothing(server: Server, stop: Event) -> None:
 ATTACKS = {
     "nothing": "tests.measure.gets_under_attack:nothing",
     "pushes": "tests.attack.hostile_bodies:push_them",
+    "tokenizers": "tests.attack.all_at_once:tokenizers",
+    "checks": "tests.attack.all_at_once:checks",
+    "all": "tests.attack.all_at_once:everything",
 }
 
 
