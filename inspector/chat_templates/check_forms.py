@@ -38,13 +38,13 @@ def _cannot_keep(text: str, parsed: Any) -> str:
     while level := [item for one in level if isinstance(one, list | dict) for item in _items(one)]:
         depth += 1
         if depth > MAX_DEPTH:
-            return f"more than {MAX_DEPTH} lists or objects inside each other"
+            return f"lists or objects nested more than {MAX_DEPTH} deep"
     try:
         json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return "half a character (a lone surrogate)"
     except ValueError:
-        return "a number that is infinite or none"
+        return "NaN or an infinite number"
     return "the character U+0000" if _NUL.search(text) else ""
 
 
@@ -73,7 +73,7 @@ class JsonField(forms.CharField):
                 self.wrong = numbered(error.doc, error.lineno)
             raise forms.ValidationError(f"This is not JSON ({where}). For example: {self.example}") from error
         if problem := _cannot_keep(text, parsed):
-            raise forms.ValidationError(f"This holds {problem}, which cannot be kept. Remove it.")
+            raise forms.ValidationError(f"This holds {problem}, which cannot be stored. Remove it.")
         if not isinstance(parsed, self.kind):
             word = "list" if self.kind is list else "object"
             raise forms.ValidationError(f"This has to be a JSON {word}. For example: {self.example}")
