@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.measure.gets_under_attack import Server
 
 MODEL = Path(__file__).resolve().parents[2] / "rollouts" / "demo_policy" / "model"
+PAUSE_SECONDS = 0.2
+"""Between two forms of a client."""
 BOUNDARY = "0123456789abcdef"
 CSRF = "c" * 32
 """The cookie and the header must agree; the server made neither."""
@@ -31,8 +33,8 @@ def tokenizers(server: Server, stop: Event) -> None:
 
 
 def checks(server: Server, stop: Event) -> None:
-    """Two clients ask for checks of templates that take all the time they get."""
-    bodies = [_form({"chat_template": f"{FOREVER}{n}"}, {}) for n in range(1000)]
+    """Two clients ask for twenty checks of templates that take all the time they get, and ask again for them."""
+    bodies = [_form({"chat_template": f"{FOREVER}{n}"}, {}) for n in range(20)]
     _post_forms(server, stop, "/templates.json", bodies)
 
 
@@ -72,6 +74,7 @@ def _post_forms(server: Server, stop: Event, path: str, bodies: list[bytes], n_c
             except (OSError, http.client.HTTPException) as error:
                 answers[f"POST {path}: {error!r}"] += 1
             turn += n_clients
+            stop.wait(PAUSE_SECONDS)
 
     threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(n_clients)]
     for thread in threads:

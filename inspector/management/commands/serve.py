@@ -165,6 +165,8 @@ class Command(BaseCommand):
             if not queues:
                 continue
             command = [*worker, "-n", f"{name}-{os.getpid()}@%h", "-P", pool, "-c", str(count), "-Q", ",".join(queues)]
+            # On one machine pages go first: somebody waits for them.
+            command = ["nice", "-n", "5", *command] if name == "default" else command
             supervisor.start(Child(title, command, logs / f"worker-{name}.log", env=shared))
 
     def wait_for_web(self, supervisor: Supervisor, listener: socket.socket) -> bool:
