@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Mapping
 from typing import IO, Any
 from urllib.parse import urlencode
@@ -32,6 +33,9 @@ MAX_TOKENS_IN_REQUEST = 500_000
 """The most tokens of a run that a request exports. A worker exports a larger run."""
 MAX_TRAJECTORIES = 2_000
 IN_MEMORY = 8 << 20
+MAX_EXPORTS = 4
+"""How many files this process writes at once in requests. More of them would take the processor from all pages."""
+_places = threading.BoundedSemaphore(MAX_EXPORTS)
 
 
 @writes_run
@@ -120,6 +124,11 @@ def export(request: HttpRequest, run: Run) -> Any:
             f"On the server: manage.py export_rollouts {run.code} --format {wanted.format} --output FILE",
             run.code,
         )  # fmt: skip
+    if not _places.acquire(blocking=False):
+        sentence = f"{MAX_EXPORTS} other exports are being written at this moment. Ask again in some seconds."
+        busy = error_page(request, 503, "The server is busy", sentence, run.code)
+        busy["Retry-After"] = "5"
+        return busy
     # The whole file first, because a refusal must come before the first byte is sent.
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
@@ -127,6 +136,8 @@ def export(request: HttpRequest, run: Run) -> Any:
     except ExportRefused as refusal:
         file.close()
         return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)), run.code)
+    finally:
+        _places.release()
     file.seek(0)
     return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
 

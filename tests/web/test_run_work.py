@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -92,6 +93,18 @@ def test_a_run_is_exported_whole_or_refused_with_the_reason(web: Client) -> None
     forced = web.get(f"/runs/{run.code}/export", {"format": "sft"})
     assert forced.status_code == 200 and b"".join(forced.streaming_content)
     assert web.get(f"/runs/{run.code}/export", {"format": "pickle"}).status_code == 422
+
+
+def test_few_exports_are_written_at_once(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M3: two hundred clients that ask for an export take the processor from all pages."""
+    address = f"/runs/{stored_run(1).code}/export"
+    monkeypatch.setattr(job_views, "_places", threading.BoundedSemaphore(1))
+    refused = web.get(address, {"format": "pickle"})
+    for _ in range(2):  # each answer returns its place
+        assert web.get(address).status_code == 200 and refused.status_code == 422
+    job_views._places.acquire()
+    busy = web.get(address)
+    assert (busy.status_code, busy["Retry-After"]) == (503, "5") and "Ask again" in busy.content.decode()
 
 
 def test_a_large_run_is_written_by_a_worker(web: Client, monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
