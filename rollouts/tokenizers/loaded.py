@@ -23,7 +23,7 @@ from rollouts.tokenizers import limited, wire
 from rollouts.tokenizers.byte_table import ByteTable
 from rollouts.tokenizers.files import WANTED, TokenizerUnusable, file_marks, tokenizer_folder
 
-PART_BYTES = 4_000_000
+PART_CHARACTERS = 4_000_000
 """Texts that are encoded in one request hold so many characters, or are one text."""
 
 
@@ -130,7 +130,7 @@ def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
     part: list[str] = []
     n = 0
     for text in texts:
-        if part and n + len(text) > PART_BYTES:
+        if part and n + len(text) > PART_CHARACTERS:
             yield part
             part, n = [], 0
         part.append(text)
