@@ -105,6 +105,15 @@ def test_it_serves_heals_and_leaves_nothing_on_sigterm(data: Path) -> None:
             assert (answer.status, answer.headers["Location"]) == (302, "/")
             assert get(found[1]).status == 403  # another browser: the link has been used
             wait_until(lambda: get(f"{url}/health").status == 200, 180, "both workers are well")
+            nice = {
+                name: {
+                    os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, 0)
+                    for pid in processes_of(data)
+                    if name in Path(f"/proc/{pid}/cmdline").read_bytes()
+                }
+                for name in (b"gunicorn", b"\0default-")
+            }
+            assert nice == {b"gunicorn": {0}, b"\0default-": {5}}  # pages go first
 
             # A second server on the same data is refused, with the address of the first.
             second = subprocess.run(
