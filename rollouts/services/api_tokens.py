@@ -32,7 +32,7 @@ def find_api_token(token: str) -> models.ApiToken | None:
     if not token or len(token) > MAX_CHARACTERS:
         return None
     live = models.ApiToken.objects.filter(revoked_at=None, created_by__is_active=True)
-    record = live.select_related("created_by").filter(token_sha256=token_hash(token)).first()
+    record = live.select_related("created_by", "project").filter(token_sha256=token_hash(token)).first()
     if record is not None:
         now = timezone.now()
         # Once a minute at most: a trainer that pushes every second must not cost a write each time.

@@ -27,12 +27,14 @@ def create_share(
     """Make a link to a run (with its trajectories), a trajectory or a check. Returns the link and its token."""
     columns = {models.Run: "run", models.StoredTrajectory: "trajectory", models.TemplateCheck: "check_result"}
     token = secrets.token_urlsafe(24)
+    project = (target.run if isinstance(target, models.StoredTrajectory) else target).project
     link = models.ShareLink.objects.create(
         token_sha256=token_hash(token),
         hint=token[:6],
         query=query[:500],
         note=note[:500],
         created_by=user,
+        project=project,
         expires_at=timezone.now() + timedelta(days=days),
         **{columns[type(target)]: target},
     )

@@ -7,8 +7,10 @@ LOCAL_USER = "local"
 
 
 def local_user() -> AbstractBaseUser:
-    """The account behind the login links, made on first use. Nobody logs in to it with a password."""
-    user, created = get_user_model().objects.get_or_create(username=LOCAL_USER)
+    """The account behind the login links, made on first use: an admin of the server, without a password."""
+    user, created = get_user_model().objects.get_or_create(
+        username=LOCAL_USER, defaults={"is_staff": True, "is_superuser": True}
+    )
     if created:
         user.set_unusable_password()
         user.save(update_fields=["password"])

@@ -5,26 +5,58 @@ Arrays have their own tables (``StepTokens``, ``RowTokens``), so that no list of
 
 from __future__ import annotations
 
-import secrets
-
 from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
 from rollouts.fields import FloatsField, IdsField, MaskField, OriginsField
+from rollouts.models.codes import ALPHABET, code_of_number, new_code
+from rollouts.models.people import (
+    DEFAULT_PROJECT,
+    ApiToken,
+    AuditEvent,
+    Invitation,
+    Membership,
+    Project,
+    Role,
+    ShareLink,
+    default_project,
+)
 
-ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
-
-
-def new_code() -> str:
-    """An opaque code for URLs: 12 characters without look-alikes, about 59 bits."""
-    return code_of_number(secrets.randbelow(len(ALPHABET) ** 12))
-
-
-def code_of_number(n: int) -> str:
-    """The code of a number, 12 characters long; the number's digits beyond these are left out."""
-    return "".join(ALPHABET[n // len(ALPHABET) ** k % len(ALPHABET)] for k in range(12))
+__all__ = [
+    "ACTIVE",
+    "ALPHABET",
+    "DEFAULT_PROJECT",
+    "ApiToken",
+    "AuditEvent",
+    "ChatTemplate",
+    "Content",
+    "Invitation",
+    "Job",
+    "Membership",
+    "Project",
+    "Rejection",
+    "Replay",
+    "ReplayRows",
+    "Role",
+    "RowColumn",
+    "RowTokens",
+    "Run",
+    "RunFigures",
+    "ShareLink",
+    "StepTokens",
+    "StoredFinding",
+    "StoredRow",
+    "StoredStep",
+    "StoredTrajectory",
+    "TemplateCheck",
+    "Tokenizer",
+    "WorkStatus",
+    "code_of_number",
+    "default_project",
+    "new_code",
+]  # fmt: skip
 
 
 class WorkStatus(models.TextChoices):
@@ -64,7 +96,8 @@ class ChatTemplate(models.Model):
 class Tokenizer(models.Model):
     """A registered tokenizer: a folder under ``INSPECTOR_DATA/tokenizers`` that is named by its contents."""
 
-    name = models.CharField(max_length=200, unique=True)
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, default=default_project, related_name="tokenizers")
+    name = models.CharField(max_length=200, help_text="Unique in its project.")
     sha256 = models.CharField(max_length=64, db_index=True, help_text="Of tokenizer.json.")
     path = models.CharField(max_length=1000, help_text="Folder with tokenizer.json.")
     source = models.CharField(max_length=500, help_text="Where it came from: folder, upload, or hub id.")
@@ -73,6 +106,9 @@ class Tokenizer(models.Model):
     encoder = models.CharField(max_length=20, help_text="fastokens or tokenizers: which encoder was found exact.")
     chat_template = models.ForeignKey(ChatTemplate, null=True, blank=True, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "name"], name="tokenizer_name_in_project")]
 
     def __str__(self) -> str:
         return self.name
@@ -89,6 +125,7 @@ class Run(models.Model):
 
     Status = WorkStatus
 
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, default=default_project, related_name="runs")
     code = models.CharField(max_length=16, unique=True, default=new_code)
     name = models.CharField(max_length=200)
     kind = models.CharField(max_length=10, choices=Kind.choices)
@@ -140,8 +177,11 @@ class Run(models.Model):
     bytes_total = models.PositiveBigIntegerField(default=0)
 
     class Meta:
-        # The list of runs, newest first.
-        indexes = [models.Index(fields=["-created_at", "-id"], name="run_newest")]
+        indexes = [
+            # The list of runs, newest first: of all projects, and of one.
+            models.Index(fields=["-created_at", "-id"], name="run_newest"),
+            models.Index(fields=["project", "-created_at", "-id"], name="run_newest_of_project"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code})"
@@ -363,6 +403,7 @@ class TemplateCheck(models.Model):
 
     Status = WorkStatus
 
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, default=default_project, related_name="checks")
     code = models.CharField(max_length=16, unique=True, help_text="From the hash of the question.")
     tokenizer = models.ForeignKey(Tokenizer, null=True, on_delete=models.SET_NULL)
     chat_template = models.ForeignKey(ChatTemplate, on_delete=models.PROTECT)
@@ -480,35 +521,3 @@ class Job(models.Model):
                 name="job_of_one_subject",
             ),
         ]
-
-
-class ShareLink(models.Model):
-    """A read-only link that works without login until it expires or is revoked."""
-
-    token_sha256 = models.CharField(
-        max_length=64, unique=True, help_text="The token itself is shown once and not kept."
-    )
-    hint = models.CharField(max_length=8, help_text="First characters of the token, to tell links apart.")
-    run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE)
-    trajectory = models.ForeignKey(StoredTrajectory, null=True, on_delete=models.CASCADE)
-    check_result = models.ForeignKey(TemplateCheck, null=True, on_delete=models.CASCADE)
-    query = models.CharField(max_length=500, blank=True, help_text="The view that the link opens, e.g. t=1204-1260.")
-    note = models.CharField(max_length=500, blank=True)
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
-    created_at = models.DateTimeField(auto_now_add=True)
-    expires_at = models.DateTimeField()
-    revoked_at = models.DateTimeField(null=True)
-
-
-class ApiToken(models.Model):
-    """The token with which a trainer pushes trajectories. It writes as the user who made it."""
-
-    token_sha256 = models.CharField(
-        max_length=64, unique=True, help_text="The token itself is shown once and not kept."
-    )
-    hint = models.CharField(max_length=12, help_text="First characters of the token, to tell tokens apart.")
-    name = models.CharField(max_length=200, help_text="What uses it.")
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
-    created_at = models.DateTimeField(auto_now_add=True)
-    last_used_at = models.DateTimeField(null=True, help_text="To the minute.")
-    revoked_at = models.DateTimeField(null=True)
