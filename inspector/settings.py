@@ -11,6 +11,7 @@ from csp.constants import NONE, SELF
 
 from inspector.server import paths
 from inspector.server.env import EnvironmentReader
+from inspector.server.file_storage import file_storage
 from rollouts.engines import engine_spec, offered_engines
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -170,18 +171,19 @@ STATIC_URL = "/static/"
 STATIC_ROOT = INSPECTOR_DATA / "static"
 STATICFILES_DIRS = [BASE_DIR / "static"] if (BASE_DIR / "static").is_dir() else []
 STORAGES = {
-    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "default": file_storage(env, INSPECTOR_DATA),  # only `rollouts.files` uses it
     "staticfiles": {
         "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
         if DEBUG
         else "whitenoise.storage.CompressedManifestStaticFilesStorage"
     },
 }
+# Copies of the bucket's files on this machine's disk.
+CACHE_BYTES = env.whole("INSPECTOR_CACHE_MB", 10240, least=100) << 20
 WHITENOISE_USE_FINDERS = DEBUG
 WHITENOISE_AUTOREFRESH = DEBUG
 
 # --- uploads: every file streams to the disk, never into memory -------------------------------------------------------
-MEDIA_ROOT = INSPECTOR_DATA / "uploads"
 FILE_UPLOAD_HANDLERS = ["inspector.web.uploads.LimitedUploadHandler"]
 FILE_UPLOAD_TEMP_DIR = str(INSPECTOR_DATA / "tmp")
 with suppress(OSError):  # system_checks says so when the data folder cannot be written

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.s3 import S3Server
 
 # An example may take as long as a busy machine needs; on CI Hypothesis still draws the same examples each time.
 hypothesis.settings.register_profile(
@@ -219,6 +222,21 @@ def redis_url() -> Iterator[str]:
         process.terminate()
         process.wait(60)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server on loopback."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    """INSPECTOR_FILES of an empty bucket."""
+    return s3.new_bucket()
 
 
 @pytest.fixture

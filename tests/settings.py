@@ -14,6 +14,8 @@ os.environ["INSPECTOR_DATA"] = os.environ["INSPECTOR_TEST_DATA"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # Playwright runs its own event loop in the test's thread
 
+from inspector.server.env import EnvironmentReader
+from inspector.server.file_storage import file_storage
 from inspector.settings import *  # noqa: F403
 from inspector.settings import BASE_DIR, DATABASES, INSPECTOR_DATA
 
@@ -35,7 +37,7 @@ DATABASES["default"]["CONN_MAX_AGE"] = 0
 # Tests that need a real Redis ask for the `redis_url` or `live_redis` fixture.
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 STORAGES = {
-    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "default": file_storage(EnvironmentReader(), Path(INSPECTOR_DATA)),
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
 }
 STATIC_ROOT = INSPECTOR_DATA / "static"

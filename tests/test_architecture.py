@@ -15,7 +15,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollouts.tokenizers", "rollouts.formats")),
     (0, ("rollouts.replies",)),
     (1, ("rollouts.client",)),
-    (1, ("rollouts.apps", "rollouts.fields")),
+    (1, ("rollouts.apps", "rollouts.fields", "rollouts.files")),
     (1, ("rollouts.models",)),
     (1, ("rollouts.selectors",)),
     (1, ("rollouts.services",)),

@@ -6,6 +6,8 @@ import errno
 
 from django.db import DatabaseError, InterfaceError, OperationalError
 
+from rollouts.files import StorageDown
+
 DISK_FULL = "The disk of the server is full."
 
 
@@ -20,11 +22,13 @@ def is_disk_full(error: BaseException) -> bool:
 
 def is_outage(error: BaseException) -> bool:
     """Whether the same work may succeed later."""
-    return is_disk_full(error) or isinstance(error, OperationalError | InterfaceError)
+    return is_disk_full(error) or isinstance(error, OperationalError | InterfaceError | StorageDown)
 
 
 def said_of(error: BaseException) -> str:
     """An outage as a sentence."""
     if is_disk_full(error):
         return DISK_FULL
+    if isinstance(error, StorageDown):
+        return str(error)
     return f"The database did not answer ({type(error).__name__}: {str(error).strip()[:300]})."

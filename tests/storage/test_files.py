@@ -1,0 +1,217 @@
+"""The file storage: a folder and a bucket pass the same tests."""
+
+import io
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspector.server.env import EnvironmentReader
+from inspector.server.file_storage import file_storage
+from rollouts import files
+from rollouts.files import StorageDown, cache
+from rollouts.services.outages import is_outage, said_of
+
+pytestmark = pytest.mark.sqlite_only
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, settings: Any) -> Iterator[str]:
+    settings.INSPECTOR_DATA = tmp_path / "data"
+    named = str(tmp_path / "files") if request.param == "folder" else request.getfixturevalue("bucket")
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": named}), tmp_path)
+    settings.STORAGES = {**settings.STORAGES, "default": entry}
+    yield request.param
+
+
+@pytest.fixture
+def in_bucket(bucket: str, tmp_path: Path, settings: Any) -> str:
+    settings.INSPECTOR_DATA = tmp_path / "data"
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": bucket}), tmp_path)
+    settings.STORAGES = {**settings.STORAGES, "default": entry}
+    return bucket
+
+
+def test_what_is_put_is_read(storage: str, tmp_path: Path) -> None:
+    data = os.urandom(3_000_000)
+    files.put("uploads/abc/a b.jsonl.gz", io.BytesIO(data))
+    assert files.exists("uploads/abc/a b.jsonl.gz") and files.size("uploads/abc/a b.jsonl.gz") == len(data)
+    with files.open_file("uploads/abc/a b.jsonl.gz") as file:
+        assert file.read(10) == data[:10]
+        file.seek(-7, os.SEEK_END)
+        assert file.read() == data[-7:] and file.tell() == len(data)
+        file.seek(1_000_000)
+        assert file.read(900_000) == data[1_000_000:1_900_000]
+        file.seek(0)
+        assert file.read() == data
+    assert files.read_range("uploads/abc/a b.jsonl.gz", 5, 9) == data[5:9]
+    assert files.read_range("uploads/abc/a b.jsonl.gz", len(data) - 3, len(data) + 9) == data[-3:]
+    assert files.read_range("uploads/abc/a b.jsonl.gz", len(data), len(data) + 9) == b""
+    with files.local_path("uploads/abc/a b.jsonl.gz") as path:
+        assert path.name == "a b.jsonl.gz" and path.read_bytes() == data
+    source = tmp_path / "source"
+    source.write_bytes(b"kept")
+    files.put("exports/x", source)
+    files.put("exports/y", source, move=True)
+    assert not source.exists() and files.read_range("exports/x", 0, 9) == files.read_range("exports/y", 0, 9) == b"kept"
+
+
+def test_a_file_that_is_put_again_is_replaced(storage: str) -> None:
+    for data in (b"first, and long", b"second"):
+        files.put("a/b", io.BytesIO(data))
+    assert [one[:2] for one in files.listed("")] == [("a/b", 6)]
+
+
+def test_files_are_listed_and_removed(storage: str) -> None:
+    for key in ("runs/b/2", "runs/b/sub/1", "runs/a/1", "runs/bb/1", "other/1"):
+        files.put(key, io.BytesIO(key.encode()))
+    listed = list(files.listed("runs/b/"))
+    assert [(one.key, one.size) for one in listed] == [("runs/b/2", 8), ("runs/b/sub/1", 12)]
+    assert all(one.changed_at is not None and one.changed_at.tzinfo is not None for one in listed)
+    files.delete("runs/b/2")
+    files.delete("runs/b/2")
+    assert not files.exists("runs/b/2") and not files.exists("runs/b")
+    files.delete_all("runs/b/")
+    files.delete_all("runs/b/")
+    assert [one.key for one in files.listed("")] == ["other/1", "runs/a/1", "runs/bb/1"]
+    assert list(files.listed("nothing/")) == []
+
+
+def test_a_file_that_is_missing(storage: str) -> None:
+    def local() -> None:
+        with files.local_path("no/file"):
+            pass
+
+    asks: list[Callable[[], object]] = [
+        lambda: files.open_file("no/file"), lambda: files.size("no/file"), lambda: files.read_range("no/file", 0, 1),
+        local, lambda: files.local_folder("no/", "file"),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(FileNotFoundError):
+            ask()
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/etc/passwd", "a/../b", "..", "a//b", "a/", ".hidden", "a/.b", "a\0b", "a\nb", "a\\b", "é" * 150, "a/" * 400],
+)
+def test_a_key_cannot_leave_its_folder(storage: str, key: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a file"):
+        files.put(key, io.BytesIO(b""))
+    with pytest.raises(ValueError):
+        files.delete_all(key + "/")
+
+
+def test_what_is_written_is_private(tmp_path: Path, settings: Any) -> None:
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": str(tmp_path / "deep" / "files")}), tmp_path)
+    settings.STORAGES = {**settings.STORAGES, "default": entry}
+    files.put("a/b/c", io.BytesIO(b"secret"))
+    (tmp_path / "given").write_bytes(b"secret")
+    (tmp_path / "given").chmod(0o644)
+    files.put("a/b/d", tmp_path / "given", move=True)
+    for path in (tmp_path / "deep").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+class _Breaks(io.BytesIO):
+    def read(self, *_: Any) -> bytes:
+        if self.tell():
+            raise RuntimeError("the source broke")
+        return super().read(10)
+
+
+def test_a_file_is_whole_or_not_there(storage: str) -> None:
+    with pytest.raises(RuntimeError):
+        files.put("a/b", _Breaks(b"x" * 100))
+    assert list(files.listed("")) == []
+
+
+def test_an_old_draft_is_removed(tmp_path: Path, settings: Any) -> None:
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": str(tmp_path)}), tmp_path)
+    settings.STORAGES = {**settings.STORAGES, "default": entry}
+    files.put("a", io.BytesIO(b"1"))
+    old, new = tmp_path / ".drafts" / "draft-1", tmp_path / ".drafts" / "draft-2"
+    for draft in (old, new):
+        draft.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    files.remove_drafts(3600)
+    assert not old.exists() and new.exists() and [one.key for one in files.listed("")] == ["a"]
+
+
+def test_an_outage_is_told_as_a_sentence_and_passes(in_bucket: str, s3: Any) -> None:
+    files.put("a/b", io.BytesIO(b"1" * 600_000))
+    reader = files.open_file("a/b")
+    assert reader.read(1) == b"1"
+    s3.stop()
+    try:
+        asks: list[Callable[[], object]] = [
+            lambda: files.put("a/c", io.BytesIO(b"2")), lambda: files.size("a/b"), lambda: files.exists("a/b"),
+            lambda: files.read_range("a/b", 0, 1), lambda: list(files.listed("a/")), lambda: files.delete("a/b"),
+            lambda: files.local_folder("a/", "b"), reader.read,
+        ]  # fmt: skip
+        for ask in asks:
+            with pytest.raises(StorageDown) as caught:
+                ask()
+            assert is_outage(caught.value) and said_of(caught.value).startswith("The file storage did not answer")
+    finally:
+        s3.start()
+    assert files.read_range("a/b", 0, 1) == b"1"
+
+
+def test_a_bucket_that_is_not_there_is_an_outage(in_bucket: str, settings: Any) -> None:
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": in_bucket.replace("inspector-test", "no-such")}), Path())
+    settings.STORAGES = {**settings.STORAGES, "default": entry}
+    with pytest.raises(StorageDown, match="NoSuchBucket"):
+        files.put("a", io.BytesIO(b"1"))
+
+
+def test_the_cache_is_bounded_and_keeps_what_is_used(in_bucket: str, settings: Any) -> None:
+    settings.CACHE_BYTES = 2500
+    for name in "abcd":
+        files.put(f"x/{name}", io.BytesIO(name.encode() * 1000))
+    with files.local_path("x/a") as in_use:
+        for name in "bcd":
+            with files.local_path(f"x/{name}") as path:
+                assert path.read_bytes() == name.encode() * 1000
+        assert in_use.read_bytes() == b"a" * 1000
+    assert sum(path.is_dir() for path in cache.folder().iterdir()) == 2
+    with files.local_path("x/c"):
+        pass
+    assert sum(path.is_dir() for path in cache.folder().iterdir()) == 2
+    assert not in_use.exists()
+
+
+def test_a_fetch_that_was_killed_is_never_used(in_bucket: str) -> None:
+    files.put("x/a", io.BytesIO(b"whole"))
+    with files.local_path("x/a") as path:
+        entry = path.parent
+    entry.rename(entry.with_suffix(".draft"))
+    (entry.with_suffix(".draft") / "a").write_bytes(b"ha")
+    with files.local_path("x/a") as path:
+        assert path.read_bytes() == b"whole"
+    assert not entry.with_suffix(".draft").exists()
+
+
+@pytest.mark.parametrize(
+    "named, sentence",
+    [
+        ("ftp://x/y", "begins with 'ftp'"), ("s3://", "names no bucket"), ("s3://b/p?key=1", "'key' in its query"),
+        ("s3://b?endpoint_url=x", "http"), ("relative/folder", "begin at the root"), ("/", "is the root itself"),
+        ("s3://user:SECRET@b/p", "names no bucket"), ("s3://b?secret_key=SECRET&x=SECRET", "'x' in its query"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_told(named: str, sentence: str, tmp_path: Path) -> None:
+    env = EnvironmentReader({"INSPECTOR_FILES": named})
+    assert file_storage(env, tmp_path)["OPTIONS"]["location"] == str(tmp_path / "files")
+    assert sentence in env.problems[0].message and "SECRET" not in repr(env.problems)
+
+
+def test_a_bucket_is_read_from_the_setting(tmp_path: Path) -> None:
+    env = EnvironmentReader({"INSPECTOR_FILES": "s3://b/some/prefix?endpoint_url=http://h:9000&region_name=eu"})
+    assert file_storage(env, tmp_path)["OPTIONS"] == {
+        "bucket_name": "b", "location": "some/prefix", "endpoint_url": "http://h:9000", "region_name": "eu",
+    }  # fmt: skip
+    assert not env.problems
