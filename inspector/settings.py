@@ -130,6 +130,7 @@ INSTALLED_APPS = [
     "inspector.apps.InspectorConfig",
 ]
 MIDDLEWARE = [
+    "inspector.server.request_metrics.RequestMetricsMiddleware",
     "inspector.server.logs.RequestLogMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -231,6 +232,9 @@ CONTENT_SECURITY_POLICY = {
 }
 # docs/decisions/0026 says why the proxy redirects, and why HSTS leaves sub-domains and preload alone.
 SILENCED_SYSTEM_CHECKS = ["staticfiles.W004", "security.W005", "security.W008", "security.W021"]
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+METRICS_TOKEN = env.text("INSPECTOR_METRICS_TOKEN")
 
 # --- logs -------------------------------------------------------------------------------------------------------------
 LOG_FORMAT = env.choice("INSPECTOR_LOG_FORMAT", "text", ["text", "json"])

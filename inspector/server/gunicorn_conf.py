@@ -6,6 +6,11 @@ import resource
 import signal
 from typing import Any
 
+from django.conf import settings
+
+from inspector.server.metrics_folder import FOLDER, claim_folder
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
 worker_class = "inspector.server.web_worker.WebWorker"
 worker_connections = 2000  # waiting for a client costs no thread; a client that does not go on is closed after 10 s
 workers = min(2, multiprocessing.cpu_count())
@@ -23,6 +28,9 @@ loglevel = "warning"
 _soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 if 0 <= _soft < 8192:
     resource.setrlimit(resource.RLIMIT_NOFILE, (8192 if _hard < 0 else min(8192, _hard), _hard))
+# Before prometheus_client is imported: the counters of all processes lie in one folder.
+_folder, _folder_lock = claim_folder(settings.INSPECTOR_DATA)
+os.environ[FOLDER] = str(_folder)
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

@@ -110,6 +110,16 @@ def check_safety(**_: Any) -> Iterable[CheckMessage]:
 
 
 @register()
+def check_metrics_token(**_: Any) -> Iterable[CheckMessage]:
+    if settings.METRICS_TOKEN and len(settings.METRICS_TOKEN) < 20:
+        yield Error(
+            f"INSPECTOR_METRICS_TOKEN has {len(settings.METRICS_TOKEN)} characters, so that it can be guessed.",
+            hint="Make one with: openssl rand -hex 24",
+            id="inspector.E020",
+        )
+
+
+@register()
 def check_models(**_: Any) -> Iterable[CheckMessage]:
     """Models that can never be launched. Only the machine of their worker knows whether the folder exists."""
     for model in served_models().values():

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from inspector.views import api_tokens, errors, health, login, push, shares, tokenizers, workers
+from inspector.views import api_tokens, errors, health, login, metrics, push, shares, tokenizers, workers
 from inspector.web.twins import twins
 
 urlpatterns = [
@@ -18,6 +18,7 @@ urlpatterns = [
     path("robots.txt", errors.robots, name="robots"),
     path("help", errors.help_page, name="help"),
     path("health", health.health, name="health"),
+    path("metrics", metrics.metrics, name="metrics"),
     path("login", login.login, name="login"),
     path("logout", login.logout, name="logout"),
 ]
