@@ -29,5 +29,6 @@ urlpatterns = [
     path("", include("inspector.runs.urls")),
     path("", include("inspector.trajectories.urls")),
     path("", include("inspector.chat_templates.urls")),
+    path("", include("inspector.team.urls")),
     path("", include("inspector.views.urls")),
 ]

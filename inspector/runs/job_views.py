@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from inspector.runs.jobs import JobLine, for_page, is_offered
 from inspector.web.access import found_or_404, reads_run, writes_run
+from inspector.web.audit import note
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollouts import services
 from rollouts.formats.writers.exports import ExportRefused
@@ -24,6 +25,7 @@ from rollouts.selectors import TrajectoryFilters, filter_trajectories
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import find_job
 from rollouts.selectors.registered import tokenizer_named
+from rollouts.services.audit import Action
 from rollouts.services.imports import has_partial_file
 from rollouts.work import exporting
 from rollouts.work.exporting import Wanted
@@ -139,6 +141,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     finally:
         _places.release()
     file.seek(0)
+    note(request, Action.DOWNLOADED, run, detail=wanted.format)
     return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
 
 
@@ -164,6 +167,7 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
     if sentence := send_job(job):
         return _told(request, run, sentence, 503)
+    note(request, Action.EXPORTED, run, detail=wanted.format)
     return _told(request, run, "A worker writes the file; its progress, and then the file, stand below.", 202, job)
 
 
@@ -213,4 +217,5 @@ def job_file(request: HttpRequest, run: Run, job: str) -> Any:
             "The export has expired, or was never finished. Go to the page of the run and export it again.",
             run.code,
         )  # fmt: skip
+    note(request, Action.DOWNLOADED, run, detail=f"job {held.code}")
     return FileResponse(path.open("rb"), as_attachment=True, filename=file_name(run, Wanted(**held.options)))

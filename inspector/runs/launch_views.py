@@ -12,8 +12,10 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.runs.launch_form import NewRunForm, filled_in
 from inspector.runs.pages import LaunchPage, RunValues
+from inspector.web.audit import note
 from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import Run
+from rollouts.services.audit import Action
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work import launch
 
@@ -27,6 +29,7 @@ def new(request: HttpRequest) -> HttpResponse:
         form = NewRunForm(request.POST, request.FILES)
         run = _launch(form, request)
         if run is not None:
+            note(request, Action.LAUNCHED, run)
             return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
     else:
         initial, notices = filled_in(request.GET)

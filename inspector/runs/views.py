@@ -13,13 +13,14 @@ from inspector.runs.filters import STATUSES, TrajectoryFilter
 from inspector.runs.pages import ListedRun, RunsPage, RunValues
 from inspector.runs.refusal import refusal
 from inspector.runs.run_page import jobs_part, whole_page
-from inspector.server.logs import note_done
 from inspector.web.access import reads_run, writes_run
+from inspector.web.audit import note
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import selectors
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.figures import worst_of
+from rollouts.services.audit import Action
 from rollouts.work import run_control
 
 RUNS_PER_PAGE = 25
@@ -95,6 +96,6 @@ def delete(request: HttpRequest, run: Run) -> HttpResponse:
     except ValueError as refusal:
         messages.error(request, str(refusal), extra_tags="error")
         return redirect("run", run.code)
-    note_done(request, "run deleted", f"{run.code} {run.name}")
+    note(request, Action.DELETED, run)
     messages.success(request, f"The run “{run.name}” was deleted.")
     return redirect("runs")

@@ -33,7 +33,6 @@ _SECRETS = (
     re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)"),
 )
 log = logging.getLogger("inspector.request")
-audit = logging.getLogger("inspector.audit")
 
 
 def without_secrets(text: str) -> str:
@@ -117,11 +116,6 @@ class RequestLogMiddleware:
             return response
         finally:
             _request_id.reset(token)
-
-
-def note_done(request: HttpRequest, what: str, which: str) -> None:
-    """Write down that a user deleted or revoked something. The line of the request says only what was asked for."""
-    audit.info(what, extra={"object": which, **_user(request)})
 
 
 def _user(request: HttpRequest) -> dict[str, str]:

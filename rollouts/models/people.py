@@ -140,3 +140,26 @@ class AuditEvent(models.Model):
             models.Index(fields=["project", "-at", "-id"], name="audit_of_project"),
             models.Index(fields=["-at", "-id"], name="audit_newest"),
         ]
+
+
+class LoginSession(models.Model):
+    """A session of Django that somebody is logged in with: on which device, from where. It goes with the session."""
+
+    session = models.OneToOneField("sessions.Session", on_delete=models.CASCADE, related_name="+")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="login_sessions")
+    device = models.CharField(max_length=200, blank=True, help_text="What the browser says of itself.")
+    address = models.CharField(max_length=45, blank=True, help_text="The address it was used from last.")
+    created_at = models.DateTimeField(auto_now_add=True)
+    last_used_at = models.DateTimeField(help_text="To ten minutes.")
+
+
+class ExternalIdentity(models.Model):
+    """Whom an OpenID Connect provider means by a subject. An account is found by both, never by an email address."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="external_identities")
+    issuer = models.CharField(max_length=255)
+    subject = models.CharField(max_length=255)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["issuer", "subject"], name="one_account_of_subject")]

@@ -15,6 +15,7 @@ from django.utils import timezone
 from rollouts import services
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
+from rollouts.services.audit import drop_old_events
 from rollouts.services.tokenizers import byte_tables_folder, tokenizers_folder
 from rollouts.work import exporting, imports
 from rollouts.work.uploads import uploads_folder
@@ -30,8 +31,9 @@ DRAFT_AGE_SECONDS = 24 * 3600.0
 def sweep() -> None:
     """Remove uploads that no import reads again, files of exports that are not offered, and old drafts.
 
-    Imports that were never sent are ended.
+    Imports that were never sent are ended. Lines of the audit log that are too old go.
     """
+    drop_old_events()
     exporting.drop_files()
     for run in _never_sent():
         services.end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")

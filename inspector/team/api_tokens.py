@@ -12,12 +12,13 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.server.logs import note_done
+from inspector.web.audit import note
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts import services
 from rollouts.models import ApiToken
 from rollouts.selectors.shares import api_token_by_key, newest_api_tokens
 from rollouts.services.api_tokens import create_api_token
+from rollouts.services.audit import Action
 
 MAX_LISTED = 200
 
@@ -82,6 +83,7 @@ def index(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         return page(request, "tokens/index.html", ApiTokensPage(_lines()), address=address)
     record, token = create_api_token(request.user, request.POST.get("name", "").replace("\0", ""))
+    note(request, Action.TOKEN_MADE, record, detail=record.name)
     shown = ApiTokenMadePage(_lines(), NewApiToken.of(record, token=token))
     return page(request, "tokens/index.html", shown, 201, address=address)
 
@@ -104,7 +106,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
         sentence = "Only its maker or an administrator revokes an API token. Ask them, or use manage.py api_token."
         return error_page(request, 403, "This token is not yours", sentence)
     services.revoke(record)
-    note_done(request, "API token revoked", f"{record.pk} {record.hint}")
+    note(request, Action.TOKEN_REVOKED, record, detail=record.name)
     if wants_json(request):
         return json_page(ApiTokenLine.of(record))
     messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")

@@ -14,8 +14,8 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from inspector.server.logs import note_done
 from inspector.web.access import found_or_404, is_live, may_write, remember_grant, share_is_over
+from inspector.web.audit import note
 from inspector.web.forms import ShareForm
 from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollouts import services
@@ -23,6 +23,7 @@ from rollouts.models import ShareLink
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.runs import find_run, find_trajectory
 from rollouts.selectors.shares import find_share, newest_shares
+from rollouts.services.audit import Action
 
 MAX_LISTED = 200
 FIND: dict[str, Callable[[str], Any]] = {
@@ -142,7 +143,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     if link is None:
         raise Http404("There is no such share link.")
     services.revoke(link)
-    note_done(request, "share link revoked", f"{link.pk} {link.hint}")
+    note(request, Action.SHARE_REVOKED, link)
     if wants_json(request):
         return json_page(ShareLine.of(link))
     messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")
