@@ -129,7 +129,8 @@ def _sentence(job: Job) -> str:
     if job.status == Job.Status.RUNNING and job.error:
         return f"It broke off: {job.error} It is tried again: this is try {job.attempt} of {MAX_ATTEMPTS}."
     if job.status == Job.Status.RUNNING:
-        return f"{done} done." if job.n_total else "It has just begun."
+        parts = f" ({job.progress})" if job.progress else ""
+        return f"{done} done{parts}." if job.n_total else "It has just begun."
     if job.status == Job.Status.FAILED:
         return for_page(job.error) or "No reason was recorded; look into the worker’s log."
     if job.kind == Job.Kind.DIAGNOSE:

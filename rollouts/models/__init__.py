@@ -465,7 +465,8 @@ class ReplayRows(models.Model):
 class Job(models.Model):
     """Background work of the queue ``default``. It belongs to one run, one replay or one template check.
 
-    A run keeps the jobs that were asked for. A replay and a template check have one job: the last one.
+    A run keeps the jobs that were asked for. A replay and a template check have one job: the last one. A large job is
+    cut into shards, which any workers do. A shard is a job that belongs to the whole one, and goes when that has ended.
     """
 
     Status = WorkStatus
@@ -492,6 +493,10 @@ class Job(models.Model):
     run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE, related_name="jobs")
     replay = models.OneToOneField(Replay, null=True, on_delete=models.CASCADE)
     template_check = models.OneToOneField(TemplateCheck, null=True, on_delete=models.CASCADE)
+    whole = models.ForeignKey(
+        "self", null=True, on_delete=models.CASCADE, related_name="shards",
+        help_text="Of a shard: the job of which it is a part. Its shards are numbered by their keys.",
+    )  # fmt: skip
     kind = models.CharField(max_length=20, choices=Kind.choices)
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
     error = models.TextField(blank=True)
@@ -499,12 +504,19 @@ class Job(models.Model):
     attempt = models.PositiveIntegerField(default=0, help_text="Goes up with each worker that takes it.")
     n_done = models.PositiveIntegerField(default=0)
     n_total = models.PositiveIntegerField(default=0, help_text="Trajectories it has to go through.")
-    progress = models.CharField(max_length=200, blank=True, help_text="Of a search for a repair: how far it is.")
-    reached = models.BigIntegerField(default=-1, help_text="Index of the last trajectory that is done for good.")
+    progress = models.CharField(
+        max_length=200, blank=True, help_text="Of a search for a repair, and of a job in shards: how far it is."
+    )
+    reached = models.BigIntegerField(
+        default=-1,
+        help_text="Index of the last trajectory that is done for good; of a shard of an import, bytes that are read.",
+    )
     n_written = models.PositiveIntegerField(default=0, help_text="Of an export: rows or trajectories in the file.")
     bytes_written = models.PositiveBigIntegerField(default=0)
     notes = models.JSONField(default=list, help_text="Sentences about what was left out.")
-    report = models.JSONField(null=True, help_text="Of a replay: figures so far, in the end of the whole run.")
+    report = models.JSONField(
+        null=True, help_text="Of a replay: figures so far, in the end of the whole run. Of a shard: what it found."
+    )
     cancel_requested = models.BooleanField(default=False)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -519,9 +531,14 @@ class Job(models.Model):
                 fields=["run", "kind"], condition=Q(status__in=("queued", "running")), name="job_at_a_time"
             ),
             models.CheckConstraint(
-                condition=Q(run__isnull=False, replay=None, template_check=None)
-                | Q(run=None, replay__isnull=False, template_check=None)
-                | Q(run=None, replay=None, template_check__isnull=False),
+                condition=Q(run__isnull=False, replay=None, template_check=None, whole=None)
+                | Q(run=None, replay__isnull=False, template_check=None, whole=None)
+                | Q(run=None, replay=None, template_check__isnull=False, whole=None)
+                | Q(run=None, replay=None, template_check=None, whole__isnull=False),
                 name="job_of_one_subject",
             ),
+        ]
+        indexes = [
+            # What waits and what is under way, among many jobs that have ended.
+            models.Index(fields=["status"], name="job_active", condition=Q(status__in=("queued", "running"))),
         ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db import transaction
@@ -17,29 +19,80 @@ def take_next_job(limit: int, preferred: int = 0) -> Job | None:
 
     Its user has the fewest jobs under way: in all, and then of its kind. Among equal ones it is the job whose key is
     ``preferred``, or else the oldest. A user with ``limit`` jobs under way waits until one of them ends.
+
+    A shard counts as a job under way. But all shards of one job count once for the limit, so a large job takes every
+    worker that nobody else needs; :func:`must_yield` returns these workers.
     """
-    while (fair := _fairest_job(limit, preferred)) is not None:
+    while (fair := _Queue.now().fairest(limit, preferred)) is not None:
         with transaction.atomic():
             # Of two free workers, the second one counts after the first one has taken its job.
             if fair.created_by_id is not None:
                 get_user_model().objects.select_for_update(no_key=True).filter(pk=fair.created_by_id).first()
-            of_user = Job.objects.filter(created_by=fair.created_by_id, status=Job.Status.RUNNING)
-            is_free = sum(not is_silent(job) for job in of_user) < limit
-            if is_free and (taken := take_job(fair.pk)) is not None:
+            queue = _Queue.now(created_by=fair.created_by_id)
+            if queue.may_begin(fair, limit) and (taken := take_job(fair.pk)) is not None:
                 return taken
     return None
 
 
-def _fairest_job(limit: int, preferred: int) -> Job | None:
-    waiting: list[Job] = []
-    under_way: list[Job] = []
-    for job in Job.objects.filter(status__in=ACTIVE).only("created_by", "kind", "status", "heartbeat_at"):
-        (waiting if job.status == Job.Status.QUEUED or is_silent(job) else under_way).append(job)
-    n = Counter(job.created_by_id for job in under_way)
-    n_of_kind = Counter((job.created_by_id, job.kind) for job in under_way)
+def must_yield(shard: Job, limit: int) -> bool:
+    """Whether the worker of a shard is to go back to the queue, because a job waits that comes first.
 
-    def place(job: Job) -> tuple[int, int, bool, int]:
-        owner = job.created_by_id
-        return n[owner], n_of_kind[owner, job.kind], job.pk != preferred, job.pk
+    The user of the shard keeps ``limit`` workers in any case. A job that comes first belongs to a user with fewer jobs
+    under way, or is another kind of work of the same user.
+    """
+    queue = _Queue.now()
+    n, owner = queue.n_of_user, shard.created_by_id
+    if n[owner] <= limit:
+        return False
+    return any(
+        n[job.created_by_id] < n[owner] - 1
+        if job.created_by_id != owner
+        else job.whole_id is None and not queue.n_of_kind[owner, job.kind]
+        for job in queue.waiting
+        if queue.may_begin(job, limit)
+    )
 
-    return min((job for job in waiting if n[job.created_by_id] < limit), key=place, default=None)
+
+@dataclass
+class _Queue:
+    """The jobs that have not ended. A job whose shards are under way is neither waiting nor under way itself."""
+
+    waiting: list[Job] = field(default_factory=list)
+    n_of_user: Counter[int | None] = field(default_factory=Counter)
+    """Owner -> jobs and shards under way."""
+    n_of_kind: Counter[tuple[int | None, str]] = field(default_factory=Counter)
+    """(owner, kind) -> the same of one kind."""
+    begun: dict[int | None, set[int]] = field(default_factory=dict)
+    """Owner -> keys of the jobs under way; a shard counts as its whole job."""
+
+    @classmethod
+    def now(cls, **of: Any) -> _Queue:
+        """The queue as it is; ``of``: columns that choose jobs. One query."""
+        queue = cls()
+        columns_read = ("created_by", "kind", "status", "heartbeat_at", "whole")
+        jobs = list(Job.objects.filter(status__in=ACTIVE, **of).only(*columns_read))
+        cut = {job.whole_id for job in jobs}
+        for job in jobs:
+            if job.pk in cut:
+                continue
+            if job.status == Job.Status.QUEUED or is_silent(job):
+                queue.waiting.append(job)
+                continue
+            queue.n_of_user[job.created_by_id] += 1
+            queue.n_of_kind[job.created_by_id, job.kind] += 1
+            queue.begun.setdefault(job.created_by_id, set()).add(job.whole_id or job.pk)
+        return queue
+
+    def may_begin(self, job: Job, limit: int) -> bool:
+        """Whether a waiting job keeps the limit of its user."""
+        begun = self.begun.get(job.created_by_id, set())
+        return len(begun) < limit or job.whole_id in begun
+
+    def fairest(self, limit: int, preferred: int) -> Job | None:
+        """The waiting job that begins next; None = none may begin."""
+
+        def place(job: Job) -> tuple[int, int, bool, int]:
+            owner = job.created_by_id
+            return self.n_of_user[owner], self.n_of_kind[owner, job.kind], job.pk != preferred, job.pk
+
+        return min((job for job in self.waiting if self.may_begin(job, limit)), key=place, default=None)

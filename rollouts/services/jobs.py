@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import Error, transaction
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from rollouts.models import ACTIVE, Job, Replay, Run, TemplateCheck
@@ -20,6 +20,10 @@ TELL_SECONDS = 0.5
 """How often progress is written at most."""
 SEND_AGAIN_SECONDS = 45
 """A job that is queued for so long is sent again, because a restart of Redis may have lost its message."""
+
+
+SHARED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.IMPORT)
+"""The kinds whose large jobs are cut into shards."""
 
 
 class JobLost(Exception):
@@ -53,6 +57,7 @@ def ask_job(
             held.save(update_fields=["heartbeat_at", "status", "cancel_requested"])
             return held, True
         if held is not None:
+            close_shards(held)
             held.status, held.error, held.finished_at = Job.Status.FAILED, "Its worker was lost.", timezone.now()
             held.save(update_fields=["status", "error", "finished_at"])
         if column != "run":
@@ -107,9 +112,33 @@ class Beat:
 
 
 def end_job(job: Job, status: str, error: str = "", **fields: Any) -> bool:
-    """End a job. Returns False, and changes nothing, if it has ended or another worker holds it."""
+    """End a job. Returns False, and changes nothing, if it has ended or another worker holds it.
+
+    Its shards go. Those of an import that failed stay for *Resume*.
+    """
     ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status__in=ACTIVE)
-    return bool(ours.update(status=status, error=without_paths(error), finished_at=timezone.now(), **fields))
+    if not ours.update(status=status, error=without_paths(error), finished_at=timezone.now(), **fields):
+        return False
+    if job.kind in SHARED and job.whole_id is None:
+        close_shards(job)
+        if (job.kind, status) != (Job.Kind.IMPORT, Job.Status.FAILED):
+            job.shards.all().delete()
+    return True
+
+
+def close_shards(job: Job) -> None:
+    """End the shards of a job that have not ended. What their workers do afterwards changes nothing.
+
+    It waits for a worker that is storing something in this moment.
+    """
+    job.shards.filter(status__in=ACTIVE).update(
+        status=Job.Status.CANCELLED, attempt=F("attempt") + 1, finished_at=timezone.now()
+    )
+
+
+def has_open_shards() -> Exists:
+    """The condition of a query for jobs: a part of the job waits, or a worker does it."""
+    return Exists(Job.objects.filter(whole=OuterRef("pk"), status__in=ACTIVE))
 
 
 def note_outage(job: Job, sentence: str) -> None:
@@ -126,15 +155,23 @@ def cancel_job(job: Job) -> None:
         held = Job.objects.select_for_update().get(pk=job.pk)
         if held.status in ACTIVE:
             held.cancel_requested = True
-            if held.status == Job.Status.QUEUED or is_silent(held):
+            parted = held.kind in SHARED and held.shards.filter(status__in=ACTIVE).exists()
+            if parted:
+                close_shards(held)
+                held.shards.all().delete()
+            if held.status == Job.Status.QUEUED or is_silent(held) or parted:
                 held.status, held.finished_at = Job.Status.CANCELLED, timezone.now()
             held.save(update_fields=["cancel_requested", "status", "finished_at"])
     job.refresh_from_db()
 
 
 def adopt_jobs() -> list[Job]:
-    """Returns jobs that have lost their worker or their message, as they were. Only one caller gets each job."""
+    """Returns jobs that have lost their worker or their message, as they were. Only one caller gets each job.
+
+    A job whose shards are under way has no worker of its own. It lives as long as somebody calls this.
+    """
     now = timezone.now()
+    Job.objects.filter(has_open_shards(), status=Job.Status.RUNNING).update(heartbeat_at=now)
     old = Q(status=Job.Status.QUEUED, heartbeat_at__lt=now - timedelta(seconds=SEND_AGAIN_SECONDS))
     running = Q(status=Job.Status.RUNNING)
     lost = [job for job in Job.objects.filter(old | running).order_by("pk") if is_silent(job) or job.status == "queued"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import shared_task, signals
 from django.conf import settings
@@ -13,8 +14,9 @@ from django.db import connection
 
 from rollouts.models import Job
 from rollouts.selectors.jobs import waiting_jobs
-from rollouts.services.job_queue import take_next_job
+from rollouts.services.job_queue import must_yield, take_next_job
 from rollouts.services.jobs import (
+    TELL_SECONDS,
     Beat,
     JobFailed,
     JobLost,
@@ -25,6 +27,7 @@ from rollouts.services.jobs import (
     touch_job,
 )
 from rollouts.services.outages import is_outage, said_of
+from rollouts.services.shards import cut_job, end_shard, is_cut, open_shards, release_shard, tell_whole
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat
 from rollouts.work import diagnosis, exporting, imports, leftovers, replays, template_checks
 from rollouts.work.sending import DO_JOB, send_task
@@ -53,6 +56,24 @@ HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
 """Kind of job -> its handler, which begins where an earlier worker stopped. A handler ends its job as done, if possible
 in the transaction of its last result. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
 
+
+class Sharing(NamedTuple):
+    """How a large job of a kind is shared out among workers."""
+
+    cut: Callable[[Job, Beat], Sequence[Mapping[str, Any]]]
+    """The options of each part, in order; empty = the job is small, and its handler does it in one."""
+    do: Callable[[Job, Beat], Mapping[str, Any]]
+    """Does a shard, from the start or from where an earlier worker stopped. Returns columns to store at its end."""
+    join: Callable[[Job, Beat], None]
+    """Puts together what the shards made, and ends the job. It may run again where an earlier worker was lost."""
+
+
+SHARINGS: dict[Job.Kind, Sharing] = {
+    Job.Kind.DIAGNOSE: Sharing(diagnosis.cut, diagnosis.do_shard, diagnosis.join),
+    Job.Kind.REPLAY: Sharing(replays.cut, replays.do_shard, replays.join),
+}
+"""Kind of job -> how its large jobs are shared out."""
+
 FAILURES: dict[Job.Kind, Callable[[Job, str], None]] = {
     Job.Kind.IMPORT: imports.fail,
     Job.Kind.DIAGNOSE_PUSHED: diagnosis.fail_pushed_job,
@@ -68,19 +89,20 @@ def do_job(job_id: int) -> None:
     """
     if (job := take_next_job(settings.JOBS_PER_USER, job_id)) is None:
         return
-    work_on(job)
+    work_on(job, share=True)
     # A job of this user may have waited for the end of this one: its task has found that it must.
     if waiting_jobs():
         send_task(DO_JOB, job_id)
 
 
-def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:
+def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None, share: bool = False) -> None:
     """Does a job that was taken. ``tell`` is called with the job at each sign of progress.
 
-    An outage leaves the job as it is, without a heartbeat: a worker takes it up when it has been silent for a while.
+    ``share``: a large job is only cut, and other workers are sent for its shards. An outage leaves the job as it is,
+    without a heartbeat: a worker takes it up when it has been silent for a while.
     """
     try:
-        _work_on(job, tell)
+        _work_on(job, tell, share)
     except Exception as error:
         if not is_outage(error):
             raise
@@ -90,14 +112,18 @@ def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:
         note_outage(job, said_of(error))
 
 
-def _work_on(job: Job, tell: Callable[[Job], object]) -> None:
+def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
     try:
         if job.attempt > MAX_ATTEMPTS:
             raise JobFailed(_too_many_attempts(job))
         with Heartbeat(f"job-{job.pk}", partial(touch_job, job), HEARTBEAT_SECONDS):
-            HANDLERS[Job.Kind(job.kind)](job, Beat(job, tell))
+            if job.whole_id is not None:
+                _do_shard(job, tell)
+            elif not (job.kind in SHARINGS and _shared(job, SHARINGS[Job.Kind(job.kind)], Beat(job, tell), share)):
+                HANDLERS[Job.Kind(job.kind)](job, Beat(job, tell))
     except JobLost:
-        end_job(job, Job.Status.CANCELLED)  # changes nothing if another worker has the job
+        if job.whole_id is None:
+            end_job(job, Job.Status.CANCELLED)  # changes nothing if another worker has the job
     except JobFailed as failure:
         _fail(job, str(failure))
     except (KeyboardInterrupt, SystemExit):
@@ -109,6 +135,46 @@ def _work_on(job: Job, tell: Callable[[Job], object]) -> None:
         _fail(job, f"It broke off: {type(error).__name__}: {error}"[:2000])
 
 
+def _shared(job: Job, sharing: Sharing, beat: Beat, share: bool) -> bool:
+    """Cut a large job, go on with one that was cut, or put its shards together. False = the job is done in one."""
+    if not is_cut(job):
+        if not share or not (parts := sharing.cut(job, beat)):
+            return False
+        cut_job(job, parts)
+    if waiting := open_shards(job):
+        # Each message brings one worker. What the broker does not take is sent again by the clock.
+        for key in waiting:
+            if send_task(DO_JOB, key):
+                break
+        return True
+    failed = job.shards.filter(status=Job.Status.FAILED).order_by("pk").first()
+    if failed is not None:
+        raise JobFailed(failed.error)
+    sharing.join(job, beat)
+    return True
+
+
+def _do_shard(shard: Job, tell: Callable[[Job], object]) -> None:
+    told = time.monotonic()
+
+    def go_on(held: Job) -> None:
+        nonlocal told
+        tell(held)
+        if time.monotonic() - told >= TELL_SECONDS:
+            told = time.monotonic()
+            tell_whole(held)
+            if must_yield(held, settings.JOBS_PER_USER) and release_shard(held):
+                raise JobLost
+
+    _end_shard(shard, Job.Status.DONE, "", **SHARINGS[Job.Kind(shard.kind)].do(shard, Beat(shard, go_on)))
+
+
+def _end_shard(shard: Job, status: str, error: str, **fields: Any) -> None:
+    """End a shard. A worker is sent where it was the last one, or where it failed."""
+    if (whole := end_shard(shard, status, error, **fields)) is not None:
+        send_task(DO_JOB, whole.pk)  # if the broker does not answer, the clock sends it
+
+
 def _too_many_attempts(job: Job) -> str:
     if job.error:
         return f"It was tried {MAX_ATTEMPTS} times. The last time it broke off: {job.error}"
@@ -116,7 +182,9 @@ def _too_many_attempts(job: Job) -> str:
 
 
 def _fail(job: Job, sentence: str) -> None:
-    if job.kind in FAILURES:
+    if job.whole_id is not None:
+        _end_shard(job, Job.Status.FAILED, sentence)
+    elif job.kind in FAILURES:
         FAILURES[Job.Kind(job.kind)](job, sentence)
     else:
         end_job(job, Job.Status.FAILED, sentence)

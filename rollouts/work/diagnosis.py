@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet
@@ -23,6 +24,7 @@ from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers.limited import TokenizerBusy
+from rollouts.work.ranges import LAST, cut_run, finished_trajectories, range_of
 from rollouts.work.sending import send
 
 log = logging.getLogger(__name__)
@@ -118,9 +120,12 @@ def _at_the_end(
     return [] if found is None else [found]
 
 
-def diagnose_run(run: models.Run, after: int = -1) -> Iterator[list[models.StoredTrajectory]]:
-    """Diagnose the finished trajectories after an index again, in the order of the run. Yields each stored batch."""
-    finished = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE).order_by("index")
+def diagnose_run(run: models.Run, after: int = -1, last: int = LAST) -> Iterator[list[models.StoredTrajectory]]:
+    """Diagnose the finished trajectories after an index again, in the order of the run. Yields each stored batch.
+
+    ``last``: the index of the last one.
+    """
+    finished = finished_trajectories(run, last=last)
     while batch := _bounded(list(finished.filter(index__gt=after)[:BATCH])):
         _diagnose(run, batch)
         after = batch[-1].index
@@ -169,13 +174,30 @@ def _store(run: models.Run, batch: Sequence[models.StoredTrajectory], found: Seq
 
 def do_job(job: Job, beat: Beat) -> None:
     """Diagnose the finished trajectories of a job's run again."""
-    run = _run_of(job)
-    finished = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE)
+    do_shard(job, beat)
+    join(job, beat)
+
+
+def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
+    """The ranges of trajectories that workers diagnose side by side; empty = the run is small."""
+    return cut_run(_run_of(job), job, beat)
+
+
+def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
+    """Diagnose the trajectories that the options of a job or of a shard name. Returns no columns."""
+    run, first, last = _run_of(job), *range_of(job)
+    finished = finished_trajectories(run, first, last)
     n_done = finished.filter(index__lte=job.reached).count()
     beat(n_done=n_done, n_total=finished.count())
-    for batch in diagnose_run(run, job.reached):
+    for batch in diagnose_run(run, max(job.reached, first - 1), last):
         n_done += len(batch)
         beat(n_done=n_done, reached=batch[-1].index)
+    return {}
+
+
+def join(job: Job, beat: Beat) -> None:
+    """End a diagnosis of which every trajectory is done."""
+    run = _run_of(job)
     services.note_diagnosed(run)
     services.take_figures(run)
     end_job(job, Job.Status.DONE)
@@ -224,7 +246,8 @@ def _pushed(run: models.Run) -> QuerySet[models.StoredTrajectory]:
 
 
 def _run_of(job: Job) -> models.Run:
-    run = models.Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(jobs=job).first()
+    found = models.Run.objects.select_related("tokenizer__chat_template", "chat_template")
+    run = found.filter(jobs=job.whole_id or job.pk).first()
     if run is None:
         raise JobLost
     return run

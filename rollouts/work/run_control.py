@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollouts import services
 from rollouts.models import ACTIVE, Job, Run
 from rollouts.selectors.activity import is_active
-from rollouts.services.jobs import take_job
+from rollouts.services.jobs import close_shards, take_job
 from rollouts.work import exporting, imports, launch
 from rollouts.work.uploads import drop_uploads
 
@@ -41,6 +41,7 @@ def delete(run: Run) -> None:
         services.end_active_run(run, Run.Status.CANCELLED)
     for job in run.jobs.filter(status__in=ACTIVE):
         take_job(job.pk, force=True)
+        close_shards(job)
     exports = list(run.jobs.filter(kind=Job.Kind.EXPORT).values_list("code", flat=True))
     services.delete_run(run)
     drop_uploads(run)

@@ -1,0 +1,264 @@
+"""Large jobs: cut into shards, which any workers do in any order, with the result of one worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from rollouts import models, services
+from rollouts.models import Job, Run
+from rollouts.services.job_queue import must_yield, take_next_job
+from rollouts.services.jobs import Beat, JobFailed, adopt_jobs, ask_job, take_job
+from rollouts.services.shards import release_shard
+from rollouts.tasks import jobs
+from rollouts.work import diagnosis, ranges, replays, run_control
+from tests.tasks.shard_work import do_all, waiting
+from tests.web.samples import finding, stored_run
+from tests.web.trajectory_samples import Maker
+
+pytestmark = pytest.mark.django_db
+
+LONG_AGO = timedelta(minutes=10)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
+    monkeypatch.setattr(ranges, "PART_TRAJECTORIES", 2)
+    monkeypatch.setattr(jobs, "TELL_SECONDS", -1.0)
+
+
+def asked(n: int = 9, kind: str = Job.Kind.DIAGNOSE, user: User | None = None) -> Job:
+    run = stored_run(n, findings=[[finding()]] * n)
+    return ask_job(run, kind, user=user)[0]
+
+
+def cut(job: Job) -> list[Job]:
+    """Let a worker cut the job."""
+    taken = take_job(job.pk)
+    assert taken is not None
+    jobs.work_on(taken, share=True)
+    return list(job.shards.order_by("pk"))
+
+
+def state(run: Run) -> list[Any]:
+    """What a diagnosis writes."""
+    run = Run.objects.get(pk=run.pk)
+    columns = ("index", "n_findings", "worst_severity", "n_lost", "checks")
+    kept = ("trajectory__index", "step_index", "kind", "start", "stop", "version")
+    return [
+        run.finding_counts, run.diagnosis_version, list(run.trajectories.order_by("index").values_list(*columns)),
+        list(run.findings.order_by("trajectory__index", "step_index", "start").values_list(*kept)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_diagnosis_in_shards_is_the_diagnosis_of_one_worker(seed: int) -> None:
+    one, many = asked(), asked()
+    taken = take_job(one.pk)
+    assert taken is not None
+    jobs.work_on(taken)  # a command does it alone
+    assert not one.shards.exists()
+    assert len(cut(many)) == 5 and Job.objects.get(pk=many.pk).progress == "0 of 5 parts"
+    do_all(random.Random(seed))
+    one.refresh_from_db()
+    many.refresh_from_db()
+    assert (many.status, many.n_done, many.n_total, many.progress) == ("done", 9, 9, "")
+    assert (one.status, one.n_done) == ("done", 9) and not Job.objects.exclude(whole=None).exists()
+    assert one.run is not None and many.run is not None and state(one.run) == state(many.run)
+
+
+def test_a_small_job_stays_one_task() -> None:
+    job = asked(3)
+    assert cut(job) == [] and Job.objects.get(pk=job.pk).status == "done"
+
+
+def test_a_replay_in_shards_has_the_figures_of_one_worker(tiny_tokenizer: Path) -> None:
+    maker = Maker(tiny_tokenizer)
+    run = maker.run([maker.conversation(f"t{n}") for n in range(5)])
+    without = models.StoredStep.objects.filter(trajectory__index__in=(1, 4))
+    without.update(messages_new=None, messages_shared=0)  # some strategies refuse these
+    alone, _ = ask_job(run, Job.Kind.REPLAY)
+    taken = take_job(alone.pk)
+    assert taken is not None
+    jobs.work_on(taken)
+    job, _ = ask_job(run, Job.Kind.REPLAY)
+    assert len(cut(job)) == 3
+    do_all(random.Random(3))
+    alone.refresh_from_db()
+    job.refresh_from_db()
+    assert job.status == "done" and job.report == alone.report and job.n_done == 5
+    assert any(line["refused"] for line in job.report["strategies"])
+
+
+def test_the_sentences_of_a_replay_do_not_depend_on_the_order() -> None:
+    why = {"c": 1, "b": 2, "a": 2, "d": 1}
+    assert (
+        replays._most_frequent(why) == replays._most_frequent(dict(reversed(why.items()))) == {"a": 2, "b": 2, "c": 1}
+    )
+
+
+def test_a_lost_worker_costs_what_it_had_not_stored_of_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "BATCH", 1)
+    job = asked()
+    first = cut(job)[0]
+    lost = take_job(first.pk)
+    assert lost is not None
+    seen: list[int] = []
+
+    class Killed(BaseException):
+        """Not caught by anybody, as a kill is not."""
+
+    def die(held: Job) -> None:
+        if held.n_done == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        diagnosis.do_shard(lost, Beat(lost, die))
+    Job.objects.filter(pk=first.pk).update(heartbeat_at=timezone.now() - LONG_AGO)
+    assert [one.pk for one in adopt_jobs()] == [first.pk]  # the whole job is not lost
+    real = diagnosis._diagnose
+    monkeypatch.setattr(
+        diagnosis, "_diagnose", lambda run, batch: (seen.extend(r.index for r in batch), real(run, batch))
+    )
+    do_all(random.Random(1))
+    job.refresh_from_db()
+    assert sorted(seen) == list(range(1, 9)) and (job.status, job.n_done) == ("done", 9)
+
+
+def test_a_shard_twice_is_a_shard_once() -> None:
+    job = asked()
+    shard = cut(job)[0]
+    taken = take_job(shard.pk)
+    assert taken is not None and take_job(shard.pk) is None
+    jobs.work_on(taken, share=True)
+    jobs.work_on(taken, share=True)  # a late second worker of the same try
+    jobs.do_job(shard.pk)
+    assert Job.objects.get(pk=shard.pk).attempt == 1 and Job.objects.get(pk=job.pk).status == "running"
+
+
+def test_a_job_whose_shards_are_under_way_lives_as_long_as_workers_do() -> None:
+    job = asked()
+    cut(job)
+    Job.objects.filter(pk=job.pk).update(heartbeat_at=timezone.now() - LONG_AGO)
+    assert take_next_job(2).pk != job.pk  # type: ignore[union-attr]
+    assert adopt_jobs() == [] and Job.objects.get(pk=job.pk).heartbeat_at > timezone.now() - timedelta(seconds=5)
+
+
+def test_a_shard_that_fails_ends_the_job_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = asked()
+    cut(job)
+
+    def fail(*_: Any) -> None:
+        raise JobFailed("It cannot be done.")
+
+    monkeypatch.setattr(diagnosis, "diagnose_run", fail)
+    do_all(random.Random(1))
+    job.refresh_from_db()
+    assert (job.status, job.error, job.shards.count()) == ("failed", "It cannot be done.", 0)
+
+
+def test_a_shard_has_the_tries_of_a_job() -> None:
+    job = asked()
+    shard = cut(job)[0]
+    Job.objects.filter(pk=shard.pk).update(attempt=jobs.MAX_ATTEMPTS)
+    do_all(random.Random(1))
+    job.refresh_from_db()
+    assert job.status == "failed" and "workers were lost" in job.error
+
+
+def test_cancel_reaches_every_shard() -> None:
+    job = asked()
+    shards = cut(job)
+    taken = take_job(shards[0].pk)
+    assert taken is not None
+    services.cancel_job(job)
+    assert job.status == "cancelled" and not waiting()
+    jobs.work_on(taken, share=True)
+    job.refresh_from_db()
+    assert job.status == "cancelled" and not job.shards.exists()
+
+
+def test_shards_go_with_their_run() -> None:
+    job = asked()
+    shards = cut(job)
+    taken = take_job(shards[0].pk)
+    assert taken is not None and job.run is not None
+    run_control.delete(job.run)
+    jobs.work_on(taken, share=True)
+    assert not Job.objects.exists() and not models.StoredFinding.objects.exists()
+
+
+# -- fairness ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def user(db: None) -> Callable[[str], User]:
+    return lambda name: User.objects.get_or_create(username=name)[0]
+
+
+def take(n: int) -> list[Job]:
+    return [job for job in (take_next_job(2) for _ in range(n)) if job is not None]
+
+
+def test_the_shards_of_one_job_take_every_worker_that_nobody_needs(user: Callable[[str], User]) -> None:
+    cut(asked(user=user("mallory")))
+    assert len(take(6)) == 5
+
+
+def test_a_free_worker_takes_the_job_of_another_user_first(user: Callable[[str], User]) -> None:
+    cut(asked(user=user("mallory")))
+    take(2)
+    wanted = asked(2, user=user("alice"))
+    assert [job.pk for job in take(1)] == [wanted.pk]
+
+
+def test_other_kinds_of_work_of_the_same_user_come_before_its_shards(user: Callable[[str], User]) -> None:
+    cut(asked(user=user("mallory")))
+    take(2)
+    wanted = asked(2, Job.Kind.REPLAY, user=user("mallory"))
+    assert [job.pk for job in take(1)] == [wanted.pk]
+
+
+def test_shards_beyond_the_limit_yield_to_a_job_that_waits(user: Callable[[str], User]) -> None:
+    """Nobody waits for the shards of another user, although these hold every worker."""
+    cut(asked(user=user("mallory")))
+    held = take(4)
+    assert not any(must_yield(shard, 2) for shard in held)
+    wanted = asked(2, user=user("alice"))
+    assert must_yield(held[0], 2)
+    assert release_shard(held[0]) and not release_shard(held[0])
+    assert [job.pk for job in take(1)] == [wanted.pk]
+    assert not any(must_yield(shard, 2) for shard in held[1:])  # nobody waits any more
+    again = take(1)
+    assert [(job.pk, job.attempt) for job in again] == [(held[0].pk, 1)]  # the try did not count
+
+
+def test_a_user_keeps_as_many_workers_as_the_limit_says(user: Callable[[str], User]) -> None:
+    cut(asked(user=user("mallory")))
+    held = take(2)
+    asked(2, user=user("alice"))
+    assert not any(must_yield(shard, 2) for shard in held)
+
+
+def test_a_worker_that_yields_leaves_its_shard_to_the_next(
+    user: Callable[[str], User], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "BATCH", 1)
+    job = asked(user=user("mallory"))
+    cut(job)
+    held = take(3)
+    wanted = asked(2, user=user("alice"))
+    jobs.work_on(held[0], share=True)
+    held[0].refresh_from_db()
+    assert (held[0].status, held[0].attempt) == ("queued", 0)
+    assert [one.pk for one in take(1)] == [wanted.pk]
+    Job.objects.filter(pk__in=[one.pk for one in held]).update(status="queued")
+    do_all(random.Random(2))
+    assert Job.objects.get(pk=job.pk).n_done == 9 and Job.objects.get(pk=job.pk).status == "done"
