@@ -172,7 +172,7 @@ STATIC_URL = "/static/"
 STATIC_ROOT = INSPECTOR_DATA / "static"
 STATICFILES_DIRS = [BASE_DIR / "static"] if (BASE_DIR / "static").is_dir() else []
 STORAGES = {
-    "default": file_storage(env, INSPECTOR_DATA),  # only `rollouts.files` uses it
+    "default": file_storage(env),  # only `rollouts.files` uses it
     "staticfiles": {
         "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
         if DEBUG

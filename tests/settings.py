@@ -37,7 +37,7 @@ DATABASES["default"]["CONN_MAX_AGE"] = 0
 # Tests that need a real Redis ask for the `redis_url` or `live_redis` fixture.
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 STORAGES = {
-    "default": file_storage(EnvironmentReader(), Path(INSPECTOR_DATA)),
+    "default": file_storage(EnvironmentReader()),
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
 }
 STATIC_ROOT = INSPECTOR_DATA / "static"

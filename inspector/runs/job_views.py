@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import IO, Any
 from urllib.parse import urlencode
 
@@ -18,7 +19,7 @@ from inspector.runs.jobs import JobLine, for_page, is_offered
 from inspector.web.access import found_or_404, reads_run, writes_run
 from inspector.web.audit import note
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
-from rollouts import services
+from rollouts import files, services
 from rollouts.formats.writers.exports import ExportRefused
 from rollouts.models import Job, Run
 from rollouts.selectors import TrajectoryFilters, filter_trajectories
@@ -210,12 +211,15 @@ def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     held = find_job(run.code, job, (Job.Kind.EXPORT,))
     if held is None:
         raise Http404(f"This run has no export with the code {job}.")
-    path = exporting.file_of(held)
-    if not is_offered(held) or not path.is_file():
+    file = None
+    if is_offered(held):
+        with suppress(FileNotFoundError):
+            file = files.open_file(exporting.key_of(held))
+    if file is None:
         return error_page(
             request, 410, "This file is not offered",
             "The export has expired, or was never finished. Go to the page of the run and export it again.",
             run.code,
         )  # fmt: skip
     note(request, Action.DOWNLOADED, run, detail=f"job {held.code}")
-    return FileResponse(path.open("rb"), as_attachment=True, filename=file_name(run, Wanted(**held.options)))
+    return FileResponse(file, as_attachment=True, filename=file_name(run, Wanted(**held.options)))

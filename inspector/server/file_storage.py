@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 from inspector.server.env import EnvironmentReader
 
 NAME = "INSPECTOR_FILES"
+FOLDER = "rollouts.files.folder.FolderStorage"
 OPTIONS = ("endpoint_url", "region_name", "addressing_style", "access_key", "secret_key")
 """What the query of a bucket's address may hold."""
 WAY_OUT = (
@@ -15,7 +16,7 @@ WAY_OUT = (
 )
 
 
-def file_storage(env: EnvironmentReader, data: Path) -> dict[str, Any]:
+def file_storage(env: EnvironmentReader) -> dict[str, Any]:
     """The storage that the environment names; a folder in the data folder where it names none that can be read."""
     named = env.text(NAME)
     if named.startswith("s3://"):
@@ -26,13 +27,9 @@ def file_storage(env: EnvironmentReader, data: Path) -> dict[str, Any]:
     elif named:
         folder = Path(named).expanduser()
         if folder.is_absolute() and folder.resolve() != Path("/"):
-            return _folder(folder.resolve())
+            return {"BACKEND": FOLDER, "OPTIONS": {"location": str(folder.resolve())}}
         env.problem(f"{NAME} is a path that does not begin at the root, or is the root itself.", WAY_OUT)
-    return _folder(data / "files")
-
-
-def _folder(path: Path) -> dict[str, Any]:
-    return {"BACKEND": "rollouts.files.folder.FolderStorage", "OPTIONS": {"location": str(path)}}
+    return {"BACKEND": FOLDER, "OPTIONS": {}}
 
 
 def _bucket(env: EnvironmentReader, named: str) -> dict[str, Any] | None:

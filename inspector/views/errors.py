@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 
 from inspector.web.twins import error_page
 from inspector.web.uploads import DiskFull
+from rollouts.files import StorageDown
 from rollouts.services.outages import DISK_FULL, is_disk_full
 
 
@@ -70,8 +71,12 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """507 when the disk is full; else 500: says where the cause is written, never the cause itself."""
+    """507 when the disk is full, 503 when the file storage is down; else 500: says where the cause is written."""
     error = sys.exception()
+    if isinstance(error, StorageDown):
+        away = error_page(request, 503, "The file storage is away", f"{error} Try again in a minute.")
+        away["Retry-After"] = "30"
+        return away
     if error is not None and is_disk_full(error):
         return error_page(request, 507, "No room on the server", f"{DISK_FULL} Try again when there is room.")
     return error_page(

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from django.conf import settings
 from django.core.files import File
 from django.core.files.storage import FileSystemStorage
 
@@ -25,7 +26,15 @@ _PASSED_ON = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirecto
 
 
 class FolderStorage(FileSystemStorage):
-    """Files below ``location``."""
+    """Files below ``location``; without one, in the folder ``files`` of the data folder."""
+
+    @property
+    def base_location(self) -> Any:
+        return getattr(self, "_location", None) or Path(settings.INSPECTOR_DATA) / "files"
+
+    @property
+    def location(self) -> str:
+        return os.path.abspath(self.base_location)
 
     @property
     def folder(self) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
@@ -16,7 +16,8 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from rollouts import models, selectors
+from rollouts import files, models, selectors
+from rollouts.files import StorageDown
 from rollouts.formats import FORMATS
 from rollouts.formats.writers import exports
 from rollouts.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
@@ -29,6 +30,8 @@ from rollouts.tito.strategies.replay import replay_many
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work import replays
 from rollouts.work.diagnosis import codec_of
+
+log = logging.getLogger(__name__)
 
 BATCH = 50
 FILE_AGE = timedelta(days=7)
@@ -222,13 +225,13 @@ def do_job(job: Job, beat: Beat) -> None:
         n_done += 1
         beat.now_and_then(n_done=n_done)
 
-    draft = exports_folder() / f"{job.code}.{job.attempt}.part"
+    draft = draft_of(job)
     try:
         with draft.open("wb") as file:
             written = write_run(job.run, records, Wanted(**job.options), file, tell=notes.append, tick=tick)
         size = draft.stat().st_size
         beat(n_done=total)
-        os.replace(draft, file_of(job))
+        files.put(key_of(job), draft, move=True)
     except ExportRefused as refusal:
         raise JobFailed(str(refusal)) from refusal
     finally:
@@ -241,30 +244,49 @@ def do_job(job: Job, beat: Beat) -> None:
     )  # fmt: skip
 
 
-def exports_folder() -> Path:
-    """Where the files of exports are kept."""
-    folder = Path(settings.INSPECTOR_DATA) / "exports"
+def drafts_folder() -> Path:
+    """Where this machine writes exports until they are whole."""
+    folder = Path(settings.INSPECTOR_DATA) / "tmp" / "exports"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
-def file_of(job: Job) -> Path:
+def draft_of(job: Job) -> Path:
+    """Where this attempt of an export is written."""
+    return drafts_folder() / f"{job.code}.{job.attempt}.part"
+
+
+def prefix_of(code: str) -> str:
+    """Begins the keys of the files of the export with this code."""
+    return f"exports/{code}/"
+
+
+def key_of(job: Job) -> str:
     """The file of an export that is done."""
-    return exports_folder() / f"{job.code}{suffix_of(Wanted(**job.options).format)}"
+    return f"{prefix_of(job.code)}run{suffix_of(Wanted(**job.options).format)}"
 
 
 def drop_files() -> None:
-    """Remove files that are no longer offered: they expired, their run was deleted, or their worker was lost."""
+    """Remove files that are no longer offered: they expired, their run was deleted, or their worker was lost.
+
+    Raises :class:`rollouts.files.StorageDown`.
+    """
+    stored = {one.key.split("/")[1] for one in files.listed("exports/")}  # before asking which of them are needed
+    drafts = list(drafts_folder().iterdir())
     kept = files_in_use()
-    for path in exports_folder().iterdir():
+    for path in drafts:
         code, *rest = path.name.split(".")
         # The draft of an attempt that is over stays behind when its worker is killed.
-        if code not in kept or (rest[-1:] == ["part"] and kept[code] != rest[0]):
+        if kept.get(code) != rest[0]:
             path.unlink(missing_ok=True)
+    for code in stored - set(kept):
+        files.delete_all(prefix_of(code))
 
 
 def drop_files_of(codes: Collection[str]) -> None:
-    """Remove the files of these exports."""
-    for path in exports_folder().iterdir():
-        if path.name.partition(".")[0] in codes:
-            path.unlink(missing_ok=True)
+    """Remove the files of these exports. During an outage the sweep does it later."""
+    try:
+        for code in codes:
+            files.delete_all(prefix_of(code))
+    except StorageDown as error:
+        log.warning("files of exports stay until the next sweep: %s", error)

@@ -27,7 +27,7 @@ from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import ByteTable
 from rollouts.work.diagnosis import diagnosis_for
 from rollouts.work.sending import send
-from rollouts.work.uploads import drop_uploads, keep_files, uploads_of
+from rollouts.work.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
 
 BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
@@ -43,10 +43,13 @@ class _Cancelled(Exception):
     """Somebody asked the run to stop."""
 
 
-def ask(run: models.Run, files: Sequence[Path], format_name: str = "auto", use_recorded_tokenizer: bool = True) -> Job:
-    """Returns the job that reads files into a new run. Every worker must see the files under the same paths."""
+def ask(
+    run: models.Run, files: Sequence[Path | str], format_name: str = "auto", use_recorded_tokenizer: bool = True
+) -> Job:
+    """Returns the job that reads files into a new run: files of the storage by their keys, or paths of this machine."""
+    paths = [Path(file) for file in files if isinstance(file, Path)]
     options = {
-        "files": [str(path.resolve()) for path in files],
+        "files": read_in_place(paths, run) if paths else list(files),
         "format": format_name,
         "use_recorded_tokenizer": use_recorded_tokenizer,
     }
@@ -61,12 +64,12 @@ def take_uploads(
     What goes wrong before leaves neither run nor files.
     """
     try:
-        kept = keep_files(uploads, uploads_of(run))
-        run.bytes_total = sum(path.stat().st_size for path in kept)
+        run.bytes_total = sum(upload.size or 0 for upload in uploads)
+        kept = keep_files(uploads, run)
         run.save(update_fields=["bytes_total"])
         job = ask(run, kept, format_name, use_recorded_tokenizer)
     except BaseException:
-        drop_uploads(run)
+        drop_uploads(run.code)
         run.delete()
         raise
     _send(run, job)
@@ -87,12 +90,11 @@ def do_job(job: Job, beat: Beat) -> None:
         end_job(job, run.status, run.error)
         return
     options = job.options
-    files = [Path(path) for path in options["files"]]
     import_files(
-        run, files, options["format"] or "auto", options["use_recorded_tokenizer"],
+        run, [file_of(key) for key in options["files"]], options["format"] or "auto", options["use_recorded_tokenizer"],
         alive=beat, end=partial(end_import, run, job),
     )  # fmt: skip
-    drop_uploads(run)
+    drop_uploads(run.code)
 
 
 def fail(job: Job, sentence: str) -> None:
@@ -114,17 +116,19 @@ def cancel(job: Job) -> None:
     with contextlib.suppress(JobLost):
         drop_incomplete(run, Beat(job))
         end_import(run, job, models.Run.Status.CANCELLED)
-        drop_uploads(run)
+        drop_uploads(run.code)
 
 
 def left_of(run: models.Run) -> Job | None:
-    """The job of an import that broke off, if the files that it had not read are still there."""
+    """The job of an import that broke off, if the files that it had not read are still there.
+
+    Raises :class:`rollouts.files.StorageDown`.
+    """
     if run.status != models.Run.Status.FAILED:
         return None
     job = run.jobs.filter(kind=Job.Kind.IMPORT, status=Job.Status.FAILED).order_by("-pk").first()
-    files = [Path(path) for path in job.options["files"]] if job is not None else []
-    left = files[imported(run)["files"] :]
-    return job if left and all(path.is_file() for path in left) else None
+    left = job.options["files"][imported(run)["files"] :] if job is not None else []
+    return job if left and all(map(is_there, left)) else None
 
 
 def resume(run: models.Run) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
 from django.conf import settings
 from django.utils import timezone
 
-from rollouts import services
+from rollouts import files, services
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.services.audit import drop_old_events
-from rollouts.services.tokenizers import byte_tables_folder, tokenizers_folder
 from rollouts.work import exporting, imports
-from rollouts.work.uploads import uploads_folder
+from rollouts.work.uploads import drop_uploads, kept_codes
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +31,20 @@ def sweep() -> None:
     """Remove uploads that no import reads again, files of exports that are not offered, and old drafts.
 
     Imports that were never sent are ended. Lines of the audit log that are too old go.
+    Raises :class:`rollouts.files.StorageDown`.
     """
     drop_old_events()
     exporting.drop_files()
     for run in _never_sent():
         services.end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
-    old = [path for path in _drafts() if _age(path) > DRAFT_AGE_SECONDS]
-    for path in [*(one for one in _children(uploads_folder()) if not _is_read(one.name)), *old]:
+    for code in kept_codes():
+        if not _is_read(code):
+            log.info("uploads removed run=%s", code)
+            drop_uploads(code)
+    files.remove_drafts(DRAFT_AGE_SECONDS)
+    for path in _children(Path(settings.INSPECTOR_DATA) / "tmp"):
+        if _age(path) <= DRAFT_AGE_SECONDS or path.name == exporting.drafts_folder().name:
+            continue
         log.info("leftover removed name=%s", path.name)
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -60,13 +66,6 @@ def _is_read(code: str) -> bool:
         return run is not None
     ended = run.finished_at or run.created_at
     return timezone.now() - ended < UPLOAD_AGE and imports.left_of(run) is not None
-
-
-def _drafts() -> Iterator[Path]:
-    """Bodies of requests, and folders that become tokenizers and byte tables."""
-    yield from _children(Path(settings.INSPECTOR_DATA) / "tmp")
-    for folder in (tokenizers_folder(), byte_tables_folder()):
-        yield from (path for path in _children(folder) if path.name.startswith(".draft-"))
 
 
 def _children(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollouts import services
+from rollouts.files import StorageDown
 from rollouts.models import ACTIVE, Job, Run
 from rollouts.selectors.activity import is_active
 from rollouts.services.jobs import close_shards, take_job
@@ -22,7 +23,10 @@ def can_resume(run: Run) -> bool:
     """Whether there is something to go on with, and no worker is at it."""
     if run.kind == Run.Kind.LAUNCH:
         return launch.can_resume(run)
-    return imports.left_of(run) is not None
+    try:
+        return imports.left_of(run) is not None
+    except StorageDown:  # the page of the run is shown all the same
+        return False
 
 
 def resume(run: Run) -> None:
@@ -44,7 +48,7 @@ def delete(run: Run) -> None:
         close_shards(job)
     exports = list(run.jobs.filter(kind=Job.Kind.EXPORT).values_list("code", flat=True))
     services.delete_run(run)
-    drop_uploads(run)
+    drop_uploads(run.code)
     exporting.drop_files_of(exports)
 
 

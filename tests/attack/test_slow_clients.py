@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server.web_worker import awaits_body
-from rollouts import services
+from rollouts import files, services
 from rollouts.models import Job, Run
 from rollouts.services.api_tokens import create_api_token
 from rollouts.work import exporting
@@ -89,7 +90,7 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
             run=run, kind=Job.Kind.EXPORT, status="done", options={"format": "own_jsonl"}, created_by=user,
             expires_at=timezone.now() + timedelta(days=1),
         )  # fmt: skip
-        exporting.file_of(job).write_bytes(bytes(BIG))
+        files.put(exporting.key_of(job), io.BytesIO(bytes(BIG)))
         member = Client()
         member.force_login(user)
         _, token = create_api_token(user, "push")

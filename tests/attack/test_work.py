@@ -20,7 +20,7 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server import health
-from rollouts import services, tokenizers
+from rollouts import files, services, tokenizers
 from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.services.imports import imported
 from rollouts.services.jobs import adopt_jobs, ask_job, take_job
@@ -29,7 +29,7 @@ from rollouts.tasks import jobs
 from rollouts.tito.diagnose.checks import Diagnosis
 from rollouts.work import diagnosis, exporting, imports, leftovers, replays, run_control, template_checks
 from rollouts.work.launch import LaunchSettings, launch
-from rollouts.work.uploads import uploads_of
+from rollouts.work.uploads import kept_codes
 from tests import faults
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
@@ -46,12 +46,17 @@ def lines(first: int, n: int) -> bytes:
     return jsonl(*[changed(GYM, "_ng_task_index", to=first + k) for k in range(n)])
 
 
+def kept_of(run: Run) -> bool:
+    """Whether uploads of a run are kept."""
+    return run.code in kept_codes()
+
+
 @pytest.fixture
 def asked(sent: list[int]) -> Job:
     """The job of an upload of two files."""
     run = services.create_run("import", "files")
-    files = [SimpleUploadedFile(name, lines(10 * n, 3)) for n, name in enumerate(("a.jsonl", "b.jsonl"))]
-    imports.take_uploads(run, files, "auto", True)
+    uploads = [SimpleUploadedFile(name, lines(10 * n, 3)) for n, name in enumerate(("a.jsonl", "b.jsonl"))]
+    imports.take_uploads(run, uploads, "auto", True)
     return run.jobs.get()
 
 
@@ -121,7 +126,7 @@ def test_work_goes_on_after_each_way_to_lose_its_worker(
     assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == list(range(3005))
     assert {one.pk for one in asked[1:] if one.attempt > 1} == lost - {job.pk}
     export = Job.objects.get(kind="export")
-    assert exporting.file_of(export).stat().st_size == export.bytes_written > 0
+    assert files.size(exporting.key_of(export)) == export.bytes_written > 0
 
 
 def work_on_runs(run: Run) -> list[Job]:
@@ -192,11 +197,11 @@ def test_an_outage_that_lasts_ends_with_a_sentence_and_can_be_resumed(
     run = run_of(asked)
     assert (asked.status, run.status, run.n_trajectories) == ("failed", "failed", 3)
     assert run.error == "It was tried 5 times. The last time it broke off: The disk of the server is full."
-    assert 'id="resume"' in web.get(f"/runs/{run.code}").content.decode() and uploads_of(run).exists()
+    assert 'id="resume"' in web.get(f"/runs/{run.code}").content.decode() and kept_of(run)
     web.post(f"/runs/{run.code}/resume")
     jobs.do_job(run.jobs.latest("pk").pk)
     run.refresh_from_db()
-    assert (run.status, run.error, run.n_trajectories) == ("done", "", 6) and not uploads_of(run).exists()
+    assert (run.status, run.error, run.n_trajectories) == ("done", "", 6) and not kept_of(run)
 
 
 def test_the_end_of_an_import_is_stored_when_the_database_is_back(asked: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +257,7 @@ def test_an_import_can_be_deleted_in_every_state(
     run = run_of(asked)
     assert "Delete this run" in web.get(f"/runs/{run.code}").content.decode()
     web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
-    assert not Run.objects.exists() and not StoredTrajectory.objects.exists() and not uploads_of(run).exists()
+    assert not Run.objects.exists() and not StoredTrajectory.objects.exists() and not kept_of(run)
     jobs.do_job(asked.pk)  # its message comes late
     assert not Run.objects.exists()
 
@@ -270,7 +275,7 @@ def test_an_import_can_be_cancelled_in_every_state(
         assert run_of(asked).cancel_requested
         look_again(asked)
     run = run_of(asked)
-    assert (run.status, run.jobs.get().status, uploads_of(run).exists()) == ("cancelled", "cancelled", False)
+    assert (run.status, run.jobs.get().status, kept_of(run)) == ("cancelled", "cancelled", False)
     assert run.n_trajectories == run.trajectories.count() == imported(run)["next_index"]
 
 
@@ -332,8 +337,8 @@ def test_readers_are_told_of_a_part_of_a_file(asked: Job, monkeypatch: pytest.Mo
 
 def test_rejected_lines_are_counted_once_after_a_lost_worker(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     run = services.create_run("import", "files")
-    files = [SimpleUploadedFile(name, lines(10 * n, 3) + b"{\n") for n, name in enumerate(("a.jsonl", "b.jsonl"))]
-    imports.take_uploads(run, files, "auto", True)
+    uploads = [SimpleUploadedFile(name, lines(10 * n, 3) + b"{\n") for n, name in enumerate(("a.jsonl", "b.jsonl"))]
+    imports.take_uploads(run, uploads, "auto", True)
     monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 1)
     job = run.jobs.get()
     real, n = imports.note_imported, 0
@@ -370,13 +375,12 @@ def test_the_files_of_exports_go_with_their_run(web: Client) -> None:
     run = stored_run(2)
     job = ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"})[0]
     jobs.do_job(job.pk)
-    path = exporting.file_of(job)
-    draft = path.with_name(f"{job.code}.0.part")  # of a worker that was killed
+    draft = exporting.drafts_folder() / f"{job.code}.0.part"  # of a worker that was killed
     draft.touch()
     exporting.drop_files()
-    assert path.exists() and not draft.exists()
+    assert files.exists(exporting.key_of(job)) and not draft.exists()
     web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
-    assert not path.exists()
+    assert not files.exists(exporting.key_of(job))
 
 
 def test_an_upload_that_cannot_be_kept_leaves_nothing(monkeypatch: pytest.MonkeyPatch, web: Client) -> None:
@@ -457,29 +461,31 @@ def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_
     services.end_run(done, "done")
     services.end_run(failed, "failed", "It broke off.")
     Job.objects.filter(run=failed).update(status="failed")
-    kept = [uploads_of(live), uploads_of(failed)]
-    gone = [uploads_of(done), tmp_path / "uploads" / "nobody", tmp_path / "tokenizers" / ".draft-old"]
-    gone += [tmp_path / "tmp" / "old.upload", tmp_path / "exports" / "nobody.jsonl"]
-    kept += [tmp_path / "tmp" / "new.upload", tmp_path / "tokenizers" / "demo", tmp_path / "byte_tables" / ".draft-new"]
+    stored = tmp_path / "files"
+    kept = [stored / "uploads" / run.code / "a.jsonl" for run in (live, failed)]
+    gone = [stored / "uploads" / done.code / "a.jsonl", tmp_path / "in_place" / "nobody"]
+    gone += [tmp_path / "tmp" / "old.upload", stored / "exports" / "nobody" / "run.jsonl"]
+    gone += [stored / "uploads" / "nobody" / "a.jsonl", stored / ".drafts" / "draft-old"]
+    kept += [tmp_path / "tmp" / "new.upload", stored / "tokenizers" / "demo", stored / ".drafts" / "draft-new"]
     for path in (path for path in gone + kept if not path.exists()):
-        path.parent.mkdir(exist_ok=True)
-        if path.suffix:
+        path.parent.mkdir(exist_ok=True, parents=True)
+        if path.suffix or path.name.startswith("draft"):
             path.write_bytes(b"x")
         else:
             path.mkdir()
-        if path.name.lstrip(".").startswith(("old", "draft-old")):
+        if path.name.startswith(("old", "draft-old")):
             os.utime(path, (0, 0))
     leftovers.sweep()
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
     Run.objects.update(finished_at=timezone.now() - timedelta(days=8))
     leftovers.sweep()
-    assert uploads_of(live).exists() and not uploads_of(failed).exists()
+    assert kept_of(live) and not kept_of(failed)
     Run.objects.filter(pk=live.pk).update(created_at=timezone.now() - timedelta(days=2))
     leftovers.sweep()
     assert Run.objects.get(pk=live.pk).status == "queued"  # its job waits
     Job.objects.all().delete()
     leftovers.sweep()
-    assert Run.objects.get(pk=live.pk).status == "failed" and not uploads_of(live).exists()
+    assert Run.objects.get(pk=live.pk).status == "failed" and not kept_of(live)
 
 
 def test_health_says_that_the_disk_is_full(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,13 +503,13 @@ def test_an_export_on_a_full_disk_leaves_nothing_and_is_tried_again(
 ) -> None:
     settings.INSPECTOR_DATA = tmp_path
     job = ask_job(stored_run(2), Job.Kind.EXPORT, {"format": format_name})[0]
-    full = exporting.exports_folder() / f"{job.code}.1.part"
+    full = exporting.drafts_folder() / f"{job.code}.1.part"
     full.symlink_to("/dev/full")  # every write to it finds no room
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert (job.status, job.error) == ("running", "The disk of the server is full.")
-    assert not list(exporting.exports_folder().iterdir())
-    assert look_again(job).status == "done" and exporting.file_of(job).stat().st_size == job.bytes_written
+    assert not list(exporting.drafts_folder().iterdir()) and not list(files.listed("exports/"))
+    assert look_again(job).status == "done" and files.size(exporting.key_of(job)) == job.bytes_written
 
 
 @pytest.mark.parametrize("address", ["/tokenizers", "/import"])

@@ -13,7 +13,7 @@ from typing import Any
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 
-from rollouts import selectors, services
+from rollouts import files, selectors, services
 from rollouts.client import Client
 from rollouts.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
 from rollouts.services.api_tokens import create_api_token
@@ -220,8 +220,9 @@ class Exported(JobWork):
         send(self.job)
 
     def result(self) -> list[str]:
-        lines = [json.loads(line) for line in exporting.file_of(self.job).read_bytes().splitlines()]
-        parts = [path for path in exporting.exports_folder().iterdir() if self.job.code in path.name]
+        with files.open_file(exporting.key_of(self.job)) as file:
+            lines = [json.loads(line) for line in file]
+        parts = list(files.listed(exporting.prefix_of(self.job.code)))
         assert len(parts) == 1, parts
         return [hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest() for line in lines]
 

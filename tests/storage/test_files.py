@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sqlite_only
 def storage(request: pytest.FixtureRequest, tmp_path: Path, settings: Any) -> Iterator[str]:
     settings.INSPECTOR_DATA = tmp_path / "data"
     named = str(tmp_path / "files") if request.param == "folder" else request.getfixturevalue("bucket")
-    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": named}), tmp_path)
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": named}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
     yield request.param
 
@@ -30,7 +30,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, settings: Any) -> It
 @pytest.fixture
 def in_bucket(bucket: str, tmp_path: Path, settings: Any) -> str:
     settings.INSPECTOR_DATA = tmp_path / "data"
-    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": bucket}), tmp_path)
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": bucket}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
     return bucket
 
@@ -106,7 +106,7 @@ def test_a_key_cannot_leave_its_folder(storage: str, key: str) -> None:
 
 
 def test_what_is_written_is_private(tmp_path: Path, settings: Any) -> None:
-    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": str(tmp_path / "deep" / "files")}), tmp_path)
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": str(tmp_path / "deep" / "files")}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
     files.put("a/b/c", io.BytesIO(b"secret"))
     (tmp_path / "given").write_bytes(b"secret")
@@ -130,7 +130,7 @@ def test_a_file_is_whole_or_not_there(storage: str) -> None:
 
 
 def test_an_old_draft_is_removed(tmp_path: Path, settings: Any) -> None:
-    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": str(tmp_path)}), tmp_path)
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": str(tmp_path)}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
     files.put("a", io.BytesIO(b"1"))
     old, new = tmp_path / ".drafts" / "draft-1", tmp_path / ".drafts" / "draft-2"
@@ -162,7 +162,7 @@ def test_an_outage_is_told_as_a_sentence_and_passes(in_bucket: str, s3: Any) -> 
 
 
 def test_a_bucket_that_is_not_there_is_an_outage(in_bucket: str, settings: Any) -> None:
-    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": in_bucket.replace("inspector-test", "no-such")}), Path())
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": in_bucket.replace("inspector-test", "no-such")}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
     with pytest.raises(StorageDown, match="NoSuchBucket"):
         files.put("a", io.BytesIO(b"1"))
@@ -203,15 +203,15 @@ def test_a_fetch_that_was_killed_is_never_used(in_bucket: str) -> None:
         ("s3://user:SECRET@b/p", "names no bucket"), ("s3://b?secret_key=SECRET&x=SECRET", "'x' in its query"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_told(named: str, sentence: str, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_told(named: str, sentence: str) -> None:
     env = EnvironmentReader({"INSPECTOR_FILES": named})
-    assert file_storage(env, tmp_path)["OPTIONS"]["location"] == str(tmp_path / "files")
+    assert file_storage(env)["OPTIONS"] == {}
     assert sentence in env.problems[0].message and "SECRET" not in repr(env.problems)
 
 
-def test_a_bucket_is_read_from_the_setting(tmp_path: Path) -> None:
+def test_a_bucket_is_read_from_the_setting() -> None:
     env = EnvironmentReader({"INSPECTOR_FILES": "s3://b/some/prefix?endpoint_url=http://h:9000&region_name=eu"})
-    assert file_storage(env, tmp_path)["OPTIONS"] == {
+    assert file_storage(env)["OPTIONS"] == {
         "bucket_name": "b", "location": "some/prefix", "endpoint_url": "http://h:9000", "region_name": "eu",
     }  # fmt: skip
     assert not env.problems

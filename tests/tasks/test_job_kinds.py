@@ -17,7 +17,7 @@ from celery import current_app
 from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
-from rollouts import models, services
+from rollouts import files, models, services
 from rollouts.models import Job, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services import jobs as job_services
@@ -43,10 +43,10 @@ def ask(tmp_path: Path, tiny_tokenizer: Path) -> Ask:
 
     def go(kind: str) -> Job:
         if kind == Job.Kind.IMPORT:
-            files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
-            for n, file in enumerate(files):
+            paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+            for n, file in enumerate(paths):
                 file.write_bytes(jsonl(*[changed(GYM, "_ng_task_index", to=10 * n + k) for k in range(3)]))
-            return imports.ask(services.create_run("import", "files"), files)
+            return imports.ask(services.create_run("import", "files"), paths)
         if kind in (Job.Kind.CHECK_TEMPLATE, Job.Kind.REPAIR_TEMPLATE):
             template = services.register_chat_template(BROKEN)
             check, _ = template_checks.ask(None, template, repair=kind == Job.Kind.CHECK_TEMPLATE)
@@ -115,7 +115,7 @@ def diagnosed(job: Job) -> None:
 
 
 def exported(job: Job) -> None:
-    assert job.n_written == 45 and exporting.file_of(job).stat().st_size == job.bytes_written
+    assert job.n_written == 45 and files.size(exporting.key_of(job)) == job.bytes_written
 
 
 def replayed(job: Job) -> None:
@@ -228,7 +228,7 @@ def test_an_import_is_cancelled_by_its_run(ask: Ask) -> None:
     run_control.cancel(job.run)
     job.refresh_from_db()
     assert (job.run.status, job.status) == ("cancelled", "cancelled")
-    other = take_job(ask_job(services.create_run("import", "other"), Job.Kind.IMPORT, job.options)[0].pk)
+    other = take_job(ask(Job.Kind.IMPORT).pk)
     assert other is not None and other.run is not None
     run_control.cancel(other.run)
     jobs.work_on(other)

@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollouts import models, services
+from rollouts import files, models, services
 from rollouts.formats import Source, read
 from rollouts.models import Job, Run
 from rollouts.services.jobs import JobLost, adopt_jobs, beat_job, end_job, take_job
@@ -123,14 +123,15 @@ def test_an_export_writes_a_file_that_goes_when_it_expires() -> None:
     job = asked(run, Job.Kind.EXPORT, format="own_jsonl")
     jobs.do_job(job.pk)
     job.refresh_from_db()
-    path = exporting.file_of(job)
-    assert (job.status, job.n_written, job.bytes_written) == ("done", 4, path.stat().st_size)
-    assert len(list(read(Source.of_path(path))[1])) == 4
+    key = exporting.key_of(job)
+    assert (job.status, job.n_written, job.bytes_written) == ("done", 4, files.size(key))
+    with files.local_path(key) as path:
+        assert len(list(read(Source.of_path(path))[1])) == 4
     exporting.drop_files()
-    assert path.exists()
+    assert files.exists(key)
     Job.objects.update(expires_at=timezone.now())
     exporting.drop_files()
-    assert not path.exists()
+    assert not files.exists(key)
 
 
 def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,8 @@ def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatc
     assert taken is not None
     jobs.work_on(taken, lambda held: services.cancel_job(Job.objects.get(pk=held.pk)))
     job.refresh_from_db()
-    assert job.status == "cancelled" and not [p for p in exporting.exports_folder().iterdir() if job.code in p.name]
+    assert job.status == "cancelled" and not list(files.listed(exporting.prefix_of(job.code)))
+    assert not exporting.draft_of(job).exists()
 
 
 def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Path) -> None:

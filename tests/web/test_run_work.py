@@ -12,13 +12,13 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.runs import job_views
-from rollouts import services
+from rollouts import files, services
 from rollouts.models import Job, Run, StoredFinding
 from rollouts.tasks.jobs import do_job
 from rollouts.tito.diagnose import VERSION
 from rollouts.tito.diagnose.finding import Axis, Cost, Severity
 from rollouts.tito.diagnose.finding import Finding as Value
-from rollouts.work.exporting import WRITERS, drop_files, file_of
+from rollouts.work.exporting import WRITERS, drop_files, key_of
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
 
@@ -126,7 +126,7 @@ def test_a_large_run_is_written_by_a_worker(web: Client, monkeypatch: pytest.Mon
     assert web.get(address).status_code == 410
     assert "Its file has expired" in web.get(f"/runs/{run.code}").content.decode()
     drop_files()
-    assert not file_of(job).exists()
+    assert not files.exists(key_of(job))
     assert web.get(f"/runs/{run.code}/jobs/2345/file").status_code == 404
 
 
