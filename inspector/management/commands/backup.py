@@ -1,0 +1,35 @@
+"""`manage.py backup PLACE`: saves the database and the files while the server runs."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from inspector.server.backup_place import backup_place
+from rollouts.files.values import StorageDown
+from rollouts.management import TerminalCommand
+from rollouts.work import backup
+
+
+class Command(TerminalCommand):
+    help = (
+        "Save the database and the files of the file storage, while the server runs. The backup holds what the "
+        "database holds, so keep it as safe. SECRET_KEY is not in it."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("place", metavar="PLACE", help="a new folder, or s3://BUCKET/PREFIX?endpoint_url=...")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        try:
+            manifest = backup.back_up(backup_place(options["place"]), self.stdout.write)
+        except (ValueError, OSError, StorageDown) as error:
+            raise CommandError(f"Nothing that can be restored was saved. {error}") from error
+        if manifest.gone:
+            raise CommandError(
+                f"{len(manifest.gone)} files were deleted while they were saved, such as {manifest.gone[0]}. The "
+                "backup can be restored without them. Make another when less is being deleted."
+            )
+        self.stdout.write("The backup is whole.")

@@ -1,0 +1,31 @@
+"""`manage.py restore PLACE`: fills an empty database and file storage from a backup."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import IntegrityError
+
+from inspector.server.backup_place import backup_place
+from rollouts.files.values import StorageDown
+from rollouts.management import TerminalCommand
+from rollouts.work import restore
+
+
+class Command(TerminalCommand):
+    help = (
+        "Restore a backup into the empty database of DATABASE_URL, of any kind, and into INSPECTOR_FILES. Start the "
+        "server afterwards."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("place", metavar="PLACE", help="the folder of a backup, or s3://BUCKET/PREFIX?...")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        try:
+            manifest = restore.restore(backup_place(options["place"]), self.stdout.write)
+        except (ValueError, OSError, StorageDown, IntegrityError) as error:
+            raise CommandError(f"Nothing was restored into the database. {error}") from error
+        self.stdout.write(f"The backup of {manifest.made_at} is restored.")
