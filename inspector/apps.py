@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.contrib.staticfiles.apps import StaticFilesConfig
 
 
 class InspectorConfig(AppConfig):
@@ -8,3 +9,9 @@ class InspectorConfig(AppConfig):
 
     def ready(self) -> None:
         from inspector.server import system_checks  # noqa: F401  registers the checks
+
+
+class InspectorStaticFiles(StaticFilesConfig):
+    """Static files without the second of the two viewers that come with the API's library."""
+
+    ignore_patterns = [*StaticFilesConfig.ignore_patterns, "redoc*"]

@@ -123,9 +123,10 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "whitenoise.runserver_nostatic",
-    "django.contrib.staticfiles",
+    "inspector.apps.InspectorStaticFiles",
     "csp",
     "django_htmx",
+    "ninja",  # the static files of the page /api/docs
     "rollouts",
     "inspector.apps.InspectorConfig",
 ]
@@ -202,6 +203,7 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 LOGIN_URL = "/login"
 LOGIN_REDIRECT_URL = "/"
+API_RATE = f"{env.whole('INSPECTOR_API_RATE', 1200, least=1)}/m"
 LOGIN_LINK_SECONDS = env.whole("INSPECTOR_LOGIN_LINK_MINUTES", 720, least=1) * 60
 
 HTTPS = env.flag("INSPECTOR_HTTPS", False)

@@ -30,5 +30,6 @@ urlpatterns = [
     path("", include("inspector.trajectories.urls")),
     path("", include("inspector.chat_templates.urls")),
     path("", include("inspector.team.urls")),
+    path("", include("inspector.api.urls")),
     path("", include("inspector.views.urls")),
 ]

@@ -71,10 +71,10 @@ class JobLine(Page):
         return from_columns(
             cls,
             job,
-            what=_what(job),
+            what=what_of(job),
             active=is_active(job),
             cancelling=job.cancel_requested and is_active(job),
-            sentence=_sentence(job),
+            sentence=sentence_of(job),
             notes=[for_page(note) for note in job.notes[1:]],
             file=reverse("job-file", kwargs={"code": run.code, "job": job.code}) if is_offered(job) else None,
             bytes=job.bytes_written,
@@ -96,7 +96,7 @@ _WORDS = {
 }
 
 
-def _what(job: Job) -> str:
+def what_of(job: Job) -> str:
     if job.kind == Job.Kind.DIAGNOSE:
         return "Diagnosed again"
     if job.kind == Job.Kind.DIAGNOSE_PUSHED:
@@ -116,7 +116,7 @@ def _what(job: Job) -> str:
     return ", ".join(parts)
 
 
-def _sentence(job: Job) -> str:
+def sentence_of(job: Job) -> str:
     """The state of the job, and what to do when it does not go on."""
     done = f"{job.n_done:,} of {job.n_total:,} trajectories"
     again = "Press the button again and it goes on where it was."

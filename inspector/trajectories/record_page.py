@@ -135,6 +135,17 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     }
 
 
+def recorded_step(trajectory: models.StoredTrajectory, index: int) -> dict[str, Any]:
+    """What the source recorded of a step beside its tokens, without what is empty. Two queries.
+
+    A text that is too long is ``{"clipped": START, "characters": N}``.
+    """
+    (step,) = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), index, 1)
+    said = _step(step, _read(step[key] for key in _BODIES))
+    found: dict[str, Any] = _plain({name: value for name, value in said.items() if name not in ("index", *STEP_FIELDS)})
+    return found
+
+
 def _read(keys: Iterable[str | None]) -> dict[str | None, Any]:
     """Stored values by key. One query reads the part of each text that the page shows."""
     wanted = sorted({key for key in keys if key})

@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import URLPattern, path
 from django.utils.cache import patch_vary_headers
+
+from inspector.web.problems import API, problem
 
 T = TypeVar("T")
 ViewFunction = Callable[..., HttpResponse]
@@ -23,6 +25,9 @@ class Page:
 
     The JSON twin of the page is this value: one key for each field. The template reads the fields by the same names.
     """
+
+    # The schema of the API takes the description of each field from its docstring.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"use_attribute_docstrings": True}
 
 
 def wants_json(request: HttpRequest) -> bool:
@@ -102,6 +107,8 @@ def page(
 
 def error_page(request: HttpRequest, status: int, title: str, sentence: str, run: str = "") -> HttpResponse:
     """A page that says what happened and links to the run with that code, if there is one."""
+    if request.path.startswith(API):
+        return problem(status, sentence)
     if wants_json(request):
         return JsonResponse({"error": sentence}, status=status)
     context = {"status": status, "title": title, "sentence": sentence, "run_code": run}

@@ -122,17 +122,22 @@ def list_runs(filters: RunFilters, after: str, limit: int) -> list[models.Run]:
 
     One query, two with ``after``.
     """
-    found = models.Run.objects.order_by("-created_at", "-id")
+    found = filter_runs(models.Run.objects.order_by("-created_at", "-id"), filters)
+    last = models.Run.objects.filter(code=after).only("created_at").first() if after else None
+    if last is not None:
+        found = found.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
+    return list(found[:limit])
+
+
+def filter_runs(found: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
+    """The runs of ``found`` that pass."""
     if text := filters.text:
         found = found.filter(Q(name__icontains=text) | Q(model__icontains=text) | Q(code=text))
     if filters.status in models.Run.Status.values:
         found = found.filter(status=filters.status)
     if filters.kind in models.Run.Kind.values:
         found = found.filter(kind=filters.kind)
-    last = models.Run.objects.filter(code=after).only("created_at").first() if after else None
-    if last is not None:
-        found = found.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
-    return list(found[:limit])
+    return found
 
 
 def unfinished_launches(limit: int) -> list[models.Run]:
@@ -281,6 +286,11 @@ def _short_of(column: str, descending: bool, value: float | None, index: int) ->
 
 def _cursor(sort: str, value: Any, index: int) -> str:
     return urlsafe_b64encode(json.dumps([sort, value, index]).encode()).decode().rstrip("=")
+
+
+def is_cursor(text: str, sort: str) -> bool:
+    """Whether a list of trajectories in this order can go on behind the cursor."""
+    return _read_cursor(text, sort) is not None
 
 
 def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:

@@ -1,0 +1,95 @@
+"""How the API answers: JSON as the twins write it, 304 for what has not changed, 404 for what is not there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.cache import get_conditional_response, patch_vary_headers
+
+from inspector.api.callers import access, project_key
+from inspector.trajectories.frame import fingerprint
+from inspector.trajectories.views import PAGE_VERSION
+from inspector.web.problems import ApiProblem
+from inspector.web.twins import Page, json_page
+from rollouts.models import Run, StoredTrajectory, TemplateCheck
+from rollouts.selectors.activity import is_active
+from rollouts.selectors.paging import CursorPart
+from rollouts.selectors.visible import find_visible_check, find_visible_run, find_visible_trajectory
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def found(target: T | None, noun: str, code: str) -> T:
+    """The target that a selector found. Raises :class:`ApiProblem` 404, the same for a hidden and an unknown one."""
+    if target is None:
+        raise ApiProblem(404, f"There is no {noun} {code[:64]!r} here. It may have been deleted, or the code is cut.")
+    return target
+
+
+def the_run(request: HttpRequest, code: str) -> Run:
+    """A run that the caller may see, with its project, tokenizer and maker. One query. Raises :class:`ApiProblem`."""
+    return found(find_visible_run(access(request), code), "run", code)
+
+
+def the_trajectory(request: HttpRequest, code: str) -> StoredTrajectory:
+    """A trajectory that the caller may see, with its run. One query. Raises :class:`ApiProblem`."""
+    return found(find_visible_trajectory(access(request), code), "trajectory", code)
+
+
+def the_check(request: HttpRequest, code: str) -> TemplateCheck:
+    """A template check that the caller may see, with its job. One query. Raises :class:`ApiProblem`."""
+    return found(find_visible_check(access(request), code), "template check", code)
+
+
+def part_of(read: Callable[[], CursorPart[T]], line: Callable[[T], U]) -> tuple[list[U], str | None]:
+    """The lines of a part and its ``next``. Raises :class:`ApiProblem` 422 for a cursor that cannot be read."""
+    try:
+        part = read()
+    except ValueError as error:
+        raise ApiProblem(422, str(error), {"cursor": [str(error)]}) from error
+    return [line(item) for item in part.items], part.next or None
+
+
+def conditional(
+    request: HttpRequest, trajectory: StoredTrajectory, build: Callable[[], HttpResponseBase]
+) -> HttpResponseBase:
+    """The answer about a trajectory. One that has ended has an ETag, and 304 is answered before anything is read."""
+    run = trajectory.run
+    if is_active(trajectory):
+        return fresh(build())
+    parts = (
+        PAGE_VERSION, trajectory.pk, project_key(trajectory), fingerprint(trajectory), trajectory.worst_severity,
+        trajectory.checks, run.diagnosis_version, sorted(run.finding_counts.items()), run.tokenizer_id,
+        run.chat_template_id, request.get_full_path(), request.headers.get("Accept", ""),
+    )  # fmt: skip
+    return with_etag(request, parts, build)
+
+
+def with_etag(request: HttpRequest, parts: Any, build: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    """The answer with an ETag of ``parts``, or 304 where the caller has it."""
+    etag = f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
+    answer: HttpResponseBase = get_conditional_response(request, etag=etag) or build()
+    if answer.status_code == 200:
+        answer["ETag"] = etag
+    # The caller asks each time, because access may be revoked.
+    answer["Cache-Control"] = "private, no-cache"
+    patch_vary_headers(answer, ["Authorization", "Cookie", "Accept"])
+    return answer
+
+
+def fresh(answer: HttpResponseBase) -> HttpResponseBase:
+    """An answer that still changes: nobody keeps it."""
+    answer["Cache-Control"] = "private, no-store"
+    return answer
+
+
+def answer(value: Page, status: int = 200) -> HttpResponse:
+    """A value as JSON that nobody keeps."""
+    json = json_page(value, status)
+    json["Cache-Control"] = "private, no-store"
+    return json

@@ -1,0 +1,110 @@
+"""The API: its operations, its schema, and the one way in which it refuses."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
+from ninja.parser import Parser
+from pydantic import TypeAdapter
+
+from inspector.api import checks, runs, search, trajectories, work
+from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
+from inspector.web.problems import ApiProblem, ProblemDocument, problem
+from rollouts.formats.limits import memory_of
+
+MAX_BODY_BYTES = 4 << 20
+"""The largest JSON body."""
+MAX_BODY_MEMORY = 32 << 20
+"""Bytes of memory that the values of a body take."""
+
+
+class BoundedParser(Parser):
+    """Reads a JSON body of bounded size. Its depth and its numbers are those of any JSON that can be stored."""
+
+    def parse_body(self, request: HttpRequest) -> Any:
+        if len(request.body) > MAX_BODY_BYTES or memory_of(request.body) > MAX_BODY_MEMORY:
+            raise ApiProblem(413, f"A JSON body has at most {MAX_BODY_BYTES >> 20} MB. Send files to /api/v1/imports.")
+        return msgspec.json.decode(request.body)
+
+
+class DocumentedAPI(NinjaAPI):
+    """The library's API, with the problem document among the components of its schema."""
+
+    def get_openapi_schema(self, **kwargs: Any) -> Any:
+        schema = super().get_openapi_schema(**kwargs)
+        schema["components"]["schemas"]["ProblemDocument"] = TypeAdapter(ProblemDocument).json_schema()
+        return schema
+
+
+api = DocumentedAPI(
+    title="Rollout Inspector",
+    version="1",
+    description=(
+        "Runs, trajectories, token columns, findings and template checks as JSON; token columns as Arrow streams too. "
+        "Lists are read part by part: `next` of an answer is the `cursor` of the following request. "
+        "Every refusal is a problem document (RFC 9457) whose `detail` says what to do."
+    ),
+    urls_namespace="api",
+    docs_url=None,
+    openapi_url=None,
+    auth=[ApiTokenAuth(), SessionAuth()],
+    throttle=[CallerThrottle()],
+    parser=BoundedParser(),
+)
+for one in (runs, trajectories, checks, work, search):
+    api.add_router("", one.router)
+
+
+@cache
+def schema() -> bytes:
+    """The OpenAPI document (3.1), written once by the library."""
+    return msgspec.json.encode(api.get_openapi_schema(path_prefix="/api/v1/"))
+
+
+@api.exception_handler(ApiProblem)
+def _refused(request: HttpRequest, error: ApiProblem) -> HttpResponse:
+    return problem(error.status, error.sentence, error.errors)
+
+
+@api.exception_handler(Http404)
+def _missing(request: HttpRequest, error: Http404) -> HttpResponse:
+    return problem(404, str(error) or "There is no such thing here.")
+
+
+@api.exception_handler(PermissionDenied)
+def _denied(request: HttpRequest, error: PermissionDenied) -> HttpResponse:
+    return problem(403, str(error) or "Your role does not allow this.")
+
+
+@api.exception_handler(HttpError)
+def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    if isinstance(cause := error.__cause__, ApiProblem):
+        return problem(cause.status, cause.sentence, cause.errors)
+    if isinstance(error, AuthenticationError):
+        return problem(
+            401, "Log in, or send an API token as `Authorization: Bearer TOKEN`; the page /tokens makes one."
+        )
+    if isinstance(error, Throttled):
+        return problem(429, "These are too many requests. `Retry-After` says after how many seconds to go on.")
+    if error.status_code == 400:
+        return problem(400, "The body cannot be read: send JSON of bounded depth, in UTF-8.")
+    return problem(error.status_code, str(error))
+
+
+@api.exception_handler(ValidationError)
+def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    """422 with the name of each value that makes no sense."""
+    errors: dict[str, list[str]] = {}
+    for one in error.errors:
+        place, *path = one["loc"]
+        # The library puts the name of the parameter between the kind of place and the field.
+        name = ".".join(str(step) for step in path if step != "asked") or str(place)
+        errors.setdefault(name[:100], []).append(str(one["msg"]).removeprefix("Value error, "))
+    name, said = next(iter(errors.items()))
+    return problem(422, f"{name}: {said[0]}.".replace("..", "."), errors)

@@ -1,0 +1,123 @@
+"""Who calls the API: a program with a token, or the browser of a user; what they may do, and how often."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from django_ratelimit.core import get_usage
+from ninja.security import APIKeyCookie, HttpBearer
+from ninja.throttling import BaseThrottle
+from ninja.utils import check_csrf
+
+from inspector.web.problems import ApiProblem
+from rollouts.models import ApiToken, Project, Role, Run, StoredTrajectory, TemplateCheck
+from rollouts.selectors.access import Access, access_of, access_of_token
+from rollouts.services.api_tokens import find_api_token
+
+SAFE = ("GET", "HEAD", "OPTIONS")
+
+log = logging.getLogger(__name__)
+
+
+class ApiTokenAuth(HttpBearer):
+    """An API token with the scope for the request: ``read`` for GET, ``launch`` for everything else."""
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if not request.headers.get("Authorization"):
+            return None
+        if (caller := super().__call__(request)) is None:
+            raise ApiProblem(401, "Send an API token as `Authorization: Bearer TOKEN`; the page /tokens makes one.")
+        return caller
+
+    def authenticate(self, request: HttpRequest, token: str) -> Access:
+        found = find_api_token(token.strip())
+        if found is None:
+            raise ApiProblem(401, "This API token is unknown, expired or revoked. Make a new one on the page /tokens.")
+        scope = ApiToken.Scope.READ if request.method in SAFE else ApiToken.Scope.LAUNCH
+        if scope not in found.scopes:
+            raise ApiProblem(403, f"This API token lacks the scope {scope.value}. Make one that has it on /tokens.")
+        request.user = found.created_by  # the log line of the request names who asks
+        return _known(request, access_of_token(found), f"token {found.pk}")
+
+
+class SessionAuth(APIKeyCookie):
+    """The login of a browser; a request that changes something also needs the header `X-CSRFToken`."""
+
+    param_name = settings.SESSION_COOKIE_NAME
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.authenticate(request, None) if request.user.is_authenticated else None
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Access:
+        if check_csrf(request):
+            raise ApiProblem(
+                403, "A browser sends its CSRF token in the header X-CSRFToken. A program sends an API token instead."
+            )
+        return _known(request, access_of(request.user), f"user {request.user.pk}")
+
+
+def _known(request: HttpRequest, access: Access, name: str) -> Access:
+    request.access = access  # type: ignore[attr-defined]
+    request.caller_name = name  # type: ignore[attr-defined]
+    return access
+
+
+class CallerThrottle(BaseThrottle):
+    """At most ``INSPECTOR_API_RATE`` requests of one token or user; what cannot be counted refuses nothing."""
+
+    def allow_request(self, request: HttpRequest) -> bool:
+        self.seconds = None
+        try:
+            usage = get_usage(
+                request, "api", key=lambda _, asked: asked.caller_name, rate=settings.API_RATE, increment=True
+            )
+        except Exception as error:
+            log.warning("requests to the API are not counted: %s", error)
+            return True
+        if usage is None or not usage["should_limit"]:
+            return True
+        self.seconds = usage["time_left"]
+        return False
+
+    def wait(self) -> float | None:
+        return self.seconds
+
+
+def access(request: HttpRequest) -> Access:
+    """What the caller may do."""
+    return request.access  # type: ignore[attr-defined, no-any-return]
+
+
+def project_key(target: Run | StoredTrajectory | TemplateCheck) -> int | None:
+    return (target.run if isinstance(target, StoredTrajectory) else target).project_id
+
+
+def require_role(request: HttpRequest, target: Run | StoredTrajectory | TemplateCheck, least: Role) -> None:
+    """Raises :class:`ApiProblem` unless the caller's role in the project of an object is ``least`` or higher."""
+    if not access(request).may(project_key(target), least):
+        raise too_low(access(request).role_in(project_key(target)), least)
+
+
+def too_low(role: Role | None, least: Role) -> ApiProblem:
+    had = f"yours is {role.value}" if role else "you have none"
+    return ApiProblem(
+        403, f"This takes the role {least.value} in the project; {had}. Ask an admin of the project for it."
+    )
+
+
+def project_for(request: HttpRequest, code: str) -> Project:
+    """The project in which the caller makes something: the one with the code, or the first by name. One query.
+
+    Raises :class:`ApiProblem`: 404 for a code that is unknown or hidden, 403 for a role below member.
+    """
+    seen = access(request).projects()
+    named = [project for project in seen if project.code == code] if code else seen
+    if code and not named:
+        raise ApiProblem(404, f"There is no project with the code {code[:16]}. Leave it out, or name one of yours.")
+    for project in named:
+        if access(request).may(project.pk, Role.MEMBER):
+            return project
+    raise too_low(access(request).role_in(named[0].pk) if named else None, Role.MEMBER)

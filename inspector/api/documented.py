@@ -1,0 +1,104 @@
+"""What the schema says of an operation beside its parameters: its answers, its errors and its kinds of content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from ninja import Schema
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
+
+from inspector.web.problems import MEDIA_TYPE
+from rollouts.models import Job, Run, WorkStatus
+from rollouts.selectors import SORTS
+from rollouts.tito.diagnose.finding import Severity
+
+MEANINGS = {
+    400: "The request cannot be read.",
+    401: "No login and no valid API token.",
+    403: "The token lacks the scope, or the role is too low.",
+    404: "There is no such thing in the projects of the caller.",
+    405: "This address does not take this method.",
+    409: "The state of the thing does not allow it.",
+    410: "It was here, and is gone.",
+    411: "The request does not say how long it is.",
+    413: "The request is too large.",
+    415: "The content type is not read.",
+    422: "A value makes no sense; `errors` names it.",
+    429: "Too many requests; `Retry-After` says when to try again.",
+    503: "Busy, or Redis does not answer; try again.",
+    507: "The disk of the server is full.",
+}
+EVERYWHERE = (400, 401, 403, 404, 429, 503, 507)
+"""What any operation may answer."""
+PROBLEM_SCHEMA = {"$ref": "#/components/schemas/ProblemDocument"}
+NOT_CHANGED = {304: {"description": "What `If-None-Match` names is still right."}}
+
+
+def problems(*statuses: int) -> dict[int, Any]:
+    """The documentation of refusals by status."""
+    return {
+        status: {"description": MEANINGS[status], "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}}
+        for status in statuses
+    }
+
+
+def extra(*statuses: int, answers: Mapping[int, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """``openapi_extra`` of an operation that may also answer ``statuses`` and ``answers``."""
+    return {"responses": {**problems(*EVERYWHERE, *statuses), **(answers or {})}, **more}
+
+
+def file_answer(description: str, *media_types: str) -> dict[int, Any]:
+    """The documentation of an answer that is a file."""
+    content = {name: {"schema": {"type": "string", "format": "binary"}} for name in media_types}
+    return {200: {"description": description, "content": content}}
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("This holds the character U+0000, which cannot be stored. Remove it.")
+    return text
+
+
+Text = Annotated[str, Field(max_length=200), AfterValidator(_storable)]
+"""A text of a parameter, without U+0000."""
+LongText = Annotated[str, Field(max_length=1 << 20), AfterValidator(_storable)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Limit = Annotated[int, Field(ge=1, le=500, description="The most items of one answer.")]
+Cursor = Annotated[Text, Field(description="`next` of the part before; empty for the first part.")]
+
+
+def _among(names: Sequence[str]) -> AfterValidator:
+    def check(text: str) -> str:
+        if text and text not in names:
+            raise ValueError(f"There is no {text[:40]!r} here. Known: {', '.join(names)}.")
+        return text
+
+    return AfterValidator(check)
+
+
+def _listed(names: Sequence[str]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": ["", *names]})
+
+
+SEVERITIES = [severity.value for severity in Severity]
+StatusName = Annotated[str, _among(WorkStatus.values), _listed(WorkStatus.values)]
+SeverityName = Annotated[str, _among(SEVERITIES), _listed(SEVERITIES)]
+RunKind = Annotated[str, _among(Run.Kind.values), _listed(Run.Kind.values)]
+JobKind = Annotated[str, _among(Job.Kind.values), _listed(Job.Kind.values)]
+SortName = Annotated[str, _among(SORTS), _listed(SORTS)]
+
+
+class Body(Schema):
+    """A JSON object whose unknown keys are refused, so that a misspelt one is seen."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class PartAsked(Schema):
+    """Which part of a list."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    cursor: Cursor = ""
+    limit: Limit = 50

@@ -1,0 +1,259 @@
+"""Runs: listed, read, cancelled, resumed, deleted; their figures, trajectories and findings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Router
+from pydantic import Field, FiniteFloat
+
+from inspector.api.answers import answer, fresh, part_of, the_run
+from inspector.api.callers import access, require_role
+from inspector.api.documented import Count, PartAsked, RunKind, SeverityName, SortName, StatusName, Text, extra
+from inspector.api.values import (
+    FindingsPart,
+    FindingValues,
+    JobsPart,
+    JobValues,
+    RunsPart,
+    TrajectoriesPart,
+    WholeRun,
+    run_line,
+    whole_run,
+)
+from inspector.runs.cached_figures import summary_of
+from inspector.runs.filters import PARAMETERS, TrajectoryFilter
+from inspector.runs.live_parts import list_part
+from inspector.views import push
+from inspector.web.audit import note
+from inspector.web.problems import ApiProblem, problem
+from inspector.web.twins import json_page
+from rollouts import selectors
+from rollouts.models import Role, Run
+from rollouts.selectors import RunFilters, RunSummary
+from rollouts.selectors.activity import is_active
+from rollouts.selectors.runs import is_cursor
+from rollouts.selectors.visible import findings_of_run, visible_jobs, visible_runs
+from rollouts.services.audit import Action
+from rollouts.work import run_control
+
+router = Router(tags=["runs"])
+
+TOKEN_ALONE: dict[str, Any] = {"security": [{"ApiTokenAuth": []}]}
+RUN_BODY = {
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {
+                    "name": {"type": "string", "maxLength": 200, "pattern": "^[ -~]*$"},
+                    "tokenizer": {"type": "string", "description": "Name of a registered tokenizer."},
+                    "chat_template": {"type": "string", "description": "Jinja text."},
+                },
+            }
+        }
+    }
+}
+LINES_BODY = {
+    "required": True,
+    "content": {"application/x-ndjson": {"schema": {"type": "string", "description": "Lines of any import format."}}},
+}
+MADE = {
+    201: {"description": "The run is there.", "content": {"application/json": {"schema": {
+        "type": "object", "required": ["run", "url"],
+        "properties": {"run": {"type": "string"}, "url": {"type": "string"}},
+    }}}},
+}  # fmt: skip
+PUSHED = {
+    200: {"description": "What was stored.", "content": {"application/json": {"schema": {
+        "type": "object", "required": ["run", "trajectories", "known", "rejected"],
+        "properties": {"run": {"type": "string"}, "trajectories": {"type": "integer"}, "known": {"type": "integer"},
+                       "rejected": {"type": "array", "items": {"type": "object"}}},
+    }}}},
+}  # fmt: skip
+
+
+class RunsAsked(PartAsked):
+    """Which runs are listed."""
+
+    text: Text = ""
+    """A part of the name or of the model, or a whole code."""
+    status: StatusName = ""
+    kind: RunKind = ""
+    project: Text = ""
+    """Code of a project."""
+
+
+class TrajectoriesAsked(PartAsked):
+    """Which trajectories of a run are listed, and in which order. An empty value filters nothing."""
+
+    finding: Text = ""
+    """Only trajectories that have a finding of this kind."""
+    severity: SeverityName = ""
+    """Only trajectories that have a finding of this severity."""
+    status: StatusName = ""
+    stop: Text = ""
+    """The stop reason."""
+    group: Text = ""
+    text: Text = ""
+    """A part of the external id."""
+    min: FiniteFloat | None = None
+    """The least reward."""
+    max: FiniteFloat | None = None
+    """The greatest reward."""
+    at: Count | None = None
+    """Only trajectories that have such a finding at this step."""
+    first: Count | None = Field(None, alias="from")
+    """The first position in the run."""
+    last: Count | None = Field(None, alias="to")
+    """The last position in the run."""
+    tokens_min: Count | None = None
+    tokens_max: Count | None = None
+    flawed: bool = False
+    """Only trajectories that have a finding."""
+    sort: SortName = "index"
+    """A minus sign means descending."""
+
+    def wanted(self) -> TrajectoryFilter:
+        """The filter of the run's page with the same values."""
+        names = {"from": "first", "to": "last"}
+        held = {field: getattr(self, names.get(name, name)) for name, field in PARAMETERS.items()}
+        return replace(TrajectoryFilter(**held), sort=self.sort or "index", after=self.cursor)
+
+
+class FindingsAsked(PartAsked):
+    """Which findings are listed."""
+
+    kind: Text = ""
+    severity: SeverityName = ""
+
+
+@router.get("/runs", response=RunsPart, openapi_extra=extra(422))
+def list_runs(request: HttpRequest, asked: Query[RunsAsked]) -> HttpResponse:
+    """The runs of the caller's projects, newest first."""
+    filters = RunFilters(asked.text, asked.status, asked.kind)
+    items, following = part_of(
+        lambda: visible_runs(access(request), filters, asked.project, asked.cursor, asked.limit), run_line
+    )
+    return answer(RunsPart(items, following))
+
+
+@router.post("/runs", auth=None, openapi_extra={
+    **extra(411, 413, 415, answers=MADE, requestBody=RUN_BODY), **TOKEN_ALONE})  # fmt: skip
+def create_run(request: HttpRequest) -> HttpResponse:
+    """Make an empty run to push to. The token needs the scope ``push``."""
+    return _pushed(push.create_run(request))
+
+
+@router.get("/runs/{code}", response=WholeRun, openapi_extra=extra())
+def get_run(request: HttpRequest, code: str) -> HttpResponse:
+    """One run with its origin and totals."""
+    return answer(whole_run(the_run(request, code)))
+
+
+@router.delete("/runs/{code}", response={204: None}, openapi_extra=extra(409))
+def delete_run(request: HttpRequest, code: str) -> HttpResponse:
+    """Remove a run with everything in it; a run that still works is cancelled first.
+
+    A member deletes what they made; an admin of the project deletes every run of it.
+    """
+    run = the_run(request, code)
+    made = run.created_by_id is not None and run.created_by_id == request.user.pk
+    require_role(request, run, Role.MEMBER if made else Role.ADMIN)
+    try:
+        run_control.delete(run)
+    except ValueError as refusal:
+        raise ApiProblem(409, str(refusal)) from refusal
+    note(request, Action.DELETED, run)
+    return HttpResponse(status=204)
+
+
+@router.post("/runs/{code}/cancel", response=WholeRun, openapi_extra=extra())
+def cancel_run(request: HttpRequest, code: str) -> HttpResponse:
+    """Ask a run to stop. One that has ended stays as it is."""
+    run = the_run(request, code)
+    require_role(request, run, Role.MEMBER)
+    run_control.cancel(run)
+    return answer(whole_run(run))
+
+
+@router.post("/runs/{code}/resume", response=WholeRun, openapi_extra=extra(409))
+def resume_run(request: HttpRequest, code: str) -> HttpResponse:
+    """Go on with a run that stopped before its end. What is stored is neither sampled nor read again."""
+    run = the_run(request, code)
+    require_role(request, run, Role.MEMBER)
+    try:
+        run_control.resume(run)
+    except ValueError as refusal:
+        raise ApiProblem(409, str(refusal)) from refusal
+    return answer(whole_run(run))
+
+
+@router.get("/runs/{code}/summary", response=RunSummary, openapi_extra=extra())
+def get_summary(request: HttpRequest, code: str) -> HttpResponse:
+    """Counts, rewards, stop reasons, findings by kind and checks of a run."""
+    return fresh_json(summary_of(the_run(request, code)))
+
+
+@router.get("/runs/{code}/trajectories", response=TrajectoriesPart, openapi_extra=extra(422))
+def list_trajectories(request: HttpRequest, code: str, asked: Query[TrajectoriesAsked]) -> HttpResponse:
+    """The trajectories of a run, with the filters and orders of its page."""
+    run, wanted = the_run(request, code), asked.wanted()
+    if wanted.after and not is_cursor(wanted.after, wanted.sort):
+        sentence = "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out."
+        raise ApiProblem(422, sentence, {"cursor": [sentence]})
+    found = selectors.list_trajectories(run, wanted, wanted.sort, wanted.after, asked.limit)
+    lines = list_part(run, wanted, found)
+    return answer(TrajectoriesPart(lines["trajectories"], lines["next"]))
+
+
+@router.post("/runs/{code}/trajectories", auth=None, openapi_extra={
+    **extra(409, 411, 413, 415, answers=PUSHED, requestBody=LINES_BODY), **TOKEN_ALONE})  # fmt: skip
+def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
+    """Push trajectories to a run, as docs/push.md says. The token needs the scope ``push``."""
+    return _pushed(push.push(request, code=code))
+
+
+@router.get("/runs/{code}/findings", response=FindingsPart, openapi_extra=extra(422))
+def list_findings_of_run(request: HttpRequest, code: str, asked: Query[FindingsAsked]) -> HttpResponse:
+    """The findings of a run, in the order of storing."""
+    run = the_run(request, code)
+    columns = {"kind": asked.kind, "severity": asked.severity}
+    items, following = part_of(
+        lambda: findings_of_run(run, columns, asked.cursor, asked.limit),
+        lambda finding: FindingValues.of(finding, finding.trajectory.code),
+    )
+    return answer(FindingsPart(items, following))
+
+
+@router.get("/runs/{code}/jobs", response=JobsPart, openapi_extra=extra(422))
+def list_jobs_of_run(request: HttpRequest, code: str, asked: Query[PartAsked]) -> HttpResponse:
+    """The background work of a run, newest first."""
+    run = the_run(request, code)
+    columns = {"run__code": run.code}
+    items, following = part_of(lambda: visible_jobs(access(request), columns, asked.cursor, asked.limit), JobValues.of)
+    return answer(JobsPart(items, following))
+
+
+def fresh_json(value: Any) -> HttpResponse:
+    """A value that is no page, as JSON that nobody keeps."""
+    return fresh(json_page(value))  # type: ignore[return-value]
+
+
+def needs_rest(run: Run) -> None:
+    """Raises :class:`ApiProblem` 409 for a run that still works."""
+    if is_active(run):
+        raise ApiProblem(409, "This run still works. Wait until it has ended, or cancel it first.")
+
+
+def _pushed(said: HttpResponse) -> HttpResponse:
+    """The answer of the push API; a refusal becomes a problem document."""
+    if said.status_code < 400:
+        return said
+    body = json.loads(said.content)
+    sentence = str(body.pop("error", "Nothing was stored: every line was rejected. `rejected` says why."))
+    return problem(said.status_code, sentence, **body)

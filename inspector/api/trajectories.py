@@ -1,0 +1,254 @@
+"""One trajectory: its steps, its findings, its rows as stored, and its rows as every strategy makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from ninja import Path, Query, Router
+
+from inspector.api.answers import answer, conditional, found, the_trajectory
+from inspector.api.callers import require_role
+from inspector.api.documented import NOT_CHANGED, Count, PartAsked, extra
+from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
+from inspector.api.values import (
+    FindingsPart,
+    FindingValues,
+    JobValues,
+    ReplayValues,
+    RowList,
+    RowValues,
+    StepsPart,
+    StepValues,
+    TokenColumns,
+    TrajectoryValues,
+    WholeFinding,
+    WholeStep,
+)
+from inspector.trajectories.record_page import recorded_step
+from inspector.web.problems import ApiProblem
+from inspector.web.twins import json_page
+from rollouts.models import Replay, ReplayRows, Role, StoredTrajectory
+from rollouts.selectors import parts
+from rollouts.selectors.activity import is_active
+from rollouts.selectors.paging import cursor_of, read_cursor
+from rollouts.tito.strategies import STRATEGIES
+from rollouts.work import replays
+from rollouts.work.sending import send
+
+router = Router(tags=["trajectories"])
+STEP_COLUMNS = (
+    "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length", "completion_length",
+    "finish_reason", "stop_reason", "logprobs_mode", "temperature", "top_p", "top_k", "engine", "policy_version",
+)  # fmt: skip
+KEPT: dict[str, Any] = extra(answers=NOT_CHANGED)
+KEPT_PART: dict[str, Any] = extra(422, answers=NOT_CHANGED)
+TOKENS: dict[str, Any] = extra(422, answers={**NOT_CHANGED, **ARROW_ANSWER})
+Index = Path[Count]
+
+
+class FindingsOfTrajectoryAsked(PartAsked):
+    """Which part of the findings, in reading order."""
+
+
+@router.get("/trajectories/{code}", response=TrajectoryValues, openapi_extra=KEPT)
+def get_trajectory(request: HttpRequest, code: str) -> HttpResponseBase:
+    """One trajectory, without its tokens."""
+    trajectory = the_trajectory(request, code)
+    return conditional(request, trajectory, lambda: json_page(TrajectoryValues.of(trajectory)))
+
+
+@router.get("/trajectories/{code}/steps", response=StepsPart, openapi_extra=KEPT_PART)
+def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> HttpResponseBase:
+    """The engine calls of a trajectory, in their order, without tokens."""
+    trajectory = the_trajectory(request, code)
+    first = _position("steps", asked.cursor)
+
+    def build() -> HttpResponseBase:
+        held = parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
+        items, more = [_step(one) for one in held[: asked.limit]], len(held) > asked.limit
+        return json_page(StepsPart(items, cursor_of("steps", first + asked.limit) if more else None))
+
+    return conditional(request, trajectory, build)
+
+
+@router.get("/trajectories/{code}/steps/{index}", response=WholeStep, openapi_extra=KEPT)
+def get_step(request: HttpRequest, code: str, index: Index) -> HttpResponseBase:
+    """One engine call with its new messages, tools, reply and other recorded fields."""
+    trajectory = the_trajectory(request, code)
+    step = _one_step(trajectory, index)
+    return conditional(request, trajectory, lambda: json_page(WholeStep(step, recorded_step(trajectory, index))))
+
+
+@router.get("/trajectories/{code}/steps/{index}/tokens", response=TokenColumns, openapi_extra=TOKENS)
+def get_step_tokens(request: HttpRequest, code: str, index: Index, asked: Query[TokensAsked]) -> HttpResponseBase:
+    """A window of the stream of a step: the prompt that the engine read, then the completion that it sampled.
+
+    JSON, or with `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream.
+    """
+    trajectory = the_trajectory(request, code)
+    _one_step(trajectory, index)
+    return conditional(
+        request, trajectory, lambda: columns_answer(request, of_step(request, trajectory, index, asked), asked)
+    )
+
+
+@router.get("/trajectories/{code}/rows", response=RowList, openapi_extra=KEPT)
+def list_rows(request: HttpRequest, code: str) -> HttpResponseBase:
+    """The training rows of a trajectory, without tokens. Of an unfinished one: the rows that its steps make so far."""
+    trajectory = the_trajectory(request, code)
+
+    def build() -> HttpResponseBase:
+        rows, _ = parts.rows_and_steps(trajectory)
+        columns = parts.column_names(trajectory)
+        return json_page(RowList([RowValues.of(row, columns) for row in rows]))
+
+    return conditional(request, trajectory, build)
+
+
+@router.get("/trajectories/{code}/rows/{index}/tokens", response=TokenColumns, openapi_extra=TOKENS)
+def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[TokensAsked]) -> HttpResponseBase:
+    """A window of the tokens of a row, with the columns that a trainer wrote.
+
+    JSON, or with `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream.
+    """
+    trajectory = the_trajectory(request, code)
+
+    def build() -> HttpResponseBase:
+        rows, _ = parts.rows_and_steps(trajectory)
+        row = found(rows[index] if index < len(rows) else None, "row", str(index))
+        return columns_answer(request, of_window(request, trajectory, row, asked), asked)
+
+    return conditional(request, trajectory, build)
+
+
+@router.get("/trajectories/{code}/findings", response=FindingsPart, openapi_extra=KEPT_PART)
+def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajectoryAsked]) -> HttpResponseBase:
+    """The findings of a trajectory, in reading order."""
+    trajectory = the_trajectory(request, code)
+    first = _position("numbers", asked.cursor)
+
+    def build() -> HttpResponseBase:
+        held = list(parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
+        numbered = enumerate(held[: asked.limit], start=first + 1)
+        items = [FindingValues.of(finding, trajectory.code, number) for number, finding in numbered]
+        more = len(held) > asked.limit
+        return json_page(FindingsPart(items, cursor_of("numbers", first + asked.limit) if more else None))
+
+    return conditional(request, trajectory, build)
+
+
+@router.get("/trajectories/{code}/findings/{number}", response=WholeFinding, openapi_extra=KEPT)
+def get_finding(request: HttpRequest, code: str, number: Path[Count]) -> HttpResponseBase:
+    """One finding by its number, from 1, with the tokens that it is about."""
+    trajectory = the_trajectory(request, code)
+    finding = found(parts.numbered_finding(trajectory, number), "finding", str(number))
+    values = FindingValues.of(finding, trajectory.code, number)
+    shown = WholeFinding(values, finding.expected_ids.tolist(), finding.actual_ids.tolist())
+    return conditional(request, trajectory, lambda: json_page(shown))
+
+
+# -- rows by strategy --------------------------------------------------------------------------------------------------
+
+
+@router.post("/trajectories/{code}/replay", response={200: ReplayValues, 202: ReplayValues}, openapi_extra=extra(409))
+def replay(request: HttpRequest, code: str) -> HttpResponseBase:
+    """Have a worker replay every strategy over a trajectory; 200 where the replay is there already."""
+    trajectory = the_trajectory(request, code)
+    require_role(request, trajectory, Role.MEMBER)
+    if is_active(trajectory):
+        raise ApiProblem(409, "This trajectory is not finished. Ask again when it has ended.")
+    if reason := replays.missing(trajectory):
+        raise ApiProblem(409, reason)
+    made, is_new = replays.ask(trajectory, again=True, user=request.user)
+    if is_new and (sentence := send(made.job)):
+        raise ApiProblem(503, sentence)
+    return answer(_replay(made, trajectory), 202 if is_active(made.job) else 200)
+
+
+@router.get("/trajectories/{code}/strategies", response=ReplayValues, openapi_extra=extra(409))
+def get_strategies(request: HttpRequest, code: str) -> HttpResponseBase:
+    """What every strategy makes of a trajectory, in figures. 409 where nobody has asked for the replay."""
+    trajectory = the_trajectory(request, code)
+    return answer(_replay(_current(trajectory), trajectory))
+
+
+@router.get("/trajectories/{code}/strategies/{strategy}/rows", response=RowList, openapi_extra=extra(409))
+def list_strategy_rows(request: HttpRequest, code: str, strategy: str) -> HttpResponseBase:
+    """The rows that a strategy makes of a trajectory, without tokens."""
+    trajectory = the_trajectory(request, code)
+    rows = _strategy_rows(trajectory, strategy)
+    masks = (replays.row_of(rows, index).loss_mask for index in range(len(rows.lengths)))
+    items = [
+        RowValues(index, length, int(mask.sum()), False, [], [], True)
+        for index, (length, mask) in enumerate(zip(rows.lengths, masks, strict=True))
+    ]
+    return answer(RowList(items))
+
+
+@router.get(
+    "/trajectories/{code}/strategies/{strategy}/rows/{index}/tokens",
+    response=TokenColumns,
+    openapi_extra=extra(409, 422, answers=ARROW_ANSWER),
+)
+def get_strategy_tokens(
+    request: HttpRequest, code: str, strategy: str, index: Index, asked: Query[TokensAsked]
+) -> HttpResponseBase:
+    """A window of the tokens of a row that a strategy makes. JSON or an Arrow IPC stream, as for a stored row."""
+    trajectory = the_trajectory(request, code)
+    rows = _strategy_rows(trajectory, strategy)
+    if index >= len(rows.lengths):
+        found(None, "row", str(index))
+    return columns_answer(request, of_row(request, trajectory, replays.row_of(rows, index), asked), asked)
+
+
+def _current(trajectory: StoredTrajectory) -> Replay:
+    made = replays.current(trajectory)
+    if made is None:
+        raise ApiProblem(409, f"Nobody has replayed this trajectory yet: POST /api/v1/trajectories/{trajectory.code}"
+                              "/replay begins it.")  # fmt: skip
+    return made
+
+
+def _replay(made: Replay, trajectory: StoredTrajectory) -> ReplayValues:
+    made.trajectory = trajectory
+    made.job.replay = made
+    return ReplayValues(trajectory.code, JobValues.of(made.job), (made.report or {}).get("strategies", []))
+
+
+def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:
+    """The stored rows of a strategy. Raises :class:`ApiProblem`."""
+    if slug not in STRATEGIES:
+        raise ApiProblem(404, f"There is no strategy {slug[:40]!r}. Known: {', '.join(STRATEGIES)}.")
+    made = _current(trajectory)
+    if is_active(made.job):
+        raise ApiProblem(409, f"The replay is under way: wait for the job {made.job.code}.")
+    held = replays.stored_rows(made, [slug]).get(slug)
+    if held is None:
+        raise ApiProblem(409, "The replay stored no rows of this strategy: it was refused, failed, or made too many "
+                              f"tokens. GET /api/v1/trajectories/{trajectory.code}/strategies says which.")  # fmt: skip
+    return held
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def _position(name: str, cursor: str) -> int:
+    """The position at which a part begins. Raises :class:`ApiProblem` 422."""
+    try:
+        held = read_cursor(cursor, name, int)
+    except ValueError as error:
+        raise ApiProblem(422, str(error), {"cursor": [str(error)]}) from error
+    return min(held[0], 2**31) if held else 0
+
+
+def _one_step(trajectory: StoredTrajectory, index: int) -> StepValues:
+    held = parts.step_values(trajectory, STEP_COLUMNS, index, 1)
+    return _step(found(held[0] if held else None, "step", str(index)))
+
+
+def _step(held: dict[str, Any]) -> StepValues:
+    row, parent = held.pop("row_index"), held.pop("parent__index")
+    breaks = parent is not None and held["shared_length"] < held["parent_length"]
+    return StepValues(row=row, parent=parent, breaks=breaks, **held)

@@ -1,0 +1,169 @@
+"""Work that is asked for: launch, import, export, diagnosis and replay of a run; and the jobs that do it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from ninja import Query, Router
+
+from inspector.api.answers import answer, found, part_of, the_run
+from inspector.api.callers import access, require_role
+from inspector.api.documented import Body, Count, JobKind, PartAsked, StatusName, Text, extra, file_answer
+from inspector.api.runs import needs_rest
+from inspector.api.values import JobsPart, JobValues
+from inspector.runs.job_views import file_name
+from inspector.runs.jobs import is_offered
+from inspector.web.audit import note
+from inspector.web.problems import ApiProblem
+from rollouts import files, services
+from rollouts.models import Job, Role, Run
+from rollouts.selectors.visible import find_visible_job, tokenizer_of_project, visible_jobs
+from rollouts.services.audit import Action
+from rollouts.work import exporting
+from rollouts.work.exporting import Wanted
+from rollouts.work.sending import send as send_job
+
+router = Router(tags=["work"])
+
+
+class ExportAsked(Body):
+    """How a run is to be written."""
+
+    format: Text = "own_jsonl"
+    """A format of ours, or of a trainer."""
+    strategy: Text = ""
+    """The strategy whose rows are written; empty = the stored rows."""
+    force: bool = False
+    """Write rows that break the target's rules too."""
+    leave_out: bool = False
+    """Leave trajectories with such rows out."""
+    pad_to: Count | None = None
+    """Pad each row to so many tokens; for ``sft`` alone."""
+    pad_id: Count = 0
+    """The id to pad with."""
+
+
+class DiagnoseAsked(Body):
+    """How a run is to be diagnosed again."""
+
+    tokenizer: Text = ""
+    """Name of a registered tokenizer that the run takes; empty = its own."""
+
+
+class JobsAsked(PartAsked):
+    """Which jobs are listed."""
+
+    status: StatusName = ""
+    kind: JobKind = ""
+    run: Text = ""
+    """Code of a run."""
+
+
+@router.post("/runs/{code}/exports", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 413, 422))
+def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpResponse:
+    """Have a worker write a run to a file; 200 where the same export is being written already."""
+    run = the_run(request, code)
+    require_role(request, run, Role.MEMBER)
+    needs_rest(run)
+    try:
+        options = Wanted(**asked.dict()).as_options()
+    except ValueError as error:
+        raise ApiProblem(422, str(error)) from error
+    return _begin(request, run, Job.Kind.EXPORT, options)
+
+
+@router.post("/runs/{code}/diagnose", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 413, 422))
+def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpResponse:
+    """Have a worker diagnose every finished trajectory of a run again."""
+    run = the_run(request, code)
+    require_role(request, run, Role.MEMBER)
+    needs_rest(run)
+    tokenizer = tokenizer_of_project(run.project_id, asked.tokenizer) if asked.tokenizer else None
+    if asked.tokenizer and tokenizer is None:
+        sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
+        raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
+    said = _begin(request, run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer else {})
+    if tokenizer is not None and said.status_code == 202 and tokenizer.pk != run.tokenizer_id:
+        services.choose_tokenizer(run, tokenizer)
+    return said
+
+
+@router.post("/runs/{code}/replay", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409))
+def replay_run(request: HttpRequest, code: str) -> HttpResponse:
+    """Have a worker replay every strategy over the finished trajectories of a run."""
+    run = the_run(request, code)
+    require_role(request, run, Role.MEMBER)
+    needs_rest(run)
+    return _begin(request, run, Job.Kind.REPLAY, {})
+
+
+def _begin(request: HttpRequest, run: Run, kind: str, options: dict[str, Any]) -> HttpResponse:
+    """Ask for a job: 202 when a worker is sent, 200 when it is under way, 409 when another one is."""
+    job, is_new = services.ask_job(run, kind, options, request.user)
+    if is_new and kind == Job.Kind.EXPORT:
+        note(request, Action.EXPORTED, run, detail=f"job {job.code}")
+    if not is_new and job.options != options:
+        raise ApiProblem(409, f"Other work of this kind is under way: wait for the job {job.code}, or cancel it first.")
+    if is_new and (sentence := send_job(job)):
+        raise ApiProblem(503, sentence)
+    return answer(JobValues.of(job), 202 if is_new else 200)
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/jobs", response=JobsPart, openapi_extra=extra(422), tags=["jobs"])
+def list_jobs(request: HttpRequest, asked: Query[JobsAsked]) -> HttpResponse:
+    """The background work of the caller's projects, newest first."""
+    columns = {"status": asked.status, "kind": asked.kind, "run__code": asked.run}
+    items, following = part_of(lambda: visible_jobs(access(request), columns, asked.cursor, asked.limit), JobValues.of)
+    return answer(JobsPart(items, following))
+
+
+@router.get("/jobs/{code}", response=JobValues, openapi_extra=extra(), tags=["jobs"])
+def get_job(request: HttpRequest, code: str) -> HttpResponse:
+    """One job: how far it is, and the address of its file."""
+    return answer(JobValues.of(_job(request, code)))
+
+
+@router.post("/jobs/{code}/cancel", response=JobValues, openapi_extra=extra(), tags=["jobs"])
+def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
+    """Ask a job to stop; one that has ended stays as it is."""
+    job = _job(request, code)
+    require_role(request, _subject(job), Role.MEMBER)
+    services.cancel_job(job)
+    return answer(JobValues.of(_job(request, code)))
+
+
+@router.get(
+    "/jobs/{code}/file",
+    url_name="job_file",
+    openapi_extra=extra(410, answers=file_answer("The file of an export.", "*/*")),
+    tags=["jobs"],
+)
+def get_job_file(request: HttpRequest, code: str) -> HttpResponseBase:
+    """The file of an export, while it is offered."""
+    job = _job(request, code)
+    if job.kind != Job.Kind.EXPORT or job.run is None:
+        raise ApiProblem(404, f"The job {job.code} is no export, so it has no file.")
+    file = None
+    if is_offered(job):
+        with suppress(FileNotFoundError):
+            file = files.open_file(exporting.key_of(job))
+    if file is None:
+        raise ApiProblem(410, "The export has expired, or was never finished. Export the run again.")
+    note(request, Action.DOWNLOADED, job.run, detail=f"job {job.code}")
+    return FileResponse(file, as_attachment=True, filename=file_name(job.run, Wanted(**job.options)))
+
+
+def _job(request: HttpRequest, code: str) -> Job:
+    return found(find_visible_job(access(request), code), "job", code)
+
+
+def _subject(job: Job) -> Any:
+    if job.run is not None:
+        return job.run
+    return job.replay.trajectory if job.replay is not None else job.template_check

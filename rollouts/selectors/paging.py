@@ -1,0 +1,54 @@
+"""Cursors of lists: the values of the last item, opaque to whoever sends them back."""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+MAX_CURSOR = 200
+MAX_KEY = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class CursorPart(Generic[T]):
+    """Part of a list."""
+
+    items: list[T]
+    next: str
+    """The cursor of the next part; empty on the last part."""
+
+
+def cursor_of(name: str, *values: Any) -> str:
+    """The cursor behind an item of the list ``name``. Values: whole numbers and moments."""
+    plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+    return urlsafe_b64encode(json.dumps([name, *plain]).encode()).decode().rstrip("=")
+
+
+def read_cursor(text: str, name: str, *kinds: type) -> list[Any] | None:
+    """The values of a cursor; None for an empty text. Raises ``ValueError`` for a cursor of another list."""
+    if not text:
+        return None
+    wrong = "This cursor belongs to no list here. Send `next` of the part before, or leave the cursor out."
+    try:
+        found = json.loads(urlsafe_b64decode(text[:MAX_CURSOR] + "=" * (-len(text[:MAX_CURSOR]) % 4)))
+        if not isinstance(found, list) or found[:1] != [name] or len(found) != len(kinds) + 1:
+            raise ValueError(wrong)
+        return [_value(value, kind) for value, kind in zip(found[1:], kinds, strict=True)]
+    except (binascii.Error, ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise ValueError(wrong) from error
+
+
+def _value(value: Any, kind: type) -> datetime | int:
+    if kind is datetime:
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            raise ValueError
+        return moment
+    if type(value) is int and kind is int and 0 <= value <= MAX_KEY:
+        return value
+    raise ValueError

@@ -1,0 +1,134 @@
+"""Objects and lists of the projects that a caller may see. A hidden object is None, as one that does not exist."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from rollouts.models import Job, Run, StoredFinding, StoredTrajectory, TemplateCheck, Tokenizer
+from rollouts.selectors.access import Access
+from rollouts.selectors.paging import CursorPart, cursor_of, read_cursor
+from rollouts.selectors.runs import RunFilters, filter_runs
+
+_CODE = re.compile(r"[0-9a-z]{4,64}\Z")
+SUBJECTS = ("run__project", "replay__trajectory__run__project", "template_check__project")
+"""The ways in which a job belongs to a project."""
+
+
+def find_visible_run(access: Access, code: str) -> Run | None:
+    """A run with its project, tokenizer, chat templates and maker. One query."""
+    related = ("project", "tokenizer", "chat_template", "rows_chat_template", "created_by")
+    found = Run.objects.select_related(*related).defer("chat_template__text", "rows_chat_template__text")
+    return _one(access.limit(found), code)
+
+
+def find_visible_trajectory(access: Access, code: str) -> StoredTrajectory | None:
+    """A trajectory with its run, tokenizer and chat templates. One query."""
+    related = ("run__tokenizer__chat_template", "run__chat_template", "run__rows_chat_template")
+    return _one(access.limit(StoredTrajectory.objects.select_related(*related), "run__project"), code)
+
+
+def find_visible_check(access: Access, code: str) -> TemplateCheck | None:
+    """A check with its tokenizer, template, job and project. One query."""
+    related = ("tokenizer", "chat_template", "job", "project")
+    return _one(access.limit(TemplateCheck.objects.select_related(*related)), code)
+
+
+def find_visible_job(access: Access, code: str) -> Job | None:
+    """A job with its subject and its maker. One query."""
+    return _one(_limit_jobs(access, _jobs()), code)
+
+
+def tokenizer_of_project(project: int | None, name: str) -> Tokenizer | None:
+    """The tokenizer of that name in the project with that key, with its chat template. One query."""
+    return Tokenizer.objects.select_related("chat_template").filter(project=project, name=name).first()
+
+
+def _one(found: QuerySet[Any], code: str) -> Any:
+    return found.filter(code=code).first() if _CODE.match(code) else None
+
+
+def _jobs() -> QuerySet[Job]:
+    return Job.objects.select_related("run", "replay__trajectory", "template_check", "created_by").defer(
+        "report", "replay__report", "template_check__report", "template_check__question"
+    )
+
+
+def _limit_jobs(access: Access, found: QuerySet[Job]) -> QuerySet[Job]:
+    if access.is_server_admin:
+        return found
+    keys = list(access.roles)
+    of_subject = Q()
+    for path in SUBJECTS:
+        of_subject |= Q(**{f"{path}__in": keys})
+    return found.filter(of_subject)
+
+
+def visible_runs(access: Access, filters: RunFilters, project: str, cursor: str, limit: int) -> CursorPart[Run]:
+    """The runs that pass, newest first. ``project``: a code, empty = all. One query.
+
+    Raises ``ValueError`` for a cursor that cannot be read.
+    """
+    found = filter_runs(access.limit(Run.objects.select_related("project")), filters)
+    if project:
+        found = found.filter(project__code=project)
+    if last := read_cursor(cursor, "runs", datetime, int):
+        at, key = last
+        found = found.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=key))
+    items = list(found.order_by("-created_at", "-id")[: limit + 1])
+    return _part("runs", items, limit, lambda run: (run.created_at, run.pk))
+
+
+def visible_jobs(access: Access, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[Job]:
+    """The jobs with these columns, newest first; an empty value filters nothing. One query.
+
+    Raises ``ValueError`` for a cursor that cannot be read.
+    """
+    found = _limit_jobs(access, _jobs()).filter(**{name: value for name, value in columns.items() if value})
+    return _newest("jobs", found, cursor, limit)
+
+
+def visible_checks(access: Access, cursor: str, limit: int) -> CursorPart[TemplateCheck]:
+    """The template checks by the time they were first asked for, newest first, without reports. One query.
+
+    Raises ``ValueError`` for a cursor that cannot be read.
+    """
+    related = ("tokenizer", "chat_template", "job", "project")
+    found = TemplateCheck.objects.select_related(*related).defer("chat_template__text", "report", "question")
+    return _newest("checks", access.limit(found), cursor, limit)
+
+
+def visible_trajectories(access: Access, text: str, cursor: str, limit: int) -> CursorPart[StoredTrajectory]:
+    """The trajectories whose external id holds a text, or whose code or group it is, newest first. One query.
+
+    Raises ``ValueError`` for a cursor that cannot be read.
+    """
+    named = Q(external_id__icontains=text) | Q(code=text) | Q(group=text)
+    found = access.limit(StoredTrajectory.objects.select_related("run"), "run__project").filter(named)
+    return _newest("trajectories", found, cursor, limit)
+
+
+def findings_of_run(run: Run, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[StoredFinding]:
+    """The findings of a run with these columns, in the order of storing, with their trajectories. One query.
+
+    Raises ``ValueError`` for a cursor that cannot be read.
+    """
+    found = run.findings.select_related("trajectory").defer("expected_ids", "actual_ids")
+    found = found.filter(**{name: value for name, value in columns.items() if value})
+    if last := read_cursor(cursor, "findings", int):
+        found = found.filter(pk__gt=last[0])
+    return _part("findings", list(found.order_by("pk")[: limit + 1]), limit, lambda finding: (finding.pk,))
+
+
+def _newest(name: str, found: QuerySet[Any], cursor: str, limit: int) -> CursorPart[Any]:
+    if last := read_cursor(cursor, name, int):
+        found = found.filter(pk__lt=last[0])
+    return _part(name, list(found.order_by("-pk")[: limit + 1]), limit, lambda item: (item.pk,))
+
+
+def _part(name: str, items: list[Any], limit: int, values: Any) -> CursorPart[Any]:
+    more = len(items) > limit
+    return CursorPart(items[:limit], cursor_of(name, *values(items[limit - 1])) if more else "")
