@@ -93,6 +93,8 @@ CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 2, "interval_start": 0.1, "in
 # Engine tasks are sent to their engine's queue by name; everything else goes to `default`.
 ENGINE_QUEUES = env.listed("INSPECTOR_ENGINE_QUEUES", ["engine.demo"])
 ENGINE_WORKER_THREADS = env.whole("INSPECTOR_ENGINE_THREADS", 4, least=1, most=256)
+# Where the token arrays of new runs go: a name of rollouts.token_store.STORES.
+INSPECTOR_TOKENS = env.choice("INSPECTOR_TOKENS", "database", ["database", "segments"])
 # Jobs of one user that are under way at once. Workers have one process more, for the jobs of other users.
 JOBS_PER_USER = env.whole("INSPECTOR_WORKERS", 2, least=1, most=64)
 

@@ -56,6 +56,8 @@ class OriginsField(ArrayField):
 class MaskField(ArrayField):
     """A 4-byte count, then the booleans, 8 in each byte."""
 
+    dtype = np.dtype("?")
+
     def from_bytes(self, raw: bytes) -> NDArray[np.bool_]:
         (count,) = struct.unpack_from("<I", raw)
         return np.unpackbits(np.frombuffer(raw, dtype=np.uint8, offset=4), count=count).astype(np.bool_)

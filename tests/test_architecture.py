@@ -17,6 +17,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (1, ("rollouts.client",)),
     (1, ("rollouts.apps", "rollouts.fields", "rollouts.files")),
     (1, ("rollouts.models",)),
+    (1, ("rollouts.token_store",)),
     (1, ("rollouts.selectors",)),
     (1, ("rollouts.services",)),
     (2, ("rollouts.engines", "rollouts.environments")),

@@ -1,6 +1,7 @@
 """The tables. A step stores only the tokens that it adds; ``shared_length < parent_length`` means a break.
 
-Arrays have their own tables (``StepTokens``, ``RowTokens``), so that no list of rows or steps reads them.
+Arrays lie in tables of their own (``StepTokens``, ``RowTokens``) or in a segment, a file that a ``TokenSegment`` names.
+So no list of rows or steps reads them.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ __all__ = [
     "StoredStep",
     "StoredTrajectory",
     "TemplateCheck",
+    "TokenSegment",
     "Tokenizer",
     "WorkStatus",
     "code_of_number",
@@ -143,6 +145,9 @@ class Run(models.Model):
     cancel_requested = models.BooleanField(default=False)
 
     model = models.CharField(max_length=200, blank=True)
+    token_store = models.CharField(
+        max_length=20, default="database", help_text="Where its token arrays go: a name of ``rollouts.token_store``."
+    )
     engine = models.CharField(max_length=60, blank=True)
     environment = models.CharField(max_length=60, blank=True)
     strategy = models.CharField(max_length=40, blank=True)
@@ -269,6 +274,27 @@ class StoredTrajectory(models.Model):
         ]
 
 
+class TokenSegment(models.Model):
+    """An immutable file with the arrays of many steps and rows of a run, in the file storage.
+
+    The file is there before the row is. A file without a row, and a row that nothing names any more, are swept later.
+    """
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="token_segments")
+    key = models.CharField(max_length=200, unique=True, help_text="Of the file in the storage.")
+    n_items = models.PositiveIntegerField(help_text="Steps and rows in the file.")
+    n_tokens = models.PositiveBigIntegerField(help_text="Ids in the file.")
+    n_bytes = models.PositiveBigIntegerField(help_text="Size of the file.")
+    created_at = models.DateTimeField(auto_now_add=True)
+    replaced_at = models.DateTimeField(null=True, help_text="When its arrays went elsewhere; null = it is in use.")
+
+    class Meta:
+        indexes = [
+            # The segments that wait for the sweep.
+            models.Index(fields=["replaced_at"], name="segment_replaced", condition=Q(replaced_at__isnull=False)),
+        ]
+
+
 class StoredRow(models.Model):
     """One training row. A row that equals the stream of a step has no stored tokens: ``last_step`` names the step."""
 
@@ -280,9 +306,20 @@ class StoredRow(models.Model):
     step_indices = models.JSONField(default=list, help_text="Steps whose completions it trains.")
     extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
 
+    segment = models.ForeignKey(
+        TokenSegment, null=True, on_delete=models.DO_NOTHING, related_name="+", db_index=False,
+        help_text="The file with its arrays; null = ``RowTokens`` has them, or they follow from ``last_step``.",
+    )  # fmt: skip
+    segment_offset = models.PositiveIntegerField(null=True, help_text="Its row in the file.")
+    column_names = models.JSONField(null=True, help_text="The trainer's columns in the file; null = ``RowColumn``.")
+
     class Meta:
         db_table = "rollouts_row"
         constraints = [models.UniqueConstraint(fields=["trajectory", "index"], name="row_index_in_trajectory")]
+        indexes = [
+            # Whether anything still names a segment.
+            models.Index(fields=["segment"], name="row_in_segment", condition=Q(segment__isnull=False)),
+        ]
 
 
 class RowTokens(models.Model):
@@ -339,6 +376,13 @@ class StoredStep(models.Model):
     text = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
     extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
 
+    segment = models.ForeignKey(
+        TokenSegment, null=True, on_delete=models.DO_NOTHING, related_name="+", db_index=False,
+        help_text="The file with its arrays; null = ``StepTokens`` has them.",
+    )  # fmt: skip
+    segment_offset = models.PositiveIntegerField(null=True, help_text="Its row in the file.")
+    has_origin = models.BooleanField(null=True, help_text="Of a step in a segment: whether its delta has origins.")
+
     class Meta:
         db_table = "rollouts_step"
         constraints = [models.UniqueConstraint(fields=["trajectory", "index"], name="step_index_in_trajectory")]
@@ -349,6 +393,8 @@ class StoredStep(models.Model):
                 name="step_broken",
                 condition=Q(shared_length__lt=F("parent_length")),
             ),
+            # Whether anything still names a segment.
+            models.Index(fields=["segment"], name="step_in_segment", condition=Q(segment__isnull=False)),
         ]
 
 
@@ -480,6 +526,8 @@ class Job(models.Model):
         """Every strategy is replayed over a run; ``report`` sums what each one makes."""
         IMPORT = "import"
         """The files that ``options`` names are read into a run."""
+        MOVE_TOKENS = "move_tokens"
+        """The token arrays of a run move into the store that ``options`` names."""
         DIAGNOSE_PUSHED = "diagnose_pushed"
         """The trajectories that were pushed since the last diagnosis are diagnosed."""
         REPLAY_TRAJECTORY = "replay_trajectory"

@@ -12,10 +12,11 @@ from typing import Any
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Length, Substr
 
-from rollouts.models import ChatTemplate, Content, RowColumn, StoredFinding, StoredRow, StoredStep
+from rollouts.models import ChatTemplate, Content, StoredFinding, StoredRow, StoredStep
 from rollouts.models import StoredTrajectory as Stored
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.trajectory import Floats
+from rollouts.token_store import reading
 
 READING_ORDER = ("step_index", "row_index", "start", "id")
 """The order in which the findings of a trajectory are numbered, from 1."""
@@ -147,14 +148,14 @@ def new_messages(trajectory: Stored, steps: Collection[int]) -> list[tuple[int, 
 def steps_with_tokens(trajectory: Stored, indices: Collection[int | None]) -> dict[int, StoredStep]:
     """Some steps by index, with their arrays. One query."""
     found = trajectory.steps.filter(index__in=[index for index in indices if index is not None])
-    return {step.index: step for step in found.select_related("tokens")}
+    return {step.index: step for step in reading.steps_with_tokens(found)}
 
 
 def continuing_steps(trajectory: Stored, first: int, limit: int) -> list[StoredStep]:
     """Steps with a parent, from index ``first`` on, with arrays, messages and tools. One query."""
     found = trajectory.steps.filter(parent__isnull=False, index__gte=first)
-    related = ("tokens", "parent", "messages_new", "tools", "template_kwargs")
-    return list(found.select_related(*related).order_by("index")[:limit])
+    related = ("parent", "messages_new", "tools", "template_kwargs")
+    return reading.steps_with_tokens(found.select_related(*related).order_by("index")[:limit])
 
 
 def step_values(trajectory: Stored, names: Iterable[str], first: int, limit: int) -> list[dict[str, Any]]:
@@ -221,17 +222,19 @@ def row_finding_sentences(
 def column_names(trajectory: Stored) -> dict[int, list[str]]:
     """Row index -> names of the columns that a trainer wrote for it. One query."""
     found: dict[int, list[str]] = {}
-    rows = RowColumn.objects.filter(row__trajectory=trajectory).order_by("row__index", "name")
-    for row, name in rows.values_list("row__index", "name"):
-        found.setdefault(row, []).append(name)
+    rows = StoredRow.objects.filter(trajectory=trajectory, last_step=None).order_by("index", "columns__name")
+    for row, in_segment, name in rows.values_list("index", "column_names", "columns__name"):
+        if in_segment:
+            found[row] = list(in_segment)
+        elif name is not None:
+            found.setdefault(row, []).append(name)
     return found
 
 
 def column_values(trajectory: Stored, row: int, names: Collection[str]) -> dict[str, Floats]:
     """Whole columns of a row by name, each float32 ``[n]``; a name that the row lacks is left out. One query."""
-    found = RowColumn.objects.filter(row__trajectory=trajectory, row__index=row, name__in=names)
-    held: Iterable[tuple[str, Any]] = found.values_list("name", "values")
-    return dict(held)
+    found = reading.columns_of_rows(StoredRow.objects.filter(trajectory=trajectory, index=row), names)
+    return next(iter(found.values()), {})
 
 
 def others_of_group(trajectory: Stored, limit: int) -> list[Stored]:

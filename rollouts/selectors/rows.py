@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from django.db.models import BooleanField, Case, Value, When
+from django.db.models import BooleanField, Case, Q, Value, When
 
 from rollouts import models
 from rollouts.selectors.streams import step_extents
 from rollouts.tito.coding import stream_pieces
 from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins
+from rollouts.token_store.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,17 @@ def row_spans(trajectory: models.StoredTrajectory, row: int | models.StoredRow) 
     record = get_row(trajectory, row)
     if record.last_step_id is None:
         return [Span(0, record.n_tokens, None, "row")] if record.n_tokens else []
-    known = Case(When(tokens__delta_origin__isnull=False, then=Value(True)), default=False, output_field=BooleanField())
+    has_origin = Q(has_origin=True) | Q(tokens__delta_origin__isnull=False)
+    known = Case(When(has_origin, then=Value(True)), default=False, output_field=BooleanField())
     steps = models.StoredStep.objects.filter(trajectory=trajectory, index__in=record.step_indices).order_by("index")
     spans: list[Span] = []
     end = 0
-    for index, prompt_length, completion_length, has_origin in steps.annotate(has_origin=known).values_list(
-        "index", "prompt_length", "completion_length", "has_origin"
+    for index, prompt_length, completion_length, origin_known in steps.annotate(origin_known=known).values_list(
+        "index", "prompt_length", "completion_length", "origin_known"
     ):
         first = not spans
         if prompt_length > end:
-            spans.append(Span(end, prompt_length, index, "prompt" if first else "delta", first or has_origin))
+            spans.append(Span(end, prompt_length, index, "prompt" if first else "delta", first or origin_known))
         end = prompt_length + completion_length
         if completion_length:
             spans.append(Span(prompt_length, end, index, "completion"))
@@ -97,8 +99,8 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
         if extents[index].prompt_length < stop
         and extents[index].prompt_length + extents[index].completion_length > start
     }  # fmt: skip
-    arrays = {one.step_id: one for one in models.StepTokens.objects.filter(step__in=[keys[index] for index in needed])}
-    tokens = {index: arrays[keys[index]] for index in needed}
+    held = models.StoredStep.objects.filter(pk__in=[keys[index] for index in needed])
+    tokens = {step.index: step.tokens for step in steps_with_tokens(held)}
     for piece in pieces:
         array = getattr(tokens[piece.step_index], piece.array)
         a, b = max(piece.start, start), min(piece.stop, stop)
@@ -133,7 +135,8 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
 
 def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
     """The window of a row that has its own arrays. Short arrays are padded; the diagnosis reports them."""
-    tokens = models.RowTokens.objects.get(pk=record.pk)
+    (held,) = rows_with_tokens(models.StoredRow.objects.filter(pk=record.pk))
+    tokens = held.tokens
 
     def padded(values: np.ndarray, fill: float) -> np.ndarray:
         whole, part = np.full(stop - start, fill, dtype=values.dtype), values[start:stop]
@@ -156,4 +159,5 @@ def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
 
 def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:
     """Name -> values ``[start, stop)`` of each trainer's column. A column may be shorter than the row."""
-    return {column.name: column.values[start:stop] for column in record.columns.all()}
+    columns = columns_of_rows(models.StoredRow.objects.filter(pk=record.pk))
+    return {name: values[start:stop] for name, values in columns.get(record.pk, {}).items()}

@@ -9,6 +9,7 @@ from rollouts import models
 from rollouts.formats.containers.json_text import canonical_json
 from rollouts.tito.coding import StepCodec, StepExtent
 from rollouts.tito.trajectory import Link, Request, Step
+from rollouts.token_store.reading import read_places
 
 
 class StoredSteps(StepCodec):
@@ -26,13 +27,16 @@ def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -
     found: dict[int, StoredSteps] = {key: StoredSteps() for key in trajectory_keys}
     positions: dict[int | None, int | None] = {None: None}
     columns = (
-        "pk", "trajectory_id", "parent_id", "shared_length", "parent_length", "tokens__delta_ids",
-        "tokens__completion_ids", "messages_shared",
+        "pk", "trajectory_id", "parent_id", "shared_length", "parent_length", "segment__key", "segment_offset",
+        "tokens__delta_ids", "tokens__completion_ids", "messages_shared",
     )  # fmt: skip
     rows = models.StoredStep.objects.filter(trajectory__in=trajectory_keys).order_by("trajectory_id", "index")
-    for key, trajectory, parent_key, shared, parent_length, delta, completion, *said in rows.values_list(
-        *columns, *(["messages_new__body"] if with_messages else [])
-    ):
+    held = list(rows.values_list(*columns, *(["messages_new__body"] if with_messages else [])))
+    in_segments = iter(read_places([row[5:7] for row in held if row[5] is not None], ("delta_ids", "completion_ids")))
+    for key, trajectory, parent_key, shared, parent_length, segment, _, delta, completion, *said in held:
+        if segment is not None:
+            arrays = next(in_segments)
+            delta, completion = arrays["delta_ids"], arrays["completion_ids"]
         steps, parent = found[trajectory], positions[parent_key]
         positions[key] = len(steps.keys)
         n_shared, body = said if with_messages else (0, None)

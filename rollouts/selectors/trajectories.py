@@ -14,7 +14,8 @@ from rollouts.formats.containers.json_text import canonical_json
 from rollouts.selectors.streams import step_extents
 from rollouts.tito.batches import batched
 from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, StepCodec, StepField, stream_pieces
-from rollouts.tito.trajectory import NO_IDS, Ids, Request, Row, Step, Trajectory
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Request, Row, Step, Trajectory
+from rollouts.token_store.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
 
 
 def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
@@ -29,12 +30,13 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
     """The values of several trajectories, in their order. The number of queries is fixed."""
     keys = [trajectory.pk for trajectory in trajectories]
     steps: dict[int, list[models.StoredStep]] = {key: [] for key in keys}
-    for step in models.StoredStep.objects.filter(trajectory__in=keys).select_related("tokens").order_by("index"):
+    for step in steps_with_tokens(models.StoredStep.objects.filter(trajectory__in=keys).order_by("index")):
         steps[step.trajectory_id].append(step)
     rows: dict[int, list[models.StoredRow]] = {key: [] for key in keys}
     own = models.StoredRow.objects.filter(trajectory__in=keys, last_step=None)
-    for row in own.select_related("tokens").prefetch_related("columns").order_by("index"):
+    for row in rows_with_tokens(own.order_by("index")):
         rows[row.trajectory_id].append(row)
+    columns = columns_of_rows(own) if any(rows.values()) else {}
     wanted = {trajectory.extra_id for trajectory in trajectories}
     wanted.update(body for held in steps.values() for step in held for body in _BODY_KEYS(step))
     wanted.update(row.extra_id for held in rows.values() for row in held)
@@ -43,7 +45,7 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
         yield Trajectory(
             external_id=trajectory.external_id,
             steps=tuple(_steps(steps[trajectory.pk], bodies)),
-            rows=tuple(_row(row, bodies) for row in rows[trajectory.pk]),
+            rows=tuple(_row(row, columns.get(row.pk, {}), bodies) for row in rows[trajectory.pk]),
             reward=trajectory.reward,
             reward_parts=trajectory.reward_parts,
             stop_reason=trajectory.stop_reason,
@@ -106,14 +108,14 @@ def _values(fields: Sequence[StepField], held: Mapping[str, Any], bodies: _Bodie
     return values
 
 
-def _row(row: models.StoredRow, bodies: _Bodies) -> Row:
+def _row(row: models.StoredRow, columns: Mapping[str, Floats], bodies: _Bodies) -> Row:
     tokens = row.tokens
     return Row(
         ids=tokens.ids,
         loss_mask=tokens.loss_mask,
         logprobs=tokens.logprobs,
         origin=tokens.origin,
-        columns={column.name: column.values for column in row.columns.all()},
+        columns=columns,
         step_indices=tuple(row.step_indices),
         extra=bodies[row.extra_id] or {},
     )
@@ -123,6 +125,7 @@ def load_step_prompt(step: models.StoredStep) -> Ids:
     """The prompt ids ``[P]`` of one step, with those of its parents. Two queries."""
     keys, extents = step_extents(step.trajectory_id)
     pieces = stream_pieces(extents, step.index, whole=False)
-    arrays = models.StepTokens.objects.in_bulk({keys[piece.step_index] for piece in pieces})
-    found = [getattr(arrays[keys[n]], array)[: stop - start] for start, stop, n, array in pieces]
+    held = models.StoredStep.objects.filter(pk__in={keys[piece.step_index] for piece in pieces})
+    tokens = {one.index: one.tokens for one in steps_with_tokens(held)} if pieces else {}
+    found = [getattr(tokens[n], array)[: stop - start] for start, stop, n, array in pieces]
     return np.concatenate(found) if found else NO_IDS

@@ -1,5 +1,6 @@
 """Everything that writes to the database. Each function is one short transaction unless it says otherwise."""
 
+from rollouts.services.encoded import encode_trajectories
 from rollouts.services.figures import take_figures
 from rollouts.services.findings import note_diagnosed, replace_findings
 from rollouts.services.jobs import ask_job, cancel_job
@@ -30,6 +31,7 @@ from rollouts.services.runs import (
     start_run,
 )
 from rollouts.services.shares import create_share, revoke, token_hash
+from rollouts.services.token_moves import fill_origins, move_arrays
 from rollouts.services.tokenizers import (
     byte_table_of,
     find_tokenizer,
@@ -37,4 +39,4 @@ from rollouts.services.tokenizers import (
     register_chat_template,
     register_tokenizer,
 )
-from rollouts.services.trajectories import fill_origins, save_trajectories
+from rollouts.services.trajectories import save_trajectories

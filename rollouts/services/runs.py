@@ -6,6 +6,7 @@ import itertools
 import time
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, Sum
 from django.utils import timezone
@@ -16,6 +17,7 @@ from rollouts.selectors.trajectories import BODY_COLUMNS
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
 from rollouts.services.text import without_paths
+from rollouts.services.token_segments import delete_segments_of, delete_unused, segments_of
 from rollouts.tito.batches import batched
 
 DELETE_ATTEMPTS = 5
@@ -24,6 +26,7 @@ DELETE_ATTEMPTS = 5
 def create_run(kind: str, name: str, user: Any = None, **fields: Any) -> models.Run:
     """A queued run. ``user`` may be anonymous or None."""
     owner = user if user is not None and getattr(user, "is_authenticated", False) else None
+    fields.setdefault("token_store", settings.INSPECTOR_TOKENS)
     return models.Run.objects.create(kind=kind, name=name[:200], created_by=owner, **fields)
 
 
@@ -109,6 +112,7 @@ def delete_run(run: models.Run) -> None:
             while keys := list(for_run.values_list("pk", flat=True)[:200]):
                 delete_trajectories(keys)
             models.Run.objects.get(pk=run.pk).delete()
+            delete_segments_of(run.code)
             return
         except models.Run.DoesNotExist:  # somebody else deleted it at the same time
             return
@@ -121,7 +125,7 @@ def delete_run(run: models.Run) -> None:
 def delete_trajectories(keys: list[int]) -> None:
     """Remove trajectories and what belongs to them, table by table, without loading them. Totals stay as they are."""
     with transaction.atomic():
-        bodies = _content_keys(keys)
+        bodies, segments = _content_keys(keys), segments_of(keys)
         in_steps = {"step__trajectory__in": keys}
         in_rows = {"row__trajectory__in": keys}
         querysets: list[Any] = [
@@ -140,6 +144,7 @@ def delete_trajectories(keys: list[int]) -> None:
         for queryset in querysets:
             queryset._raw_delete(queryset.db)
         _delete_unused(bodies)
+        delete_unused(segments)
 
 
 def recount(run: models.Run) -> None:

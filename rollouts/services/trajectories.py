@@ -11,12 +11,11 @@ from django.db.models import Max
 from django.utils import timezone
 
 from rollouts import models
-from rollouts.selectors.streams import StoredSteps
-from rollouts.services.bulk import bare, change_whole, reserve_keys
+from rollouts.services.bulk import bare, reserve_keys
+from rollouts.services.encoded import EncodedTrajectory, encode_trajectories
 from rollouts.services.findings import add_findings, set_findings
-from rollouts.services.write_steps import StepWriter, derive_origins
+from rollouts.services.write_steps import StepWriter
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.prefix import links_of
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import ByteTable
 
@@ -28,26 +27,32 @@ def save_trajectories(
     base_index: int | None = None,
     token_table: ByteTable | None = None,
     checks: Sequence[Mapping[str, Any]] | None = None,
+    encoded: Sequence[EncodedTrajectory] | None = None,
 ) -> list[models.StoredTrajectory]:
     """Store finished trajectories in one transaction, and bump the run's totals.
 
     ``findings[i]`` and ``checks[i]``, the outcomes of the checks, belong to ``trajectories[i]``. ``base_index`` is the
-    first one's position in the run (default: after the last). With a ``token_table`` the origin of the tokens between
-    completions is found where no strategy wrote it.
+    first one's position in the run (default: after the last). ``encoded``: what ``encode_trajectories`` made of them
+    before the caller's transaction. Without it the arrays go into the database, and a ``token_table`` finds the origin
+    of the tokens between completions.
     """
     if not trajectories:
         return []
+    if encoded is None:
+        encoded = encode_trajectories(trajectories, token_table)
     with transaction.atomic():
         if base_index is None:
             base_index = next_index(run)
-        writer = StepWriter(sum(len(trajectory.steps) for trajectory in trajectories), token_table)
+        writer = StepWriter(sum(len(trajectory.steps) for trajectory in trajectories))
         keys = reserve_keys(models.StoredTrajectory, len(trajectories))
         records = []
         now = timezone.now()
         for n, trajectory in enumerate(trajectories):
+            one = encoded[n]
             record = bare(
                 models.StoredTrajectory,
                 id=next(keys),
+                code=one.code,
                 run_id=run.pk,
                 index=base_index + n,
                 external_id=trajectory.external_id,
@@ -61,12 +66,11 @@ def save_trajectories(
                 finished_at=now,
                 checks=None if checks is None else checks[n],
             )
-            values = StoredSteps()
             steps = [
-                writer.add_step(record.pk, values, step, link)
-                for step, link in zip(trajectory.steps, links_of(trajectory), strict=True)
+                writer.add_step(record.pk, one.values, step, coded)
+                for step, coded in zip(trajectory.steps, one.steps, strict=True)
             ]
-            writer.add_rows(record, steps, values, trajectory.rows or None)
+            writer.add_rows(record, steps, one.values, trajectory.rows or None, one.row_places)
             if findings is not None:
                 set_findings(record, findings[n])
             records.append(record)
@@ -110,23 +114,3 @@ def bump_run(run: models.Run, counts: Mapping[str, int], **added: float) -> None
     models.Run.objects.filter(pk=run.pk).update(**values)
     for name, value in values.items():
         setattr(run, name, value)
-
-
-def fill_origins(
-    trajectories: Sequence[models.StoredTrajectory], values: Sequence[Trajectory], token_table: ByteTable
-) -> int:
-    """Find the origin of tokens between completions where it is not known yet. Returns how many steps gained it.
-
-    For trajectories that were stored before a tokenizer was chosen. ``values[i]`` is ``trajectories[i]`` as loaded.
-    """
-    filled: list[models.StepTokens] = []
-    for trajectory, value in zip(trajectories, values, strict=True):
-        if not any(step.delta_origin is None for step in value.steps[1:]):
-            continue
-        stored = trajectory.steps.select_related("tokens").filter(parent__isnull=False).order_by("index")
-        filled += derive_origins(
-            [(one.tokens, value.steps[one.index], one.messages_shared) for one in stored], token_table
-        )
-    with transaction.atomic():
-        change_whole(models.StepTokens, ("delta_origin",), [(tokens.delta_origin, tokens.pk) for tokens in filled])
-    return len(filled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from rollouts import models
 from rollouts.selectors.streams import StoredSteps
 from rollouts.services.bulk import bare, change_whole, insert_whole, reserve_keys
 from rollouts.services.contents import Contents
-from rollouts.tito import segments
+from rollouts.services.encoded import EncodedStep, derive_origins, encode_step
 from rollouts.tito.align import trained_tokens
-from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, StepField
+from rollouts.tito.coding import BODIES, COLUMNS, REQUEST_FIELDS, StepField
 from rollouts.tito.prefix import merge_steps
-from rollouts.tito.trajectory import Link, Row, Step
+from rollouts.tito.trajectory import Row, Step
+from rollouts.token_store import Place
 from rollouts.tokenizers import ByteTable
 
 
@@ -39,11 +40,12 @@ class StepWriter:
         self._own: list[tuple[models.StoredRow, Row]] = []
 
     def add_step(
-        self, trajectory_key: int, earlier: StoredSteps, step: Step, link: Link | None = None
+        self, trajectory_key: int, earlier: StoredSteps, step: Step, encoded: EncodedStep | None = None
     ) -> models.StoredStep:
-        """Add the step behind ``earlier``, which grows by it. ``link`` spares the search for its parent."""
-        index, key, request, fields = len(earlier.steps), next(self._keys), step.request, vars(step)
-        link, delta_ids, delta_origin, messages_shared, messages_new = earlier.encode(step, link)
+        """Add the step behind ``earlier``, which grows by it unless the step is ``encoded`` already."""
+        index, key, request, fields = len(earlier.keys), next(self._keys), step.request, vars(step)
+        is_new = encoded is None
+        (link, _, _, messages_shared, messages_new), tokens, place = encoded or encode_step(earlier, step)
         parent_key = None if link.parent is None else earlier.keys[link.parent]
         earlier.keys.append(key)
         earlier.links.append(link)
@@ -65,13 +67,22 @@ class StepWriter:
             messages_shared=messages_shared,
             **values,
         )
-        arrays = {name: fields[name] for name in ARRAYS}
-        tokens = bare(models.StepTokens, step_id=key, delta_ids=delta_ids, delta_origin=delta_origin, **arrays)
         self._steps.append(stored)
+        if place is not None:
+            stored.segment_id, stored.segment_offset = self._saved(place), place.offset
+            stored.has_origin = tokens.delta_origin is not None
+            return stored
+        tokens.step_id = key
         self._tokens.append(tokens)
-        if parent_key is not None:
+        if is_new and parent_key is not None:
             self._later.append((tokens, step, messages_shared))
         return stored
+
+    def _saved(self, place: Place) -> int:
+        """The key of the segment of a place, which is inserted first."""
+        if place.segment.pk is None:
+            place.segment.save(force_insert=True)
+        return place.segment.pk
 
     def _add_bodies(self, values: dict[str, Any], bodies: Sequence[StepField], fields: Mapping[str, Any]) -> None:
         """Set the keys of the JSON bodies of these fields; what says nothing has none."""
@@ -86,18 +97,22 @@ class StepWriter:
         steps: Sequence[models.StoredStep],
         values: StoredSteps,
         rows: Sequence[Row] | None,
+        places: Sequence[Place | None] = (),
     ) -> None:
         """Add all rows of a trajectory and count its steps, rows and tokens.
 
         ``steps`` are all its steps, stored before or added now, and ``values`` the same; ``rows`` None = they follow
-        from the steps.
+        from the steps. ``places``: where segments hold the arrays of the rows; empty = they are inserted.
         """
         if rows is None:
             chains = merge_steps(values.steps, values.links)
             found = [_merged_row(record, index, [steps[n] for n in chain]) for index, chain in enumerate(chains)]
         else:
             chains = [row.step_indices for row in rows]
-            found = [self._stored_row(record, index, row) for index, row in enumerate(rows)]
+            at = places or [None] * len(rows)
+            found = [
+                self._stored_row(record, n, row, place) for n, (row, place) in enumerate(zip(rows, at, strict=True))
+            ]
         row_of_step = {step: index for index, chain in enumerate(chains) for step in chain}
         for step in steps:
             row_index = row_of_step.get(step.index, 0)
@@ -139,7 +154,9 @@ class StepWriter:
             for name, values in row.columns.items()
         )
 
-    def _stored_row(self, record: models.StoredTrajectory, index: int, row: Row) -> models.StoredRow:
+    def _stored_row(
+        self, record: models.StoredTrajectory, index: int, row: Row, place: Place | None
+    ) -> models.StoredRow:
         """A row that keeps its own arrays."""
         stored = bare(
             models.StoredRow,
@@ -150,7 +167,11 @@ class StepWriter:
             step_indices=list(row.step_indices),
             extra_id=self.contents.add_unless_empty(row.extra),
         )
-        self._own.append((stored, row))
+        if place is None:
+            self._own.append((stored, row))
+        else:
+            stored.segment_id, stored.segment_offset = self._saved(place), place.offset
+            stored.column_names = sorted(row.columns)
         return stored
 
 
@@ -185,29 +206,3 @@ def count_tokens(steps: Sequence[models.StoredStep]) -> tuple[int, int]:
     """Tokens that steps sampled, and all tokens that they add."""
     n_sampled = sum(step.completion_length for step in steps)
     return n_sampled, n_sampled + sum(step.prompt_length - step.shared_length for step in steps)
-
-
-def derive_origins(
-    steps: Iterable[tuple[models.StepTokens, Step, int]], token_table: ByteTable
-) -> list[models.StepTokens]:
-    """Find who wrote each token between completions where no strategy told: template scaffold or observation.
-
-    ``steps`` have a parent, each with how many of its messages the parent had. The bytes of all deltas are gathered
-    at once. Returns the arrays that gained their origins.
-    """
-    asked = [
-        (tokens, step.request.messages[shared:] if step.request else ())
-        for tokens, step, shared in steps
-        if step.delta_origin is None and len(tokens.delta_ids)
-    ]
-    if not asked:
-        return []
-    ids = np.concatenate([tokens.delta_ids for tokens, _ in asked])
-    whole, ends = token_table.joined(ids)
-    offsets = np.concatenate([[0], ends])
-    special = np.asarray(token_table.special).take(ids, mode="clip") & (ids >= 0) & (ids < token_table.vocab_size)
-    stops = np.cumsum([len(tokens.delta_ids) for tokens, _ in asked]).tolist()
-    origins = segments.origins_of_texts(whole, offsets, special, stops, [messages for _, messages in asked])
-    for (tokens, _), start, stop in zip(asked, [0, *stops[:-1]], stops, strict=True):
-        tokens.delta_origin = origins[start:stop]
-    return [tokens for tokens, _ in asked]

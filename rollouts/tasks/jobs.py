@@ -29,7 +29,7 @@ from rollouts.services.jobs import (
 from rollouts.services.outages import is_outage, said_of
 from rollouts.services.shards import cut_job, end_shard, is_cut, open_shards, release_shard, tell_whole
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat
-from rollouts.work import diagnosis, exporting, imports, leftovers, replays, template_checks
+from rollouts.work import diagnosis, exporting, imports, leftovers, replays, template_checks, token_moves
 from rollouts.work.sending import DO_JOB, send_task
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
     Job.Kind.REPLAY: replays.do_run_job,
     Job.Kind.IMPORT: imports.do_job,
     Job.Kind.DIAGNOSE_PUSHED: diagnosis.do_pushed_job,
+    Job.Kind.MOVE_TOKENS: token_moves.do_job,
     Job.Kind.REPLAY_TRAJECTORY: replays.do_job,
     Job.Kind.CHECK_TEMPLATE: template_checks.do_job,
     Job.Kind.REPAIR_TEMPLATE: template_checks.do_job,

@@ -280,11 +280,12 @@ class _File:
         for trajectory in batch:
             found.append(diagnosis_for(trajectory, self.run))
             self._tick()
+        encoded = services.encode_trajectories(batch, self._table, put_for=self.run)
         with transaction.atomic():
             self.alive()  # in this transaction: a worker that has lost the import stores nothing more
             services.save_trajectories(
-                self.run, batch, [one.findings for one in found], self.next_index, self._table,
-                [one.checks for one in found],
+                self.run, batch, [one.findings for one in found], self.next_index,
+                checks=[one.checks for one in found], encoded=encoded,
             )  # fmt: skip
         self.next_index += len(batch)
 

@@ -10,19 +10,23 @@ from datetime import timedelta
 from pathlib import Path
 
 from django.conf import settings
+from django.core.cache import cache
 from django.utils import timezone
 
 from rollouts import files, services
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.services.audit import drop_old_events
-from rollouts.work import exporting, imports
+from rollouts.services.token_segments import delete_orphans, delete_replaced
+from rollouts.work import exporting, imports, token_moves
 from rollouts.work.uploads import drop_uploads, kept_codes
 
 log = logging.getLogger(__name__)
 
 UPLOAD_AGE = timedelta(days=7)
 """How long the uploads of an import that broke off are kept for *Resume*."""
+LIST_SECONDS = 24 * 3600
+"""How often the segments of the file storage are listed."""
 DRAFT_AGE_SECONDS = 24 * 3600.0
 """No request takes so long. An older draft belongs to a process that is gone."""
 
@@ -30,11 +34,13 @@ DRAFT_AGE_SECONDS = 24 * 3600.0
 def sweep() -> None:
     """Remove uploads that no import reads again, files of exports that are not offered, and old drafts.
 
-    Imports that were never sent are ended. Lines of the audit log that are too old go.
-    Raises :class:`rollouts.files.StorageDown`.
+    Imports that were never sent are ended, and runs that keep their arrays in segments are gathered. Lines of the audit
+    log that are too old go. Raises :class:`rollouts.files.StorageDown`.
     """
     drop_old_events()
     exporting.drop_files()
+    token_moves.gather()
+    _sweep_segments()
     for run in _never_sent():
         services.end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
     for code in kept_codes():
@@ -50,6 +56,14 @@ def sweep() -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _sweep_segments() -> None:
+    """Remove segments that were replaced, and once a day those that no row names: that lists all of them."""
+    now = timezone.now()
+    delete_replaced(now)
+    if cache.add("segments-listed", 1, timeout=LIST_SECONDS):
+        delete_orphans(now)
 
 
 def _never_sent() -> Iterable[Run]:

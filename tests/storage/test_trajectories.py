@@ -11,6 +11,7 @@ from rollouts import models, selectors, services
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Trajectory
+from rollouts.token_store import STORES
 from tests.storage.build import DELTA, assert_same, chain, ids, rows_only
 
 pytestmark = pytest.mark.django_db
@@ -19,6 +20,19 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def run() -> models.Run:
     return services.create_run(models.Run.Kind.IMPORT, "test")
+
+
+@pytest.fixture(params=["database", "segments"])
+def save(request: pytest.FixtureRequest, run: models.Run, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Stores trajectories of ``run`` in either store, as an import does."""
+    monkeypatch.setattr(type(STORES["segments"]), "min_tokens", 1)
+    run.token_store = request.param
+
+    def go(*values: Trajectory) -> list[models.StoredTrajectory]:
+        encoded = services.encode_trajectories(values, put_for=run)
+        return services.save_trajectories(run, values, encoded=encoded)
+
+    return go
 
 
 def queries(call):  # type: ignore[no-untyped-def]
@@ -38,15 +52,15 @@ def branched() -> Trajectory:
 
 
 @pytest.mark.parametrize("value", [chain(), branched(), rows_only(), replace(rows_only(), steps=chain().steps)])
-def test_a_trajectory_comes_back_as_it_was(run: models.Run, value: Trajectory) -> None:
-    (stored,) = services.save_trajectories(run, [value])
+def test_a_trajectory_comes_back_as_it_was(save, value: Trajectory) -> None:  # type: ignore[no-untyped-def]
+    (stored,) = save(value)
     assert_same(selectors.load_trajectory(models.StoredTrajectory.objects.get(pk=stored.pk)), value)
 
 
-def test_a_written_delta_origin_comes_back(run: models.Run) -> None:
+def test_a_written_delta_origin_comes_back(save) -> None:  # type: ignore[no-untyped-def]
     plain = chain(turns=2)
     value = replace(plain, steps=(plain.steps[0], replace(plain.steps[1], delta_origin=DELTA)))
-    (stored,) = services.save_trajectories(run, [value])
+    (stored,) = save(value)
     assert_same(selectors.load_trajectory(stored), value)
     window = selectors.row_window(stored, 0, 0, 10**9)
     assert window.origin[12:16].tolist() == DELTA.tolist()
@@ -65,8 +79,8 @@ def test_only_new_tokens_are_stored_and_a_break_is_a_column_comparison(run: mode
 
 
 @pytest.mark.parametrize("value", [chain(turns=5), branched()])
-def test_windows_agree_with_the_rows_that_follow(run: models.Run, value: Trajectory) -> None:
-    (stored,) = services.save_trajectories(run, [value])
+def test_windows_agree_with_the_rows_that_follow(save, value: Trajectory) -> None:  # type: ignore[no-untyped-def]
+    (stored,) = save(value)
     rows = merged_rows(value.steps)
     assert stored.n_rows == len(rows)
     for index, row in enumerate(rows):
@@ -92,24 +106,24 @@ def test_windows_agree_with_the_rows_that_follow(run: models.Run, value: Traject
             assert whole.loss_mask[span.start : span.stop].all() == (span.part == "completion")
 
 
-def test_step_prompts_follow_their_parents(run: models.Run) -> None:
+def test_step_prompts_follow_their_parents(save) -> None:  # type: ignore[no-untyped-def]
     value = branched()
-    (stored,) = services.save_trajectories(run, [value])
+    (stored,) = save(value)
     for step in stored.steps.all():
         prompt, sql = queries(lambda step=step: selectors.load_step_prompt(step))
         assert np.array_equal(prompt, value.steps[step.index].prompt_ids)
         assert len(sql) <= 2
 
 
-def test_a_row_of_its_own_is_drawn_even_when_its_arrays_disagree(run: models.Run) -> None:
-    (stored,) = services.save_trajectories(run, [rows_only()])
+def test_a_row_of_its_own_is_drawn_even_when_its_arrays_disagree(save) -> None:  # type: ignore[no-untyped-def]
+    (stored,) = save(rows_only())
     window = selectors.row_window(stored, 1, 0, 10)
     assert window.ids.tolist() == [5, 6, 7] and window.loss_mask.tolist() == [True, True, False]
     assert selectors.row_spans(stored, 1) == [selectors.Span(0, 3, None, "row")]
 
 
-def test_queries_of_a_page_do_not_grow_with_turns_or_tokens(run: models.Run) -> None:
-    small, large = services.save_trajectories(run, [chain("s", 2), chain("l", 60)])
+def test_queries_of_a_page_do_not_grow_with_turns_or_tokens(save) -> None:  # type: ignore[no-untyped-def]
+    small, large = save(chain("s", 2), chain("l", 60))
     for read in (
         lambda t: selectors.row_window(t, 0, 0, 4096),
         lambda t: selectors.row_spans(t, 0),

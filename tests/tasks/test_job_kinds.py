@@ -17,14 +17,14 @@ from celery import current_app
 from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
-from rollouts import files, models, services
+from rollouts import files, models, selectors, services
 from rollouts.models import Job, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services import jobs as job_services
 from rollouts.services.jobs import adopt_jobs, ask_job, end_job, take_job
 from rollouts.services.pushed import DIAGNOSED_TO, add_new_trajectories
 from rollouts.tasks import jobs
-from rollouts.work import exporting, imports, replays, run_control, template_checks
+from rollouts.work import exporting, imports, replays, run_control, template_checks, token_moves
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
 from tests.web.samples import stored_run, trajectory
@@ -38,8 +38,9 @@ Ask = Callable[[str], Job]
 
 
 @pytest.fixture
-def ask(tmp_path: Path, tiny_tokenizer: Path) -> Ask:
+def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """`ask(kind)`: a job of a kind, with something to do."""
+    monkeypatch.setattr(token_moves, "BATCH", 20)
 
     def go(kind: str) -> Job:
         if kind == Job.Kind.IMPORT:
@@ -59,7 +60,8 @@ def ask(tmp_path: Path, tiny_tokenizer: Path) -> Ask:
             maker = Maker(tiny_tokenizer)
             return replays.ask(maker.run([maker.conversation("a")]).trajectories.get())[0].job
         run = stored_run(45, findings=[[]] * 45)  # three batches
-        return ask_job(run, kind, {"format": "own_jsonl"} if kind == Job.Kind.EXPORT else {})[0]
+        options = {Job.Kind.EXPORT: {"format": "own_jsonl"}, Job.Kind.MOVE_TOKENS: {"to": "segments"}}
+        return ask_job(run, kind, options.get(Job.Kind(kind), {}))[0]
 
     return go
 
@@ -90,7 +92,7 @@ def die_after(n: int, work: Callable[[], object]) -> None:
 
 DEATHS = {
     "diagnose": 2, "export": 9, "replay": 5, "import": 13, "diagnose_pushed": 2, "replay_trajectory": 1,
-    "check_template": 3, "repair_template": 2,
+    "check_template": 3, "repair_template": 2, "move_tokens": 2,
 }  # fmt: skip
 """Signs of life after which the first worker of each kind is killed: in the middle, where its work has one."""
 
@@ -132,6 +134,14 @@ def pushed(job: Job) -> None:
     assert job.run is not None and job.run.settings[DIAGNOSED_TO] == job.run.trajectories.order_by("-pk")[0].pk
 
 
+def moved(job: Job) -> None:
+    run = job.run
+    assert run is not None and job.n_done == 45 and run.token_segments.count() == 3
+    assert not models.StoredStep.objects.filter(segment=None).exists() and run.n_steps > 0
+    assert len(list(selectors.load_trajectories(list(run.trajectories.all())))) == 45
+    services.delete_run(run)
+
+
 def rows_made(job: Job) -> None:
     assert job.replay is not None and job.replay.report and job.replay.rows.exists()
 
@@ -145,6 +155,7 @@ def repaired(job: Job) -> None:
 RESULTS: dict[str, Callable[[Job], None]] = {
     "diagnose": diagnosed, "export": exported, "replay": replayed, "import": imported, "diagnose_pushed": pushed,
     "replay_trajectory": rows_made, "check_template": repaired, "repair_template": repaired,
+    "move_tokens": moved,
 }  # fmt: skip
 
 

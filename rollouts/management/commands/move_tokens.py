@@ -1,0 +1,42 @@
+"""Moves the token arrays of a run into the database or into segments."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from rollouts.files import StorageDown
+from rollouts.management import TerminalCommand
+from rollouts.selectors.runs import find_run
+from rollouts.token_store import STORES
+from rollouts.work.token_moves import move_run
+
+
+class Command(TerminalCommand):
+    help = (
+        "Move the token arrays of a run into the database or into segments, which are Parquet files of the file "
+        "storage. The run can be read meanwhile. A move that broke off goes on when the command is given again."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("run", metavar="RUN")
+        parser.add_argument("--to", required=True, choices=list(STORES))
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        run = find_run(code=options["run"])
+        if run is None:
+            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        n_moved = 0
+        try:
+            for last, n in move_run(run, options["to"]):
+                n_moved += n
+                self.stderr.write(f"\r{last.index + 1:,} of {run.n_trajectories:,} trajectories", ending="")
+        except StorageDown as error:
+            raise CommandError(f"{error} {n_moved:,} arrays are moved. Give the command again to go on.") from error
+        self.stderr.write("")
+        self.stdout.write(f"{n_moved:,} steps and rows of run {run.code} moved to {options['to']}.")
+        growing = run.trajectories.filter(status__in=("queued", "running")).count()
+        if growing:
+            self.stdout.write(f"{growing:,} trajectories still grow. Give the command again when the run has ended.")

@@ -1,0 +1,127 @@
+"""Finished trajectories as they will be stored. Their arrays are put where the run keeps them, before a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from rollouts import models
+from rollouts.selectors.streams import StoredSteps
+from rollouts.services.bulk import bare
+from rollouts.tito import segments
+from rollouts.tito.coding import ARRAYS, CodedStep
+from rollouts.tito.prefix import links_of
+from rollouts.tito.trajectory import Link, Step, Trajectory
+from rollouts.token_store import Place, TokenItem, store_of
+from rollouts.token_store.items import row_item, step_item
+from rollouts.tokenizers import ByteTable
+
+
+class EncodedStep(NamedTuple):
+    """A step as it will be stored."""
+
+    coded: CodedStep
+    """What it adds to its parent."""
+    tokens: models.StepTokens
+    """Its arrays, without the key of the step."""
+    place: Place | None = None
+    """Where a segment holds the arrays; None = they are inserted with the step."""
+
+
+@dataclass(frozen=True)
+class EncodedTrajectory:
+    """A finished trajectory as it will be stored."""
+
+    code: str
+    """The code that it will have."""
+    values: StoredSteps
+    """Its steps, without their keys."""
+    steps: Sequence[EncodedStep]
+    """As many as the trajectory has."""
+    row_places: Sequence[Place | None]
+    """For each row with its own arrays, as ``EncodedStep.place``."""
+
+
+def encode_step(earlier: StoredSteps, step: Step, link: Link | None = None) -> EncodedStep:
+    """Encode the step behind ``earlier``, which grows by it. ``link`` spares the search for its parent."""
+    coded, fields = earlier.encode(step, link), vars(step)
+    arrays = {name: fields[name] for name in ARRAYS}
+    tokens = bare(models.StepTokens, delta_ids=coded.delta_ids, delta_origin=coded.delta_origin, **arrays)
+    return EncodedStep(coded, tokens)
+
+
+def encode_trajectories(
+    trajectories: Sequence[Trajectory], token_table: ByteTable | None = None, put_for: models.Run | None = None
+) -> list[EncodedTrajectory]:
+    """Encode finished trajectories as they will be stored.
+
+    ``put_for``: put their arrays into the store of this run, which is slow, so that no transaction may be open. With a
+    ``token_table`` the origin of the tokens between completions is found where no strategy wrote it.
+    """
+    found = [_encoded(trajectory) for trajectory in trajectories]
+    if token_table is not None:
+        later = [
+            (one.tokens, step, one.coded.messages_shared)
+            for encoded, trajectory in zip(found, trajectories, strict=True)
+            for one, step in zip(encoded.steps, trajectory.steps, strict=True)
+            if one.coded.link.parent is not None
+        ]
+        derive_origins(later, token_table)
+    if put_for is None:
+        return found
+    items = [item for one, trajectory in zip(found, trajectories, strict=True) for item in _items(one, trajectory)]
+    store = store_of(put_for)
+    if not store.min_tokens or sum(item.n_tokens for item in items) < store.min_tokens:
+        return found
+    places = iter(store.put(put_for, items))
+    return [
+        replace(
+            one,
+            steps=[step._replace(place=next(places)) for step in one.steps],
+            row_places=[next(places) for _ in trajectory.rows],
+        )
+        for one, trajectory in zip(found, trajectories, strict=True)
+    ]
+
+
+def _encoded(trajectory: Trajectory) -> EncodedTrajectory:
+    values = StoredSteps()
+    links = links_of(trajectory)
+    steps = [encode_step(values, step, link) for step, link in zip(trajectory.steps, links, strict=True)]
+    return EncodedTrajectory(models.new_code(), values, steps, [None] * len(trajectory.rows))
+
+
+def _items(one: EncodedTrajectory, trajectory: Trajectory) -> Iterator[TokenItem]:
+    for index, step in enumerate(one.steps):
+        yield step_item(one.code, index, step.tokens)
+    for index, row in enumerate(trajectory.rows):
+        yield row_item(one.code, index, row, row.columns)
+
+
+def derive_origins(
+    steps: Iterable[tuple[models.StepTokens, Step, int]], token_table: ByteTable
+) -> list[models.StepTokens]:
+    """Find who wrote each token between completions where no strategy told: template scaffold or observation.
+
+    ``steps`` have a parent, each with how many of its messages the parent had. The bytes of all deltas are gathered
+    at once. Returns the arrays that gained their origins.
+    """
+    asked = [
+        (tokens, step.request.messages[shared:] if step.request else ())
+        for tokens, step, shared in steps
+        if step.delta_origin is None and len(tokens.delta_ids)
+    ]
+    if not asked:
+        return []
+    ids = np.concatenate([tokens.delta_ids for tokens, _ in asked])
+    whole, ends = token_table.joined(ids)
+    offsets = np.concatenate([[0], ends])
+    special = np.asarray(token_table.special).take(ids, mode="clip") & (ids >= 0) & (ids < token_table.vocab_size)
+    stops = np.cumsum([len(tokens.delta_ids) for tokens, _ in asked]).tolist()
+    origins = segments.origins_of_texts(whole, offsets, special, stops, [messages for _, messages in asked])
+    for (tokens, _), start, stop in zip(asked, [0, *stops[:-1]], stops, strict=True):
+        tokens.delta_origin = origins[start:stop]
+    return [tokens for tokens, _ in asked]

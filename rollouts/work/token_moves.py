@@ -1,0 +1,60 @@
+"""Moves the token arrays of a run from one store to the other, in batches, while the run is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db.models import Exists, OuterRef, Q
+
+from rollouts import services
+from rollouts.models import ACTIVE, Job, Run, StoredTrajectory
+from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.tito.batches import batched
+from rollouts.token_store import STORES
+from rollouts.work.sending import send
+
+BATCH = 500
+"""Trajectories that are read at once at most."""
+BATCH_TOKENS = 1_000_000
+"""Tokens of a batch, which becomes one segment."""
+
+
+def move_run(run: Run, to: str, after: int = -1) -> Iterator[tuple[StoredTrajectory, int]]:
+    """Move the arrays of the trajectories after an index into the store named ``to``, which the run then keeps.
+
+    Yields after each batch its last trajectory, and how many steps and rows were moved. What is in the store already
+    stays, so a move that was killed is begun again. Trajectories that still grow keep their arrays where they are.
+    """
+    Run.objects.filter(pk=run.pk).update(token_store=to)
+    ended = run.trajectories.exclude(status__in=ACTIVE).only("pk", "code", "index", "n_tokens", "run_id")
+    while page := list(ended.filter(index__gt=after).order_by("index")[:BATCH]):
+        for batch in batched(page, BATCH_TOKENS, lambda one: one.n_tokens):
+            yield batch[-1], services.move_arrays(run, batch, STORES[to])
+        after = page[-1].index
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Move what a run of the store ``segments`` still has in the database."""
+    run = job.run
+    if run is None:
+        raise JobLost
+    beat(n_done=0, n_total=run.n_trajectories)
+    for last, _ in move_run(run, job.options["to"], job.reached):
+        beat(n_done=last.index + 1, reached=last.index)
+    end_job(job, Job.Status.DONE)
+
+
+def gather() -> None:
+    """Send a job for each run that has ended since its arrays were last moved into segments.
+
+    Steps that are stored one by one, and small batches, are in the database first: a file for each would be millions.
+    """
+    later = Job.objects.filter(run=OuterRef("pk"), kind=Job.Kind.MOVE_TOKENS).filter(
+        Q(status__in=ACTIVE) | Q(created_at__gte=OuterRef("finished_at"))
+    )
+    for run in Run.objects.filter(~Exists(later), token_store="segments", finished_at__isnull=False).exclude(
+        status__in=ACTIVE
+    ):
+        job, is_new = ask_job(run, Job.Kind.MOVE_TOKENS, {"to": "segments"}, run.created_by)
+        if is_new:
+            send(job)
