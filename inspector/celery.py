@@ -45,9 +45,9 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
     """Tell Redis every two seconds what this worker is and does; health and the Workers page read it."""
     from django.core.cache import cache
 
-    from inspector.server import workers
+    from inspector.server import machines, workers
     from inspector.server.health import heartbeat_key
-    from rollouts.tasks.heartbeat import queues_of
+    from rollouts.tasks.heartbeat import queues_of, repeat
 
     queues = queues_of(sender)
     describer = workers.Describer(sender.hostname, queues, sender.controller.concurrency)
@@ -66,9 +66,14 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
         for queue in queues:
             cache.delete(heartbeat_key(queue))
         workers.withdraw(redis, sender.hostname)
+        machines.withdraw(redis, sender.hostname)
+
+    def tell() -> None:
+        machines.tell(workers.connect(), machines.describe(sender.hostname, "worker", queues))
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
+    repeat("machine", machines.TELL_SECONDS, tell)
 
     def end(**_: Any) -> None:
         stop.set()

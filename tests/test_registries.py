@@ -283,6 +283,8 @@ def test_the_tables_beside_the_kinds_name_kinds_alone() -> None:
 KNOWN_NAMES = {
     ("inspector/settings.py", "transformers"),  # the default of INSPECTOR_ENGINE
     ("rollouts/work/launch.py", "tool_delta"),  # the default of a launch
+    ("inspector/server/machines.py", "transformers"),  # packages whose versions are compared
+    ("inspector/server/machines.py", "vllm"),
 }
 REGISTRIES = ("rollouts/engines/", "rollouts/tito/strategies/")
 OTHER_NAMES = ("rollouts/gpu_proof/", "rollouts/management/", "rollouts/chat_templates/")

@@ -1,9 +1,11 @@
 """How gunicorn serves the pages: few processes, many threads, loaded once and forked."""
 
+import contextlib
 import multiprocessing
 import os
 import resource
 import signal
+import socket
 from typing import Any
 
 from django.conf import settings
@@ -39,3 +41,28 @@ def post_fork(server: Any, worker: Any) -> None:
     from inspector.server.parent_death import die_with_parent
 
     die_with_parent(signal.SIGTERM)
+
+
+def post_worker_init(worker: Any) -> None:
+    """Tell the other machines what this web server is; `manage.py doctor` compares them."""
+    from inspector.server.machines import TELL_SECONDS, describe, tell
+    from inspector.server.workers import connect
+    from rollouts.tasks.heartbeat import repeat
+
+    name = _name(worker.ppid)
+    repeat("machine", TELL_SECONDS, lambda: tell(connect(), describe(name, "web")))
+
+
+def on_exit(server: Any) -> None:
+    """This web server has ended."""
+    from redis import RedisError
+
+    from inspector.server.machines import withdraw
+    from inspector.server.workers import connect
+
+    with contextlib.suppress(RedisError):
+        withdraw(connect(), _name(server.pid))
+
+
+def _name(pid: int) -> str:
+    return f"web-{pid}@{socket.gethostname()}"

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
 from inspector.server.health import served_queues
+from inspector.server.machines import differences, list_machines
 from inspector.server.workers import WorkerState, connect, list_workers, queue_lengths
 from inspector.web.twins import Page, page
 from rollouts.selectors.jobs import waiting_jobs
@@ -26,6 +27,8 @@ class WorkersPage(Page):
 
     problem: str
     """Why the workers are not known; empty while Redis answers."""
+    differences: list[str]
+    """What differs between machines and does harm: sentences."""
     workers: list[dict[str, Any]]
     """Every worker seen in the last hour."""
     queues: list[dict[str, Any]]
@@ -39,16 +42,18 @@ class WorkersPage(Page):
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     """Every worker seen in the last hour, every queue, and the runs that are not finished."""
-    problem, workers, lengths = "", [], {}
+    problem, workers, lengths, differing = "", [], {}, []
     try:
         connection = connect()
         workers = list_workers(connection)
+        differing = [one.sentence for one in differences(list_machines(connection)) if one.is_harmful]
         names = sorted({*served_queues(), *(queue for worker in workers for queue in worker.queues)})
         lengths = queue_lengths(connection, names)
     except redis.RedisError as error:
         problem = f"Redis does not answer ({type(error).__name__}), so nobody knows who works. Look at REDIS_URL."
     shown = WorkersPage(
         problem,
+        differences=differing,
         workers=[_worker(worker) for worker in workers],
         queues=[_queue(name, waiting, workers) for name, waiting in lengths.items()],
         waiting=waiting_jobs(),

@@ -1,0 +1,204 @@
+"""What machines must share, and what differs between them: each web server and worker tells Redis about itself.
+
+They tell once a minute in one Redis hash, as workers tell of their load. `manage.py doctor` compares them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import platform
+import shutil
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from io import BytesIO
+
+import msgspec
+import redis
+from django.conf import settings
+from django.db import connection as database
+
+from inspector.server.health import MIN_FREE_BYTES
+from rollouts import files
+from rollouts.selectors.database import clock_offset, database_identity
+
+KEY = "inspector:processes"
+TELL_SECONDS = 60.0
+LIVES_SECONDS = 200
+"""Who has not told for this time is gone."""
+MAX_CLOCK_SECONDS = 2.0
+"""Leases last 20 seconds and are compared by the clocks of the workers."""
+PACKAGES = ("transformers", "tokenizers", "fastokens", "vllm", "torch", "numpy", "Django", "celery")
+MARK = "machines/identity"
+"""A file of the file storage, which tells storages apart."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A process that uses the database, as it described itself."""
+
+    name: str
+    role: str
+    """web, worker or command."""
+    host: str
+    code: str
+    """A digest of the program's own files."""
+    python: str
+    packages: dict[str, str]
+    secret: str
+    """A fingerprint of SECRET_KEY, from which nobody finds the key."""
+    database: str
+    """Which database it uses."""
+    database_kind: str
+    files: str
+    """Which file storage it uses."""
+    clock_seconds: float | None
+    """By how much its clock is ahead of the database's; None = it has no clock of its own."""
+    free_bytes: int
+    """Room on the disk of its data folder."""
+    queues: list[str] = field(default_factory=list)
+    seen_at: float = 0.0
+    """Unix time."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as it should be."""
+
+    sentence: str
+    """What differs, and the way out."""
+    is_harmful: bool
+
+
+def describe(name: str, role: str, queues: Sequence[str] = ()) -> Machine:
+    """This process. Raises what the database and the file storage raise."""
+    return Machine(
+        name=name,
+        role=role,
+        host=socket.gethostname(),
+        code=code_version(),
+        python=platform.python_version(),
+        packages=_packages(),
+        secret=hmac.new(settings.SECRET_KEY.encode(), b"rollout-inspector", "sha256").hexdigest()[:12],
+        database=database_identity(),
+        database_kind=database.vendor,
+        files=_storage_identity(),
+        clock_seconds=clock_offset(),
+        free_bytes=shutil.disk_usage(settings.INSPECTOR_DATA).free,
+        queues=list(queues),
+        seen_at=time.time(),
+    )
+
+
+def tell(connection: redis.Redis, machine: Machine) -> None:
+    """Raises ``redis.RedisError``."""
+    connection.hset(KEY, machine.name, msgspec.json.encode(machine))
+
+
+def withdraw(connection: redis.Redis, name: str) -> None:
+    """Raises ``redis.RedisError``."""
+    connection.hdel(KEY, name)
+
+
+def list_machines(connection: redis.Redis) -> list[Machine]:
+    """Every process that has told lately, by name. Raises ``redis.RedisError``."""
+    found = []
+    entries: dict[bytes, bytes] = connection.hgetall(KEY)  # type: ignore[assignment]
+    for name, raw in entries.items():
+        try:
+            machine = msgspec.json.decode(raw, type=Machine)
+        except (msgspec.DecodeError, ValueError, RecursionError):  # another version, or a stranger
+            machine = None
+        if machine is None or time.time() - machine.seen_at > LIVES_SECONDS:
+            connection.hdel(KEY, name)
+        else:
+            found.append(machine)
+    return sorted(found, key=lambda machine: machine.name)
+
+
+def differences(machines: Sequence[Machine]) -> list[Difference]:
+    """What machines should share and do not, and what is wrong with one of them. The harmful ones come first."""
+    found = [
+        *_split(machines, "The database", lambda one: one.database, "Give all of them the same DATABASE_URL."),
+        *_split(machines, "The file storage", lambda one: one.files, "Give all of them the same INSPECTOR_FILES."),
+        *_split(
+            machines, "SECRET_KEY", lambda one: one.secret, "Give all of them the same SECRET_KEY.", "fingerprint "
+        ),
+        *_split(machines, "The program", lambda one: one.code, "Install the same version and start them again."),
+    ]
+    hosts = {one.host for one in machines}
+    if len(hosts) > 1 and any(one.database_kind == "sqlite" for one in machines):
+        sentence = f"SQLite is a file of one machine, and processes run on {_listed(hosts)}. Use PostgreSQL."
+        found.append(Difference(sentence, True))
+    for one in machines:
+        if one.clock_seconds is not None and abs(one.clock_seconds) > MAX_CLOCK_SECONDS:
+            way = "ahead of" if one.clock_seconds > 0 else "behind"
+            sentence = f"The clock of {one.host} ({one.name}) is {abs(one.clock_seconds):.1f} s {way} the database's."
+            found.append(Difference(f"{sentence} Let NTP set the clocks of both machines.", True))
+        if one.free_bytes < MIN_FREE_BYTES:
+            sentence = f"The disk of the data folder of {one.name} has {one.free_bytes >> 20} MB left. Make room."
+            found.append(Difference(sentence, True))
+    found += _split(
+        machines, "Python", lambda one: one.python.rpartition(".")[0], "Install the same minor version.", harmful=False
+    )
+    for package in PACKAGES:
+        having = [one for one in machines if package in one.packages]
+        way_out = "Renders and encodings may differ between them; install the same version."
+        found += _split(having, package, lambda one: one.packages[package], way_out, harmful=False)  # noqa: B023
+    return found
+
+
+@cache
+def code_version() -> str:
+    """A digest of the program's files as this process found them: two checkouts of one version may differ."""
+    digest = hashlib.sha256()
+    for folder in ("inspector", "rollouts", "templates"):
+        for path in sorted((settings.BASE_DIR / folder).rglob("*")):
+            if path.suffix in (".py", ".html"):
+                digest.update(f"{path.relative_to(settings.BASE_DIR)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _packages() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _storage_identity() -> str:
+    try:
+        with files.open_file(MARK) as file:
+            return file.read(64).decode(errors="replace")
+    except FileNotFoundError:
+        # Of two that begin at once the last one stays, and the other reads it a minute later.
+        files.put(MARK, BytesIO(os.urandom(6).hex().encode()))
+        with files.open_file(MARK) as file:
+            return file.read(64).decode(errors="replace")
+
+
+def _split(
+    machines: Iterable[Machine], what: str, of: Callable[[Machine], str], way_out: str, label: str = "",
+    harmful: bool = True,
+) -> list[Difference]:  # fmt: skip
+    held: dict[str, list[str]] = defaultdict(list)
+    for one in machines:
+        held[of(one)].append(one.name)
+    if len(held) < 2:
+        return []
+    parts = "; ".join(f"{_listed(names)}: {label}{value}" for value, names in sorted(held.items()))
+    return [Difference(f"{what} differs. {parts}. {way_out}", harmful)]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
