@@ -49,6 +49,7 @@ from rollouts.work.diagnosis import diagnose_run
 from rollouts.work.launch import LaunchSettings, ServedModel
 from rollouts.work.reproduce import script
 from tests.conftest import ROOT
+from tests.people import make_member, the_default_project
 from tests.web.trajectory_samples import Maker
 
 DIAGNOSE = ROOT / "rollouts" / "tito" / "diagnose"
@@ -57,7 +58,7 @@ DIAGNOSE = ROOT / "rollouts" / "tito" / "diagnose"
 @pytest.fixture
 def member(client: Client, django_user_model: Any) -> Client:
     """A browser that is logged in."""
-    client.force_login(django_user_model.objects.create_user("ada", password="a long password"))
+    client.force_login(make_member("ada", password="a long password"))
     return client
 
 
@@ -87,7 +88,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch, settings: Any, tiny_tokenizer: 
 
 @pytest.mark.django_db
 def test_an_engine_of_the_registry_is_offered_checked_and_built(fake_engine: EngineSpec) -> None:
-    form = NewRunForm()
+    form = NewRunForm(the_default_project())
     assert form.fields["model"].choices == [("tiny", "tiny")]  # type: ignore[attr-defined]
     assert form.seeds_explained() == [("tiny", fake_engine.seed_note)]
     assert LaunchSettings(model="tiny", temperature=1.0).problems() == {}
@@ -143,7 +144,7 @@ def test_a_format_of_the_registry_is_recognised_imported_and_explained(
     lacks = "A fake file tells no log-probabilities."
     fake = Format("fake", "Fakes", lambda values: has_keys(values[0], "fake_prompt"), read_fake, lacks)
     monkeypatch.setitem(FORMATS, "fake", fake)
-    assert ("fake", "Fakes") in ImportForm().fields["format"].choices  # type: ignore[attr-defined]
+    assert ("fake", "Fakes") in ImportForm(the_default_project()).fields["format"].choices  # type: ignore[attr-defined]
     run = services.create_run(Run.Kind.IMPORT, "fakes")
     data = json.dumps({"fake_prompt": [1, 2], "fake_answer": [3]}).encode()
     imports.import_files(run, [Source.of_bytes(data)])
@@ -174,7 +175,7 @@ def test_a_strategy_of_the_registry_is_offered_launched_and_replayed(
     monkeypatch: pytest.MonkeyPatch, member: Client, tiny_tokenizer: Path
 ) -> None:
     monkeypatch.setitem(STRATEGIES, FakeStrategy.slug, FakeStrategy)
-    assert ("fake_strategy", "fake strategy") in NewRunForm().fields["strategy"].choices  # type: ignore[attr-defined]
+    assert ("fake_strategy", "fake strategy") in NewRunForm(the_default_project()).fields["strategy"].choices  # type: ignore[attr-defined]
     assert FakeStrategy.about in member.get(reverse("run-new")).content.decode()
     assert LaunchSettings(strategy="fake_strategy").problems() == {}
     make = Maker(tiny_tokenizer)
@@ -184,7 +185,7 @@ def test_a_strategy_of_the_registry_is_offered_launched_and_replayed(
     assert made.slug == "fake_strategy" and not made.refused
     assert [row.ids.tolist() for row in made.rows] == [row.ids.tolist() for row in other.rows]
     monkeypatch.setattr(FakeStrategy, "package", "a_package_that_is_not_installed")
-    choices = NewRunForm().fields["strategy"].choices  # type: ignore[attr-defined]
+    choices = NewRunForm(the_default_project()).fields["strategy"].choices  # type: ignore[attr-defined]
     assert ("fake_strategy", "fake strategy (not installed)") in choices
     assert "a_package_that_is_not_installed" in LaunchSettings(strategy="fake_strategy").problems()["strategy"]
     assert not replays.all_installed()

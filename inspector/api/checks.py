@@ -59,7 +59,6 @@ class CheckValues(Page):
             project=check.project.code,
             tokenizer=check.tokenizer.name if check.tokenizer else None,
             chat_template=check.chat_template_id,
-            label=check.chat_template.label,
             **more,
         )
 

@@ -11,8 +11,8 @@ from django import forms
 from django.conf import settings
 
 from inspector.web.forms import TemplateFileField, code_area
-from rollouts.models import Tokenizer
-from rollouts.selectors.registered import list_tokenizers
+from rollouts.models import Project, Tokenizer
+from rollouts.selectors.registered import tokenizers_of
 from rollouts.tito.message_validation import messages_problem, tools_problem
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -97,10 +97,10 @@ EXAMPLE = """[
 
 
 class TemplateCheckForm(forms.Form):
-    """A tokenizer, a template (the tokenizer's own, pasted or uploaded), and the other arguments of a render."""
+    """A tokenizer of a project, a template (its own, pasted or uploaded), and the other arguments of a render."""
 
-    tokenizer = forms.ModelChoiceField(
-        list_tokenizers(),
+    tokenizer: forms.ModelChoiceField = forms.ModelChoiceField(
+        None,
         required=False,
         to_field_name="name",
         empty_label="None: compare characters",
@@ -152,8 +152,11 @@ class TemplateCheckForm(forms.Form):
         "what every strategy would put between the completions. Optional.",
     )
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, project: Project, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        chosen = self.fields["tokenizer"]
+        assert isinstance(chosen, forms.ModelChoiceField)
+        chosen.queryset = tokenizers_of(project)
         if not settings.HUB_ALLOWED:
             del self.fields["hub_id"], self.fields["revision"]
 
@@ -203,8 +206,8 @@ class TemplateCheckForm(forms.Form):
 class ConversationForm(TemplateCheckForm):
     """The form of a check for its conversation. A conversation and a tokenizer are required."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, project: Project, *args: Any, **kwargs: Any) -> None:
+        super().__init__(project, *args, **kwargs)
         chosen, written = self.fields["tokenizer"], self.fields["conversation"]
         assert isinstance(chosen, forms.ModelChoiceField)
         chosen.empty_label = "Choose one"

@@ -12,6 +12,7 @@ from django.http import QueryDict
 from inspector.chat_templates.check_forms import MAX_JSON_CHARACTERS
 from inspector.web.twins import whole_number
 from rollouts.models import ChatTemplate, Content, Run, TemplateCheck, Tokenizer
+from rollouts.selectors.access import Access
 from rollouts.selectors.checks import find_check, find_request
 from rollouts.selectors.registered import find_chat_template
 from rollouts.work import template_checks
@@ -25,7 +26,7 @@ def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[
 
 @dataclass(frozen=True)
 class Subject:
-    """A run's chat template with the tools and kwargs of one of its requests."""
+    """A run's chat template in the run's project, with the tools and kwargs of one of its requests."""
 
     run: Run
     chat_template: ChatTemplate
@@ -35,7 +36,7 @@ class Subject:
     def check(self) -> TemplateCheck | None:
         """The check of exactly this question, if it exists, without its report."""
         question = template_checks.question_of(self.tools, self.kwargs)
-        code = template_checks.code_of(self.run.tokenizer, self.chat_template, question)
+        code = template_checks.code_of(self.run.project, self.run.tokenizer, self.chat_template, question)
         return find_check(code, report=False)
 
     def initial(self) -> dict[str, Any]:
@@ -47,21 +48,21 @@ class Subject:
         }
 
 
-def subject(params: QueryDict) -> Subject | None:
+def subject(access: Access, params: QueryDict) -> Subject | None:
     """``?run=`` asks about the first request of a run, ``?trajectory=&step=`` about a step; else None.
 
-    With ``rows=1`` the template is that of the run's rows.
+    With ``rows=1`` the template is that of the run's rows. None also for what may not be seen.
     """
     code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
     if not code and not run_code:
         return None
-    found = find_request(code, run_code, whole_number(params.get("step")) or 0)
+    found = find_request(access, code, run_code, whole_number(params.get("step")) or 0)
     if found is None:
         return None
     run, step = found.run, found.step
     chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
     if step is not None and step.chat_template_sha256 and not params.get("rows"):
-        chat_template = find_chat_template(step.chat_template_sha256) or chat_template
+        chat_template = find_chat_template(run.project, step.chat_template_sha256) or chat_template
     if chat_template is None:
         return None
     kwargs = _value(step.template_kwargs if step else None, dict) or run.settings.get("template_kwargs") or {}

@@ -11,10 +11,17 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector.chat_templates import template_compare, template_matrix
-from inspector.chat_templates.pages import TemplateComparePage
+from inspector.chat_templates.pages import MatrixPage, TemplateComparePage
+from inspector.web.access import access, chosen_project, projects_to_filter, sees_several_projects
 from inspector.web.twins import page
-from rollouts.models import ChatTemplate, Tokenizer
-from rollouts.selectors.registered import find_chat_template, list_tokenizers, tokenizers_with_template
+from rollouts.models import ChatTemplate, Project, Role, Tokenizer
+from rollouts.selectors.registered import (
+    find_chat_template,
+    list_tokenizers,
+    project_with_template,
+    tokenizers_of,
+    tokenizers_with_template,
+)
 from rollouts.work import template_checks
 from rollouts.work.sending import send
 
@@ -23,11 +30,13 @@ from rollouts.work.sending import send
 def matrix(request: HttpRequest) -> HttpResponse:
     """The template of every tokenizer against every probe. A POST has workers run the missing checks."""
     if request.method == "POST":
-        for tokenizer in tokenizers_with_template(texts=True):
+        chosen_project(request)  # refuses a user who is a member of no project
+        held = access(request)
+        for tokenizer in tokenizers_with_template(held.limit(list_tokenizers(held), least=Role.MEMBER), texts=True):
             assert tokenizer.chat_template is not None
-            _ask(tokenizer, tokenizer.chat_template, request)
+            _ask(tokenizer, tokenizer.chat_template, request, tokenizer.project)
         return redirect("templates-matrix")
-    shown = template_matrix.matrix(request.GET)
+    shown = _matrix(request)
     legend = [
         {"tone": word, "letter": letter, "word": template_matrix.WORDS[word]}
         for word, letter in template_matrix.LETTERS.items()
@@ -39,49 +48,63 @@ def matrix(request: HttpRequest) -> HttpResponse:
         groups=template_matrix.rows(shown),
         legend=legend,
         csv_url=f"{reverse('templates-csv')}?{request.GET.urlencode()}",
+        projects=projects_to_filter(request),
     )
+
+
+def _matrix(request: HttpRequest) -> MatrixPage:
+    return template_matrix.matrix(access(request), request.GET, sees_several_projects(request))
 
 
 @require_safe
 def matrix_csv(request: HttpRequest) -> HttpResponse:
     """The matrix for a spreadsheet, with the same filter."""
-    text = template_matrix.as_csv(template_matrix.matrix(request.GET))
+    text = template_matrix.as_csv(_matrix(request))
     response = HttpResponse(text, content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = 'attachment; filename="template_matrix.csv"'
     return response
 
 
-def _ask(tokenizer: Tokenizer | None, chat_template: ChatTemplate, request: HttpRequest) -> None:
-    check, to_do = template_checks.ask(tokenizer, chat_template, user=request.user, repair=False)
+def _ask(tokenizer: Tokenizer | None, chat_template: ChatTemplate, request: HttpRequest, project: Project) -> None:
+    check, to_do = template_checks.ask(tokenizer, chat_template, user=request.user, repair=False, project=project)
     if to_do:
         send(check.job)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def compare(request: HttpRequest) -> HttpResponse:
-    """`?a=sha256&b=sha256&tokenizer=name`: two templates. A POST has workers run the missing checks."""
+    """`?a=sha256&b=sha256&tokenizer=name`: two templates of a project. A POST has workers run the missing checks."""
     params = request.POST if request.method == "POST" else request.GET
-    found = {side: _template(params.get(side, "")) for side in "ab"}
+    first = None if params.get("project") else project_with_template(access(request), params.get("a", "")[:64])
+    where = chosen_project(request, Role.MEMBER if request.method == "POST" else Role.VIEWER, preferred=first)
+    project = where.chosen
+    found = {side: _template(project, params.get(side, "")) for side in "ab"}
     a, b = found["a"], found["b"]
-    listed = template_compare.choices()
-    tokenizers = {one.name: one for one in list_tokenizers()}
-    only_html: dict[str, Any] = {"chosen": found, "names": list(tokenizers)}
+    listed = template_compare.choices(project, [one.sha256 for one in (a, b) if one is not None])
+    tokenizers = {one.name: one for one in tokenizers_of(project)}
+    only_html: dict[str, Any] = {"chosen": found, "names": list(tokenizers), "where": where}
     if a is None or b is None:
-        return page(request, "chat_templates/compare.html", TemplateComparePage(listed), **only_html, tokenizer="")
+        shown = TemplateComparePage(project.code, listed)
+        return page(request, "chat_templates/compare.html", shown, **only_html, tokenizer="")
     tokenizer = _tokenizer(params.get("tokenizer"), tokenizers, a, b)
     if request.method == "POST":
         for one in (a, b):
-            _ask(tokenizer, one, request)
-        query = urlencode({"a": a.sha256, "b": b.sha256, "tokenizer": tokenizer.name if tokenizer else ""})
-        return redirect(f"{reverse('templates-compare')}?{query}")
-    shown = template_compare.compare(listed, a, b, tokenizer)
+            _ask(tokenizer, one, request, project)
+        query = {
+            "project": project.code,
+            "a": a.sha256,
+            "b": b.sha256,
+            "tokenizer": tokenizer.name if tokenizer else "",
+        }
+        return redirect(f"{reverse('templates-compare')}?{urlencode(query)}")
+    shown = template_compare.compare(project, listed, a, b, tokenizer)
     return page(request, "chat_templates/compare.html", shown, **only_html, **template_compare.drawn(shown))
 
 
-def _template(sha256: str) -> ChatTemplate | None:
+def _template(project: Project, sha256: str) -> ChatTemplate | None:
     if not sha256:
         return None
-    found = find_chat_template(sha256[:64])
+    found = find_chat_template(project, sha256[:64])
     if found is None:
         raise Http404(f"There is no chat template with the sha256 {sha256[:64]}.")
     return found

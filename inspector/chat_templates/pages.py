@@ -37,20 +37,23 @@ class CheckSummary(Page):
     """Nothing changes only because nothing is rendered."""
     own_arguments: bool
     """It asked with tools, template arguments or a conversation."""
+    project: str | None
+    """Name of its project, for a user who sees several."""
 
     @classmethod
-    def of(cls, check: TemplateCheck, /, **more: Any) -> Self:
+    def of(cls, check: TemplateCheck, project: str | None, /, **more: Any) -> Self:
         """A check that was loaded with its tokenizer and template, and what a subclass adds."""
         cells = check.cells or {}
         return from_columns(
             cls,
             check,
             tokenizer=check.tokenizer.name if check.tokenizer else None,
-            chat_template=str(check.chat_template),
-            chat_template_sha256=check.chat_template.sha256,
+            chat_template=check.template_name,
+            chat_template_sha256=check.chat_template_id,
             prefix_preserving=cells.get("prefix_preserving"),
             void=bool(cells.get("probes", {}).get(TITO_POST, {}).get("void")),
             own_arguments=bool(check.question),
+            project=project,
             **more,
         )
 
@@ -67,11 +70,11 @@ class CheckState(CheckSummary):
     """No worker has answered for minutes."""
 
     @classmethod
-    def of(cls, check: TemplateCheck, /, **more: Any) -> Self:
+    def of(cls, check: TemplateCheck, project: str | None, /, **more: Any) -> Self:
         """As :meth:`CheckSummary.of`."""
         under_way = is_active(check)
         lost = under_way and template_checks.is_stale(check)
-        return super().of(check, under_way=under_way, lost=lost, **more)
+        return super().of(check, project, under_way=under_way, lost=lost, **more)
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,8 @@ class MatrixColumn:
     """A tokenizer's own template against every probe."""
 
     name: str
+    project: str | None
+    """Name of its project, for a user who sees several."""
     source: str
     revision: str
     created_at: datetime
@@ -161,6 +166,8 @@ class MatrixPage(Page):
 class TemplateComparePage(Page):
     """Two templates side by side, before both are chosen."""
 
+    project: str
+    """Code of the project that has registered them."""
     templates: list[dict[str, str]]
     """Hash and label of the templates that can be chosen, newest first."""
 

@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inspector.chat_templates.pages import ComparedPage
 from inspector.chat_templates.repair_page import diff_lines, text_diff
 from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
-from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.models import ChatTemplate, Project, TemplateCheck, Tokenizer
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.checks import find_checks
-from rollouts.selectors.registered import newest_chat_templates
+from rollouts.selectors.registered import chat_template_labels, newest_chat_templates
 from rollouts.work import template_checks
 
+MAX_TEMPLATES = 300
 
-def choices() -> list[dict[str, str]]:
-    """Hash and label of the newest chat templates, newest first."""
-    found = newest_chat_templates(300)
-    return [{"sha256": one.sha256, "label": one.label or "unnamed template"} for one in found]
+
+def choices(project: Project, chosen: Sequence[str]) -> list[dict[str, str]]:
+    """Hash and label of the newest chat templates of a project, newest first, then those chosen that are older.
+
+    Two queries at most.
+    """
+    found = newest_chat_templates(project, MAX_TEMPLATES)
+    listed = {one.chat_template_id: one.label for one in found}
+    if older := [sha256 for sha256 in chosen if sha256 not in listed]:
+        listed |= chat_template_labels(project, older)
+    return [{"sha256": sha256, "label": label or "unnamed template"} for sha256, label in listed.items()]
 
 
 def compare(
-    templates: list[dict[str, str]], a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None
+    project: Project,
+    templates: list[dict[str, str]],
+    a: ChatTemplate,
+    b: ChatTemplate,
+    tokenizer: Tokenizer | None,
 ) -> ComparedPage:
-    """Two templates side by side. ``templates``: the templates that can be chosen. One query."""
-    codes = {one.sha256: template_checks.code_of(tokenizer, one, {}) for one in (a, b)}
+    """Two templates of a project side by side. ``templates``: those that can be chosen, both among them. One query."""
+    names = {one["sha256"]: one["label"] for one in templates}
+    codes = {one.sha256: template_checks.code_of(project, tokenizer, one, {}) for one in (a, b)}
     checks = find_checks(codes.values(), report=True)
     found = [checks.get(codes[one.sha256]) for one in (a, b)]
-    lines = difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), str(a), str(b), lineterm="")
+    lines = difflib.unified_diff(
+        a.text.splitlines(), b.text.splitlines(), names[a.sha256], names[b.sha256], lineterm=""
+    )
     first, second = (one.report if one and one.status == TemplateCheck.Status.DONE else None for one in found)
     return ComparedPage(
+        project=project.code,
         templates=templates,
-        a=_compared(a, found[0]),
-        b=_compared(b, found[1]),
+        a=_compared(a, names[a.sha256], found[0]),
+        b=_compared(b, names[b.sha256], found[1]),
         same=a.text == b.text,
         diff="\n".join(lines),
         tokenizer=tokenizer.name if tokenizer else None,
@@ -45,10 +61,10 @@ def compare(
     )
 
 
-def _compared(template: ChatTemplate, check: TemplateCheck | None) -> dict[str, Any]:
+def _compared(template: ChatTemplate, label: str, check: TemplateCheck | None) -> dict[str, Any]:
     return {
         "sha256": template.sha256,
-        "label": str(template),
+        "label": label,
         "code": check.code if check else None,
         "status": check.status if check else "missing",
         "error": check.error if check else "",

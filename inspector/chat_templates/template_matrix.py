@@ -14,8 +14,9 @@ from django.http import QueryDict
 from inspector.chat_templates.pages import MatrixColumn, MatrixPage
 from inspector.web.twins import from_columns
 from rollouts.models import TemplateCheck, Tokenizer
+from rollouts.selectors.access import Access
 from rollouts.selectors.checks import find_checks
-from rollouts.selectors.registered import tokenizers_with_template
+from rollouts.selectors.registered import list_tokenizers, tokenizers_with_template
 from rollouts.services.text import shown_source
 from rollouts.work import template_checks
 
@@ -43,9 +44,12 @@ def is_missing(check: TemplateCheck | None) -> bool:
     return check is None or (template_checks.is_stale(check) and check.status != TemplateCheck.Status.FAILED)
 
 
-def with_template() -> list[Tokenizer]:
-    """Every tokenizer with a chat template. The revisions of one source are neighbours, the oldest first."""
-    found = tokenizers_with_template()
+def with_template(access: Access, project_code: str) -> list[Tokenizer]:
+    """Every tokenizer with a chat template that may be seen; with a code only those of that project.
+
+    The revisions of one source are neighbours, the oldest first.
+    """
+    found = tokenizers_with_template(list_tokenizers(access, project_code))
     first = {one.source: one.name for one in sorted(found, key=lambda one: one.name, reverse=True)}
     return sorted(found, key=lambda one: (first[one.source], one.created_at))
 
@@ -54,15 +58,19 @@ Asked = Mapping[str | None, Mapping[str, Any]]
 """Code of a check -> its probes, each with title, purpose and outcome."""
 
 
-def matrix(params: QueryDict) -> MatrixPage:
-    """The matrix with the filter of an address. Two queries."""
+def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPage:
+    """The matrix with the filter of an address. Two queries. ``names_projects``: each column names its project."""
     name, purpose = params.get("name", "")[:100], params.get("purpose", "")[:60]
     show = params.get("show", "all") if params.get("show") in SHOW_CHOICES else "all"
-    tokenizers = with_template()
-    codes = {one.pk: template_checks.code_of_hashes(one.sha256, one.chat_template_id or "", {}) for one in tokenizers}
+    project = params.get("project", "")[:64]
+    tokenizers = with_template(access, project)
+    codes = {
+        one.pk: template_checks.code_of_hashes(one.project, one.sha256, one.chat_template_id or "", {})
+        for one in tokenizers
+    }
     checks = find_checks(codes.values())
     asked: Asked = {code: (check.cells or {}).get("probes", {}) for code, check in checks.items()}
-    columns = [_column(one, checks.get(codes[one.pk])) for one in tokenizers]
+    columns = [_column(one, checks.get(codes[one.pk]), names_projects) for one in tokenizers]
     shown = [column for column in columns if name.lower() in column.name.lower()]
     revisions = _revisions(columns, asked)
     newest = params.get("revisions") == "newest"
@@ -76,7 +84,8 @@ def matrix(params: QueryDict) -> MatrixPage:
         tokenizers=[replace(column, source=shown_source(column.source)) for column in shown],
         probes=[probe for probe in probes if _is_kept(probe["name"], shown, show)],
         purposes=purposes,
-        filter={"name": name, "purpose": purpose, "show": show, "revisions": "newest" if newest else "all"},
+        filter={"name": name, "purpose": purpose, "show": show, "revisions": "newest" if newest else "all"}
+        | ({"project": project} if project else {}),
         n_tokenizers=len(columns),
         n_probes=len(probes),
         answered=sum(column.status in ("done", "failed") for column in columns),
@@ -87,11 +96,12 @@ def matrix(params: QueryDict) -> MatrixPage:
     )
 
 
-def _column(tokenizer: Tokenizer, check: TemplateCheck | None) -> MatrixColumn:
+def _column(tokenizer: Tokenizer, check: TemplateCheck | None, names_projects: bool) -> MatrixColumn:
     cells = (check.cells or {}) if check else {}
     return from_columns(
         MatrixColumn,
         tokenizer,
+        project=tokenizer.project.name if names_projects else None,
         chat_template=tokenizer.chat_template_id,
         code=check.code if check else None,
         status="missing" if check is None or is_missing(check) else check.status,

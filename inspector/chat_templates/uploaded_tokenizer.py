@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 
 from rollouts import services, tokenizers
-from rollouts.models import Tokenizer
+from rollouts.models import Project, Tokenizer
 from rollouts.services.outages import is_disk_full
 from rollouts.services.text import tidy_name, without_paths
 from rollouts.tokenizers.files import copy_wanted
@@ -50,11 +50,15 @@ def scratch_folder() -> Iterator[Path]:
         yield Path(scratch)
 
 
-def register_upload(form: forms.Form, field: str, upload: UploadedFile) -> Tokenizer | None:
-    """Register an uploaded tokenizer. Returns None, and adds an error to the field, when the upload is no tokenizer."""
+def register_upload(form: forms.Form, field: str, upload: UploadedFile, project: Project) -> Tokenizer | None:
+    """Register an uploaded tokenizer in a project.
+
+    Returns None, and adds an error to the field, when the upload is no tokenizer.
+    """
     try:
         with scratch_folder() as scratch:
-            return services.register_tokenizer(keep_upload(upload, scratch), source=f"upload of {upload.name}")
+            source = f"upload of {upload.name}"
+            return services.register_tokenizer(keep_upload(upload, scratch), source=source, project=project)
     except (ValueError, OSError) as error:
         if is_disk_full(error):
             raise

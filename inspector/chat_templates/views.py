@@ -17,12 +17,20 @@ from inspector.chat_templates.check_subject import failing_probe, filled_in, sub
 from inspector.chat_templates.pages import CheckConversationPage, CheckPage, ChecksPage, CheckSummary, ConversationPage
 from inspector.chat_templates.repair_page import named
 from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
-from inspector.web.access import reads_check, writes_check
+from inspector.web.access import (
+    access,
+    chosen_project,
+    form_project,
+    project_name,
+    projects_to_filter,
+    reads_check,
+    writes_check,
+)
 from inspector.web.twins import is_fragment, page
 from rollouts import services
-from rollouts.models import TemplateCheck, Tokenizer
+from rollouts.models import Project, TemplateCheck, Tokenizer
 from rollouts.selectors.checks import find_check, recent_checks
-from rollouts.selectors.registered import tokenizers_with_template
+from rollouts.selectors.registered import tokenizers_of, tokenizers_with_template
 from rollouts.work import template_checks
 from rollouts.work.sending import send
 
@@ -36,48 +44,68 @@ def index(request: HttpRequest) -> HttpResponse:
 
     ``?check=`` fills in the question of that check, so that a user can change it.
     """
-    name = ""
+    name, form, where = "", None, None
     if request.method == "POST":
-        form = TemplateCheckForm(request.POST, request.FILES)
-        check = _ask(request, form) if form.is_valid() else None
+        where = chosen_project(request)
+        form = TemplateCheckForm(where.chosen, request.POST, request.FILES)
+        check = _ask(request, form, where.chosen) if form.is_valid() else None
         if check is not None:
             return redirect(_address(check, request.POST.get("probe", "")))
     else:
-        asked = subject(request.GET)
+        asked = subject(access(request), request.GET)
         known = asked.check() if asked else None
         if known is not None:
             return redirect(_address(known, failing_probe(known.cells, request.GET.get("probe", ""))))
         name = asked.run.name if asked else ""
-        before = _asked_before(request.GET.get("check", "")) or {"tokenizer": request.GET.get("tokenizer", "")}
-        form = TemplateCheckForm(initial=asked.initial() if asked else before)
-    shown = ChecksPage([CheckSummary.of(check) for check in recent_checks(RECENT)])
-    return page(request, "chat_templates/index.html", shown, 400 if form.errors else 200, form=form, subject=name)
+        before = None if asked else _asked_before(request, request.GET.get("check", ""))
+        where = form_project(request, asked.run.project if asked else before.project if before else None)
+        if where is not None:
+            usual = {"tokenizer": request.GET.get("tokenizer", "")}
+            form = TemplateCheckForm(
+                where.chosen, initial=asked.initial() if asked else _again(before) if before else usual
+            )
+    wanted = request.GET.get("project", "")[:64]
+    shown = ChecksPage(
+        [
+            CheckSummary.of(check, project_name(request, check.project_id))
+            for check in recent_checks(access(request), RECENT, wanted)
+        ]
+    )
+    lists = {"projects": projects_to_filter(request), "asked": wanted}
+    status = 400 if form is not None and form.errors else 200
+    return page(request, "chat_templates/index.html", shown, status, form=form, subject=name, where=where, **lists)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def conversation(request: HttpRequest) -> HttpResponse:
     """The form of a user's own conversation. ``?check=`` fills in the question of that check."""
     if request.method == "POST":
-        form = ConversationForm(request.POST, request.FILES)
-        check = _ask(request, form, repair=False) if form.is_valid() else None
+        where = chosen_project(request)
+        form = ConversationForm(where.chosen, request.POST, request.FILES)
+        check = _ask(request, form, where.chosen, repair=False) if form.is_valid() else None
         if check is not None:
             return redirect("check-conversation", code=check.code)
     else:
-        before = _asked_before(request.GET.get("check", ""))
-        form = ConversationForm(initial={"conversation": EXAMPLE, **(before or _first())})
+        before = _asked_before(request, request.GET.get("check", ""))
+        where = chosen_project(request, preferred=before.project if before else None)
+        usual = _again(before) if before else _first(where.chosen)
+        form = ConversationForm(where.chosen, initial={"conversation": EXAMPLE, **usual})
     shown = ConversationPage({name: [str(one) for one in errors] for name, errors in form.errors.items()})
-    return page(request, "chat_templates/conversation.html", shown, 400 if form.errors else 200, form=form)
+    return page(request, "chat_templates/conversation.html", shown, 400 if form.errors else 200, form=form, where=where)
 
 
-def _first() -> dict[str, Any]:
-    return {"tokenizer": next((one.name for one in tokenizers_with_template()), "")}
+def _first(project: Project) -> dict[str, Any]:
+    return {"tokenizer": next((one.name for one in tokenizers_with_template(tokenizers_of(project))), "")}
 
 
-def _asked_before(code: str) -> dict[str, Any]:
-    """The initial values of a form with the question of a check; empty without such a check."""
+def _asked_before(request: HttpRequest, code: str) -> TemplateCheck | None:
+    """The check with that code, if the user may see it."""
     check = find_check(code[:64], report=False) if code else None
-    if check is None:
-        return {}
+    return check if check is not None and access(request).role_in(check.project_id) is not None else None
+
+
+def _again(check: TemplateCheck) -> dict[str, Any]:
+    """The initial values of a form with the question of a check."""
     asked = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}
     return {**filled_in(check.tokenizer, check.chat_template), **asked}
 
@@ -85,7 +113,8 @@ def _asked_before(code: str) -> dict[str, Any]:
 @reads_check
 def check_conversation(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The ids that every strategy puts between the completions of a check's own conversation."""
-    shown = CheckConversationPage.of(check, strategies=(check.report or {}).get("strategies"))
+    project = project_name(request, check.project_id)
+    shown = CheckConversationPage.of(check, project, strategies=(check.report or {}).get("strategies"))
     return page(request, "chat_templates/strategies.html", shown, **drawn_conversation(check))
 
 
@@ -96,10 +125,10 @@ def _address(check: TemplateCheck, probe: str = "") -> str:
     return f"{address}#probe-{named}" if named.replace("_", "").isalnum() else address
 
 
-def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> TemplateCheck | None:
+def _ask(request: HttpRequest, form: TemplateCheckForm, project: Project, repair: bool = True) -> TemplateCheck | None:
     """Send the check of a valid form to a worker. Returns None, and fills in the form's errors, on failure."""
     asked = form.cleaned_data
-    tokenizer = _tokenizer(form)
+    tokenizer = _tokenizer(form, project)
     text = form.template_text(tokenizer) if not form.errors else ""
     if form.errors:
         return None
@@ -107,28 +136,35 @@ def _ask(request: HttpRequest, form: TemplateCheckForm, repair: bool = True) -> 
     upload = form.files.get("chat_template_file")
     label = f"{tokenizer.name}'s own" if own and tokenizer else str(upload) if upload else asked["label"]
     try:
-        chat_template = services.register_chat_template(text, label=label)
+        chat_template = services.register_chat_template(text, label, project)
     except ValueError as error:
         form.add_error("chat_template", str(error))
         return None
     check, to_do = template_checks.ask(
-        tokenizer, chat_template, asked["tools"], asked["kwargs"], request.user, asked["conversation"], repair
+        tokenizer,
+        chat_template,
+        asked["tools"],
+        asked["kwargs"],
+        request.user,
+        asked["conversation"],
+        repair,
+        project,
     )
     if to_do:
         send(check.job)
     return check
 
 
-def _tokenizer(form: TemplateCheckForm) -> Tokenizer | None:
+def _tokenizer(form: TemplateCheckForm, project: Project) -> Tokenizer | None:
     """The tokenizer of a form; an uploaded or fetched one is registered. None without one, or on an error."""
     asked = form.cleaned_data
     if asked["tokenizer_file"]:
-        return register_upload(form, "tokenizer_file", asked["tokenizer_file"])
+        return register_upload(form, "tokenizer_file", asked["tokenizer_file"], project)
     if not asked.get("hub_id"):
         chosen: Tokenizer | None = asked["tokenizer"]
         return chosen
     try:
-        return services.hub_tokenizer(asked["hub_id"], asked["revision"])
+        return services.hub_tokenizer(asked["hub_id"], asked["revision"], project)
     except (ValueError, OSError) as error:
         form.add_error("hub_id", unreadable(error))
         return None
@@ -139,7 +175,7 @@ def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The verdict of a check, or its progress."""
     if is_fragment(request, "repair"):
         return page(request, "chat_templates/_repair.html", {}, **drawn_repair(check))
-    shown = CheckPage.of(check)
+    shown = CheckPage.of(check, project_name(request, check.project_id))
     return page(request, "chat_templates/detail.html", shown, **drawn(check))
 
 

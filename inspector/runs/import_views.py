@@ -12,11 +12,12 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import register_upload
 from inspector.runs.pages import ImportPage, RunValues
+from inspector.web.access import chosen_project
 from inspector.web.audit import note
 from inspector.web.forms import ImportForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
-from rollouts.models import Run
+from rollouts.models import Project, Run
 from rollouts.services.audit import Action
 from rollouts.work import imports
 
@@ -25,31 +26,34 @@ from rollouts.work import imports
 @never_cache
 def new(request: HttpRequest) -> HttpResponse:
     """The upload form. A valid POST goes on to the page of the run, which shows the progress of the import."""
-    form = ImportForm(request.POST, request.FILES) if request.method == "POST" else ImportForm()
-    run = _start(form, request) if request.method == "POST" else None
+    where = chosen_project(request)
+    form = ImportForm(where.chosen, *([request.POST, request.FILES] if request.method == "POST" else []))
+    run = _start(form, request, where.chosen) if request.method == "POST" else None
     if run is not None:
         return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
     names = [one.name for one in form.registered.values()]
-    shown = ImportPage(settings.UPLOAD_MAX_BYTES, names, form.sentences())
-    return page(request, "imports/new.html", shown, 422 if form.errors else 200, form=form)
+    shown = ImportPage(where.chosen.code, settings.UPLOAD_MAX_BYTES, names, form.sentences())
+    return page(request, "imports/new.html", shown, 422 if form.errors else 200, form=form, where=where)
 
 
-def _start(form: ImportForm, request: HttpRequest) -> Run | None:
+def _start(form: ImportForm, request: HttpRequest, project: Project) -> Run | None:
     """Start the import that a form asks for. Returns None, and fills in the form's errors, when it cannot start."""
     if not form.is_valid():
         return None
     cleaned = form.cleaned_data
     tokenizer = form.registered.get(cleaned["tokenizer"])
     if cleaned["tokenizer_file"]:
-        tokenizer = register_upload(form, "tokenizer_file", cleaned["tokenizer_file"])
+        tokenizer = register_upload(form, "tokenizer_file", cleaned["tokenizer_file"], project)
     if form.errors:
         return None
-    template = services.register_chat_template(cleaned["chat_template"]) if cleaned["chat_template"] else None
+    text = cleaned["chat_template"]
+    template = services.register_chat_template(text, project=project) if text else None
     names = [Path(file.name or "").name for file in cleaned["files"]]
     run = services.create_run(
         Run.Kind.IMPORT,
         cleaned["name"].strip() or names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
         user=request.user,
+        project=project,
         tokenizer=tokenizer,
         chat_template=template or (tokenizer.chat_template if tokenizer else None),
     )

@@ -13,7 +13,7 @@ from django.contrib import messages
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from inspector.runs.jobs import JobLine, for_page, is_offered
 from inspector.web.access import found_or_404, reads_run, writes_run
@@ -45,7 +45,7 @@ _places = threading.BoundedSemaphore(MAX_EXPORTS)
 def diagnose(request: HttpRequest, run: Run) -> HttpResponse:
     """Take the tokenizer that is named, if any, and send a worker to diagnose every finished trajectory again."""
     named = request.POST.get("tokenizer", "").replace("\0", "")
-    tokenizer = tokenizer_named(named) if named else None
+    tokenizer = tokenizer_named(run.project_id, named) if named else None
     if is_active(run):
         return _told(request, run, "This run still works. It is diagnosed as it goes; wait, or cancel it first.", 409)
     if named and tokenizer is None:
@@ -191,17 +191,16 @@ def replay(request: HttpRequest, run: Run) -> HttpResponse:
     return redirect(f"{reverse('run-cost', args=[run.code])}#strategies")
 
 
-@require_POST
-def cancel_job(request: HttpRequest, code: str, job: str) -> HttpResponse:
+@writes_run
+def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
-    held = found_or_404(find_job(code, job), "job", job)
-    assert held.run is not None
+    held = found_or_404(find_job(run.code, job), "job", job)
     services.cancel_job(held)
     if wants_json(request):
-        return json_page(JobLine.of(held, held.run))
+        return json_page(JobLine.of(held, run))
     if held.kind == Job.Kind.REPLAY:
-        return redirect(f"{reverse('run-cost', args=[code])}#strategies")
-    return redirect(f"{reverse('run', args=[code])}#work")
+        return redirect(f"{reverse('run-cost', args=[run.code])}#strategies")
+    return redirect(f"{reverse('run', args=[run.code])}#work")
 
 
 @require_safe

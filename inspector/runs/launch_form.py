@@ -15,7 +15,8 @@ from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollouts import services
 from rollouts.engines import engine_spec
 from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
-from rollouts.models import Run
+from rollouts.models import Project, Run
+from rollouts.selectors.access import Access
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.registered import chat_template_labels, find_chat_template, newest_chat_templates
 from rollouts.selectors.runs import find_run
@@ -136,7 +137,10 @@ class NewRunForm(PlainForm):
         help_text="At a trajectory's end; a difference becomes a finding.",
     )
 
-    def __init__(self, data: Any = None, files: Any = None, initial: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, project: Project, data: Any = None, files: Any = None, initial: Mapping[str, Any] | None = None
+    ) -> None:
+        self.project = project
         self._defaults = asdict(LaunchSettings())
         self._defaults |= {"stop": "", "template_kwargs": ""}
         super().__init__(data, files, initial={**self._defaults, **(initial or {})})
@@ -156,10 +160,11 @@ class NewRunForm(PlainForm):
         return field
 
     def _offer_templates(self) -> None:
-        offered = {one.sha256: one for one in newest_chat_templates(MAX_TEMPLATES)}
+        newest = newest_chat_templates(self.project, MAX_TEMPLATES)
+        offered = {one.chat_template_id: one.label for one in newest}
         chosen = {str(self[name].value() or "")[:64].replace("\0", "") for name in TEMPLATES}
-        offered |= {one.sha256: one for one in chat_template_labels(chosen - {""} - offered.keys())}
-        choices = [(key, f"{one.label or 'without a name'} ({key[:8]})") for key, one in offered.items()]
+        offered |= chat_template_labels(self.project, chosen - {""} - offered.keys())
+        choices = [(key, f"{label or 'without a name'} ({key[:8]})") for key, label in offered.items()]
         self._field("chat_template").choices = [("", "The model's own"), *choices]
         self._field("rows_chat_template").choices = [("", "The same as for the prompts"), *choices]
 
@@ -223,7 +228,7 @@ class NewRunForm(PlainForm):
         values = {name: value for name, value in self.cleaned_data.items() if name in known}
         for name in TEMPLATES:
             if new := self.cleaned_data.get(f"{name}_new"):
-                values[name] = services.register_chat_template(*new).sha256
+                values[name] = _registered(self.project, *new)
         return LaunchSettings(**values)
 
     def add_problems(self, problems: dict[str, str]) -> None:
@@ -232,12 +237,22 @@ class NewRunForm(PlainForm):
             self.add_error(name if name in self.fields else None, sentence)
 
 
+def _registered(project: Project, text: str, label: str) -> str:
+    return services.register_chat_template(text, label, project).sha256
+
+
 def form_labels() -> dict[str, str]:
     """Setting -> what the form calls it."""
     return {name: str(field.label) for name, field in NewRunForm.base_fields.items() if field.label}
 
 
-def filled_in(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+def project_of_run(access: Access, code: str) -> Project | None:
+    """The project of a run that may be seen; None without such a run. At most one query."""
+    run = find_run(templates=True, code=code[:64].replace("\0", "")) if code else None
+    return run.project if run is not None and access.role_in(run.project_id) is not None else None
+
+
+def filled_in(access: Access, project: Project, query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """Initial values from an address, and sentences about parameters that have no effect.
 
     ``?again=<run>`` takes a run's settings; ``?chat_template=<sha256 or check>`` (or ``rows_chat_template=``) chooses a
@@ -248,13 +263,13 @@ def filled_in(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     asked = {name: query.get(name, "")[:64].replace("\0", "") for name in ("again", *TEMPLATES, "repaired")}
     if asked["again"]:
         run = find_run(code=asked["again"], kind=Run.Kind.LAUNCH)
-        if run is None:
+        if run is None or access.role_in(run.project_id) is None:
             notices.append("There is no launched run with this code, so the form has its usual values.")
         else:
-            initial, notices = _of_run(run)
+            initial, notices = _of_run(run, project)
     for name in TEMPLATES:
         if asked[name]:
-            found = _template(name, asked[name], asked["repaired"])
+            found = _template(access, project, name, asked[name], asked["repaired"])
             if found is None:
                 notices.append("There is no such chat template here. Choose one of the list, or paste it.")
             else:
@@ -263,7 +278,7 @@ def filled_in(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     return initial, notices
 
 
-def _of_run(run: Run) -> tuple[dict[str, Any], list[str]]:
+def _of_run(run: Run, project: Project) -> tuple[dict[str, Any], list[str]]:
     initial = {key: value for key, value in run.settings.items() if key in NewRunForm.base_fields}
     stops = initial.get("stop") or []
     initial["stop"] = "\n".join(str(one).replace("\n", "\\n").replace("\t", "\\t") for one in stops)
@@ -272,26 +287,32 @@ def _of_run(run: Run) -> tuple[dict[str, Any], list[str]]:
     own = run.tokenizer.chat_template_id if run.tokenizer else None
     initial["chat_template"] = "" if run.chat_template_id in (None, own) else run.chat_template_id
     initial["rows_chat_template"] = run.rows_chat_template_id or ""
+    for name in TEMPLATES:
+        if initial[name] and run.project_id != project.pk:  # the form offers templates of its own project alone
+            initial |= {name: "", f"{name}_text": getattr(run, name).text}
     notices = ["These are the settings of an earlier run, its seed included."]
     if run.environment == "prompts":
         notices.append("Its prompts came from a file: choose that file again.")
     return initial, notices
 
 
-def _template(name: str, asked: str, repaired: str) -> dict[str, Any] | None:
+def _template(access: Access, project: Project, name: str, asked: str, repaired: str) -> dict[str, Any] | None:
     """The initial values that choose a template; None when the template does not exist."""
     if len(asked) == 64:
-        return {name: asked, f"{name}_text": ""} if find_chat_template(asked) else None
+        return {name: asked, f"{name}_text": ""} if find_chat_template(project, asked) else None
     check = find_check(asked)
-    if check is None:
+    if check is None or access.role_in(check.project_id) is None:
         return None
+    if not repaired and check.project_id != project.pk:  # the form offers templates of its own project alone
+        label = f"{check.chat_template_id} {check.template_name}"
+        return {name: "", f"{name}_text": check.chat_template.text, f"{name}_label": label}
     if not repaired:
         return {name: check.chat_template_id, f"{name}_text": ""}
     repair = named(check.report or {}).get(repaired)
     if repair is None:
         return None
     # The label holds as long as nobody changes the text.
-    label = f"{_sha256(repair['template'])} {check.chat_template}, repaired"
+    label = f"{_sha256(repair['template'])} {check.template_name}, repaired"
     return {name: "", f"{name}_text": repair["template"], f"{name}_label": label}
 
 

@@ -10,11 +10,12 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from inspector.runs.launch_form import NewRunForm, filled_in
+from inspector.runs.launch_form import NewRunForm, filled_in, project_of_run
 from inspector.runs.pages import LaunchPage, RunValues
+from inspector.web.access import access, chosen_project
 from inspector.web.audit import note
 from inspector.web.twins import json_page, page, wants_json
-from rollouts.models import Run
+from rollouts.models import Project, Run
 from rollouts.services.audit import Action
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work import launch
@@ -25,28 +26,33 @@ from rollouts.work import launch
 def new(request: HttpRequest) -> HttpResponse:
     """The launch form, filled in by its address. A valid POST goes on to the page of the run."""
     notices: list[str] = []
+    where = chosen_project(request, preferred=project_of_run(access(request), request.GET.get("again", "")))
     if request.method == "POST":
-        form = NewRunForm(request.POST, request.FILES)
-        run = _launch(form, request)
+        form = NewRunForm(where.chosen, request.POST, request.FILES)
+        run = _launch(form, request, where.chosen)
         if run is not None:
             note(request, Action.LAUNCHED, run)
             return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
     else:
-        initial, notices = filled_in(request.GET)
-        form = NewRunForm(initial=initial)
-    shown = LaunchPage(_describe(form), notices, form.sentences())
+        initial, notices = filled_in(access(request), where.chosen, request.GET)
+        form = NewRunForm(where.chosen, initial=initial)
+    shown = LaunchPage(where.chosen.code, _describe(form), notices, form.sentences())
     only_html = {"strategies": form.strategies_explained(), "seeds": form.seeds_explained()}
-    return page(request, "runs/new.html", shown, 422 if form.errors else 200, form=form, **only_html)
+    return page(request, "runs/new.html", shown, 422 if form.errors else 200, form=form, where=where, **only_html)
 
 
-def _launch(form: NewRunForm, request: HttpRequest) -> Run | None:
+def _launch(form: NewRunForm, request: HttpRequest, project: Project) -> Run | None:
     """Launch what a form asks for. Returns None, and fills in the form's errors, when that is refused."""
     if not form.is_valid():
         return None
     try:
         cleaned = form.cleaned_data
         return launch.launch(
-            form.launch_form(), name=cleaned["name"].strip(), user=request.user, prompts=cleaned["prompts_file"]
+            form.launch_form(),
+            name=cleaned["name"].strip(),
+            user=request.user,
+            prompts=cleaned["prompts_file"],
+            project=project,
         )
     except launch.LaunchRefused as refusal:
         form.add_problems(refusal.problems)

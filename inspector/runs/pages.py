@@ -94,12 +94,16 @@ class ListedRun(RunValues):
 
     worst: tuple[str, int] | None
     """The gravest severity of its findings, and how many trajectories have it."""
+    project: str | None
+    """Name of its project, for a user who sees several."""
 
 
 @dataclass(frozen=True)
 class ShownRun(RunValues):
     """A run on its own page, with its origin."""
 
+    project: str | None
+    """Name of its project, for a user who sees several."""
     tokenizer: str | None
     """Name of its tokenizer."""
     chat_template: str | None
@@ -119,12 +123,12 @@ class ShownRun(RunValues):
 
     @classmethod
     def of(cls, run: Run, /, **more: Any) -> Self:
-        """Tokenizer, templates and owner are read one by one: at most four queries."""
+        """Tokenizer and owner are read one by one: at most two queries."""
         return super().of(
             run,
             tokenizer=run.tokenizer.name if run.tokenizer else None,
-            chat_template=run.chat_template.sha256 if run.chat_template else None,
-            rows_chat_template=run.rows_chat_template.sha256 if run.rows_chat_template else None,
+            chat_template=run.chat_template_id,
+            rows_chat_template=run.rows_chat_template_id,
             seed_note=engine_spec(run.engine).seed_note if run.kind == Run.Kind.LAUNCH else "",
             tool_calls_note=run.settings.get("tool_calls_note", ""),
             created_by=run.created_by.get_username() if run.created_by else None,
@@ -260,10 +264,12 @@ class CostPage(Page):
 class ImportPage(Page):
     """The upload form."""
 
+    project: str
+    """Code of the project that takes the run, unless the form names another one."""
     upload_max_bytes: int
     """The most bytes of one request."""
     tokenizers: list[str]
-    """Names of the registered tokenizers."""
+    """Names of the tokenizers of that project."""
     errors: dict[str, list[str]]
     """Field -> what is wrong with it; empty before a POST."""
 
@@ -272,6 +278,8 @@ class ImportPage(Page):
 class LaunchPage(Page):
     """The launch form."""
 
+    project: str
+    """Code of the project that takes the run, unless the form names another one."""
     fields: dict[str, dict[str, Any]]
     """Each field with its default, its help and its choices, so that a script can fill the form in."""
     notices: list[str]

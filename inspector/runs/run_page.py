@@ -15,12 +15,13 @@ from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
 from inspector.runs.refusal import refusal
 from inspector.runs.values import settings_words, tokenizer_note
 from inspector.runs.work_card import work_card
-from inspector.web.access import may_write
+from inspector.web.access import may_delete, may_write, project_name
 from inspector.web.twins import from_columns, json_page, page, wants_json
 from rollouts import selectors
-from rollouts.models import Run
+from rollouts.models import Run, template_name
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import latest_jobs
+from rollouts.selectors.registered import chat_template_labels
 
 MAX_REJECTIONS = 100
 
@@ -31,7 +32,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
     found, jobs = parts.list_page(run, wanted), latest_jobs(run)
     rejections = selectors.list_rejections(run, MAX_REJECTIONS)
     shown = RunPage(
-        run=ShownRun.of(run),
+        run=ShownRun.of(run, project=project_name(request, run.project_id)),
         progress=shell["progress"],
         refusal=refusal(run),
         summary=shell["summary"],
@@ -53,12 +54,22 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         "sorts": SORTS,
         "settings_words": settings_words(run.settings, form_labels()),
         "target": run,
+        **_template_names(run),
+        "deletable": may_delete(request, run),
         "page_size": parts.TRAJECTORIES_PER_PAGE,
         "stop_names": [name for name in shown.summary.stop_reasons if name],
         "live_url": parts.all_of(run, shell, found).url(run, wanted),
         **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
     }
     return page(request, "runs/detail.html", shown, **only_html)
+
+
+def _template_names(run: Run) -> dict[str, str]:
+    """What the run's project calls its chat templates. One query, or none."""
+    shas = {"prompts_template": run.chat_template_id, "rows_template": run.rows_chat_template_id}
+    held = [sha256 for sha256 in shas.values() if sha256]
+    labels = chat_template_labels(run.project_id, held) if held else {}
+    return {name: template_name(labels.get(sha256, ""), sha256) for name, sha256 in shas.items() if sha256}
 
 
 def jobs_part(request: HttpRequest, run: Run) -> HttpResponse:

@@ -13,11 +13,19 @@ from inspector.runs.filters import STATUSES, TrajectoryFilter
 from inspector.runs.pages import ListedRun, RunsPage, RunValues
 from inspector.runs.refusal import refusal
 from inspector.runs.run_page import jobs_part, whole_page
-from inspector.web.access import reads_run, writes_run
+from inspector.web.access import (
+    access,
+    may_delete,
+    project_name,
+    projects_to_filter,
+    reads_run,
+    require,
+    writes_run,
+)
 from inspector.web.audit import note
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import selectors
-from rollouts.models import Run
+from rollouts.models import Role, Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.figures import worst_of
 from rollouts.services.audit import Action
@@ -29,23 +37,29 @@ RUNS_PER_PAGE = 25
 @require_safe
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """Runs, newest first. `?text=`, `?status=` and `?kind=` filter; `?after=CODE` shows the part behind a run."""
-    asked = {name: request.GET.get(name, "")[:200] for name in ("text", "status", "kind", "after")}
-    filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"])
-    found = selectors.list_runs(filters, asked["after"], RUNS_PER_PAGE + 1)
+    """Runs, newest first. `?text=`, `?status=`, `?kind=` and `?project=` filter; `?after=CODE`: what follows a run."""
+    asked = {name: request.GET.get(name, "")[:200] for name in ("text", "status", "kind", "project", "after")}
+    filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"])
+    found = selectors.list_runs(access(request), filters, asked["after"], RUNS_PER_PAGE + 1)
     shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
     worst = worst_of(shown)
     data = RunsPage(
-        runs=[ListedRun.of(run, worst=worst.get(run.pk)) for run in shown], next=shown[-1].code if more else None
+        runs=[
+            ListedRun.of(run, worst=worst.get(run.pk), project=project_name(request, run.project_id)) for run in shown
+        ],
+        next=shown[-1].code if more else None,
     )
-    filtered = any(asked[name] for name in ("text", "status", "kind"))
+    filtered = any(asked[name] for name in ("text", "status", "kind", "project"))
     live = any(is_active(run) for run in shown)
     mark = parts.mark_of(data)
     polled = is_fragment(request, "runs")
     if polled and mark == request.GET.get("have"):
         return parts.nothing_new()
     template = "runs/_table.html" if polled else "runs/index.html"
-    return page(request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live, mark=mark)
+    return page(
+        request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live, mark=mark,
+        projects=projects_to_filter(request),
+    )  # fmt: skip
 
 
 @reads_run
@@ -87,7 +101,12 @@ def resume(request: HttpRequest, run: Run) -> HttpResponse:
 
 @writes_run
 def delete(request: HttpRequest, run: Run) -> HttpResponse:
-    """Remove a run with everything in it; one that still works is cancelled first. The form has a box to tick."""
+    """Remove a run with everything in it; one that still works is cancelled first. The form has a box to tick.
+
+    A member deletes what they made; an admin of the project deletes what others made too.
+    """
+    if not may_delete(request, run):
+        require(request, run, Role.ADMIN)
     if request.POST.get("sure") != "yes":
         messages.error(request, "Nothing was deleted: tick the box beside the button first.", extra_tags="error")
         return redirect("run", run.code)

@@ -24,5 +24,5 @@ def work_card(run: Run, writer: bool) -> dict[str, Any]:
         "strategies": {slug: one.about for slug, one in STRATEGIES.items()} if can_replay else {},
         "version": VERSION,
         "outdated": run.diagnosis_version is not None and run.diagnosis_version < VERSION,
-        "tokenizers": tokenizer_names(MAX_TOKENIZERS) if writer else [],
+        "tokenizers": tokenizer_names(run.project_id, MAX_TOKENIZERS) if writer else [],
     }

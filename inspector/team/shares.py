@@ -14,12 +14,12 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from inspector.web.access import found_or_404, is_live, may_write, remember_grant, share_is_over
+from inspector.web.access import access, found_or_404, is_live, remember_grant, require, share_is_over, visible
 from inspector.web.audit import note
 from inspector.web.forms import ShareForm
 from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollouts import services
-from rollouts.models import ShareLink
+from rollouts.models import Role, ShareLink
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.runs import find_run, find_trajectory
 from rollouts.selectors.shares import find_share, newest_shares
@@ -40,7 +40,7 @@ def target_of(link: ShareLink) -> tuple[str, str, str]:
     if link.trajectory is not None:
         return "trajectory", link.trajectory.external_id, f"/trajectories/{link.trajectory.code}{query}"
     if link.check_result is not None:
-        return "check", str(link.check_result.chat_template), f"/templates/checks/{link.check_result.code}{query}"
+        return "check", link.check_result.template_name, f"/templates/checks/{link.check_result.code}{query}"
     raise Http404("What this link opened has been deleted.")
 
 
@@ -128,7 +128,8 @@ def _create(request: HttpRequest) -> HttpResponse:
     if not form.is_valid():
         return page(request, "shares/refused.html", RefusedSharePage(form.sentences()), 422, form=form)
     wanted = form.cleaned_data
-    target = found_or_404(FIND[wanted["target"]](wanted["code"]), wanted["target"], wanted["code"])
+    target = found_or_404(visible(request, FIND[wanted["target"]](wanted["code"])), wanted["target"], wanted["code"])
+    require(request, target, Role.MEMBER)
     link, token = services.create_share(
         request.user, target, query=wanted["query"].lstrip("?"), note=wanted["note"], days=wanted["days"]
     )
@@ -163,7 +164,7 @@ def open_link(request: HttpRequest, token: str) -> HttpResponse:
     if not is_live(link):
         return share_is_over(request)
     _, _, url = target_of(link)
-    if not may_write(request):
+    if not access(request).may(link.project_id, Role.VIEWER):
         remember_grant(request, link)
     if wanted_json:
         path, _, query = url.partition("?")

@@ -13,7 +13,8 @@ from django.template.context import Context
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from inspector.web.access import may_write
+from inspector.web.access import is_logged_in, may_write, project_name, project_of
+from rollouts.models import Run, StoredTrajectory, TemplateCheck
 from rollouts.tito.diagnose.kinds import KINDS
 
 register = template.Library()
@@ -166,9 +167,23 @@ def theme_attribute(context: Context) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def can_write(context: Context) -> bool:
-    """True for a user who is logged in, False for the visitor of a share link."""
+    """Whether the user may change the object of the page, or make something where the page is about none."""
     request = context.get("request")
     return request is not None and may_write(request)
+
+
+@register.simple_tag(takes_context=True)
+def logged_in(context: Context) -> bool:
+    """True for a user, False for the visitor of a share link."""
+    request = context.get("request")
+    return request is not None and is_logged_in(request)
+
+
+@register.simple_tag(takes_context=True)
+def project_of_page(context: Context, target: Run | StoredTrajectory | TemplateCheck) -> str:
+    """The name of the project of an object, for a user who sees several; else empty."""
+    request = context.get("request")
+    return (request is not None and project_name(request, project_of(target))) or ""
 
 
 SHARED_KINDS = {"run": "run", "storedtrajectory": "trajectory", "templatecheck": "check"}

@@ -28,6 +28,7 @@ from rollouts import models
 from rollouts.chat_templates import renderer
 from rollouts.chat_templates.probes.compare import common_length
 from rollouts.selectors import parts
+from rollouts.selectors.registered import chat_template_texts
 from rollouts.services.text import without_paths
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.strategies.appending import FORMS, dummy_conversation
@@ -168,7 +169,7 @@ def _templates(trajectory: models.StoredTrajectory, steps: Sequence[models.Store
     run = trajectory.run
     default = run.chat_template_id or (run.tokenizer.chat_template_id if run.tokenizer else None)
     wanted = {step.pk: step.chat_template_sha256 or default for step in steps}
-    texts = parts.chat_template_texts({sha for sha in wanted.values() if sha})
+    texts = chat_template_texts(run.project_id, {sha for sha in wanted.values() if sha})
     return {key: texts[sha] for key, sha in wanted.items() if sha in texts}
 
 

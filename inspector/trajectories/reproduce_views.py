@@ -9,6 +9,7 @@ from inspector.web.access import reads_trajectory
 from rollouts import models, selectors
 from rollouts.models import StoredTrajectory as Stored
 from rollouts.selectors import parts
+from rollouts.selectors.registered import chat_template_texts
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work.reproduce import CannotReproduce, script
@@ -50,7 +51,7 @@ def _template(run: models.Run, value: Trajectory, stored: models.StoredFinding) 
     on_step = stored.step_index is not None and stored.step_index < len(value.steps)
     sha256 = value.steps[stored.step_index or 0].chat_template_sha256 if on_step else run.rows_chat_template_id
     if sha256 and sha256 != run.chat_template_id:
-        return parts.chat_template_texts([sha256]).get(sha256)
+        return chat_template_texts(run.project_id, [sha256]).get(sha256)
     return run.chat_template.text if run.chat_template is not None else None
 
 

@@ -9,18 +9,16 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.staticfiles.storage import staticfiles_storage
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.cache import get_conditional_response
-from django.views.decorators.http import require_POST
 
 from inspector.trajectories import tabs, tokens_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
-from inspector.web.access import may_write, reads_trajectory
+from inspector.web.access import reads_trajectory, role_of, sees_several_projects, writes_trajectory
 from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import StoredTrajectory
-from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
 from rollouts.work import replays
 from rollouts.work.sending import send
@@ -71,7 +69,8 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
         run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
         trajectory.checks,
         request.get_full_path(), request.COOKIES.get("theme", ""),
-        user.pk if user is not None and may_write(request) else "",
+        # What a role may do, and whether a page names its project.
+        user.pk if user is not None else "", role_of(request), sees_several_projects(request), run.project_id,
         getattr(getattr(request, "share", None), "pk", ""), request.headers.get("HX-Request", ""),
         # Forms carry a token of the CSRF secret, and belong to one session.
         request.COOKIES.get(settings.CSRF_COOKIE_NAME, ""), request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""),
@@ -118,14 +117,11 @@ def _not_kept(view: View) -> View:
     return wrapped
 
 
-@require_POST
-def strategies_again(request: HttpRequest, code: str) -> HttpResponse:
+@writes_trajectory
+def strategies_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """Send a worker for the replay of a trajectory, unless it is there or under way."""
-    found = parts.find_trajectory(code)
-    if found is None:
-        raise Http404(f"There is no trajectory with the code {code}.")
-    if not is_active(found) and not replays.missing(found):
-        made, is_new = replays.ask(found, again=True, user=request.user)
+    if not is_active(trajectory) and not replays.missing(trajectory):
+        made, is_new = replays.ask(trajectory, again=True, user=request.user)
         if is_new:
             send(made.job)
-    return redirect(f"{reverse('trajectory-strategies', args=[code])}?{request.GET.urlencode()}".rstrip("?"))
+    return redirect(f"{reverse('trajectory-strategies', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))

@@ -20,7 +20,8 @@ from django.views.decorators.csrf import csrf_exempt
 from inspector.web.twins import json_page, whole_number
 from rollouts import services
 from rollouts.formats.limits import memory_of
-from rollouts.models import ApiToken, Run
+from rollouts.models import ApiToken, Role, Run
+from rollouts.selectors.access import access_of_token
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
 from rollouts.services.api_tokens import find_api_token
@@ -97,6 +98,16 @@ def _token(request: HttpRequest) -> ApiToken:
     if found is None:
         raise Refused(401, "This API token is unknown or was revoked. Make a new one on the page /tokens.")
     request.user = found.created_by  # the log line of the request names who writes
+    request.access = held = access_of_token(found)  # type: ignore[attr-defined]
+    if ApiToken.Scope.PUSH not in found.scopes:
+        raise Refused(403, f"This API token may not push: its scopes are {', '.join(found.scopes) or 'none'}. Make one "
+                      "with the scope push on the page /tokens.")  # fmt: skip
+    if not held.may(found.project_id, Role.MEMBER):
+        raise Refused(
+            403,
+            f"Pushing takes the role {Role.MEMBER} in the project “{found.project.name}”, which the maker of this API "
+            "token does not have. Ask an admin of the project for it.",
+        )
     return found
 
 
@@ -105,15 +116,16 @@ def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
     """Make a run to push to: `{"name", "tokenizer"?, "chat_template"?}` -> `{"run", "url"}`."""
     asked = _object(request)
     name, tokenizer_name, template = (_text(asked, key) for key in ("name", "tokenizer", "chat_template"))
-    tokenizer = tokenizer_named(tokenizer_name) if tokenizer_name else None
+    tokenizer = tokenizer_named(token.project, tokenizer_name) if tokenizer_name else None
     if tokenizer_name and tokenizer is None:
-        names = ", ".join(tokenizer_names(50)) or "none"
+        names = ", ".join(tokenizer_names(token.project, 50)) or "none"
         raise Refused(400, f"No tokenizer is registered as {tokenizer_name[:200]!r}. Registered: {names}.")
-    chat_template = services.register_chat_template(template) if template else None
+    chat_template = services.register_chat_template(template, project=token.project) if template else None
     run = services.create_run(
         Run.Kind.IMPORT,
         name.strip() or "pushed",
         user=token.created_by,
+        project=token.project,
         tokenizer=tokenizer,
         chat_template=chat_template or (tokenizer.chat_template if tokenizer else None),
         # No worker works on the run, so it counts as done.
@@ -151,8 +163,10 @@ def _text(asked: dict[str, Any], key: str) -> str:
 def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
     """Take NDJSON of any importable format: `{"run", "trajectories", "known", "rejected": [{"line", "reason"}]}`."""
     run = find_run(code=code)
-    if run is None:
-        raise Refused(404, f"There is no run with the code {code}. POST /api/runs makes one.")
+    if run is None or run.project_id != token.project_id:
+        raise Refused(
+            404, f"There is no run with the code {code} in the project of this API token. POST /api/runs makes one."
+        )
     if run.kind != Run.Kind.IMPORT:
         raise Refused(409, f"The run {code} was launched here; nothing can be pushed to it. POST /api/runs makes one.")
     if (request.content_type or "") not in TYPES:

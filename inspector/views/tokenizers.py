@@ -15,10 +15,11 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
+from inspector.web.access import access, chosen_project, form_project, project_name, projects_to_filter
 from inspector.web.forms import TokenizerForm
 from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollouts import services, tokenizers
-from rollouts.models import Tokenizer
+from rollouts.models import Project, Tokenizer
 from rollouts.selectors.registered import list_tokenizers
 from rollouts.services.outages import is_disk_full
 from rollouts.services.text import shown_source
@@ -29,7 +30,11 @@ class TokenizerLine(Page):
     """A registered tokenizer."""
 
     name: str
-    """Names it on forms and in files."""
+    """Names it on forms and in files; unique in its project."""
+    project: str | None
+    """Name of its project, for a user who sees several."""
+    project_code: str
+    """Code of its project."""
     sha256: str
     """Of its tokenizer.json."""
     source: str
@@ -59,26 +64,40 @@ class TokenizersPage(Page):
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """The list, and the form under it."""
-    form = TokenizerForm(request.POST, request.FILES) if request.method == "POST" else TokenizerForm()
-    registered = _register(form) if request.method == "POST" else None
+    """The list, `?project=` filters it, and for a member the form under it."""
+    where = chosen_project(request) if request.method == "POST" else form_project(request)
+    form = TokenizerForm(*([request.POST, request.FILES] if request.method == "POST" else []))
+    registered = _register(form, where.chosen) if request.method == "POST" and where is not None else None
     if registered is None:
-        shown = TokenizersPage([_line(one) for one in list_tokenizers()], form.sentences())
-        status = 422 if form.errors else 200
-        return page(request, "tokenizers/index.html", shown, status, form=form, hub=settings.HUB_ALLOWED)
+        asked = request.GET.get("project", "")[:64]
+        listed = list_tokenizers(access(request), asked)
+        shown = TokenizersPage([_line(request, one) for one in listed], form.sentences())
+        only_html: dict[str, Any] = {
+            "form": form if where is not None else None,
+            "where": where,
+            "hub": settings.HUB_ALLOWED,
+        }
+        only_html |= {"projects": projects_to_filter(request), "asked": asked}
+        return page(request, "tokenizers/index.html", shown, 422 if form.errors else 200, **only_html)
     if wants_json(request):
-        return json_page(_line(registered), 201)
+        return json_page(_line(request, registered), 201)
     messages.success(request, f"The tokenizer “{registered.name}” is registered: {registered.vocab_size:,} tokens.")
     return redirect("tokenizers")
 
 
-def _line(tokenizer: Tokenizer) -> TokenizerLine:
-    source = shown_source(tokenizer.source)
-    return from_columns(TokenizerLine, tokenizer, source=source, chat_template=tokenizer.chat_template_id)
+def _line(request: HttpRequest, tokenizer: Tokenizer) -> TokenizerLine:
+    return from_columns(
+        TokenizerLine,
+        tokenizer,
+        project=project_name(request, tokenizer.project_id),
+        project_code=tokenizer.project.code,
+        source=shown_source(tokenizer.source),
+        chat_template=tokenizer.chat_template_id,
+    )
 
 
-def _register(form: TokenizerForm) -> Tokenizer | None:
-    """Register what a form names. Returns None, and fills in the form's errors, when that cannot be read."""
+def _register(form: TokenizerForm, project: Project) -> Tokenizer | None:
+    """Register what a form names in a project. Returns None, and fills in the form's errors, on failure."""
     if not form.is_valid():
         return None
     cleaned = form.cleaned_data
@@ -88,7 +107,8 @@ def _register(form: TokenizerForm) -> Tokenizer | None:
             if cleaned.get("chat_template"):
                 folder = with_template(folder, cleaned["chat_template"], scratch)
             wanted = cleaned["name"].strip() or name
-            return services.register_tokenizer(folder, wanted, source=source, revision=cleaned.get("revision") or "")
+            revision = cleaned.get("revision") or ""
+            return services.register_tokenizer(folder, wanted, source, revision, project)
     except (ValueError, OSError) as error:
         if is_disk_full(error):
             raise

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 from inspector.server.health import served_queues
 from inspector.server.machines import differences, list_machines
 from inspector.server.workers import WorkerState, connect, list_workers, queue_lengths
+from inspector.web.access import access
 from inspector.web.twins import Page, page
 from rollouts.selectors.jobs import waiting_jobs
 from rollouts.selectors.runs import unfinished_launches
@@ -34,14 +35,17 @@ class WorkersPage(Page):
     queues: list[dict[str, Any]]
     """Every queue that is or should be served."""
     waiting: dict[str, int]
-    """Kind of job -> jobs that wait for a worker of the queue ``default``."""
+    """Kind of job -> jobs of the user's projects that wait for a worker of the queue ``default``."""
     runs: list[dict[str, Any]]
-    """Launched runs that are not finished, the oldest first."""
+    """Launched runs of the user's projects that are not finished, the oldest first."""
 
 
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    """Every worker seen in the last hour, every queue, and the runs that are not finished."""
+    """Every worker seen in the last hour, every queue, and the runs that are not finished.
+
+    Workers and queues are those of the server: all who log in see how busy it is. Runs and jobs are of their projects.
+    """
     problem, workers, lengths, differing = "", [], {}, []
     try:
         connection = connect()
@@ -51,13 +55,14 @@ def index(request: HttpRequest) -> HttpResponse:
         lengths = queue_lengths(connection, names)
     except redis.RedisError as error:
         problem = f"Redis does not answer ({type(error).__name__}), so nobody knows who works. Look at REDIS_URL."
+    launches = unfinished_launches(access(request), MAX_UNFINISHED)
     shown = WorkersPage(
         problem,
         differences=differing,
         workers=[_worker(worker) for worker in workers],
         queues=[_queue(name, waiting, workers) for name, waiting in lengths.items()],
-        waiting=waiting_jobs(),
-        runs=[{name: getattr(run, name) for name in RUN_COLUMNS} for run in unfinished_launches(MAX_UNFINISHED)],
+        waiting=waiting_jobs(access(request)),
+        runs=[{name: getattr(run, name) for name in RUN_COLUMNS} for run in launches],
     )
     return page(request, "workers/index.html", shown)
 

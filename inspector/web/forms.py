@@ -12,7 +12,8 @@ from django.core.files.uploadedfile import UploadedFile
 
 from rollouts import chat_templates
 from rollouts.formats import FORMATS, FileRefused, Source
-from rollouts.selectors.registered import list_tokenizers
+from rollouts.models import Project
+from rollouts.selectors.registered import tokenizers_of
 
 MAX_TEMPLATE_BYTES = 2_000_000
 HEAD_BYTES = 4096
@@ -137,9 +138,9 @@ class ImportForm(PlainForm):
         max_length=200, required=False, label="Run name", help_text="Optional; else the first file's name."
     )
 
-    def __init__(self, data: Any = None, files: Any = None) -> None:
+    def __init__(self, project: Project, data: Any = None, files: Any = None) -> None:
         super().__init__(data, files)
-        self.registered = {f"id:{one.pk}": one for one in list_tokenizers()}
+        self.registered = {f"id:{one.pk}": one for one in tokenizers_of(project)}
         tokenizer, chosen = self.fields["tokenizer"], self.fields["format"]
         assert isinstance(tokenizer, forms.ChoiceField) and isinstance(chosen, forms.ChoiceField)
         tokenizer.choices = [

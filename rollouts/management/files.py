@@ -7,7 +7,7 @@ from pathlib import Path
 from django.core.management.base import CommandError
 
 from rollouts import chat_templates, services
-from rollouts.models import ChatTemplate
+from rollouts.models import ChatTemplate, Project
 
 
 def read_text(path: str | Path, what: str) -> str:
@@ -30,6 +30,6 @@ def read_chat_template(path: str | Path) -> str:
     return text
 
 
-def registered_chat_template(path: str | Path) -> ChatTemplate:
-    """The same template, stored under the file's name."""
-    return services.register_chat_template(read_chat_template(path), Path(path).stem)
+def registered_chat_template(path: str | Path, project: Project) -> ChatTemplate:
+    """The same template, stored in a project under the file's name."""
+    return services.register_chat_template(read_chat_template(path), Path(path).stem, project)

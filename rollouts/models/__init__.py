@@ -41,6 +41,7 @@ __all__ = [
     "LoginSession",
     "Membership",
     "Project",
+    "ProjectTemplate",
     "Rejection",
     "Replay",
     "ReplayRows",
@@ -62,6 +63,7 @@ __all__ = [
     "code_of_number",
     "default_project",
     "new_code",
+    "template_name",
 ]  # fmt: skip
 
 
@@ -88,15 +90,31 @@ class Content(models.Model):
 
 
 class ChatTemplate(models.Model):
-    """A Jinja chat template, identified by the sha256 of its bytes."""
+    """A Jinja chat template, identified by the sha256 of its bytes. ``ProjectTemplate`` says who knows it."""
 
     sha256 = models.CharField(max_length=64, primary_key=True)
-    label = models.CharField(max_length=200, blank=True)
     text = models.TextField()
     created_at = models.DateTimeField(auto_now_add=True)
 
+
+class ProjectTemplate(models.Model):
+    """A chat template as one project knows it: the text is stored once, its name is the project's."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="+")
+    chat_template = models.ForeignKey(ChatTemplate, on_delete=models.CASCADE, related_name="names")
+    label = models.CharField(max_length=200, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "chat_template"], name="template_in_project")]
+
     def __str__(self) -> str:
-        return self.label or f"unnamed template {self.sha256[:8]}"
+        return template_name(self.label, self.chat_template_id)
+
+
+def template_name(label: str, sha256: str) -> str:
+    """What pages call a chat template."""
+    return label or f"unnamed template {sha256[:8]}"
 
 
 class Tokenizer(models.Model):
@@ -457,12 +475,18 @@ class TemplateCheck(models.Model):
     code = models.CharField(max_length=16, unique=True, help_text="From the hash of the question.")
     tokenizer = models.ForeignKey(Tokenizer, null=True, on_delete=models.SET_NULL)
     chat_template = models.ForeignKey(ChatTemplate, on_delete=models.PROTECT)
+    label = models.CharField(max_length=200, blank=True, help_text="The project's name for the template.")
     question = models.JSONField(default=dict, help_text="tools, kwargs, own conversation.")
     report = models.JSONField(null=True, help_text="rollouts.chat_templates' report.")
     cells = models.JSONField(null=True, help_text="The report in short, for the matrix: each probe with its outcome.")
     version = models.PositiveIntegerField(default=0)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(auto_now_add=True)
+
+    @property
+    def template_name(self) -> str:
+        """What pages call its chat template."""
+        return template_name(self.label, self.chat_template_id)
 
     @property
     def is_answered(self) -> bool:

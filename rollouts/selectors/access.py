@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any, TypeVar
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 
 from rollouts.models import ApiToken, Membership, Project, Role
 
@@ -35,16 +37,21 @@ class Access:
         role = self.role_in(project)
         return role is not None and RANK[role] >= RANK[least]
 
-    def limit(self, found: QuerySet[M], column: str = "project", least: Role = Role.VIEWER) -> QuerySet[M]:
-        """Only the rows of projects in which the role is at least ``least``. ``column``: the path to the project."""
+    def limit(
+        self, found: QuerySet[M], column: str = "project", *others: str, least: Role = Role.VIEWER
+    ) -> QuerySet[M]:
+        """Only the rows of projects in which the role is at least ``least``. ``column``: the path to the project.
+
+        ``others``: further paths, of rows that belong to a project in one of several ways.
+        """
         if self.is_server_admin:
             return found
         keys = [key for key, role in self.roles.items() if RANK[role] >= RANK[least]]
-        return found.filter(**{f"{column}__in": keys})
+        return found.filter(reduce(or_, (Q(**{f"{path}__in": keys}) for path in (column, *others))))
 
     def projects(self, least: Role = Role.VIEWER) -> list[Project]:
         """The projects in which the role is at least ``least``, by name. One query."""
-        return list(self.limit(Project.objects.order_by("name"), "pk", least))
+        return list(self.limit(Project.objects.order_by("name"), "pk", least=least))
 
 
 EVERYTHING = Access(is_server_admin=True)
@@ -71,3 +78,9 @@ def access_of_token(token: ApiToken) -> Access:
     if role is not None and set(token.scopes) <= {ApiToken.Scope.READ}:
         role = Role.VIEWER
     return Access(roles={} if role is None else {token.project.pk: role})
+
+
+def admin_names(project: Project, limit: int = 3) -> list[str]:
+    """The names of the first admins of a project whose accounts are active. One query."""
+    held = Membership.objects.filter(project=project, role=Role.ADMIN, user__is_active=True)
+    return list(held.order_by("created_at", "pk").values_list("user__username", flat=True)[:limit])

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from django.db.models import QuerySet
 
 from rollouts.models import Run, StoredStep, StoredTrajectory, TemplateCheck
+from rollouts.selectors.access import Access
 from rollouts.selectors.runs import find_run
 
 
 def _checks() -> QuerySet[TemplateCheck]:
-    return TemplateCheck.objects.select_related("tokenizer", "chat_template", "job")
+    return TemplateCheck.objects.select_related("project", "tokenizer", "chat_template", "job")
 
 
 def find_check(code: str, report: bool = True) -> TemplateCheck | None:
@@ -27,9 +28,15 @@ def find_checks(codes: Iterable[str], report: bool = False) -> dict[str, Templat
     return {check.code: check for check in (found if report else found.defer("report", "question"))}
 
 
-def recent_checks(limit: int) -> list[TemplateCheck]:
-    """The newest checks first, without reports and template texts. One query."""
-    return list(_checks().defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
+def recent_checks(access: Access, limit: int, project_code: str = "") -> list[TemplateCheck]:
+    """The newest checks that may be seen first, without reports and template texts; of one project with a code.
+
+    One query.
+    """
+    found = access.limit(_checks())
+    if project_code:
+        found = found.filter(project__code=project_code)
+    return list(found.defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
 
 
 @dataclass(frozen=True)
@@ -37,19 +44,20 @@ class StoredRequest:
     """The stored parts of one request of a run."""
 
     run: Run
-    """With its tokenizer and both chat templates."""
+    """With its project, its tokenizer and both chat templates."""
     step: StoredStep | None
     """With tools and template kwargs; None when the trajectory has no step at that index."""
 
 
-def find_request(trajectory_code: str, run_code: str, index: int) -> StoredRequest | None:
+def find_request(access: Access, trajectory_code: str, run_code: str, index: int) -> StoredRequest | None:
     """Step ``index`` of a trajectory; without such a trajectory, of the first trajectory of the run. Three queries.
 
-    None when the run does not exist either.
+    None when the run does not exist either, or may not be seen.
     """
-    trajectory = StoredTrajectory.objects.filter(code=trajectory_code).first() if trajectory_code else None
+    visible = access.limit(StoredTrajectory.objects.all(), "run__project")
+    trajectory = visible.filter(code=trajectory_code).first() if trajectory_code else None
     run = find_run(templates=True, **({"pk": trajectory.run_id} if trajectory else {"code": run_code}))
-    if run is None:
+    if run is None or access.role_in(run.project_id) is None:
         return None
     trajectory = trajectory or StoredTrajectory.objects.filter(run=run).order_by("index").first()
     steps = StoredStep.objects.select_related("tools", "template_kwargs")

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from django.db.models import Count, Q
 
 from rollouts.models import Job, Run
+from rollouts.selectors.access import Access
 
 LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.DIAGNOSE_PUSHED)
 """The kinds that the page of a run lists. Its status tells of an import."""
@@ -24,7 +25,9 @@ def find_job(run_code: str, code: str, kinds: Collection[str] = LISTED) -> Job |
     return Job.objects.select_related("run").filter(run__code=run_code, code=code, kind__in=kinds).first()
 
 
-def waiting_jobs() -> dict[str, int]:
-    """Kind -> the number of jobs that wait for a worker."""
-    waiting = Job.objects.filter(status=Job.Status.QUEUED).values_list("kind")
+def waiting_jobs(access: Access) -> dict[str, int]:
+    """Kind -> the number of jobs that may be seen and wait for a worker."""
+    queued = Job.objects.filter(status=Job.Status.QUEUED)
+    subjects = ("run__project", "replay__trajectory__run__project", "template_check__project")
+    waiting = access.limit(queued, *subjects).values_list("kind")
     return dict(waiting.annotate(n=Count("pk")).order_by("kind"))

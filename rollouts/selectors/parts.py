@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Length, Substr
 
-from rollouts.models import ChatTemplate, Content, StoredFinding, StoredRow, StoredStep
+from rollouts.models import Content, StoredFinding, StoredRow, StoredStep
 from rollouts.models import StoredTrajectory as Stored
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.trajectory import Floats
@@ -84,12 +84,6 @@ class StepWiseRows:
     forwarded_merged: int
     times: float
     """``forwarded / forwarded_merged``, two decimals."""
-
-
-def find_trajectory(code: str) -> Stored | None:
-    """A trajectory with its run, tokenizer and chat templates. One query."""
-    related = ("run__tokenizer__chat_template", "run__chat_template")
-    return Stored.objects.select_related(*related).filter(code=code).first()
 
 
 def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSummary]]:
@@ -174,11 +168,6 @@ def content_starts(keys: Iterable[str], n_characters: int) -> list[tuple[str, in
     held = Content.objects.filter(pk__in=list(keys))
     cut = held.annotate(n=Length("body"), start=Substr("body", 1, n_characters))
     return list(cut.values_list("pk", "n", "start"))
-
-
-def chat_template_texts(keys: Iterable[str]) -> dict[str, str]:
-    """Texts of chat templates by their sha256. One query."""
-    return dict(ChatTemplate.objects.filter(sha256__in=list(keys)).values_list("sha256", "text"))
 
 
 def findings_in_order(trajectory: Stored) -> QuerySet[StoredFinding]:

@@ -14,6 +14,7 @@ from django.db.models import Avg, Count, Exists, F, FloatField, Max, Min, OuterR
 from django.db.models.functions import Cast, Floor, Least
 
 from rollouts import models
+from rollouts.selectors.access import Access
 from rollouts.tito.diagnose.checks import CheckTotal, totals
 from rollouts.tito.diagnose.finding import Severity
 
@@ -115,15 +116,18 @@ class RunFilters:
     """A part of the name or of the model, in upper or lower case, or a whole code."""
     status: str = ""
     kind: str = ""
+    project: str = ""
+    """A whole code. A project that is unknown or hidden has no runs."""
 
 
-def list_runs(filters: RunFilters, after: str, limit: int) -> list[models.Run]:
-    """The runs that pass, newest first. ``after``: the code of the run before the first run of this part.
+def list_runs(access: Access, filters: RunFilters, after: str, limit: int) -> list[models.Run]:
+    """The runs that may be seen and pass, newest first. ``after``: the code of the run before the first of this part.
 
     One query, two with ``after``.
     """
-    found = filter_runs(models.Run.objects.order_by("-created_at", "-id"), filters)
-    last = models.Run.objects.filter(code=after).only("created_at").first() if after else None
+    visible = access.limit(models.Run.objects.all())
+    found = filter_runs(visible.order_by("-created_at", "-id"), filters)
+    last = visible.filter(code=after).only("created_at").first() if after else None
     if last is not None:
         found = found.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
     return list(found[:limit])
@@ -131,6 +135,8 @@ def list_runs(filters: RunFilters, after: str, limit: int) -> list[models.Run]:
 
 def filter_runs(found: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
     """The runs of ``found`` that pass."""
+    if filters.project:
+        found = found.filter(project__code=filters.project)
     if text := filters.text:
         found = found.filter(Q(name__icontains=text) | Q(model__icontains=text) | Q(code=text))
     if filters.status in models.Run.Status.values:
@@ -140,17 +146,20 @@ def filter_runs(found: QuerySet[models.Run], filters: RunFilters) -> QuerySet[mo
     return found
 
 
-def unfinished_launches(limit: int) -> list[models.Run]:
-    """Launched runs that are queued or running, the oldest first. One query."""
-    found = models.Run.objects.filter(status__in=models.ACTIVE, kind=models.Run.Kind.LAUNCH)
+def unfinished_launches(access: Access, limit: int) -> list[models.Run]:
+    """Launched runs that may be seen and are queued or running, the oldest first. One query."""
+    found = access.limit(models.Run.objects.all()).filter(status__in=models.ACTIVE, kind=models.Run.Kind.LAUNCH)
     return list(found.order_by("created_at", "pk")[:limit])
 
 
 def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
-    """The run with these columns; ``templates`` loads its tokenizer and its chat templates too. One query."""
+    """The run with these columns; ``templates`` loads its project, tokenizer and chat templates too. One query.
+
+    Who asks for a user decides whether the user may see it (``inspector.web.access``).
+    """
     found = models.Run.objects.filter(**columns)
     if templates:
-        found = found.select_related("tokenizer__chat_template", "chat_template", "rows_chat_template")
+        found = found.select_related("project", "tokenizer__chat_template", "chat_template", "rows_chat_template")
     return found.first()
 
 

@@ -15,8 +15,8 @@ Shared = Run | StoredTrajectory | TemplateCheck
 
 def _links() -> QuerySet[ShareLink]:
     """Links with their targets, without long columns."""
-    found = ShareLink.objects.select_related("run", "trajectory", "check_result__chat_template", "created_by")
-    return found.defer("check_result__report", "check_result__chat_template__text")
+    found = ShareLink.objects.select_related("run", "trajectory", "check_result", "created_by")
+    return found.defer("check_result__report")
 
 
 def newest_shares(limit: int) -> list[ShareLink]:

@@ -22,7 +22,11 @@ def create_api_token(user: Any, name: str = "") -> tuple[models.ApiToken, str]:
     """Make a token that writes as this user. Returns the record and the token itself."""
     token = PREFIX + secrets.token_urlsafe(32)
     record = models.ApiToken.objects.create(
-        token_sha256=token_hash(token), hint=token[:8], name=name.strip()[:200] or "unnamed", created_by=user
+        token_sha256=token_hash(token),
+        hint=token[:8],
+        name=name.strip()[:200] or "unnamed",
+        created_by=user,
+        scopes=[models.ApiToken.Scope.PUSH],
     )
     return record, token
 

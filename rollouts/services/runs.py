@@ -16,6 +16,7 @@ from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.trajectories import BODY_COLUMNS
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
+from rollouts.services.projects import key_of
 from rollouts.services.text import without_paths
 from rollouts.services.token_segments import delete_segments_of, delete_unused, segments_of
 from rollouts.tito.batches import batched
@@ -23,11 +24,13 @@ from rollouts.tito.batches import batched
 DELETE_ATTEMPTS = 5
 
 
-def create_run(kind: str, name: str, user: Any = None, **fields: Any) -> models.Run:
-    """A queued run. ``user`` may be anonymous or None."""
+def create_run(
+    kind: str, name: str, user: Any = None, project: models.Project | None = None, **fields: Any
+) -> models.Run:
+    """A queued run. ``user`` may be anonymous or None. ``project``: None = the default one."""
     owner = user if user is not None and getattr(user, "is_authenticated", False) else None
     fields.setdefault("token_store", settings.INSPECTOR_TOKENS)
-    return models.Run.objects.create(kind=kind, name=name[:200], created_by=owner, **fields)
+    return models.Run.objects.create(kind=kind, name=name[:200], created_by=owner, project_id=key_of(project), **fields)
 
 
 def start_run(run: models.Run) -> None:

@@ -26,6 +26,7 @@ def create_share(
 ) -> tuple[models.ShareLink, str]:
     """Make a link to a run (with its trajectories), a trajectory or a check. Returns the link and its token."""
     columns = {models.Run: "run", models.StoredTrajectory: "trajectory", models.TemplateCheck: "check_result"}
+    column = columns[type(target)]
     token = secrets.token_urlsafe(24)
     project = (target.run if isinstance(target, models.StoredTrajectory) else target).project
     link = models.ShareLink.objects.create(
@@ -36,7 +37,7 @@ def create_share(
         created_by=user,
         project=project,
         expires_at=timezone.now() + timedelta(days=days),
-        **{columns[type(target)]: target},
+        **{column: target},
     )
     return link, token
 

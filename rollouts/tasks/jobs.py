@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db import connection
 
 from rollouts.models import Job
+from rollouts.selectors.access import EVERYTHING
 from rollouts.selectors.jobs import waiting_jobs
 from rollouts.services.job_queue import must_yield, take_next_job
 from rollouts.services.jobs import (
@@ -92,7 +93,7 @@ def do_job(job_id: int) -> None:
         return
     work_on(job, share=True)
     # A job of this user may have waited for the end of this one: its task has found that it must.
-    if waiting_jobs():
+    if waiting_jobs(EVERYTHING):
         send_task(DO_JOB, job_id)
 
 

@@ -69,9 +69,10 @@ def run_rollouts(run_id: int) -> None:
 
 def ask_for_repair(run_id: int) -> None:
     """Send a worker for the check of each template of a refused run, so that its page can offer the repair."""
-    run = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
+    run = Run.objects.select_related("project", "tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
     for template in _templates(run):
-        check, to_do = template_checks.ask(run.tokenizer, template, kwargs=run.settings.get("template_kwargs"))
+        kwargs = run.settings.get("template_kwargs")
+        check, to_do = template_checks.ask(run.tokenizer, template, kwargs=kwargs, project=run.project)
         if to_do:
             sending.send(check.job)
 

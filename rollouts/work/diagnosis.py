@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 
 from rollouts import chat_templates, models, selectors, services, tokenizers
 from rollouts.models import Job
+from rollouts.selectors.registered import find_chat_template
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.outages import is_outage
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
@@ -55,20 +56,23 @@ def _codec(path: str) -> Codec:
 
 
 @lru_cache(maxsize=64)
-def _renderer(tokenizer_path: str, sha256: str) -> Renderer | None:
-    template = models.ChatTemplate.objects.filter(pk=sha256).first()
+def _renderer(project: int, tokenizer_path: str, sha256: str) -> Renderer | None:
+    template = find_chat_template(project, sha256)
     return None if template is None else chat_templates.renderer(tokenizers.load(tokenizer_path), template.text)
 
 
 def renderer_for(run: models.Run) -> Callable[[str], Renderer | None]:
-    """The renderer of a step's chat template by its sha256; empty = the run's own template."""
+    """The renderer of a step's chat template by its sha256; empty = the run's own template.
+
+    A file can name the hash of any template, so only those of the run's project are used.
+    """
 
     def find(sha256: str) -> Renderer | None:
         sha256 = sha256 or run.chat_template_id or ""
         if not sha256 or run.tokenizer is None:
             return None
         try:
-            return _renderer(run.tokenizer.path, sha256)
+            return _renderer(run.project_id, run.tokenizer.path, sha256)
         except ValueError:
             return None
 

@@ -317,7 +317,7 @@ class _File:
     def _choose_tokenizer(self, batch: Sequence[Trajectory]) -> None:
         if self.run.tokenizer is None and self.use_recorded:
             names = {one.tokenizer for one in batch if one.tokenizer}
-            if len(names) == 1 and (found := tokenizer_named(names.pop())) is not None:
+            if len(names) == 1 and (found := tokenizer_named(self.run.project_id, names.pop())) is not None:
                 services.choose_tokenizer(self.run, found)
         if self._table is None:
             self._table = services.byte_table_of(self.run)

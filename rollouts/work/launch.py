@@ -18,8 +18,10 @@ from rollouts.engines import EngineError, EngineSpec, engine_spec, offered_engin
 from rollouts.engines.http import check_host
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
 from rollouts.formats.containers.json_text import json_problem
-from rollouts.models import ChatTemplate, Run, Tokenizer
+from rollouts.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.selectors.activity import is_active, is_silent
+from rollouts.selectors.registered import find_chat_template
+from rollouts.services.projects import key_of
 from rollouts.services.text import without_paths
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.full_render import COMPARE
@@ -195,30 +197,36 @@ class LaunchRefused(ValueError):
 
 
 def launch(
-    form: LaunchSettings, name: str = "", user: Any = None, enqueue: bool = True, prompts: Sequence[Prompt] = ()
+    form: LaunchSettings,
+    name: str = "",
+    user: Any = None,
+    enqueue: bool = True,
+    prompts: Sequence[Prompt] = (),
+    project: Project | None = None,
 ) -> Run:
     """Store a run with all its trajectories queued, and send it to the worker of its model.
 
     ``prompts`` come from an uploaded file (``read_prompts``), for an environment that takes its tasks from a file.
-    Raises :class:`LaunchRefused`. When the broker does not answer, the run fails with the reason.
+    ``project``: None = the default one. Raises :class:`LaunchRefused`. When the broker does not answer, the run fails
+    with the reason.
     """
     problems = form.problems()
     if problems:
         raise LaunchRefused(problems)
     model = served_models()[form.model]
     try:
-        tokenizer = model_tokenizer(model)
+        tokenizer = model_tokenizer(model, project)
     except TokenizerUnusable as error:
         sentence = without_paths(f"The tokenizer of {model.name} cannot be used: {error}")
         raise LaunchRefused({"model": sentence}) from error
-    template, rows_template = _chosen_template(form.chat_template, "chat_template"), None
+    template, rows_template = _chosen_template(project, form.chat_template, "chat_template"), None
     if template is None:
         template = tokenizer.chat_template
     if template is None:
         sentence = f"The model {model.name} has no chat template, so no prompt can be rendered; choose one."
         raise LaunchRefused({"chat_template": sentence})
     if form.rows_chat_template != template.sha256:
-        rows_template = _chosen_template(form.rows_chat_template, "rows_chat_template")
+        rows_template = _chosen_template(project, form.rows_chat_template, "rows_chat_template")
     seed = secrets.randbelow(2**31) if form.seed is None else form.seed
     try:
         tasks = environment(form.environment, prompts).tasks(form.prompts, seed)
@@ -232,6 +240,7 @@ def launch(
             Run.Kind.LAUNCH,
             name or f"{form.model} on {form.environment}",
             user=user,
+            project=project,
             model=form.model,
             engine=form.engine or model.engine,
             environment=form.environment,
@@ -247,11 +256,11 @@ def launch(
     return run
 
 
-def _chosen_template(sha256: str, field: str) -> ChatTemplate | None:
-    """The registered template with a hash; None for none. Raises :class:`LaunchRefused`."""
+def _chosen_template(project: Project | None, sha256: str, field: str) -> ChatTemplate | None:
+    """The template with a hash that a project registered; None for none. Raises :class:`LaunchRefused`."""
     if not sha256:
         return None
-    found = ChatTemplate.objects.filter(pk=sha256[:64].replace("\0", "")).first()
+    found = find_chat_template(key_of(project), sha256[:64].replace("\0", ""))
     if found is None:
         sentence = f"No chat template with the hash {sha256[:12]}… is registered here. Choose another one, or paste it."
         raise LaunchRefused({field: sentence})
@@ -292,16 +301,17 @@ def send(run: Run) -> None:
         run.refresh_from_db()
 
 
-def model_tokenizer(model: ServedModel) -> Tokenizer:
-    """The registered tokenizer of a model's folder. It is registered when the first run needs it."""
+def model_tokenizer(model: ServedModel, project: Project | None = None) -> Tokenizer:
+    """The tokenizer of a model's folder in a project. It is registered when the first run there needs it."""
     source = f"served model {model.name}"
     try:
-        return services.register_tokenizer(Path(model.path), name=model.name, source=source)
+        return services.register_tokenizer(Path(model.path), name=model.name, source=source, project=project)
     except TokenizerUnusable:
         raise
     except ValueError:  # the name belongs to another tokenizer, perhaps of an earlier training
         sha256 = tokenizers.load(model.path).sha256
-        return services.register_tokenizer(Path(model.path), name=f"{model.name} {sha256[:8]}", source=source)
+        named = f"{model.name} {sha256[:8]}"
+        return services.register_tokenizer(Path(model.path), name=named, source=source, project=project)
 
 
 def _queue_trajectories(run: Run, tasks: list[Task], group: int, seed: int) -> None:

@@ -14,9 +14,19 @@ from django.utils import timezone
 from rollouts import chat_templates, tokenizers
 from rollouts.chat_templates import CheckReport
 from rollouts.chat_templates.repair.search import NOT_FINISHED
-from rollouts.models import ChatTemplate, Job, TemplateCheck, Tokenizer, code_of_number
+from rollouts.models import (
+    DEFAULT_PROJECT,
+    ChatTemplate,
+    Job,
+    Project,
+    ProjectTemplate,
+    TemplateCheck,
+    Tokenizer,
+    code_of_number,
+)
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.services.projects import key_of
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tokenizers import LoadedTokenizer
 from rollouts.work.strategy_deltas import strategy_deltas
@@ -25,14 +35,22 @@ MAX_OLDER = 5
 """How many answers of earlier versions of the checks are kept in short."""
 
 
-def code_of(tokenizer: Tokenizer | None, chat_template: ChatTemplate, question: Mapping[str, Any]) -> str:
-    """The 12-character code of a question. It follows from contents alone, so a link survives a new registration."""
-    return code_of_hashes(tokenizer.sha256 if tokenizer else "", chat_template.sha256, question)
+def code_of(
+    project: Project, tokenizer: Tokenizer | None, chat_template: ChatTemplate, question: Mapping[str, Any]
+) -> str:
+    """The 12-character code of a question in a project. It follows from contents, so that a link survives a new
+    registration.
+    """
+    return code_of_hashes(project, tokenizer.sha256 if tokenizer else "", chat_template.sha256, question)
 
 
-def code_of_hashes(tokenizer_sha256: str, chat_template_sha256: str, question: Mapping[str, Any]) -> str:
-    """As :func:`code_of`, from the two hashes."""
+def code_of_hashes(
+    project: Project, tokenizer_sha256: str, chat_template_sha256: str, question: Mapping[str, Any]
+) -> str:
+    """As :func:`code_of`, from the two hashes. In the default project a check keeps the code of the days before."""
     parts = [tokenizer_sha256, chat_template_sha256, json.dumps(question, sort_keys=True)]
+    if project.code != DEFAULT_PROJECT:
+        parts.append(project.code)
     return code_of_number(int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:9], "big"))
 
 
@@ -54,16 +72,22 @@ def ask(
     user: Any = None,
     conversation: Sequence[Mapping[str, Any]] | None = None,
     repair: bool = True,
+    project: Project | None = None,
 ) -> tuple[TemplateCheck, bool]:
-    """The check of a question, and whether a worker has to be sent for its job.
+    """The check of a question in a project, and whether a worker has to be sent for its job.
 
     The job answers a check that is new or stale. ``repair``: then this job, or a second one, looks for a repair.
+    ``project``: None = the default one; it has registered the template.
     """
     question = question_of(tools, kwargs, conversation)
+    project = project or Project.objects.get(pk=key_of(None))
+    label = ProjectTemplate.objects.filter(project=project, chat_template=chat_template).values_list("label", flat=True)
     with transaction.atomic():
         check, created = TemplateCheck.objects.get_or_create(
-            code=code_of(tokenizer, chat_template, question),
+            code=code_of(project, tokenizer, chat_template, question),
             defaults={
+                "project": project,
+                "label": label.first() or "",
                 "tokenizer": tokenizer,
                 "chat_template": chat_template,
                 "question": question,

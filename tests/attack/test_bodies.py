@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.test import Client
 from django.urls import reverse
 
@@ -24,6 +23,7 @@ from rollouts.work import push_process as pushes
 from rollouts.work.push_process import PushAnswer, PushedBody
 from tests.attack.hostile_bodies import BODIES, own_line
 from tests.conftest import wait_until
+from tests.people import make_member
 
 GOOD = own_line("good", [{"delta_ids": [1], "completion_ids": [2]}])
 QUICK = ("empty objects", "deltas", "numbers", "one value in Parquet", "a batch with a large field")
@@ -34,7 +34,7 @@ class Pusher:
     """A trainer with a token and a run."""
 
     def __init__(self, address: str) -> None:
-        user = get_user_model().objects.create_user("ann")
+        user = make_member("ann")
         self.token = create_api_token(user, "trainer")[1]
         self.run = services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
         self.address = urlsplit(address)
@@ -127,7 +127,7 @@ def send(client: Client, token: str, run: Run, body: bytes = GOOD) -> Any:
 
 @pytest.fixture
 def token(db: None) -> str:
-    return create_api_token(get_user_model().objects.create_user("bob"), "trainer")[1]
+    return create_api_token(make_member("bob"), "trainer")[1]
 
 
 @pytest.fixture

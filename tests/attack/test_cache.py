@@ -25,6 +25,7 @@ from rollouts.selectors import figures
 from rollouts.services.jobs import ask_job
 from rollouts.work.sending import send
 from tests.conftest import ROOT, wait_until
+from tests.people import make_member
 from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker
 
@@ -59,7 +60,7 @@ def poisons(trap: Path) -> dict[str, bytes]:
 @pytest.fixture
 def member(django_user_model: Any) -> Client:
     client = Client()
-    client.force_login(django_user_model.objects.create_user("ada", password="a long password"))
+    client.force_login(make_member("ada", password="a long password"))
     return client
 
 
@@ -95,7 +96,7 @@ def test_a_poisoned_counter_of_passwords_breaks_no_login(
     live_redis: str, tmp_path: Path, django_user_model: Any
 ) -> None:
     """M5: the counter of tries is noise, or no number: the password is still asked for."""
-    django_user_model.objects.create_user("bob", password="a long password")
+    make_member("bob", password="a long password")
     connection = redis.Redis.from_url(live_redis)
     wrong = {"username": "bob", "password": "wrong"}
     assert Client().post("/login", wrong).status_code == 200
@@ -127,7 +128,7 @@ def test_the_pages_answer_without_redis(member: Client, settings: Any, django_us
     for page in ("/", f"/runs/{run.code}", "/workers"):
         assert member.get(page).status_code == 200
     assert Client().get("/health").status_code == 503
-    django_user_model.objects.create_user("carol", password="a long password")
+    make_member("carol", password="a long password")
     assert Client().post("/login", {"username": "carol", "password": "wrong password"}).status_code == 200
     assert Client().post("/login", {"username": "carol", "password": "a long password"}).status_code == 302
 

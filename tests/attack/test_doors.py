@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.contrib.sessions.backends.base import UpdateError
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.cache import cache
@@ -29,6 +28,7 @@ from rollouts.services.api_tokens import create_api_token
 from rollouts.services.users import local_user
 from rollouts.work import pushing
 from rollouts.work.reproduce import script
+from tests.people import make_member
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -47,7 +47,7 @@ def kept(settings: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def member(django_user_model: Any) -> Client:
     client = Client()
-    client.force_login(django_user_model.objects.create_user("ada", password="a long password"))
+    client.force_login(make_member("ada", password="a long password"))
     return client
 
 
@@ -115,7 +115,7 @@ def test_a_push_on_a_full_disk_says_so(place: str, error: Exception, monkeypatch
 
 def test_a_login_on_a_full_disk_says_so(django_user_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """L6: Django takes a session that cannot be written for one that was deleted meanwhile, which is a 400."""
-    django_user_model.objects.create_user("ada", password="the right password")
+    make_member("ada", password="the right password")
     client = Client()
     client.force_login(django_user_model.objects.get())
 
@@ -143,7 +143,7 @@ def test_a_push_to_a_run_that_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPat
 
 
 def _push(run: Run) -> Any:
-    _, token = create_api_token(get_user_model().objects.create_user("trainer"), "trainer")
+    _, token = create_api_token(make_member("trainer"), "trainer")
     line = b'{"id": "a", "steps": [{"prompt_ids": [1], "completion_ids": [2]}]}\n'
     return Client().post(
         f"/api/runs/{run.code}/trajectories?format=own_jsonl",
@@ -155,7 +155,7 @@ def _push(run: Run) -> Any:
 
 def test_passwords_are_tried_ten_times(django_user_model: Any, caplog: pytest.LogCaptureFixture) -> None:
     cache.clear()
-    django_user_model.objects.create_user("ada", password="the right password")
+    make_member("ada", password="the right password")
 
     def tried(name: str, password: str) -> int:
         return Client().post("/login", {"username": name, "password": password}).status_code
@@ -174,7 +174,7 @@ def test_passwords_are_tried_ten_times(django_user_model: Any, caplog: pytest.Lo
 def test_each_spelling_of_a_name_counts_for_the_same_account(django_user_model: Any) -> None:
     """M4: the form removes blanks and takes the compatible form of each letter; so does the count."""
     cache.clear()
-    django_user_model.objects.create_user("ada", password="the right password")
+    make_member("ada", password="the right password")
     spellings = [
         "ada",
         " ada",
@@ -196,7 +196,7 @@ def test_each_spelling_of_a_name_counts_for_the_same_account(django_user_model: 
 def test_a_stranger_does_not_lock_the_account_of_somebody_elsewhere(django_user_model: Any) -> None:
     """M4: ten tries count for an account and an address; a hundred for an account from all addresses."""
     cache.clear()
-    django_user_model.objects.create_user("ada", password="the right password")
+    make_member("ada", password="the right password")
 
     def tried(password: str, address: str) -> int:
         return Client(REMOTE_ADDR=address).post("/login", {"username": "ada", "password": password}).status_code

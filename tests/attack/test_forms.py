@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 
 from rollouts.models import TemplateCheck
+from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 
@@ -26,7 +27,7 @@ JUNK = {
 @pytest.fixture
 def member(django_user_model: Any) -> Client:
     client = Client()
-    client.force_login(django_user_model.objects.create_user("ada"))
+    client.force_login(make_member("ada"))
     return client
 
 

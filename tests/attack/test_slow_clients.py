@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
@@ -84,7 +83,9 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[bytes]] = []
 
     def go(configuration: str = "from inspector.server.gunicorn_conf import *") -> Server:
-        user = User.objects.create_user("ada", password="a long password")
+        from tests.people import make_member
+
+        user = make_member("ada", password="a long password")
         run = services.create_run(Run.Kind.IMPORT, "run", user=user, status=Run.Status.DONE)
         job = Job.objects.create(
             run=run, kind=Job.Kind.EXPORT, status="done", options={"format": "own_jsonl"}, created_by=user,

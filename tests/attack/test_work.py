@@ -33,6 +33,7 @@ from rollouts.work.uploads import kept_codes
 from tests import faults
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
+from tests.people import make_member
 from tests.web.samples import stored_run, trajectory
 from tests.web.test_template_pages import BROKEN
 from tests.web.trajectory_samples import Maker
@@ -63,7 +64,7 @@ def asked(sent: list[int]) -> Job:
 @pytest.fixture
 def web(django_user_model: Any) -> Client:
     client = Client()
-    client.force_login(django_user_model.objects.create_user("ada", password="a long password"))
+    client.force_login(make_member("ada", password="a long password"))
     return client
 
 

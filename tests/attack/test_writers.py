@@ -6,19 +6,19 @@ import logging
 from typing import Any
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.test import Client
 
 from inspector.server.logs import TextLineFormatter
 from rollouts import services
 from rollouts.models import ApiToken, Run, ShareLink
 from rollouts.services.api_tokens import create_api_token
+from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 
 
 def member(name: str, **flags: bool) -> tuple[Any, Client]:
-    user, client = get_user_model().objects.create_user(name, **flags), Client()
+    user, client = make_member(name, **flags), Client()
     client.force_login(user)
     return user, client
 

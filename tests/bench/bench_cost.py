@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
 
 from rollouts import models, services
 from rollouts.tito.diagnose import KINDS, VERSION
 from rollouts.tito.trajectory import ids_array
+from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 
@@ -150,5 +150,5 @@ def test_pages_of_a_large_run() -> None:
     print(f"\n{connection.vendor}: {N:,} trajectories, {large.findings.count():,} findings, stored in "
           f"{time.perf_counter() - start:.0f} s")  # fmt: skip
     web = Client()
-    web.force_login(get_user_model().objects.create_user("bench"))
+    web.force_login(make_member("bench"))
     compare(web, large, small)

@@ -36,6 +36,7 @@ from rollouts.work.launch import LaunchSettings, launch, served_models
 from tests.bench.engine_calls import computed, forget, waited_for_a_core
 from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT, wait_until
+from tests.people import make_member
 
 pytestmark = [pytest.mark.bench, pytest.mark.sqlite_only, pytest.mark.django_db(transaction=True)]
 
@@ -205,7 +206,7 @@ def test_throughput_with_open_pages(
         request.getfixturevalue("vllm_available")
     port, web_pid = web
     client = Client()
-    client.force_login(django_user_model.objects.create_user("ada", password="a long password"))
+    client.force_login(make_member("ada", password="a long password"))
     cookie = "; ".join(f"{name}={morsel.value}" for name, morsel in client.cookies.items())
     owner = work.engine_of(served_models()["demo"], engine)
 

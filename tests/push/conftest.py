@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.contrib.auth import get_user_model
 
 from rollouts import services
 from rollouts.models import Run
 from rollouts.services.api_tokens import create_api_token
+from tests.people import make_member
 
 
 @pytest.fixture
 def token(db: None) -> str:
-    return create_api_token(get_user_model().objects.create_user("ann"), "trainer")[1]
+    return create_api_token(make_member("ann"), "trainer")[1]
 
 
 @pytest.fixture

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from django.contrib.auth import get_user_model
 
 from rollouts import client, selectors
 from rollouts.models import Run
 from rollouts.services.api_tokens import create_api_token
+from tests.people import make_member
 from tests.push.conftest import call, episodes
 
 
 @pytest.fixture
 def live_token(transactional_db: None) -> str:
-    return create_api_token(get_user_model().objects.create_user("bob"))[1]
+    return create_api_token(make_member("bob"))[1]
 
 
 @pytest.mark.django_db(transaction=True)

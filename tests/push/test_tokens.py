@@ -7,18 +7,18 @@ import json
 from typing import Any
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
 
 from rollouts.models import ApiToken
 from rollouts.services.api_tokens import find_api_token
+from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def page(client: Any) -> Any:
-    client.force_login(get_user_model().objects.create_user("ann"))
+    client.force_login(make_member("ann"))
     return client
 
 

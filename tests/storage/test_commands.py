@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command, load_command_class
 
 from rollouts import models, selectors
-from rollouts.models import ChatTemplate, Run
+from rollouts.models import ProjectTemplate, Run
 from rollouts.tito.diagnose.checks import CHECKS
 from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
 from tests.storage.build import assert_same
@@ -76,7 +76,7 @@ def test_a_chat_template_that_cannot_render_is_refused_with_its_line(file: Path,
             call(command, *target, "--chat-template", template)
     run.refresh_from_db()
     assert run.chat_template is None and not run.jobs.filter(kind="diagnose").exists()
-    assert Run.objects.count() == 1 and not ChatTemplate.objects.filter(label="broken").exists()
+    assert Run.objects.count() == 1 and not ProjectTemplate.objects.filter(label="broken").exists()
 
 
 @pytest.mark.parametrize(

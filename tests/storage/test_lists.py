@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -12,6 +11,7 @@ from rollouts import models, selectors, services
 from rollouts.selectors import SORTS, TrajectoryFilters
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tokenizers import TokenizerUnusable
+from tests.people import make_member
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db
@@ -145,7 +145,7 @@ def test_a_group_whose_rewards_are_all_equal_has_no_signal(run: models.Run) -> N
 
 
 def test_shares_are_found_by_their_hash_and_revoked_once(run: models.Run) -> None:
-    user = get_user_model().objects.create_user("u")
+    user = make_member("u")
     link, token = services.create_share(user, run, "t=1-2", "look", 3)
     assert link.token_sha256 == services.token_hash(token) and token.startswith(link.hint)
     assert token not in str(vars(link)) and link.run == run and link.trajectory is None
@@ -160,7 +160,7 @@ def test_shares_are_found_by_their_hash_and_revoked_once(run: models.Run) -> Non
 
 def test_a_tokenizer_is_registered_once_by_its_contents(tiny_tokenizer: Path, tmp_path: Path) -> None:
     first = services.register_tokenizer(tiny_tokenizer, "demo")
-    assert first.chat_template is not None and first.chat_template.label == "demo"
+    assert first.chat_template is not None and models.ProjectTemplate.objects.get().label == "demo"
     assert services.register_tokenizer(tiny_tokenizer, "demo") == first
     assert first.chat_template is not None and Path(first.path).is_dir() and first.vocab_size > 100
     assert services.find_tokenizer("demo") == first

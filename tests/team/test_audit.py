@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.db import DatabaseError
 from django.utils import timezone
 
@@ -15,13 +14,14 @@ from rollouts import services
 from rollouts.models import AuditEvent, Run, default_project
 from rollouts.services import audit
 from rollouts.services.audit import Action
+from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 
 
 def test_one_call_writes_the_row_and_the_line(caplog: Any) -> None:
     run = services.create_run(Run.Kind.IMPORT, "grpo\n7")
-    ada = get_user_model().objects.create_user("ada")
+    ada = make_member("ada")
     with caplog.at_level(logging.INFO, "inspector.audit"):
         audit.record(Action.DELETED, user=ada, address="10.0.0.1", of=run)
     event = AuditEvent.objects.get()
@@ -34,7 +34,7 @@ def test_one_call_writes_the_row_and_the_line(caplog: Any) -> None:
 
 
 def test_the_name_stays_when_the_account_goes_and_a_deleted_object_can_be_named() -> None:
-    ada = get_user_model().objects.create_user("ada")
+    ada = make_member("ada")
     run = services.create_run(Run.Kind.IMPORT, "gone")
     code = run.code
     services.delete_run(run)

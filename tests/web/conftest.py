@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from tests.people import make_member
 from tests.web.trajectory_samples import Maker
 
 
 @pytest.fixture
 def member(db: Any, django_user_model: Any) -> Any:
-    return django_user_model.objects.create_user("ada", password="a long password")
+    return make_member("ada", password="a long password")
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def test_query_counts(client: Client, answered: None, django_assert_num_queries:
     address = ask(client, chat_template=SAFE).redirect_chain[0][0]
     for n in range(3):
         ask(client, chat_template=SAFE + str(n))
-    with django_assert_num_queries(3):  # session, user, check
+    with django_assert_num_queries(4):  # session, user, check, projects (of an admin of the server)
         client.get(address)
-    with django_assert_num_queries(4):  # session, user, checks, tokenizers of the form
+    with django_assert_num_queries(5):  # session, user, checks, tokenizers of the form, projects
         client.get("/templates")

@@ -22,6 +22,7 @@ from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory import Row, Trajectory
 from rollouts.tokenizers import load
 from rollouts.work import imports
+from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 
@@ -78,7 +79,7 @@ def right_mask(row: Row, codec: Any, name: str) -> Any:
 def test_every_page_says_the_same_number(
     corpus: Path, client: Client, django_user_model: Any, file: str, name: str
 ) -> None:
-    client.force_login(django_user_model.objects.create_user("reader"))
+    client.force_login(make_member("reader"))
     folder = corpus / "tokenizers" / name.removesuffix("-fixed")
     codec = load(folder)
     tokenizer = services.register_tokenizer(folder)

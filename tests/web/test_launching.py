@@ -11,7 +11,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from rollouts import services
-from rollouts.models import ChatTemplate, Job, Run, TemplateCheck
+from rollouts.models import ChatTemplate, Job, ProjectTemplate, Run, TemplateCheck
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import template_checks
@@ -58,13 +58,17 @@ def test_a_form_without_the_newer_fields_still_works(web: Client) -> None:
     assert Run.objects.get().settings["compare"] == "ignore_whitespace"
 
 
+def label_of(template: ChatTemplate) -> str:
+    return ProjectTemplate.objects.get(chat_template=template).label
+
+
 def test_templates_are_chosen_pasted_or_uploaded(web: Client) -> None:
     known = services.register_chat_template(PLAIN, "plain")
     upload = SimpleUploadedFile("rows.jinja", (PLAIN + "{# rows #}").encode())
     assert post(web, chat_template=known.sha256, rows_chat_template_file=upload).status_code == 302
     run = Run.objects.select_related("chat_template", "rows_chat_template").get()
     assert run.chat_template == known and run.rows_chat_template is not None
-    assert run.rows_chat_template.text == PLAIN + "{# rows #}" and run.rows_chat_template.label == "rows.jinja"
+    assert run.rows_chat_template.text == PLAIN + "{# rows #}" and label_of(run.rows_chat_template) == "rows.jinja"
     page, twin = web.get(f"/runs/{run.code}").content.decode(), web.get(f"/runs/{run.code}.json").json()["run"]
     assert "Chat template of the rows" in page and known.sha256 in page and run.rows_chat_template_id in page
     assert (twin["chat_template"], twin["rows_chat_template"]) == (known.sha256, run.rows_chat_template_id)
@@ -176,7 +180,7 @@ def test_a_check_leads_to_the_form_with_its_template_or_its_repair(web: Client) 
     ):
         post(web, chat_template_text=text, chat_template_label=repaired["chat_template_label"])
         run = Run.objects.select_related("chat_template").order_by("-pk")[0]
-        assert run.chat_template is not None and (run.chat_template.text, run.chat_template.label) == (text, label)
+        assert run.chat_template is not None and (run.chat_template.text, label_of(run.chat_template)) == (text, label)
     missing = web.get(f"/runs/new?rows_chat_template={check.code}&repaired=wider").content.decode()
     assert "There is no such chat template here" in missing
     by_hash = web.get(f"/runs/new?rows_chat_template={check.chat_template_id}").context["form"]

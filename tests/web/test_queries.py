@@ -15,9 +15,9 @@ pytestmark = pytest.mark.django_db
 
 
 def test_the_forms_ask_for_the_visitor_and_what_can_be_chosen(web: Client, django_assert_num_queries: Any) -> None:
-    with django_assert_num_queries(3):  # session, user, the registered chat templates
+    with django_assert_num_queries(5):  # session, user, roles, projects, the registered chat templates
         web.get("/runs/new")
-    with django_assert_num_queries(3):  # and the registered tokenizers
+    with django_assert_num_queries(5):  # and the registered tokenizers
         web.get("/import")
 
 
@@ -37,7 +37,7 @@ def test_the_list_of_links_asks_once_for_all(web: Client, member: Any, django_as
 def test_the_list_of_tokenizers_asks_once(web: Client, tiny_tokenizer: Path, django_assert_num_queries: Any) -> None:
     services.register_tokenizer(tiny_tokenizer, "a")
     services.register_tokenizer(tiny_tokenizer, "b")
-    with django_assert_num_queries(3):  # session, user, tokenizers
+    with django_assert_num_queries(5):  # session, user, roles, projects of the form, tokenizers
         web.get("/tokenizers")
 
 

@@ -66,11 +66,11 @@ def test_the_list_is_paged_by_key(web: Client, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_list_asks_as_many_queries_for_one_run_as_for_twenty(web: Client, django_assert_num_queries: Any) -> None:
     stored_run(2)
-    with django_assert_num_queries(4):  # session, user, runs, the gravest of their findings
+    with django_assert_num_queries(5):  # session, user, roles, runs, the gravest of their findings
         web.get("/")
     for number in range(20):
         stored_run(2, f"run {number}")
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(5):
         web.get("/")
 
 
@@ -104,7 +104,7 @@ def test_a_run_asks_as_many_queries_for_two_trajectories_as_for_sixty(
     web: Client, django_assert_max_num_queries: Any, django_assert_num_queries: Any
 ) -> None:
     small, large = stored_run(2), stored_run(60, "large")
-    with django_assert_max_num_queries(14) as few:
+    with django_assert_max_num_queries(15) as few:
         web.get(f"/runs/{small.code}")
     with django_assert_num_queries(len(few)):
         web.get(f"/runs/{large.code}")
@@ -449,18 +449,18 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
         return re.findall(r'<div id="(run-[a-z]+)"', html)
 
     # Session, user, run, trajectories under way.
-    assert poll(4) == []
+    assert poll(5) == []
     run.trajectories.filter(index=0).update(status=StoredTrajectory.Status.RUNNING)
-    assert poll(4) == ["run-live"]
-    assert poll(4) == []
+    assert poll(5) == ["run-live"]
+    assert poll(5) == []
     # Figures and list are not looked at in each poll.
     services.finish_trajectories([TrajectoryEnd(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
-    assert poll(4) == ["run-live"]
+    assert poll(5) == ["run-live"]
     monkeypatch.setattr(live_parts, "LOOK_SECONDS", 0)
-    assert sorted(poll(11)) == ["run-figures", "run-list", "run-live"]
-    assert poll(5) == []
+    assert sorted(poll(12)) == ["run-figures", "run-list", "run-live"]
+    assert poll(6) == []
     run.trajectories.filter(index=1).update(status=StoredTrajectory.Status.RUNNING)
-    assert poll(6) == ["run-live", "run-list"]
+    assert poll(7) == ["run-live", "run-list"]
 
 
 @pytest.mark.parametrize("have", ["", "x", "a.b.c.d", "a.b.c.-1", "a.b.c.99999999999", "a.b.c.²", "....", "\0.%00.é.1"])

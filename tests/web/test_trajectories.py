@@ -21,6 +21,7 @@ from rollouts import models, services
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
+from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import HOSTILE, own_row
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def reader(client: Client, django_user_model: type) -> Client:
-    client.force_login(django_user_model.objects.create_user("reader"))
+    client.force_login(make_member("reader"))
     return client
 
 
@@ -462,7 +463,7 @@ def test_two_rollouts_of_a_prompt_stand_side_by_side(make, reader, monkeypatch):
 def test_the_visitor_of_a_link_to_one_rollout_is_offered_no_other(make, client, django_user_model):
     run = make.run([make.conversation("a"), make.conversation("b")])
     a, b = run.trajectories.order_by("index")
-    _, token = services.create_share(django_user_model.objects.create_user("ada"), a)
+    _, token = services.create_share(make_member("ada"), a)
     client.get(reverse("share-open", args=[token]))
     assert b.code not in page_text(client.get(url(a, page="trajectory-compare")))
     assert "no ended trajectory" in page_text(client.get(url(a, f"?with={b.code}", "trajectory-compare")))

@@ -16,7 +16,9 @@ from rollouts import chat_templates, services, tokenizers
 from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_text
-from rollouts.models import Tokenizer
+from rollouts.management.projects import add_project_option, project_named
+from rollouts.models import Project, Tokenizer
+from rollouts.selectors.registered import tokenizer_named, tokenizer_names, tokenizers_of
 from rollouts.services.jobs import take_job
 from rollouts.tasks.jobs import work_on
 from rollouts.tito.interfaces import RenderFailed
@@ -56,6 +58,7 @@ class Command(TerminalCommand):
             action="store_true",
             help="every registered tokenizer's own chat template; answers are stored for the page /templates/matrix",
         )
+        add_project_option(parser)
         parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -70,7 +73,8 @@ class Command(TerminalCommand):
             sys.exit(status)
 
     def _one(self, options: dict[str, Any]) -> int:
-        tokenizer = resolve_tokenizer(options["tokenizer"]) if options["tokenizer"] else None
+        project = project_named(options["project"])
+        tokenizer = resolve_tokenizer(options["tokenizer"], project) if options["tokenizer"] else None
         if options["chat_template"]:
             text = read_text(options["chat_template"], "The chat template")
         elif tokenizer is not None and tokenizer.chat_template is not None:
@@ -105,11 +109,14 @@ class Command(TerminalCommand):
         search = options["repair"] or options["marks"]
         rows: list[dict[str, Any]] = []
         status = 0
-        for registered in Tokenizer.objects.select_related("chat_template").order_by("name"):
+        project = project_named(options["project"])
+        for registered in tokenizers_of(project).select_related("chat_template"):
             report, error = None, "The tokenizer has no chat template."
             if registered.chat_template is not None:
                 with transaction.atomic():  # no worker sees the job before it is taken here
-                    check, to_do = template_checks.ask(registered, registered.chat_template, repair=search)
+                    check, to_do = template_checks.ask(
+                        registered, registered.chat_template, repair=search, project=project
+                    )
                     job = take_job(check.job.pk) if to_do else None
                 if job is not None:
                     work_on(job)
@@ -184,18 +191,21 @@ def _searched(tokenizer: LoadedTokenizer | None, report: CheckReport, options: M
 _LETTER = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "-"}
 
 
-def resolve_tokenizer(name: str) -> LoadedTokenizer:
-    """The tokenizer of a registered name, of a folder, or of ``org/name@revision``. Raises :class:`CannotCheck`."""
+def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
+    """The tokenizer of a folder, of a name that the project registered, or of ``org/name@revision``.
+
+    Raises :class:`CannotCheck`.
+    """
     if Path(name).exists():
         return tokenizers.load(name)
-    registered = Tokenizer.objects.filter(name=name).first()
+    registered = tokenizer_named(project, name)
     if registered is None and name.count("/") == 1 and "@" in name:
         try:
-            registered = services.find_tokenizer(name)
+            registered = services.find_tokenizer(name, project)
         except ValueError as error:
             raise CannotCheck(str(error)) from error
     if registered is None:
-        known = ", ".join(Tokenizer.objects.order_by("name").values_list("name", flat=True)[:20])
+        known = ", ".join(tokenizer_names(project, 20))
         raise CannotCheck(
             f"There is no folder {name} and no registered tokenizer of that name. "
             + (f"Registered are: {known}." if known else "None is registered yet.")

@@ -39,10 +39,10 @@ class Command(TerminalCommand):
             raise CommandError(f"There is no run with the code {options['run']!r}.")
         try:
             if options["tokenizer"]:
-                run.tokenizer = services.find_tokenizer(options["tokenizer"])
+                run.tokenizer = services.find_tokenizer(options["tokenizer"], run.project)
                 run.chat_template = run.chat_template or run.tokenizer.chat_template
             if options["chat_template"]:
-                run.chat_template = registered_chat_template(options["chat_template"])
+                run.chat_template = registered_chat_template(options["chat_template"], run.project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}

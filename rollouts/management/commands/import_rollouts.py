@@ -14,6 +14,7 @@ from rollouts import services
 from rollouts.formats import FORMATS
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
+from rollouts.management.projects import add_project_option, project_named
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.runs import check_totals
@@ -34,22 +35,28 @@ class Command(TerminalCommand):
         )
         parser.add_argument("--chat-template", default="", metavar="FILE", help="default: the tokenizer's own")
         parser.add_argument("--run", default="", metavar="NAME", help="a name for the run (default: the file's)")
+        add_project_option(parser)
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
         if options["format"] != "auto" and options["format"] not in FORMATS:
             raise CommandError(f"There is no format {options['format']!r}. There are: auto, {', '.join(FORMATS)}.")
         files = [Path(name) for name in options["files"]]
+        project = project_named(options["project"])
         try:
-            tokenizer = services.find_tokenizer(options["tokenizer"]) if options["tokenizer"] else None
+            tokenizer = services.find_tokenizer(options["tokenizer"], project) if options["tokenizer"] else None
             template = tokenizer.chat_template if tokenizer else None
             if options["chat_template"]:
-                template = registered_chat_template(options["chat_template"])
+                template = registered_chat_template(options["chat_template"], project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         run = services.create_run(
-            Run.Kind.IMPORT, options["run"] or f"{files[0].name}{more}", tokenizer=tokenizer, chat_template=template
+            Run.Kind.IMPORT,
+            options["run"] or f"{files[0].name}{more}",
+            project=project,
+            tokenizer=tokenizer,
+            chat_template=template,
         )
         with transaction.atomic():  # no worker sees the job before it is taken here
             job = take_job(imports.ask(run, files, options["format"]).pk)

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from rollouts.environments import Prompt, PromptsRejected, read_prompts
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
+from rollouts.management.projects import add_project_option, project_named
 from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
 from rollouts.tito.diagnose.full_render import COMPARE
@@ -82,19 +83,21 @@ class Command(TerminalCommand):
             help="compare each finished stream with a full render of its conversation",
         )  # fmt: skip
         parser.add_argument("--name", default="", help="a name for the run")
+        add_project_option(parser)
         parser.add_argument("--wait", action="store_true", help="return when the run has ended")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
+        project = project_named(options["project"])
         names = set(LaunchSettings.__dataclass_fields__)
         for name in ("chat_template", "rows_chat_template"):
-            options[name] = registered_chat_template(options[name]).sha256 if options[name] else ""
+            options[name] = registered_chat_template(options[name], project).sha256 if options[name] else ""
         options["template_kwargs"] = _template_kwargs(options["template_kwargs"])
         form = LaunchSettings(**{name: value for name, value in options.items() if name in names})
         prompts = self._prompts(options["prompts_file"])
         here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(form.model)
         try:
-            run = launching.launch(form, name=options["name"], enqueue=not here, prompts=prompts)
+            run = launching.launch(form, name=options["name"], enqueue=not here, prompts=prompts, project=project)
         except LaunchRefused as error:
             raise CommandError(
                 "\n".join(f"--{name.replace('_', '-')}: {sentence}" for name, sentence in error.problems.items())

@@ -19,7 +19,8 @@ from rollouts import services
 from rollouts.engines import EngineError
 from rollouts.engines.http import check_host
 from rollouts.management import TerminalCommand
-from rollouts.models import Run
+from rollouts.management.projects import add_project_option, project_named
+from rollouts.models import Project, Run
 from rollouts.recorder.access import token_problem
 from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
@@ -48,6 +49,7 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--tokenizer", default="", metavar="NAME", help="registered tokenizer, for text and findings"
         )
+        add_project_option(parser)
         parser.add_argument("--logprobs", action="store_true", help="ask for logprobs too, unseen by the client")
         parser.add_argument(
             "--idle-seconds", type=float, default=60.0, metavar="S",
@@ -69,7 +71,7 @@ class Command(TerminalCommand):
             raise CommandError("--port must lie between 0 and 65535, and --idle-seconds above 0.")
         if problem := token_problem(options["token"], options["host"]):
             raise CommandError(problem)
-        run = _run_of(options["run"], options["tokenizer"])
+        run = _run_of(options["run"], options["tokenizer"], project_named(options["project"]))
         # The writer computes while requests pass; they must not wait long for the interpreter.
         sys.setswitchinterval(0.0005)
         asyncio.run(self._serve(run, upstream, options))
@@ -129,12 +131,13 @@ class Command(TerminalCommand):
         self.stdout.flush()
 
 
-def _run_of(name: str, tokenizer_name: str) -> Run:
-    """A new run, or the run with this code. Raises :class:`CommandError`."""
-    tokenizer = tokenizer_named(tokenizer_name) if tokenizer_name else None
+def _run_of(name: str, tokenizer_name: str, project: Project) -> Run:
+    """A new run in a project, or the run with this code. Raises :class:`CommandError`."""
+    tokenizer = tokenizer_named(project, tokenizer_name) if tokenizer_name else None
     if tokenizer_name and tokenizer is None:
+        names = ", ".join(tokenizer_names(project)) or "none"
         raise CommandError(
-            f"No tokenizer is registered as {tokenizer_name!r}. Registered: {', '.join(tokenizer_names()) or 'none'}. "
+            f"No tokenizer is registered as {tokenizer_name!r}. Registered: {names}. "
             "`manage.py register_tokenizer DIR` adds one."
         )
     run = find_run(templates=True, code=name) if name else None
@@ -145,7 +148,7 @@ def _run_of(name: str, tokenizer_name: str) -> Run:
         return run
     return services.create_run(
         Run.Kind.IMPORT, name or "recorded", tokenizer=tokenizer, engine="recorder", format="recorded_calls",
-        chat_template=tokenizer.chat_template if tokenizer else None,
+        chat_template=tokenizer.chat_template if tokenizer else None, project=project,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 
 from rollouts import services
 from rollouts.management import TerminalCommand
+from rollouts.management.projects import add_project_option, project_named
 
 
 class Command(TerminalCommand):
@@ -22,11 +23,14 @@ class Command(TerminalCommand):
             "folder", metavar="DIR", help="a folder with tokenizer.json, that file, or a zip of the folder"
         )
         parser.add_argument("--name", default=None, help="default: the folder's name")
+        add_project_option(parser)
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
-            one = services.register_tokenizer(options["folder"], options["name"])
+            one = services.register_tokenizer(
+                options["folder"], options["name"], project=project_named(options["project"])
+            )
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         if options["json"]:

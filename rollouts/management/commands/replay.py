@@ -14,6 +14,7 @@ from django.core.management.base import CommandError
 from rollouts import models
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_chat_template
+from rollouts.selectors.registered import tokenizer_named
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import StrategyResult, replay_many
 from rollouts.tito.trajectory import Origin, Row
@@ -69,7 +70,7 @@ def _replayed(
 ) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
     """Each trajectory with the results of the strategies. What the run lacks is part of a result."""
     try:
-        context, loaded = replays.context_of(run, _path(tokenizer), _text(template))
+        context, loaded = replays.context_of(run, _path(run, tokenizer), _text(template))
     except replays.CannotReplay as error:
         raise CommandError(str(error)) from error
     pending: deque[models.StoredTrajectory] = deque()
@@ -83,8 +84,8 @@ def _replayed(
         yield pending.popleft(), made
 
 
-def _path(tokenizer: str) -> str:
-    registered = models.Tokenizer.objects.filter(name=tokenizer).first() if tokenizer else None
+def _path(run: models.Run, tokenizer: str) -> str:
+    registered = tokenizer_named(run.project_id, tokenizer) if tokenizer else None
     return registered.path if registered is not None else tokenizer
 
 
