@@ -238,6 +238,10 @@ CONTENT_SECURITY_POLICY = {
 # docs/decisions/0026 says why the proxy redirects, and why HSTS leaves sub-domains and preload alone.
 SILENCED_SYSTEM_CHECKS = ["staticfiles.W004", "security.W005", "security.W008", "security.W021"]
 
+# --- retention: 0 = everything is kept -------------------------------------------------------------------------------
+KEEP_DAYS = env.whole("INSPECTOR_KEEP_DAYS", 0)
+KEEP_BYTES = env.whole("INSPECTOR_KEEP_GB", 0) * 1_000_000_000
+
 # --- metrics ----------------------------------------------------------------------------------------------------------
 METRICS_TOKEN = env.text("INSPECTOR_METRICS_TOKEN")
 

@@ -18,7 +18,7 @@ from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.services.audit import drop_old_events
 from rollouts.services.token_segments import delete_orphans, delete_replaced
-from rollouts.work import exporting, imports, token_moves
+from rollouts.work import exporting, imports, retention, token_moves
 from rollouts.work.uploads import drop_uploads, kept_codes
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ def sweep() -> None:
     log that are too old go. Raises :class:`rollouts.files.StorageDown`.
     """
     drop_old_events()
+    retention.sweep()
     exporting.drop_files()
     token_moves.gather()
     _sweep_segments()

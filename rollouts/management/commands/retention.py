@@ -1,0 +1,68 @@
+"""Says which runs are too old or too many, and deletes them with --delete."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, ArgumentTypeError
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import CommandError
+
+from rollouts.management import TerminalCommand
+from rollouts.models import Project
+from rollouts.work import retention
+
+
+class Command(TerminalCommand):
+    help = (
+        "Say which runs go because of their age or the size of all runs. Nothing is deleted without --delete. Runs "
+        "that are under way, shared by a live link, or changed within a day stay."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--days", type=_number, help="runs whose last change is longer ago go (INSPECTOR_KEEP_DAYS)"
+        )
+        parser.add_argument("--gb", type=_number, help="the oldest go while all take more (INSPECTOR_KEEP_GB)")
+        parser.add_argument("--project", default="", metavar="CODE_OR_NAME", help="only runs of this project")
+        parser.add_argument("--delete", action="store_true", help="delete them")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        days = settings.KEEP_DAYS if options["days"] is None else options["days"]
+        n_bytes = settings.KEEP_BYTES if options["gb"] is None else options["gb"] * 1_000_000_000
+        if not days and not n_bytes:
+            raise CommandError("Say what is kept: --days N, --gb N, or both.")
+        project = _project(options["project"]) if options["project"] else None
+        plan = retention.plan(retention.KeepLimits(days or None, n_bytes or None, project))
+        gone = [one for one in plan.leaving if options["delete"] and retention.delete(one)]
+        if options["json"]:
+            runs = [{"run": one.run.code, "changed_at": one.changed_at.isoformat(), "bytes": one.n_bytes,
+                     "reason": one.reason} for one in plan.leaving]  # fmt: skip
+            body = {"runs": runs, "deleted": [one.run.code for one in gone], "kept": plan.held,
+                    "bytes": plan.n_bytes, "bytes_left": plan.n_bytes_left}  # fmt: skip
+            self.stdout.write(json.dumps(body))
+            return
+        for one in plan.leaving:
+            what = "deleted" if one in gone else "stays, because somebody uses it now" if options["delete"] else "goes"
+            self.stdout.write(f"{one.run.code} {what}: {one.reason}; {one.n_bytes / 1e6:,.1f} MB; {one.run.name}")
+        for why, n in sorted(plan.held.items()):
+            self.stdout.write(f"{n} more would go and {'stays' if n == 1 else 'stay'}: {why}.")
+        self.stdout.write(f"{len(plan.leaving)} runs, {(plan.n_bytes - plan.n_bytes_left) / 1e9:.2f} GB of "
+                          f"{plan.n_bytes / 1e9:.2f} GB.")  # fmt: skip
+        if plan.leaving and not options["delete"]:
+            self.stdout.write("Nothing was deleted. Say --delete to delete them.")
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or len(text) > 6:
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at most six digits")
+    return int(text)
+
+
+def _project(named: str) -> Project:
+    found = Project.objects.filter(code=named).first() or Project.objects.filter(name=named).first()
+    if found is None:
+        raise CommandError(f"There is no project {named!r}. Name its code or its name.")
+    return found

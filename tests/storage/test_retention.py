@@ -1,0 +1,146 @@
+"""Retention: what goes by age, size and project, what stays, and that a dry run changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from rollouts import files, services
+from rollouts.models import AuditEvent, Job, Project, Run, StepTokens, StoredTrajectory, TokenSegment
+from rollouts.services.users import local_user
+from rollouts.work import leftovers, retention
+from rollouts.work.retention import KeepLimits
+from tests.storage.build import chain
+
+pytestmark = pytest.mark.django_db
+NOW = timezone.now()
+
+
+def ended(name: str, days: float, n_tokens: int = 1_000_000, **fields: Any) -> Run:
+    """A run that ended so many days ago."""
+    run = Run.objects.create(
+        name=name, kind=Run.Kind.IMPORT, **{"status": Run.Status.DONE, "n_tokens": n_tokens, **fields}
+    )
+    Run.objects.filter(pk=run.pk).update(created_at=NOW - timedelta(days=days), finished_at=NOW - timedelta(days=days))
+    return run
+
+
+def names(limits: KeepLimits) -> list[str]:
+    return [one.run.name for one in retention.plan(limits).leaving]
+
+
+def said(*options: str) -> str:
+    out = io.StringIO()
+    call_command("retention", *options, stdout=out)
+    return out.getvalue()
+
+
+def test_old_runs_go_and_a_dry_run_changes_nothing() -> None:
+    for name, days in (("old", 40), ("older", 50), ("new", 20)):
+        ended(name, days)
+    assert names(KeepLimits(days=30)) == ["older", "old"] and names(KeepLimits(days=45)) == ["older"]
+    text = said("--days", "30")
+    assert "Nothing was deleted." in text and "2 runs, 0.02 GB of 0.02 GB." in text and Run.objects.count() == 3
+    body = json.loads(said("--days", "30", "--delete", "--json"))
+    assert len(body["deleted"]) == 2 and body["bytes_left"] == 8_000_000
+    assert list(Run.objects.values_list("name", flat=True)) == ["new"]
+    assert AuditEvent.objects.filter(action="run deleted", user_name="retention").count() == 2
+
+
+def test_the_oldest_go_until_the_rest_fits() -> None:
+    for days in (2, 3, 4):
+        ended(f"{days}", days, n_tokens=100_000_000)  # 0.8 GB each
+    assert names(KeepLimits(n_bytes=2_400_000_000)) == []
+    assert names(KeepLimits(n_bytes=1_700_000_000)) == ["4"]
+    assert names(KeepLimits(n_bytes=1)) == ["4", "3", "2"]
+    segment = {"key": "segments/a/b.parquet", "n_items": 1, "n_tokens": 1, "n_bytes": 5}
+    TokenSegment.objects.create(run=Run.objects.get(name="4"), **segment)
+    assert retention.plan(KeepLimits(days=1)).n_bytes == 1_600_000_005
+
+
+def test_a_project_counts_alone() -> None:
+    team = Project.objects.create(name="team")
+    ended("ours", 40, project=team)
+    ended("theirs", 50)
+    assert names(KeepLimits(days=30, project=team)) == ["ours"]
+    assert "theirs" not in said("--days", "30", "--project", "team")
+    with pytest.raises(CommandError, match="There is no project 'nobody'"):
+        said("--days", "30", "--project", "nobody")
+
+
+def test_what_somebody_uses_stays_and_is_said() -> None:
+    running = ended("running", 90, status=Run.Status.RUNNING)
+    job = ended("has a job", 90)
+    Job.objects.create(run=job, kind=Job.Kind.DIAGNOSE)
+    shared = ended("shared", 90)
+    services.create_share(local_user(), shared, query="", note="", days=5)
+    part = ended("a trajectory is shared", 90)
+    services.save_trajectories(part, [chain("a")])
+    StoredTrajectory.objects.update(created_at=NOW - timedelta(days=90))
+    services.create_share(local_user(), part.trajectories.get(), query="", note="", days=5)
+    pushed = ended("pushed to today", 90)
+    services.save_trajectories(pushed, [chain("b")])
+    revoked = ended("no longer shared", 90)
+    link, _ = services.create_share(local_user(), revoked, query="", note="", days=5)
+    link.revoked_at = NOW
+    link.save()
+    made = retention.plan(KeepLimits(days=30))
+    assert [one.run for one in made.leaving] == [revoked]
+    assert made.held == {"work is under way": 2, "a share link is live": 2}
+    assert names(KeepLimits(n_bytes=1)) == ["no longer shared"]
+    text = said("--days", "30", "--delete")
+    assert "2 more would go and stay: a share link is live." in text
+    assert set(Run.objects.all()) == {running, job, shared, part, pushed}
+
+
+def test_a_run_that_is_shared_after_the_plan_stays() -> None:
+    run = ended("old", 40)
+    (leaving,) = retention.plan(KeepLimits(days=30)).leaving
+    services.create_share(local_user(), run, query="", note="", days=5)
+    assert not retention.delete(leaving) and Run.objects.filter(pk=run.pk).exists()
+
+
+def test_a_run_goes_with_arrays_and_files() -> None:
+    run = ended("old", 40)
+    services.save_trajectories(run, [chain("a"), chain("b")])
+    StoredTrajectory.objects.update(created_at=NOW - timedelta(days=40))
+    files.put(f"uploads/{run.code}/a.jsonl", io.BytesIO(b"{}"))
+    assert StepTokens.objects.exists()
+    said("--days", "30", "--delete")
+    assert not StepTokens.objects.exists() and not StoredTrajectory.objects.exists()
+    assert list(files.listed(f"uploads/{run.code}/")) == []
+
+
+def test_the_plan_costs_two_queries(django_assert_num_queries: Any) -> None:
+    for n in range(30):
+        ended(str(n), 40)
+    with django_assert_num_queries(2):
+        assert len(retention.plan(KeepLimits(days=30)).leaving) == 30
+
+
+def test_a_worker_does_it_once_an_hour_where_the_settings_say_so(settings: Any) -> None:
+    cache.clear()
+    ended("old", 40)
+    leftovers.sweep()
+    assert Run.objects.count() == 1
+    settings.KEEP_DAYS = 30
+    leftovers.sweep()
+    assert Run.objects.count() == 0
+    ended("later", 40)
+    leftovers.sweep()
+    assert Run.objects.count() == 1
+    cache.clear()
+
+
+def test_without_a_limit_it_asks_for_one() -> None:
+    with pytest.raises(CommandError, match="Say what is kept"):
+        said()
+    with pytest.raises(CommandError, match="is not a whole number"):
+        said("--days", "-3")
