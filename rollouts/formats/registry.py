@@ -59,6 +59,8 @@ class Format:
     """What such a file cannot tell, as a sentence; empty = nothing is missing."""
     write: Write | None = None
     suffix: str = ".jsonl"
+    by_line: bool = False
+    """A line is one trajectory and needs no other line, so workers may read parts of a file side by side."""
 
 
 class SeenIds:
@@ -116,7 +118,7 @@ def line_format(
     name: str, title: str, detect: Detect, read_line: Callable[[Any, int], Trajectory], lacks: str = ""
 ) -> Format:
     """A format whose files hold one trajectory a line."""
-    return Format(name, title, detect, lambda source: each_line(source, read_line), lacks)
+    return Format(name, title, detect, lambda source: each_line(source, read_line), lacks, by_line=True)
 
 
 def having(*keys: str) -> Detect:

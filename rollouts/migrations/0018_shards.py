@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='job',
             name='whole',
-            field=models.ForeignKey(help_text='Of a shard: the job of which it is a part. Its shards are numbered by their keys.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='shards', to='rollouts.job'),
+            field=models.ForeignKey(help_text='Of a shard: the job of which it is a part.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='shards', to='rollouts.job'),
         ),
         migrations.AlterField(
             model_name='job',

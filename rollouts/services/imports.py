@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
-from django.db import transaction
-from django.db.models import Max
+from django.db import connection, transaction
+from django.db.models import Max, Sum
 from django.utils import timezone
 
 from rollouts import models
@@ -14,8 +15,8 @@ from rollouts.formats import Rejected
 from rollouts.selectors.activity import is_active
 from rollouts.services.figures import take_figures
 from rollouts.services.jobs import JobLost, end_job
-from rollouts.services.rejections import add_rejections
-from rollouts.services.runs import delete_trajectories, recount
+from rollouts.services.rejections import MAX_REJECTIONS, add_rejections
+from rollouts.services.runs import beat, delete_trajectories, recount
 from rollouts.services.text import without_paths
 
 IMPORTED = "imported"
@@ -76,6 +77,73 @@ def reject_file(run: models.Run, name: str, reason: str, alive: Alive = lambda: 
     with transaction.atomic():
         alive()
         add_rejections(run, name, [Rejected(None, reason)])
+
+
+# -- an import in shards: each stores its trajectories in a range of indices of its own, behind all final ones
+
+PROVISIONAL = 2**30
+"""The first index of the ranges. A run of an import in shards holds fewer trajectories."""
+
+
+def drop_range(run: models.Run, first: int, stop: int, alive: Alive) -> None:
+    """Remove the trajectories of a range of indices. The totals of the run are counted again when something goes."""
+    dropped = False
+    while True:
+        with transaction.atomic():
+            alive()
+            found = run.trajectories.filter(index__gte=first, index__lt=stop)
+            keys = list(found.order_by("index").values_list("pk", flat=True)[:200])
+            if not keys:
+                break
+            delete_trajectories(keys)
+            dropped = True
+    if dropped:
+        recount(run)
+
+
+def move_range(run: models.Run, first: int, stop: int, to: int) -> int:
+    """Give the trajectories of a range of indices the indices from ``to`` on, without holes. Returns how many.
+
+    No trajectory may have one of the new indices. One statement.
+    """
+    table = connection.ops.quote_name(models.StoredTrajectory._meta.db_table)
+    place = connection.ops.quote_name("index")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {table} SET {place} = %s + ranked.n FROM ("
+            f"SELECT id, row_number() OVER (ORDER BY {place}) - 1 AS n FROM {table} "
+            f"WHERE run_id = %s AND {place} >= %s AND {place} < %s"
+            f") AS ranked WHERE {table}.id = ranked.id",
+            [to, run.pk, first, stop],
+        )
+        return cursor.rowcount
+
+
+def next_final_index(run: models.Run) -> int:
+    """The index behind the trajectories that have their final place."""
+    last = run.trajectories.filter(index__lt=PROVISIONAL).aggregate(last=Max("index"))["last"]
+    return 0 if last is None else last + 1
+
+
+def set_rejections(run: models.Run, rejected: Iterable[tuple[str, int | None, str]], n: int, alive: Alive) -> None:
+    """Put the rejections of an import, each as file, line and reason, in place of those that are stored.
+
+    ``n``: how many there are in all. As many as a run keeps are stored.
+    """
+    with transaction.atomic():
+        alive()
+        run.rejections.all().delete()
+        models.Run.objects.filter(pk=run.pk).update(n_rejected=0)
+        for file, line, reason in islice(rejected, MAX_REJECTIONS):
+            add_rejections(run, file, [Rejected(line, reason)])
+        models.Run.objects.filter(pk=run.pk).update(n_rejected=n)
+    run.refresh_from_db(fields=["n_rejected"])
+
+
+def beat_import(run: models.Run, job: models.Job) -> bool:
+    """Write the progress of an import in shards. Returns True if somebody asked the run to stop."""
+    read = job.shards.filter(reached__gt=0).aggregate(n=Sum("reached"))["n"] or 0
+    return beat(run, bytes_done=read)
 
 
 def end_import(run: models.Run, job: models.Job, status: str, error: str = "") -> None:

@@ -20,7 +20,7 @@ from rollouts.services.jobs import beat_job, close_shards, end_job
 def cut_job(job: Job, parts: Sequence[Mapping[str, Any]], **fields: Any) -> list[Job]:
     """Cut a job that is held into shards, one for the options of each part. ``fields`` are columns of every shard.
 
-    Returns the shards in order. Raises :class:`JobLost`.
+    The option ``first`` says where a part begins. Returns the shards in order. Raises :class:`JobLost`.
     """
     with transaction.atomic():
         beat_job(job, progress=_progress(0, len(parts)))
@@ -37,13 +37,13 @@ def is_cut(job: Job) -> bool:
 
 
 def open_shards(job: Job) -> list[int]:
-    """The keys of the shards of a job that have not ended, in order."""
+    """The keys of the shards of a job that have not ended, in the order in which they were made."""
     return list(job.shards.filter(status__in=ACTIVE).order_by("pk").values_list("pk", flat=True))
 
 
 def shards_of(job: Job) -> list[Job]:
-    """All shards of a job, in order."""
-    return list(job.shards.order_by("pk"))
+    """All shards of a job, in the order of what they cover: the option ``first`` of each says where it begins."""
+    return sorted(job.shards.all(), key=lambda shard: int(shard.options["first"]))
 
 
 def tell_whole(shard: Job) -> None:
@@ -69,6 +69,18 @@ def end_shard(shard: Job, status: str, error: str = "", **fields: Any) -> Job | 
             tell_whole(shard)
             return None
         return _queued(whole)
+
+
+def hand_on_shards(old: Job, new: Job) -> None:
+    """Let a job go on with the shards of one that failed: what is done stays, and what is left waits again."""
+    with transaction.atomic():
+        left = list(old.shards.exclude(status=Job.Status.DONE))
+        # New rows, because a lost worker of an old one may still live.
+        old.shards.filter(pk__in=[shard.pk for shard in left]).delete()
+        old.shards.update(whole=new)
+        Job.objects.bulk_create(
+            Job(whole=new, kind=new.kind, options=shard.options, created_by_id=new.created_by_id) for shard in left
+        )
 
 
 def stop_shards(job: Job) -> Job | None:

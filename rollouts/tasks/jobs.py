@@ -30,7 +30,17 @@ from rollouts.services.jobs import (
 from rollouts.services.outages import is_outage, said_of
 from rollouts.services.shards import cut_job, end_shard, is_cut, open_shards, release_shard, tell_whole
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat
-from rollouts.work import diagnosis, exporting, imports, leftovers, replays, template_checks, token_moves
+from rollouts.work import (
+    diagnosis,
+    exporting,
+    import_join,
+    import_shards,
+    imports,
+    leftovers,
+    replays,
+    template_checks,
+    token_moves,
+)
 from rollouts.work.sending import DO_JOB, send_task
 
 log = logging.getLogger(__name__)
@@ -73,11 +83,12 @@ class Sharing(NamedTuple):
 SHARINGS: dict[Job.Kind, Sharing] = {
     Job.Kind.DIAGNOSE: Sharing(diagnosis.cut, diagnosis.do_shard, diagnosis.join),
     Job.Kind.REPLAY: Sharing(replays.cut, replays.do_shard, replays.join),
+    Job.Kind.IMPORT: Sharing(import_shards.cut, import_shards.do_shard, import_join.join),
 }
 """Kind of job -> how its large jobs are shared out."""
 
 FAILURES: dict[Job.Kind, Callable[[Job, str], None]] = {
-    Job.Kind.IMPORT: imports.fail,
+    Job.Kind.IMPORT: import_join.fail,
     Job.Kind.DIAGNOSE_PUSHED: diagnosis.fail_pushed_job,
 }
 """Kind of job -> what ends one that could not be done with a sentence, where more than the job ends."""

@@ -23,6 +23,8 @@ from rollouts.selectors.runs import find_run
 from rollouts.services.imports import drop_incomplete, end_import, imported, note_imported, reject_file
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.rejections import add_rejections
+from rollouts.services.shards import hand_on_shards
+from rollouts.tito.diagnose.checks import Diagnosis
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import ByteTable
 from rollouts.work.diagnosis import diagnosis_for
@@ -39,7 +41,7 @@ GC_THRESHOLD = 100_000
 """New objects until the cyclic garbage collector runs."""
 
 
-class _Cancelled(Exception):
+class ImportCancelled(Exception):
     """Somebody asked the run to stop."""
 
 
@@ -127,7 +129,11 @@ def left_of(run: models.Run) -> Job | None:
     if run.status != models.Run.Status.FAILED:
         return None
     job = run.jobs.filter(kind=Job.Kind.IMPORT, status=Job.Status.FAILED).order_by("-pk").first()
-    left = job.options["files"][imported(run)["files"] :] if job is not None else []
+    if job is None:
+        return None
+    files, shards = job.options["files"], list(job.shards.exclude(status=Job.Status.DONE))
+    numbers = {piece["file"] for shard in shards for piece in shard.options["pieces"]}
+    left = [files[n] for n in sorted(numbers)] if shards else files[imported(run)["files"] :]
     return job if left and all(map(is_there, left)) else None
 
 
@@ -137,13 +143,16 @@ def resume(run: models.Run) -> None:
     if old is None:
         raise ValueError("Nothing is left of this import to resume. Import the files again.")
     services.reopen_run(run)
-    job, is_new = ask_job(run, Job.Kind.IMPORT, old.options, run.created_by)
+    with transaction.atomic():
+        job, is_new = ask_job(run, Job.Kind.IMPORT, old.options, run.created_by)
+        if is_new:
+            hand_on_shards(old, job)
     if is_new:
         _send(run, job)
 
 
 @contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Runs the cyclic garbage collector rarely: an import makes many objects and hardly any cycle."""
     before = gc.get_threshold()
     gc.set_threshold(GC_THRESHOLD)
@@ -153,7 +162,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-@_rare_collections()
+@rare_collections()
 def import_files(
     run: models.Run,
     files: Sequence[Path | Source],
@@ -170,7 +179,7 @@ def import_files(
     taken the import. ``end`` ends the run with a status and a sentence; default: the run alone.
     """
     end = end or partial(services.end_run, run)
-    sizes, names = [_size(file) for file in files], _names(files)
+    sizes, names = [size_of(file) for file in files], names_of(files)
     with transaction.atomic():
         alive()
         services.start_run(run)
@@ -179,7 +188,7 @@ def import_files(
         for n, file in enumerate(files):
             if n >= imported(run)["files"]:
                 _read_file(run, file, names[n], format_name, use_recorded_tokenizer, sum(sizes[:n]), sizes[n], alive)
-    except _Cancelled:
+    except ImportCancelled:
         drop_incomplete(run, alive)
         end(models.Run.Status.CANCELLED, "")
     else:
@@ -196,7 +205,7 @@ def _read_file(
     done = imported(run)
     try:
         source = file if isinstance(file, Source) else Source.of_path(file, name)
-        one = _File(run, source, before, done["next_index"], use_recorded, alive)
+        one = FileImport(run, source, before, done["next_index"], use_recorded, alive)
         found = one.read(format_name)
         done |= {"next_index": one.next_index, "formats": sorted({*done["formats"], found})}
     except FileRefused as refusal:
@@ -205,7 +214,7 @@ def _read_file(
     note_imported(run, done | {"files": done["files"] + 1}, before + size, alive)
 
 
-def _names(files: Sequence[Path | Source]) -> list[str]:
+def names_of(files: Sequence[Path | Source]) -> list[str]:
     """File names with enough of their folders to tell them apart: trainers write ``step_1/rank_0.jsonl``."""
     paths = [file.parts if isinstance(file, Path) else (file.name,) for file in files]
     alike = Counter(path[-1:] for path in paths)
@@ -218,7 +227,7 @@ def _names(files: Sequence[Path | Source]) -> list[str]:
     return names
 
 
-def _size(file: Path | Source) -> int:
+def size_of(file: Path | Source) -> int:
     if isinstance(file, Source):
         return file.size
     with contextlib.suppress(OSError):
@@ -230,14 +239,19 @@ def _end(run: models.Run, end: Callable[[str, str], object]) -> None:
     run.refresh_from_db()
     if imported(run)["next_index"]:
         end(models.Run.Status.DONE, "")
-        return
+    else:
+        end(models.Run.Status.FAILED, nothing_imported(run))
+
+
+def nothing_imported(run: models.Run) -> str:
+    """Why no file of a run held a trajectory, as sentences."""
     first = run.rejections.order_by("pk").first()
     reason = f" {first.reason}" if first else " The files hold no trajectories."
     more = f" ({run.n_rejected:,} rejections in all.)" if run.n_rejected > 1 else ""
-    end(models.Run.Status.FAILED, f"Nothing was imported.{reason}{more}")
+    return f"Nothing was imported.{reason}{more}"
 
 
-class _File:
+class FileImport:
     """The import of one file."""
 
     def __init__(
@@ -253,13 +267,21 @@ class _File:
         """Returns the name of the format. Raises :class:`FileRefused` after parts of the file may have been stored."""
         self.source.on_line = self._tick
         chosen, items = formats.read(self.source, format_name)
-        for batch in _batches(items, self.source):
-            with transaction.atomic():
-                self.alive()
-                add_rejections(self.run, self.source.name, [one for one in batch if isinstance(one, Rejected)])
+        for batch in batches(self.watched(items), self.source):
+            self.reject([one for one in batch if isinstance(one, Rejected)])
             self._save([one for one in batch if isinstance(one, Trajectory)])
             self._tick()
         return chosen.name
+
+    def watched(self, items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | Rejected]:
+        """The items of the file as they are read."""
+        return items
+
+    def reject(self, rejected: Sequence[Rejected]) -> None:
+        """Keep what could not be read."""
+        with transaction.atomic():
+            self.alive()
+            add_rejections(self.run, self.source.name, rejected)
 
     def _tick(self) -> None:
         """Write every ``BEAT_SECONDS`` how far the file is read."""
@@ -267,19 +289,27 @@ class _File:
         if now - self._last_beat < BEAT_SECONDS:
             return
         self._last_beat = now
+        self.tell(self._bytes_before + self.source.position)
+
+    def tell(self, n_bytes: int) -> None:
+        """Write how many bytes are read. Raises what stops the import."""
         self.alive()
-        if services.beat(self.run, bytes_done=self._bytes_before + self.source.position):
-            raise _Cancelled
+        if services.beat(self.run, bytes_done=n_bytes):
+            raise ImportCancelled
 
     def _save(self, batch: list[Trajectory]) -> None:
         if not batch:
             return
         self._choose_tokenizer(batch)
-        batch = self._with_free_ids(batch)
+        batch = self.named(batch)
         found = []
         for trajectory in batch:
             found.append(diagnosis_for(trajectory, self.run))
             self._tick()
+        self.store(batch, found)
+
+    def store(self, batch: Sequence[Trajectory], found: Sequence[Diagnosis]) -> None:
+        """Store trajectories with their diagnoses."""
         encoded = services.encode_trajectories(batch, self._table, put_for=self.run)
         with transaction.atomic():
             self.alive()  # in this transaction: a worker that has lost the import stores nothing more
@@ -289,7 +319,7 @@ class _File:
             )  # fmt: skip
         self.next_index += len(batch)
 
-    def _with_free_ids(self, batch: list[Trajectory]) -> list[Trajectory]:
+    def named(self, batch: list[Trajectory]) -> list[Trajectory]:
         """Files of one run may use the same ids. If an id is taken, it and its group get the file's name in front."""
         wanted = [one.external_id for one in batch]
         taken = set(self.run.trajectories.filter(external_id__in=wanted).values_list("external_id", flat=True))
@@ -323,7 +353,7 @@ class _File:
             self._table = services.byte_table_of(self.run)
 
 
-def _batches(items: Iterable[Trajectory | Rejected], source: Source) -> Iterator[list[Trajectory | Rejected]]:
+def batches(items: Iterable[Trajectory | Rejected], source: Source) -> Iterator[list[Trajectory | Rejected]]:
     """Batches of bounded size."""
     batch: list[Trajectory | Rejected] = []
     n_tokens, start = 0, 0

@@ -5,17 +5,22 @@ from __future__ import annotations
 from rollouts import services
 from rollouts.files import StorageDown
 from rollouts.models import ACTIVE, Job, Run
-from rollouts.selectors.activity import is_active
+from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services.jobs import close_shards, take_job
-from rollouts.work import exporting, imports, launch
+from rollouts.services.shards import is_cut, stop_shards
+from rollouts.work import exporting, import_join, imports, launch
+from rollouts.work.sending import DO_JOB, send_task
 from rollouts.work.uploads import drop_uploads
 
 
 def cancel(run: Run) -> None:
     """Ask a run to stop. It ends at once where no worker is at it; a worker sees the flag within seconds."""
     services.cancel_run(run)
-    if (job := _import_of(run)) is not None and (held := take_job(job.pk)) is not None:
-        imports.cancel(held)
+    if (job := _import_of(run)) is not None:
+        if not is_silent(job) and (stopped := stop_shards(job)) is not None:
+            send_task(DO_JOB, stopped.pk)  # its worker puts complete files together; the clock sends it, too
+        elif not (is_cut(job) and not is_silent(job)) and (held := take_job(job.pk)) is not None:
+            import_join.cancel(held)
     run.refresh_from_db()
 
 

@@ -20,9 +20,25 @@ BATCH_BYTES = 1 << 20
 """Largest size in the file of rows that are read at once. One row may be larger."""
 
 
-def rows(raw: BinaryIO, name: str, size: int) -> Iterator[bytes | None]:
+def group_sizes(raw: BinaryIO) -> list[tuple[int, int]]:
+    """Of each row group its rows and the bytes that it takes in the file. Raises ``ValueError`` for a damaged file."""
+    import pyarrow.parquet
+
+    try:
+        meta = pyarrow.parquet.ParquetFile(raw, pre_buffer=False).metadata
+        groups = [meta.row_group(n) for n in range(meta.num_row_groups)]
+        return [
+            (group.num_rows, sum(group.column(n).total_compressed_size for n in range(group.num_columns)))
+            for group in groups
+        ]
+    except (pyarrow.ArrowException, OSError, TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+
+
+def rows(raw: BinaryIO, name: str, size: int, part: range | None = None) -> Iterator[bytes | None]:
     """Each row as JSON text, None for a row that is longer than a line may be. ``size``: bytes of the file.
 
+    ``part``: the row groups that are read, and ``size`` the bytes that they take; None = all.
     Raises :class:`FileRefused` when the file cannot be read, or needs too much memory.
     """
     try:
@@ -38,14 +54,15 @@ def rows(raw: BinaryIO, name: str, size: int) -> Iterator[bytes | None]:
         # Without a buffer a whole row group would be in memory, and trainers write files of one row group.
         file = pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
         meta = file.metadata
-        groups = [meta.row_group(n) for n in range(meta.num_row_groups)]
+        part = range(meta.num_row_groups) if part is None else part
+        groups = [meta.row_group(n) for n in part]
         largest = max((group.total_byte_size for group in groups), default=0)
         limits.current().check_parquet_group(name, largest)
         limits.current().check_parquet_growth(name, sum(group.total_byte_size for group in groups), size)
         most = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
         # The sizes are what the file says. What its pages become is seen by the memory that they take.
         with _memory(bounds.parquet_memory):
-            for batch in file.iter_batches(min(max(BATCH_BYTES // max(most, 1), 1), BATCH_ROWS)):
+            for batch in file.iter_batches(min(max(BATCH_BYTES // max(most, 1), 1), BATCH_ROWS), list(part)):
                 is_long = batch.nbytes > bounds.line_bytes
                 for place in range(batch.num_rows):
                     too_long = is_long and batch.slice(place, 1).nbytes > bounds.line_bytes

@@ -15,6 +15,7 @@ import zstandard
 
 from rollouts.formats import limits
 from rollouts.formats.containers import parquet
+from rollouts.formats.containers.file_part import FilePart, Slice
 from rollouts.formats.containers.json_array import ARRAY, elements, objects
 from rollouts.formats.containers.refused import BadLine, FileRefused
 
@@ -56,6 +57,10 @@ class Source:
         self._opener = opener
         self._raw: BinaryIO | None = None
         self._is_looked_over = False
+        self.part: FilePart | None = None
+        """The part of the file that is read; None = all of it."""
+        self.line = 0
+        """The number of the last line that :meth:`lines` yielded."""
         self.is_document = False
         """The file holds JSON objects over many lines. Each object is read as a line, with the limit of a line."""
         self.on_line: Callable[[], None] = _nothing
@@ -78,13 +83,31 @@ class Source:
     def of_bytes(cls, data: bytes, name: str = "file.jsonl") -> Source:
         return cls(name, lambda: io.BytesIO(data), len(data))
 
+    def of_part(self, part: FilePart) -> Source:
+        """The same file, of which a part is read, as one of the formats whose lines need no other line.
+
+        Lines have the numbers that they have in the file. ``size`` and ``position`` are those of the part.
+        """
+        if part.groups is not None:
+            source = Source(self.name, self._opener, part.size)
+        else:
+            source = Source(self.name, lambda: io.BufferedReader(Slice(self._opener(), part), 1 << 20), part.size)
+        source.part = part
+        return source
+
     @property
     def position(self) -> int:
         """Bytes of the file on disk that were read; 0 before the first line and inside :meth:`looked_over`."""
         raw = self._raw
         if raw is None or self._is_looked_over:
             return 0
+        if self.part is not None and self.part.groups is not None and not raw.closed:
+            return min(max(raw.tell() - self.part.start, 0), self.size)
         return self.size if raw.closed else min(raw.tell(), self.size)
+
+    def opened(self) -> BinaryIO:
+        """The file itself, packed or not. The caller closes it."""
+        return self._opener()
 
     @contextlib.contextmanager
     def looked_over(self) -> Iterator[None]:
@@ -97,6 +120,8 @@ class Source:
 
     def kind(self) -> Kind:
         """The kind of the file by its first bytes. Raises :class:`FileRefused` for kinds that are never read."""
+        if self.part is not None:
+            return "plain" if self.part.groups is None else "parquet"
         with self._opener() as raw:
             head = raw.read(4096)
         if not head:
@@ -127,6 +152,11 @@ class Source:
 
     def lines(self) -> Iterator[SourceLine]:
         """Yields every line that is not blank. Raises :class:`FileRefused` for a damaged or hostile file."""
+        for line in self._lines():
+            self.line = line.number
+            yield line
+
+    def _lines(self) -> Iterator[SourceLine]:
         if self.kind() == "parquet":
             yield from self._parquet_rows()
             return
@@ -137,13 +167,13 @@ class Source:
                 found = objects(self._pieces(first, stream), limit)
                 yield from (_checked(n, data) for n, data in enumerate(found, start=1))
                 return
-            number = blank = 0
+            number, blank = 0 if self.part is None else self.part.line - 1, 0
             first = self._readline(stream, min(limit + 1, 1 << 20))
             while first and not first.removeprefix(b"\xef\xbb\xbf").strip():
                 number += first.endswith(b"\n")
                 blank = self._one_more_blank(blank)
                 first = self._readline(stream, min(limit + 1, 1 << 20))
-            if ARRAY.match(first):
+            if self.part is None and ARRAY.match(first):
                 pieces = self._pieces(first.removeprefix(b"\xef\xbb\xbf"), stream)
                 yield from (_checked(n, data) for n, data in enumerate(elements(pieces, limit), start=1))
                 return
@@ -178,8 +208,9 @@ class Source:
     def _parquet_rows(self) -> Iterator[SourceLine]:
         self._raw = self._opener()
         n_bytes = 0
+        groups, first = (None, 1) if self.part is None else (self.part.groups, self.part.line)
         with self._raw:
-            for number, data in enumerate(parquet.rows(self._raw, self.name, self.size), start=1):
+            for number, data in enumerate(parquet.rows(self._raw, self.name, self.size, groups), start=first):
                 self._go_on()
                 n_bytes += len(data or b"")
                 limits.current().check_parquet_growth(self.name, n_bytes, self.size)

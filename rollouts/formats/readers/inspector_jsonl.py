@@ -292,4 +292,4 @@ def _plain_floats(values: Floats | None) -> list[Any] | None:
     return plain
 
 
-FORMAT = Format("own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write)
+FORMAT = Format("own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write, by_line=True)

@@ -51,5 +51,5 @@ def detect(values: Sequence[Any]) -> bool:
 
 FORMAT = Format(
     "own_parquet", "Rollout Inspector Parquet (lossless)", detect, inspector_jsonl.read_records, write=write,
-    suffix=".parquet",
+    suffix=".parquet", by_line=True,
 )  # fmt: skip

@@ -145,4 +145,4 @@ def detect(values: Sequence[Any]) -> bool:
     return has_keys(values[0], "response") and has_keys(values[0]["response"], "output")
 
 
-FORMAT = Format("nemo_gym", "NeMo Gym rollouts", detect, read, NO_REQUESTS)
+FORMAT = Format("nemo_gym", "NeMo Gym rollouts", detect, read, NO_REQUESTS, by_line=True)

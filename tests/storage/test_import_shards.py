@@ -1,0 +1,411 @@
+"""Imports in shards: the database holds what one worker would have stored, whoever read which part and when."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.utils import timezone
+
+from rollouts import models, services
+from rollouts.formats.containers import cutting
+from rollouts.models import Job, Run, StoredTrajectory
+from rollouts.services.imports import IMPORTED, PROVISIONAL
+from rollouts.services.jobs import JobFailed, adopt_jobs, take_job
+from rollouts.tasks import jobs
+from rollouts.work import import_join, import_shards, imports, run_control
+from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
+from tests.storage.build import chain
+from tests.storage.test_imports import own_line
+from tests.tasks.shard_work import do_all, waiting
+
+pytestmark = pytest.mark.django_db
+
+LONG_AGO = timedelta(minutes=10)
+Files = Sequence[tuple[str, bytes]]
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
+    monkeypatch.setattr(import_shards, "PART_BYTES", 3000)
+    monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 3)
+    monkeypatch.setattr(imports, "BEAT_SECONDS", -1.0)
+
+
+def gym(*numbers: int, rollout: int = 2) -> bytes:
+    return jsonl(*[changed(changed(GYM, "_ng_task_index", to=n), "_ng_rollout_index", to=rollout) for n in numbers])
+
+
+def asked(files: Files) -> Job:
+    run = services.create_run(Run.Kind.IMPORT, "files")
+    imports.take_uploads(run, [SimpleUploadedFile(name, data) for name, data in files], "auto", True)
+    return run.jobs.get()
+
+
+def cut(files: Files) -> Job:
+    job = asked(files)
+    taken = take_job(job.pk)
+    assert taken is not None
+    jobs.work_on(taken, share=True)
+    return job
+
+
+def in_one(files: Files) -> Run:
+    job = asked(files)
+    taken = take_job(job.pk)
+    assert taken is not None
+    jobs.work_on(taken)
+    return run_of(job)
+
+
+def run_of(job: Job) -> Run:
+    return Run.objects.get(pk=job.run_id)
+
+
+VOLATILE = {
+    "id", "code", "run_id", "trajectory_id", "step_id", "row_id", "parent_id", "last_step_id", "created_at",
+    "started_at", "finished_at", "heartbeat_at",
+}  # fmt: skip
+"""Columns that two imports of the same files never share."""
+
+
+def tables(run: Run) -> dict[str, Any]:
+    """Every table of an import, in an order that the files say."""
+    in_run = {"run": run}
+    querysets = {
+        "trajectories": StoredTrajectory.objects.filter(run=run).order_by("index"),
+        "steps": models.StoredStep.objects.filter(trajectory__run=run).order_by("trajectory__index", "index"),
+        "step tokens": models.StepTokens.objects.filter(step__trajectory__run=run).order_by(
+            "step__trajectory__index", "step__index"
+        ),
+        "rows": models.StoredRow.objects.filter(trajectory__run=run).order_by("trajectory__index", "index"),
+        "row tokens": models.RowTokens.objects.filter(row__trajectory__run=run).order_by(
+            "row__trajectory__index", "row__index"
+        ),
+        "columns": models.RowColumn.objects.filter(row__trajectory__run=run).order_by(
+            "row__trajectory__index", "row__index", "name"
+        ),
+        "findings": models.StoredFinding.objects.filter(**in_run).order_by(
+            "trajectory__index", "step_index", "start", "kind"
+        ),
+        "rejections": models.Rejection.objects.filter(**in_run).order_by("pk"),
+        "run": Run.objects.filter(pk=run.pk),
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for name, queryset in querysets.items():
+        found[name] = [plain(row) for row in queryset.values()]
+    for row in found["run"]:
+        row["settings"][IMPORTED].pop("last_rejection")
+        assert row["bytes_done"] == row["bytes_total"] > 0
+    found["rejections"].sort(key=str)
+    parents = models.StoredStep.objects.filter(trajectory__run=run).order_by("trajectory__index", "index")
+    found["parents"] = list(parents.values_list("parent__index", flat=True))
+    return found
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in row.items() if name not in VOLATILE}
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in kept.items()}
+
+
+def parquet() -> bytes:
+    file = io.BytesIO()
+    rows = [changed(TRAIN, "idx", to=500 + n) for n in range(60)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=9)
+    return file.getvalue()
+
+
+BIG = gym(*range(40))
+FILES: dict[str, Files] = {
+    "one file": [("a.jsonl", BIG)],
+    "bad lines": [
+        (
+            "a.jsonl",
+            b"\n" + gym(*range(9)) + b'{"response": "\\u0000 \\ud800"}\n{\n\n' + gym(*range(9, 30)) + b"nonsense\n",
+        )
+    ],
+    "an id twice in a file": [("a.jsonl", gym(*range(12), 3, *range(12, 25), 3, 20))],
+    "ids of an earlier file": [("a.jsonl", gym(*range(20))), ("b.jsonl", gym(*range(10, 31))), ("c.jsonl", gym(5, 60))],
+    "files of one name": [("a.jsonl", gym(*range(12))), ("a.jsonl", gym(*range(8, 20))), ("a.jsonl", gym(1))],
+    "small files, sessions and a damaged one": [
+        ("a.jsonl", BIG), ("calls.jsonl", jsonl(CALL, changed(CALL, "session_id", to="s2"))), ("x.pt", b"\x80\x04abc"),
+        ("b.jsonl", gym(*range(50, 80))), ("train.jsonl", jsonl(TRAIN)), ("empty.jsonl", b""),
+    ],
+    "row groups": [("a.parquet", parquet()), ("b.jsonl", BIG)],
+    "our own format": [
+        ("own.jsonl", b"".join(own_line(chain(f"t{n}", broken_at=1 if n % 3 else None, hostile="")) for n in range(40)))
+    ],
+    "nothing to read": [("a.jsonl", b"nonsense\n" * 800), ("b.jsonl", b"{}\n" * 500)],
+    "a name that another file's id has": [
+        ("a.jsonl", b"".join(own_line(chain(x, hostile="")) for x in ["x", "x", "b.jsonl:x", *map(str, range(30))])),
+        ("b.jsonl", own_line(chain("x", hostile=""))),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_table_is_that_of_an_import_in_one_task(name: str) -> None:
+    files = FILES[name]
+    expected = tables(in_one(files))
+    job = cut(files)
+    assert job.shards.count() > 1
+    do_all(random.Random(len(name)))
+    run = run_of(job)
+    made = tables(run)
+    for table, rows in expected.items():
+        assert made[table] == rows, table
+    assert run.status == ("failed" if name == "nothing to read" else "done")
+    assert run.status == "failed" or not Job.objects.exclude(whole=None).exists()
+
+
+@pytest.mark.parametrize(("n_bytes", "n"), [(10**6, 0), (9000, 2), (6000, 3), (100, 40)])
+def test_the_number_of_shards_and_who_ends_first_change_nothing(
+    n_bytes: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FILES["ids of an earlier file"]
+    expected = tables(in_one(files))
+    monkeypatch.setattr(import_shards, "PART_BYTES", n_bytes)
+    for seed in range(2):
+        job = cut(files)
+        assert job.shards.count() >= n
+        do_all(random.Random(seed))
+        assert tables(run_of(job)) == expected
+
+
+def test_the_list_has_the_order_of_the_files_while_parts_are_read() -> None:
+    job = cut([("a.jsonl", BIG)])
+    shards = list(job.shards.order_by("pk"))
+    for shard in (shards[2], shards[0]):
+        taken = take_job(shard.pk)
+        assert taken is not None
+        jobs.work_on(taken, share=True)
+    run = run_of(job)
+    ids = [int(name.split("-")[0]) for name in run.trajectories.order_by("index").values_list("external_id", flat=True)]
+    assert ids == sorted(ids) and 0 < len(ids) < 40 and (run.status, run.bytes_total) == ("running", len(BIG))
+    assert run.trajectories.order_by("index").first().index >= PROVISIONAL  # type: ignore[union-attr]
+    assert run.bytes_done == 0 or run.bytes_done <= run.bytes_total
+    assert Job.objects.get(pk=job.pk).progress == f"2 of {len(shards)} parts"
+
+
+def test_a_part_that_cannot_be_read_takes_its_file_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is whole or not at all."""
+    from rollouts.formats import FileRefused, Source
+
+    files = [("a.jsonl", gym(*range(20))), ("b.jsonl", gym(*range(15, 40))), ("c.jsonl", gym(16, 90))]
+    job = cut(files)
+    real = Source.of_part
+
+    def damaged(source: Source, part: Any) -> Source:
+        found = real(source, part)
+        if source.name == "b.jsonl" and part.line > 3:
+            found.on_line = lambda: None
+            monkeypatch.setattr(found, "_lines", lambda: refuse(part.line))
+        return found
+
+    def refuse(line: int) -> Any:
+        yield from ()
+        raise FileRefused(f"b.jsonl is damaged behind line {line}.")
+
+    monkeypatch.setattr(Source, "of_part", damaged)
+    do_all(random.Random(4))
+    monkeypatch.setattr(Source, "of_part", real)
+    run = run_of(job)
+    expected = tables(in_one([files[0], files[2]]))
+    made = tables(run)
+    assert made["trajectories"] == expected["trajectories"] and made["findings"] == expected["findings"]
+    assert run.n_rejected == 1 and "b.jsonl is damaged behind line" in run.rejections.get().reason
+    assert run.status == "done"
+
+
+def kill_in_shard(shard: Job, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that dies after its nth diagnosis."""
+    taken, seen = take_job(shard.pk), 0
+    assert taken is not None
+    real = imports.diagnosis_for
+
+    class Killed(BaseException):
+        """Not caught by anybody, as a kill is not."""
+
+    def die(value: Any, run: Run) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen > n:
+            raise Killed
+        return real(value, run)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(imports, "diagnosis_for", die)
+        import_shards.do_shard(taken, jobs.Beat(taken))
+    Job.objects.filter(pk=shard.pk).update(heartbeat_at=timezone.now() - LONG_AGO)
+
+
+def test_a_lost_worker_costs_its_shard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FILES["an id twice in a file"]
+    expected = tables(in_one(files))
+    job = cut(files)
+    monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 1)
+    kill_in_shard(job.shards.order_by("pk")[1], 2, monkeypatch)
+    assert run_of(job).n_trajectories == 2
+    assert len(adopt_jobs()) == 1
+    do_all(random.Random(2))
+    assert tables(run_of(job)) == expected
+
+
+def test_a_worker_that_was_only_slow_stores_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FILES["one file"]
+    expected = tables(in_one(files))
+    job = cut(files)
+    slow = take_job(job.shards.order_by("pk")[0].pk)
+    assert slow is not None
+    real = imports.diagnosis_for
+
+    def be_taken_over(value: Any, run: Run) -> Any:
+        monkeypatch.setattr(imports, "diagnosis_for", real)
+        Job.objects.filter(pk=slow.pk).update(heartbeat_at=timezone.now() - LONG_AGO)
+        assert len(adopt_jobs()) == 1
+        do_all(random.Random(3))
+        return real(value, run)
+
+    monkeypatch.setattr(imports, "diagnosis_for", be_taken_over)
+    jobs.work_on(slow, share=True)
+    assert tables(run_of(job)) == expected
+
+
+STEPS = ("_free_ids", "_place", "set_rejections", "note_imported", "recount", "end_import")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["ids of an earlier file", "an id twice in a file"])
+def test_a_worker_lost_while_it_joins_is_followed_by_another(
+    step: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FILES[name]
+    expected = tables(in_one(files))
+    job = cut(files)
+    while keys := [key for key in waiting() if key != job.pk]:
+        taken = take_job(keys[-1])
+        assert taken is not None
+        jobs.work_on(taken, share=True)
+
+    class Killed(BaseException):
+        """Not caught by anybody, as a kill is not."""
+
+    real, n = getattr(import_join, step), 0
+
+    def die(*arguments: Any) -> Any:
+        nonlocal n
+        n += 1
+        if n == 2 or step != "_place":
+            raise Killed
+        return real(*arguments)
+
+    lost = take_job(job.pk)
+    assert lost is not None
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(import_join, step, die)
+        import_join.join(lost, jobs.Beat(lost))
+    Job.objects.filter(pk=job.pk).update(heartbeat_at=timezone.now() - LONG_AGO)
+    assert len(adopt_jobs()) == 1
+    do_all(random.Random(1))
+    assert tables(run_of(job)) == expected
+
+
+def test_resume_reads_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [*FILES["ids of an earlier file"], ("d.jsonl", gym(*range(9)))]
+    expected = tables(in_one(files))
+    job = cut(files)
+    shards = list(job.shards.order_by("pk"))
+    last = shards[-1]
+    for shard in [one for one in shards if one.options["pieces"][0]["name"] in ("c.jsonl", "b.jsonl")]:
+        taken = take_job(shard.pk)
+        assert taken is not None
+        jobs.work_on(taken, share=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(import_shards, "do_shard", fail)
+        patched.setitem(jobs.SHARINGS, Job.Kind.IMPORT, jobs.SHARINGS[Job.Kind.IMPORT]._replace(do=fail))
+        do_all(random.Random(5))
+    run = run_of(job)
+    assert (run.status, run.error) == ("failed", "The disk broke.") and run.n_trajectories == 23
+    names = list(run.trajectories.order_by("index").values_list("index", "external_id"))
+    assert names[0] == (0, "10-2") and [index for index, _ in names] == list(range(23))
+    assert run_control.can_resume(run) and last.pk
+    read: list[str] = []
+    real = imports.diagnosis_for
+    monkeypatch.setattr(
+        imports, "diagnosis_for", lambda value, of: (read.append(value.external_id), real(value, of))[1]
+    )
+    run_control.resume(run)
+    do_all(random.Random(6))
+    run = run_of(job)
+    made = tables(run)
+    assert made["trajectories"] == expected["trajectories"] and made["run"] == expected["run"] and len(read) == 29
+    assert made["findings"] == expected["findings"] and made["rejections"] == expected["rejections"]
+
+
+def fail(*_: Any) -> Any:
+    raise JobFailed("The disk broke.")
+
+
+@pytest.mark.parametrize("state", ["waiting", "one is read", "a worker is at it"])
+def test_cancel_leaves_complete_files_alone(state: str) -> None:
+    job = cut([("a.jsonl", BIG), ("b.jsonl", gym(*range(50, 53)))])
+    shards = list(job.shards.order_by("pk"))
+    taken = take_job(shards[-1].pk)
+    assert taken is not None
+    if state == "one is read":
+        jobs.work_on(taken, share=True)
+    run_control.cancel(run_of(job))
+    assert run_of(job).status == "running" and waiting() == [job.pk]
+    if state == "a worker is at it":
+        jobs.work_on(taken, share=True)
+    run_control.cancel(run_of(job))  # pressed again
+    do_all(random.Random(1))
+    run = run_of(job)
+    assert (run.status, Job.objects.get(pk=job.pk).status) == ("cancelled", "cancelled")
+    expected = [0, 1, 2] if state == "one is read" else []
+    assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == expected
+    assert run.n_trajectories == len(expected) and not Job.objects.exclude(whole=None).exists()
+    assert not run_control.can_resume(run)
+
+
+def test_a_small_import_is_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_shards, "PART_BYTES", len(BIG))
+    job = cut([("a.jsonl", BIG)])
+    assert run_of(job).status == "done" and job.shards.count() == 0
+
+
+def test_the_tokenizer_is_the_one_that_the_first_file_names(tiny_tokenizer: Path) -> None:
+    registered = services.register_tokenizer(tiny_tokenizer, name="qwen3")
+    calls = jsonl(*[changed(CALL, "session_id", to=f"s{n}") for n in range(20)])
+    job = cut([("calls.jsonl", calls), ("a.jsonl", BIG)])
+    assert run_of(job).tokenizer == registered and job.shards.count() > 1
+    do_all(random.Random(1))
+    assert tables(run_of(job))["findings"] == tables(in_one([("calls.jsonl", calls), ("a.jsonl", BIG)]))["findings"]
+
+
+def test_a_deleted_import_stays_deleted() -> None:
+    job = cut([("a.jsonl", BIG)])
+    taken = take_job(job.shards.order_by("pk")[0].pk)
+    assert taken is not None
+    run_control.delete(run_of(job))
+    jobs.work_on(taken, share=True)
+    assert not Run.objects.exists() and not StoredTrajectory.objects.exists() and not Job.objects.exists()
+
+
+def test_cutting_reads_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is not large is not opened to cut it."""
+    cut_files: list[str] = []
+    real: Callable[..., Any] = cutting.parts_of
+    monkeypatch.setattr(
+        import_shards, "parts_of", lambda source, n: (cut_files.append(source.name), real(source, n))[1]
+    )
+    cut([("a.jsonl", BIG), ("b.jsonl", gym(90))])
+    assert cut_files == ["a.jsonl"]
