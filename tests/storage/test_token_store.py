@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import subprocess
+import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +34,7 @@ from rollouts.token_store import STORES, TokenItem, group_cache, segment_file
 from rollouts.token_store.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
 from rollouts.work import imports, leftovers, token_moves
 from rollouts.work.token_moves import move_run
+from tests.conftest import ROOT
 from tests.storage.build import assert_same, chain, rows_only
 
 SEGMENTS = STORES["segments"]
@@ -125,6 +131,48 @@ def test_a_window_reads_one_range_and_the_cache_keeps_it(run: models.Run, monkey
     n = len(opened)
     selectors.row_window(records[7], 0, 0, 10)
     assert len(opened) == n
+
+
+# -- what others read
+
+
+def written_in_docs(language: str) -> str:
+    """The example of docs/segments.md in a language."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "segments.md").read_text(), re.DOTALL)
+    return str(found)
+
+
+def duckdb_rows(sql: str) -> Any:
+    """The rows of a query, by a process of its own: DuckDB writes two pages about its own leaks when a process ends."""
+    code = "import duckdb, json, sys; print(json.dumps(duckdb.sql(sys.argv[1]).fetchall()))"
+    return json.loads(subprocess.run([sys.executable, "-c", code, sql], capture_output=True, check=True).stdout)
+
+
+def test_duckdb_and_polars_read_segments_as_the_docs_say(run: models.Run, tmp_path: Path) -> None:
+    values = [chain(f"t{n}", 3, n) for n in range(4)] + [rows_only()]
+    records = save(run, values)
+    for key in segment_keys(run):
+        (tmp_path / Path(key).name).write_bytes(files.read_range(key, 0, files.size(key)))
+    sql, code = written_in_docs("sql"), written_in_docs("python")
+    everywhere = "data/files/segments/*/*.parquet"
+    assert everywhere in sql and everywhere in code
+    found = duckdb_rows(sql.replace(everywhere, f"{tmp_path}/*.parquet"))
+    wanted = {
+        record.code: np.concatenate([step.logprobs for step in value.steps if step.logprobs is not None])
+        for record, value in zip(records[:4], values, strict=False)
+    }
+    assert {name: n for name, _, n in found} == {name: len(held) for name, held in wanted.items()}
+    assert all(mean == pytest.approx(float(wanted[name].mean()), rel=1e-4) for name, mean, _ in found)
+    assert [mean for _, mean, _ in found] == sorted(mean for _, mean, _ in found)
+
+    place: dict[str, Any] = {}
+    lines = code.replace(everywhere, f"{tmp_path}/*.parquet").strip()
+    start = lines.index("\n(") + 1
+    exec(f"{lines[:start]}\nfound = {lines[start:]}", place)
+    sampled = Counter(np.concatenate([step.completion_ids for value in values for step in value.steps]).tolist())
+    assert place["found"]["len"].to_list() == [n for _, n in sampled.most_common(10)]
+    columns = duckdb_rows(f"SELECT columns['advantages'] FROM '{tmp_path}/*.parquet' WHERE row = 0")
+    assert columns == [[[0.0, 0.0, 0.5, 0.5]]]
 
 
 # -- writing
