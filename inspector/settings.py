@@ -57,6 +57,10 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
             "PRAGMA mmap_size=134217728; PRAGMA journal_size_limit=67108864; PRAGMA cache_size=-8000;"
         ),
     }
+elif "options" not in DATABASE_URL:
+    # PostgreSQL compiles a query that it takes for a long one. Compiling took 0.6 s where running takes 0.03.
+    _options: Any = DATABASES["default"].setdefault("OPTIONS", {})
+    _options["options"] = "-c jit=off"
 
 # --- Redis: broker, cache, progress and cancel flags ------------------------------------------------------------------
 REDIS_IS_EMBEDDED = not env.text("REDIS_URL")

@@ -35,7 +35,7 @@ from rollouts import selectors
 from rollouts.models import Role, Run
 from rollouts.selectors import RunFilters, RunSummary
 from rollouts.selectors.activity import is_active
-from rollouts.selectors.runs import is_cursor
+from rollouts.selectors.trajectory_list import is_cursor
 from rollouts.selectors.visible import findings_of_run, visible_jobs, visible_runs
 from rollouts.services.audit import Action
 from rollouts.work import run_control

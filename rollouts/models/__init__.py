@@ -208,6 +208,8 @@ class Run(models.Model):
             # The list of runs, newest first: of all projects, and of one.
             models.Index(fields=["-created_at", "-id"], name="run_newest"),
             models.Index(fields=["project", "-created_at", "-id"], name="run_newest_of_project"),
+            # Runs that are not finished, for workers that look for work and for the page of workers.
+            models.Index(fields=["created_at", "id"], condition=Q(status__in=("queued", "running")), name="run_active"),
         ]
 
     def __str__(self) -> str:
@@ -231,13 +233,19 @@ class Rejection(models.Model):
     reason = models.TextField()
 
 
+FILTERED = (
+    "id", "external_id", "status", "stop_reason", "reward", "n_tokens", "n_steps", "n_findings", "worst_severity",
+)  # fmt: skip
+"""The columns of the filters of a run's list, and the key."""
+
+
 class StoredTrajectory(models.Model):
     """One episode."""
 
     Status = WorkStatus
 
     code = models.CharField(max_length=16, unique=True, default=new_code)
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="trajectories")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, db_index=False, related_name="trajectories")
     external_id = models.CharField(max_length=200)
     index = models.PositiveIntegerField(help_text="Position in its run.")
     group = models.CharField(max_length=200, blank=True, help_text="Trajectories of one prompt share it.")
@@ -277,18 +285,24 @@ class StoredTrajectory(models.Model):
             models.UniqueConstraint(fields=["run", "index"], name="trajectory_index_in_run"),
             models.UniqueConstraint(fields=["run", "external_id"], name="trajectory_external_id_in_run"),
         ]
+        # Each index of an order holds the columns of the filters too: a filter that few trajectories pass then reads
+        # the index alone. SQLite has no such columns.
         indexes = [
+            # The list of a run in its own order.
+            models.Index(fields=["run", "index"], include=FILTERED, name="trajectory_in_order"),
             # The list of a run sorted by reward, by length, by number of findings. Equal ones are sorted by index, so
             # no database index can be read backwards for the other order.
-            models.Index(fields=["run", "reward", "index"], name="trajectory_by_reward"),
-            models.Index(fields=["run", "-reward", "index"], name="trajectory_by_best"),
-            models.Index(fields=["run", "n_tokens", "index"], name="trajectory_by_tokens"),
-            models.Index(fields=["run", "-n_tokens", "index"], name="trajectory_by_longest"),
-            models.Index(fields=["run", "-n_findings", "index"], name="trajectory_by_findings"),
+            models.Index(fields=["run", "reward", "index"], include=FILTERED, name="trajectory_by_reward"),
+            models.Index(fields=["run", "-reward", "index"], include=FILTERED, name="trajectory_by_best"),
+            models.Index(fields=["run", "n_tokens", "index"], include=FILTERED, name="trajectory_by_tokens"),
+            models.Index(fields=["run", "-n_tokens", "index"], include=FILTERED, name="trajectory_by_longest"),
+            models.Index(fields=["run", "-n_findings", "index"], include=FILTERED, name="trajectory_by_findings"),
             # Siblings: trajectories of one prompt.
             models.Index(fields=["run", "group", "index"], name="trajectory_by_group"),
             # What a worker may take next.
             models.Index(fields=["run", "status", "index"], name="trajectory_by_status"),
+            # How many trajectories of a run have which worst severity, for the list of runs.
+            models.Index(fields=["run", "worst_severity"], condition=~Q(worst_severity=""), name="trajectory_by_worst"),
         ]
 
 
@@ -316,7 +330,7 @@ class TokenSegment(models.Model):
 class StoredRow(models.Model):
     """One training row. A row that equals the stream of a step has no stored tokens: ``last_step`` names the step."""
 
-    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, related_name="rows")
+    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, db_index=False, related_name="rows")
     index = models.PositiveIntegerField()
     last_step = models.ForeignKey("StoredStep", null=True, on_delete=models.CASCADE, related_name="+")
     n_tokens = models.PositiveIntegerField()
@@ -353,7 +367,7 @@ class RowTokens(models.Model):
 class RowColumn(models.Model):
     """A trainer-side column of a row: advantages, entropy, trainer logprobs, ..."""
 
-    row = models.ForeignKey(StoredRow, on_delete=models.CASCADE, related_name="columns")
+    row = models.ForeignKey(StoredRow, on_delete=models.CASCADE, db_index=False, related_name="columns")
     name = models.CharField(max_length=60)
     values = FloatsField()
 
@@ -364,7 +378,7 @@ class RowColumn(models.Model):
 class StoredStep(models.Model):
     """One engine call."""
 
-    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, related_name="steps")
+    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, db_index=False, related_name="steps")
     index = models.PositiveIntegerField()
     parent = models.ForeignKey("self", null=True, on_delete=models.CASCADE, related_name="children")
     shared_length = models.PositiveIntegerField(
@@ -429,8 +443,8 @@ class StepTokens(models.Model):
 class StoredFinding(models.Model):
     """One finding of the diagnosis."""
 
-    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, related_name="findings")
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="findings")
+    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, db_index=False, related_name="findings")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, db_index=False, related_name="findings")
     step_index = models.PositiveIntegerField(null=True)
     row_index = models.PositiveIntegerField(null=True)
     axis = models.CharField(max_length=10)
@@ -457,12 +471,20 @@ class StoredFinding(models.Model):
     class Meta:
         db_table = "rollouts_finding"
         indexes = [
-            # The findings of one trajectory, in reading order.
-            models.Index(fields=["trajectory", "step_index", "start"], name="finding_in_trajectory"),
+            # The findings of one trajectory, in reading order; whether one of them is of a kind and severity.
+            models.Index(
+                fields=["trajectory", "step_index", "start"],
+                include=("run", "kind", "severity"),
+                name="finding_in_trajectory",
+            ),
             # Trajectories of a run that have a finding of a kind, at a step; and how many, by kind and by step.
-            models.Index(fields=["run", "kind", "step_index", "trajectory"], name="finding_by_kind"),
+            models.Index(
+                fields=["run", "kind", "step_index", "trajectory"], include=("severity",), name="finding_by_kind"
+            ),
             # Trajectories with a finding of any kind at a step.
-            models.Index(fields=["run", "step_index", "trajectory"], name="finding_by_step"),
+            models.Index(fields=["run", "step_index", "trajectory"], include=("severity",), name="finding_by_step"),
+            # Trajectories with a finding of a severity.
+            models.Index(fields=["run", "severity", "trajectory"], name="finding_by_severity"),
         ]
 
 
@@ -482,6 +504,13 @@ class TemplateCheck(models.Model):
     version = models.PositiveIntegerField(default=0)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        indexes = [
+            # The checks that were asked last: of all projects, and of one.
+            models.Index(fields=["-created_at", "-id"], name="check_newest"),
+            models.Index(fields=["project", "-created_at", "-id"], name="check_newest_of_project"),
+        ]
 
     @property
     def template_name(self) -> str:
@@ -521,7 +550,7 @@ class Replay(models.Model):
 class ReplayRows(models.Model):
     """The rows that one strategy made, concatenated."""
 
-    replay = models.ForeignKey(Replay, on_delete=models.CASCADE, related_name="rows")
+    replay = models.ForeignKey(Replay, on_delete=models.CASCADE, db_index=False, related_name="rows")
     strategy = models.CharField(max_length=40)
     lengths = models.JSONField(help_text="Tokens of each row.")
     ids = IdsField()

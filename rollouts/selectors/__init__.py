@@ -2,20 +2,22 @@
 
 from rollouts.selectors.rows import Span, get_row, row_columns, row_spans, row_window
 from rollouts.selectors.runs import (
-    SORTS,
     GroupStats,
-    ListPart,
     RunFilters,
     RunSummary,
-    TrajectoryFilters,
     count_running,
-    filter_trajectories,
     finding_kinds,
     group_stats,
     list_rejections,
     list_runs,
-    list_trajectories,
-    neighbours,
     run_summary,
 )
 from rollouts.selectors.trajectories import load_step_prompt, load_trajectories, load_trajectory
+from rollouts.selectors.trajectory_list import (
+    SORTS,
+    ListPart,
+    TrajectoryFilters,
+    filter_trajectories,
+    list_trajectories,
+    neighbours,
+)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import Avg, Count, Exists, F, FloatField, Max, Min, OuterRef, Q, QuerySet, Sum, Value
+from django.db.models import Avg, Count, F, FloatField, Max, Min, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Floor, Least
 
 from rollouts import models
@@ -19,47 +17,6 @@ from rollouts.tito.diagnose.checks import CheckTotal, totals
 from rollouts.tito.diagnose.finding import Severity
 
 N_BINS = 20
-SORTS = ("index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings")
-"""The orders of a list of trajectories; a minus sign means descending."""
-
-
-@dataclass(frozen=True)
-class TrajectoryFilters:
-    """Which trajectories of a run are listed. An empty value filters nothing."""
-
-    kind: str = ""
-    """Only trajectories that have a finding of this kind."""
-    severity: str = ""
-    """Only trajectories that have a finding of this severity."""
-    reward_min: float | None = None
-    reward_max: float | None = None
-    """Both bounds are inclusive. A trajectory without a reward passes neither bound."""
-    tokens_min: int | None = None
-    tokens_max: int | None = None
-    """Bounds of the number of tokens, inclusive."""
-    stop_reason: str = ""
-    group: str = ""
-    status: str = ""
-    text: str = ""
-    """A part of the external id, in upper or lower case."""
-    step: int | None = None
-    """Only trajectories that have a finding at this step, which also has the ``kind`` and ``severity``."""
-    first: int | None = None
-    last: int | None = None
-    """Bounds of the position in the run, inclusive."""
-    flawed: bool = False
-    """Only trajectories that have a finding."""
-    hide_queued: bool = False
-    """Leave out queued trajectories."""
-
-
-@dataclass(frozen=True)
-class ListPart:
-    """Part of a list."""
-
-    items: list[models.StoredTrajectory]
-    next_cursor: str
-    """The value of ``after`` for the next part; empty on the last part."""
 
 
 @dataclass(frozen=True)
@@ -182,135 +139,6 @@ def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredF
     """Kind and evidence of the first finding of these kinds that has neither step nor row. One query."""
     found = run.findings.filter(kind__in=kinds, step_index=None, row_index=None)
     return found.only("kind", "evidence").order_by("pk").first()
-
-
-def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.StoredTrajectory]:
-    """The trajectories that pass the filter, in no order."""
-    columns = {
-        "index__gte": filters.first,
-        "index__lte": filters.last,
-        "reward__gte": filters.reward_min,
-        "reward__lte": filters.reward_max,
-        "n_tokens__gte": filters.tokens_min,
-        "n_tokens__lte": filters.tokens_max,
-        "stop_reason": filters.stop_reason,
-        "group": filters.group,
-        "status": filters.status,
-        "external_id__icontains": filters.text.replace("\0", ""),
-    }
-    of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
-    found = models.StoredTrajectory.objects.filter(run=run, **_without_empty(columns))
-    if wanted := _without_empty(of_finding):
-        findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"), **wanted)
-        found = found.filter(Exists(findings))
-    if filters.flawed:
-        found = found.filter(n_findings__gt=0)
-    if filters.hide_queued:
-        found = found.exclude(status=models.StoredTrajectory.Status.QUEUED)
-    return found
-
-
-def _without_empty(conditions: dict[str, Any]) -> dict[str, Any]:
-    return {column: value for column, value in conditions.items() if value not in ("", None)}
-
-
-def list_trajectories(
-    run: models.Run,
-    filters: TrajectoryFilters | None = None,
-    sort: str = "index",
-    after: str = "",
-    limit: int = 50,
-) -> ListPart:
-    """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
-
-    Trajectories without a reward are last in both orders. One query; two for the part on which they begin.
-    """
-    if sort not in SORTS:
-        sort = "index"
-    column, descending = sort.removeprefix("-"), sort.startswith("-")
-    found = filter_trajectories(run, filters or TrajectoryFilters())
-    cursor = _read_cursor(after, sort)
-    if column == "index":
-        if cursor is not None:
-            found = found.filter(index__lt=cursor[1]) if descending else found.filter(index__gt=cursor[1])
-        items = list(found.order_by(sort)[: limit + 1])
-    elif column == "reward":
-        # A second query reads trajectories without a reward, because no index has them last in both databases.
-        items = []
-        if cursor is None or cursor[0] is not None:
-            known = found.filter(reward__isnull=False).order_by(sort, "index")
-            items = list((known if cursor is None else known.filter(_beyond(column, descending, *cursor)))[: limit + 1])
-        if len(items) <= limit:
-            none = found.filter(reward__isnull=True).order_by("index")
-            if cursor is not None and cursor[0] is None:
-                none = none.filter(index__gt=cursor[1])
-            items += none[: limit + 1 - len(items)]
-    else:
-        if cursor is not None:
-            found = found.filter(_beyond(column, descending, *cursor))
-        items = list(found.order_by(sort, "index")[: limit + 1])
-    more = len(items) > limit
-    items = items[:limit]
-    return ListPart(items, _cursor(sort, getattr(items[-1], column), items[-1].index) if more else "")
-
-
-def neighbours(
-    trajectory: models.StoredTrajectory, filters: TrajectoryFilters | None = None, sort: str = "index"
-) -> tuple[models.StoredTrajectory | None, models.StoredTrajectory | None]:
-    """The trajectories before and after it, in the order of a list, among those that pass. At most four queries."""
-    found = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
-    column, descending = sort.removeprefix("-"), sort.startswith("-")
-    index = trajectory.index
-    if sort not in SORTS or column == "index":
-        lower = found.filter(index__lt=index).order_by("-index").first()
-        higher = found.filter(index__gt=index).order_by("index").first()
-        return (higher, lower) if descending else (lower, higher)
-    value = getattr(trajectory, column)
-    after = found.filter(_beyond(column, descending, value, index)).order_by(sort, "index").first()
-    back = column if descending else f"-{column}"
-    before = found.filter(_short_of(column, descending, value, index)).order_by(back, "-index").first()
-    if column == "reward":  # trajectories without a reward are last, in run order
-        none = found.filter(reward__isnull=True)
-        if value is None:
-            before = none.filter(index__lt=index).order_by("-index").first() or before
-        after = after or none.filter(index__gt=index if value is None else -1).order_by("index").first()
-    return before, after
-
-
-def _beyond(column: str, descending: bool, value: float | None, index: int) -> Q:
-    """The rows after a value in the list, of the rows that have a value. The first bound is for the index."""
-    if value is None:
-        return Q(pk__in=())
-    further = "lt" if descending else "gt"
-    return Q(**{f"{column}__{further}e": value}) & (Q(**{f"{column}__{further}": value}) | Q(index__gt=index))
-
-
-def _short_of(column: str, descending: bool, value: float | None, index: int) -> Q:
-    """The rows before a value in the list, of the rows that have a value."""
-    if value is None:
-        return Q(**{f"{column}__isnull": False})
-    nearer = "gt" if descending else "lt"
-    return Q(**{f"{column}__{nearer}e": value}) & (Q(**{f"{column}__{nearer}": value}) | Q(index__lt=index))
-
-
-def _cursor(sort: str, value: Any, index: int) -> str:
-    return urlsafe_b64encode(json.dumps([sort, value, index]).encode()).decode().rstrip("=")
-
-
-def is_cursor(text: str, sort: str) -> bool:
-    """Whether a list of trajectories in this order can go on behind the cursor."""
-    return _read_cursor(text, sort) is not None
-
-
-def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
-    try:
-        made_for, value, index = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        number = None if value is None else float(value)
-        if made_for != sort or not -1 <= int(index) < 2**31 or (number is not None and not math.isfinite(number)):
-            return None
-        return number, int(index)
-    except (ValueError, TypeError, RecursionError, OverflowError):
-        return None
 
 
 def summary_from(values: dict[str, Any]) -> RunSummary:

@@ -1,0 +1,200 @@
+"""How the database finds what lists show. A plan that reads a whole table is slow as soon as the table is large.
+
+The planner may not read a table in whole, and may not sort, wherever an index serves. Where it still does, none serves.
+So a run of a few trajectories shows what one of a million would do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from rollouts import models, selectors, services
+from rollouts.selectors import SORTS, TrajectoryFilters
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.trajectory import ids_array
+from tests.storage.build import chain
+
+pytestmark = pytest.mark.django_db
+
+RANGED = ("trajectory", "finding", "step", "steptokens", "row", "rejection")
+"""Tables of which a page reads ranges of an index: those of a run, of a trajectory, of known keys."""
+ORDERED = ("run", "job", "templatecheck", "sharelink")
+"""Tables that a page may also read in the order of an index, or as all of an index of a few rows."""
+NOT_ORDERED = {"n_findings"}
+"""Orders that no index has, because no page offers them: the keys of the run are sorted."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """How a plan reads a table."""
+
+    table: str
+    by_index: bool
+    by_range: bool
+    """Only a part of the index."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the database finds what a query asks for."""
+
+    sql: str
+    reads: list[Read]
+    sorts_keys: bool
+    """Sorts before the limit of the part is known."""
+    text: str
+
+    @property
+    def problem(self) -> str:
+        """What makes it slow in a large table; empty = nothing."""
+        for read in self.reads:
+            table = read.table.removeprefix("rollouts_")
+            if table == "job" and connection.vendor == "sqlite":
+                continue  # it does not see that the index of active jobs serves, and has few jobs
+            if (table in RANGED and not read.by_range) or (table in ORDERED and not read.by_index):
+                return f"{table} is read in whole:\n{self.sql}\n{self.text}"
+        return ""
+
+
+def plan_of(sql: str, may_sort: bool) -> Plan:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(f"SET LOCAL enable_sort = {'on' if may_sort else 'off'}")
+            for name in ("seqscan", "bitmapscan", "hashjoin", "mergejoin"):
+                cursor.execute(f"SET LOCAL enable_{name} = off")
+            cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}")
+            held = cursor.fetchone()[0]
+            nodes = list(_nodes((json.loads(held) if isinstance(held, str) else held)[0]["Plan"]))
+            reads = [
+                Read(node["Relation Name"], node["Node Type"] != "Seq Scan", "Index Cond" in node)
+                for node, _ in nodes
+                if "Relation Name" in node
+            ]
+            sorts = any(limited and node["Node Type"] == "Sort" for node, limited in nodes)
+            return Plan(sql, reads, sorts, json.dumps([node for node, _ in nodes], indent=1, default=str)[:4000])
+        cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+        rows = cursor.fetchall()
+    aliases = {alias: table for table, alias in re.findall(r'"(rollouts_\w+)" ([A-Z]\d+)', sql)}
+    reads, inner = [], {key for key, _, _, text in rows if "SUBQUERY" in text}
+    for _, _, _, text in rows:
+        if found := re.match(r"(SCAN|SEARCH) (\w+)", text):
+            table = aliases.get(found[2], found[2])
+            reads.append(Read(table, found[1] == "SEARCH" or "USING" in text, found[1] == "SEARCH"))
+    sorts = any("TEMP B-TREE FOR ORDER BY" in text and parent in inner for _, parent, _, text in rows)
+    return Plan(sql, reads, sorts, "\n".join(text for *_, text in rows))
+
+
+def _nodes(node: dict, limited: bool = False) -> Iterator[tuple[dict, bool]]:
+    """Each node of a plan, and whether a limit stands above it."""
+    yield node, limited
+    for one in node.get("Plans", ()):
+        yield from _nodes({**one}, limited or node["Node Type"] == "Limit")
+
+
+def plans(queries: CaptureQueriesContext, may_sort: bool = True) -> list[Plan]:
+    """The plans of what was selected from our tables."""
+    asked = [query["sql"] for query in queries.captured_queries]
+    return [plan_of(sql, may_sort) for sql in asked if sql.startswith("SELECT") and '"rollouts_' in sql]
+
+
+@pytest.fixture
+def run() -> models.Run:
+    """A run of 60 among so many other trajectories and findings that reading them all would cost more."""
+    other = services.create_run(models.Run.Kind.IMPORT, "other")
+    kept = models.StoredTrajectory.objects.bulk_create(
+        models.StoredTrajectory(run=other, external_id=str(n), index=n, n_findings=1) for n in range(2000)
+    )
+    empty = ids_array([])
+    models.StoredFinding.objects.bulk_create(
+        models.StoredFinding(
+            run=other, trajectory=one, step_index=1, axis="stream", kind="branch", severity="info", start=0, stop=1,
+            expected_ids=empty, actual_ids=empty, evidence="x", version=1,
+        )
+        for one in kept
+    )  # fmt: skip
+    two = [Finding(Axis.STREAM, "branch", Severity.WARNING), Finding(Axis.STREAM, "unclassified", Severity.ERROR)]
+    run = services.create_run(models.Run.Kind.IMPORT, "listed")
+    values = [replace(chain(f"listed-{n}", 1 + n % 3, n), reward=n % 7 / 7) for n in range(60)]
+    services.save_trajectories(run, values, [two[: n % 3] for n in range(60)])
+    services.end_run(run, models.Run.Status.DONE)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    run.refresh_from_db()
+    return run
+
+
+FILTERS = [
+    TrajectoryFilters(),
+    TrajectoryFilters(kind="branch"),
+    TrajectoryFilters(severity="warning"),
+    TrajectoryFilters(severity="error"),
+    TrajectoryFilters(kind="branch", severity="warning", step=1),
+    TrajectoryFilters(step=1),
+    TrajectoryFilters(stop_reason="length"),
+    TrajectoryFilters(status="failed"),
+    TrajectoryFilters(group="g"),
+    TrajectoryFilters(text="id"),
+    TrajectoryFilters(reward_min=0.1, reward_max=0.5),
+    TrajectoryFilters(tokens_min=10, tokens_max=20),
+    TrajectoryFilters(flawed=True, first=3, last=50),
+    TrajectoryFilters(hide_queued=True),
+]
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_list_and_its_neighbours_read_ranges_in_order(run: models.Run, sort: str) -> None:
+    for filters in FILTERS:
+        with CaptureQueriesContext(connection) as queries:
+            first = selectors.list_trajectories(run, filters, sort, "", 5)
+            selectors.list_trajectories(run, filters, sort, first.next_cursor, 5)
+            selectors.neighbours(run.trajectories.select_related("run").get(index=30), filters, sort)
+        for plan in plans(queries):
+            assert not plan.problem, plan.problem
+        if filters == TrajectoryFilters() and sort not in NOT_ORDERED:
+            for plan in plans(queries, may_sort=False):
+                assert not plan.sorts_keys, f"{plan.sql}\n{plan.text}"
+
+
+def test_a_plan_without_an_index_is_seen(run: models.Run) -> None:
+    """The test above can fail: neither column has an index, and no index has the order."""
+    with CaptureQueriesContext(connection) as queries:
+        list(models.StoredTrajectory.objects.filter(n_trained__gt=3))
+        list(models.StoredFinding.objects.filter(evidence="x"))
+        keys = models.StoredTrajectory.objects.filter(run=run).order_by("n_trained").values("pk")[:5]
+        list(models.StoredTrajectory.objects.filter(pk__in=keys))
+    first, second, third = plans(queries)
+    _, _, unsorted = plans(queries, may_sort=False)
+    assert "trajectory is read in whole" in first.problem and "finding is read in whole" in second.problem
+    assert not third.problem and unsorted.sorts_keys
+
+
+@pytest.mark.parametrize(
+    ("address", "most"),
+    [
+        ("/", 6),
+        ("/?text=list&status=done", 6),
+        ("/?after={run}", 7),
+        ("/runs/{run}", 18),
+        ("/runs/{run}.json?finding=branch&sort=-reward", 18),
+        ("/runs/{run}/cost", 12),
+        ("/trajectories/{trajectory}?finding=branch&sort=n_tokens", 24),
+        ("/templates", 6),
+        ("/shares", 5),
+        ("/workers", 6),
+    ],
+)
+def test_pages_read_no_table_in_whole(web: Client, run: models.Run, address: str, most: int) -> None:
+    named = {"run": run.code, "trajectory": run.trajectories.get(index=30).code}
+    with CaptureQueriesContext(connection) as queries:
+        assert web.get(address.format(**named)).status_code == 200
+    assert len(queries) <= most
+    for plan in plans(queries):
+        assert not plan.problem, plan.problem
