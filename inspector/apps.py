@@ -8,7 +8,8 @@ class InspectorConfig(AppConfig):
     name = "inspector"
 
     def ready(self) -> None:
-        from inspector.server import system_checks  # noqa: F401  registers the checks
+        from inspector.server import system_checks, team_checks  # noqa: F401  registers the checks
+        from inspector.web import sessions  # noqa: F401  notes each login
 
 
 class InspectorStaticFiles(StaticFilesConfig):

@@ -137,6 +137,7 @@ INSTALLED_APPS = [
     "inspector.apps.InspectorConfig",
 ]
 MIDDLEWARE = [
+    "inspector.web.middleware.ClientAddressMiddleware",
     "inspector.server.request_metrics.RequestMetricsMiddleware",
     "inspector.server.logs.RequestLogMiddleware",
     "django.middleware.security.SecurityMiddleware",
@@ -148,6 +149,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     # The login is decided before the CSRF check, because that check reads the body.
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "inspector.web.sessions.LoginSessionMiddleware",
     "inspector.web.login.LoginRequiredMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -203,14 +205,28 @@ DATA_UPLOAD_MAX_NUMBER_FILES = 200
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 2000
 
 # --- login and safety -------------------------------------------------------------------------------------------------
+TEAM_MODE = env.flag("INSPECTOR_TEAM", False)
 AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
 ]
 LOGIN_URL = "/login"
 LOGIN_REDIRECT_URL = "/"
 API_RATE = f"{env.whole('INSPECTOR_API_RATE', 1200, least=1)}/m"
 LOGIN_LINK_SECONDS = env.whole("INSPECTOR_LOGIN_LINK_MINUTES", 720, least=1) * 60
+
+# Sign-in through a provider of OpenID Connect: docs/configuration.md#sign-in-through-a-provider.
+OIDC_ISSUER = env.text("INSPECTOR_OIDC_ISSUER").rstrip("/")
+OIDC_CLIENT_ID = env.text("INSPECTOR_OIDC_CLIENT_ID")
+OIDC_CLIENT_SECRET = env.text("INSPECTOR_OIDC_CLIENT_SECRET")
+OIDC_NAME = env.text("INSPECTOR_OIDC_NAME", "your organisation")
+OIDC_ALLOWED = env.listed("INSPECTOR_OIDC_ALLOWED")
+OIDC_DEFAULT_PROJECT = env.text("INSPECTOR_OIDC_DEFAULT_PROJECT")
+OIDC_DEFAULT_ROLE = env.choice("INSPECTOR_OIDC_DEFAULT_ROLE", "viewer", ["viewer", "member"])
+# How many proxies in front of the server add the address of their client to X-Forwarded-For.
+PROXIES = env.whole("INSPECTOR_PROXIES", 0, most=10)
 
 HTTPS = env.flag("INSPECTOR_HTTPS", False)
 AUDIT_DAYS = env.whole("INSPECTOR_AUDIT_DAYS", 365)

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from typing import Any
 
 from django.conf import settings
@@ -34,6 +35,20 @@ if 0 <= _soft < 8192:
 _folder, _folder_lock = claim_folder(settings.INSPECTOR_DATA)
 os.environ[FOLDER] = str(_folder)
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def on_starting(server: Any) -> None:
+    """Refuse to serve a team on a public address without the settings that this needs."""
+    from inspector.server.team_checks import UnsafeTeamServer, refuse_unsafe_team
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
+    for address in server.cfg.address:
+        # A pair is an address of the network. A path and an inherited socket belong to who opened them.
+        if isinstance(address, tuple):
+            try:
+                refuse_unsafe_team(address[0])
+            except UnsafeTeamServer as unsafe:
+                sys.exit(str(unsafe))
 
 
 def post_fork(server: Any, worker: Any) -> None:

@@ -1,15 +1,12 @@
-"""`/login`: by a one-time link, or by name and password; `/logout`."""
+"""`/login`: by a one-time link, by name and password, or through the provider of the organisation; `/logout`."""
 
 import logging
-from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import login as start_session
 from django.contrib.auth import logout as end_session
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import AuthenticationForm, UsernameField
-from django.contrib.auth.signals import user_login_failed
-from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.template.loader import select_template
@@ -18,8 +15,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 from django_ratelimit.core import is_ratelimited
 
+from inspector.web.audit import note
 from inspector.web.login import use_token
-from rollouts.services.users import local_user
+from rollouts.services.audit import Action
+from rollouts.services.users import active_user
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
@@ -42,7 +41,7 @@ One address alone cannot lock the account of somebody elsewhere.
 log = logging.getLogger(__name__)
 
 
-def _next_page(request: HttpRequest) -> str:
+def next_page(request: HttpRequest) -> str:
     """Where the visitor was going, if that is on this server; the start page otherwise."""
     target = request.POST.get("next") or request.GET.get("next") or ""
     allowed = url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure())
@@ -60,31 +59,33 @@ def _tried_too_often(request: HttpRequest) -> bool:
     return over
 
 
-@receiver(user_login_failed)
-def _log_failure(credentials: dict[str, Any], request: HttpRequest | None = None, **_: Any) -> None:
-    address = request.META.get("REMOTE_ADDR", "") if request is not None else ""
-    log.warning("login failed", extra={"account": str(credentials.get("username"))[:150], "address": address})
-
-
 @login_not_required
 @never_cache
 @require_http_methods(["GET", "POST"])
 def login(request: HttpRequest) -> HttpResponse:
     token = request.GET.get("token", "")
-    if request.method == "GET" and token and use_token(token):
-        start_session(request, local_user(), backend=BACKEND)  # type: ignore[arg-type]
-        log.info("login by link", extra={"address": request.META.get("REMOTE_ADDR", "")})
-        return HttpResponseRedirect(_next_page(request))
+    if request.method == "GET" and token:
+        name = use_token(token)
+        user = active_user(name) if name else None
+        if user is not None:
+            start_session(request, user, backend=BACKEND)
+            note(request, Action.LOGIN, detail="by link")
+            return HttpResponseRedirect(next_page(request))
+        note(request, Action.LOGIN_FAILED, detail="a link that was used or is too old")
     if request.method == "GET" and request.user.is_authenticated:
-        return HttpResponseRedirect(_next_page(request))
+        return HttpResponseRedirect(next_page(request))
     refused = request.method == "POST" and _tried_too_often(request)
     form = AuthenticationForm(request, data=request.POST if request.method == "POST" and not refused else None)
     if request.method == "POST" and form.is_valid():
         start_session(request, form.get_user())
-        return HttpResponseRedirect(_next_page(request))
+        note(request, Action.LOGIN, detail="by password")
+        return HttpResponseRedirect(next_page(request))
+    if request.method == "POST" and not refused:
+        note(request, Action.LOGIN_FAILED, user=_account("", request)[:150], detail="by password")
     layout = select_template(["base.html", "bare.html"]).template  # type: ignore[attr-defined]
     context = {
-        "form": form, "next": _next_page(request), "link_is_used": bool(token), "layout": layout, "refused": refused
+        "form": form, "next": next_page(request), "link_is_used": bool(token), "layout": layout, "refused": refused,
+        "provider": settings.OIDC_ISSUER and settings.OIDC_NAME, "team_mode": settings.TEAM_MODE,
     }  # fmt: skip
     return render(request, "login.html", context, status=429 if refused else 403 if token else 200)
 
@@ -92,6 +93,8 @@ def login(request: HttpRequest) -> HttpResponse:
 @login_not_required
 @require_POST
 def logout(request: HttpRequest) -> HttpResponse:
+    if request.user.is_authenticated:
+        note(request, Action.LOGOUT)
     end_session(request)
     response = redirect(settings.LOGIN_URL)
     response["Clear-Site-Data"] = '"cache"'  # pages that this browser kept

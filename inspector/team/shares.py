@@ -9,22 +9,28 @@ from typing import Any, Self
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from inspector.team.join import too_many_guesses
+from inspector.team.shared_tokens import MAX_SHARED_TOKENS, marked_window, shared_tokens
 from inspector.web.access import access, found_or_404, is_live, remember_grant, require, share_is_over, visible
 from inspector.web.audit import note
 from inspector.web.forms import ShareForm
-from inspector.web.twins import Page, from_columns, json_page, page, wants_json
+from inspector.web.guesses import guessed_too_often
+from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts import services
-from rollouts.models import Role, ShareLink
+from rollouts.models import Role, ShareLink, StoredTrajectory
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.runs import find_run, find_trajectory
 from rollouts.selectors.shares import find_share, newest_shares
 from rollouts.services.audit import Action
+from rollouts.services.shares import count_opening
 
+MAX_OPENINGS = "300/5m"
+"""How often share links are opened from one address."""
 MAX_LISTED = 200
 FIND: dict[str, Callable[[str], Any]] = {
     "run": lambda code: find_run(code=code), "trajectory": find_trajectory, "check": find_check,
@@ -60,6 +66,8 @@ class ShareLine(Page):
     """Of its target, query included."""
     query: str
     """The view that it opens."""
+    tokens: str
+    """The tokens that it shows alone, such as `row 0, 12-48`; empty: everything of the target."""
     note: str
     """Shown to everybody who opens it."""
     made_by: str
@@ -70,16 +78,28 @@ class ShareLine(Page):
     """Until when it works."""
     revoked_at: datetime | None
     """When it was revoked."""
+    n_opened: int
+    """How often it was opened."""
+    opened_at: datetime | None
+    """When it was opened last."""
+    project: str
+    """Name of the project of its target."""
     state: str
     """`live`, `revoked` or `expired`."""
+    may_revoke: bool
+    """Whether the reader of the page may revoke it."""
 
     @classmethod
-    def of(cls, record: ShareLink, /, **more: Any) -> Self:
+    def of(cls, record: ShareLink, request: HttpRequest, /, **more: Any) -> Self:
         """The link with its target, and what a subclass adds. Raises ``Http404`` when the target was deleted."""
         kind, name, url = target_of(record)
         state = "live" if is_live(record) else "revoked" if record.revoked_at else "expired"
         made_by = record.created_by.get_username()
-        return from_columns(cls, record, kind=kind, name=name, url=url, made_by=made_by, state=state, **more)
+        window = f"row {record.row_index}, {record.start}-{record.stop}" if record.row_index is not None else ""
+        return from_columns(
+            cls, record, kind=kind, name=name, url=url, made_by=made_by, state=state, tokens=window,
+            n_opened=record.n_opened, project=record.project.name, may_revoke=may_revoke(request, record), **more,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,10 +112,12 @@ class NewShare(ShareLine):
 
 @dataclass(frozen=True)
 class SharesPage(Page):
-    """The share links."""
+    """The share links of the projects that the reader may see, or those of one object."""
 
     shares: list[ShareLine]
     """Newest first."""
+    of: str
+    """The object that was asked for, in words; empty for all links."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +139,20 @@ class RefusedSharePage(Page):
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """The list of links, newest first; a POST makes one and shows its address, once."""
+    """The list of links, newest first; a POST makes one and shows its address, once.
+
+    `?target=run&code=CODE` lists the links to one object.
+    """
     if request.method == "POST":
         return _create(request)
-    return page(request, "shares/index.html", SharesPage([ShareLine.of(link) for link in newest_shares(MAX_LISTED)]))
+    kind, code = request.GET.get("target", ""), request.GET.get("code", "")[:64]
+    target = None
+    if kind:
+        if kind not in FIND:
+            raise Http404(f"Links lead to one of: {', '.join(FIND)}.")
+        target = found_or_404(visible(request, FIND[kind](code)), kind, code)
+    lines = [ShareLine.of(link, request) for link in newest_shares(access(request), MAX_LISTED, target)]
+    return page(request, "shares/index.html", SharesPage(lines, f"{kind} {code}" if target is not None else ""))
 
 
 def _create(request: HttpRequest) -> HttpResponse:
@@ -128,25 +160,44 @@ def _create(request: HttpRequest) -> HttpResponse:
     if not form.is_valid():
         return page(request, "shares/refused.html", RefusedSharePage(form.sentences()), 422, form=form)
     wanted = form.cleaned_data
-    target = found_or_404(visible(request, FIND[wanted["target"]](wanted["code"])), wanted["target"], wanted["code"])
+    found = FIND[wanted["target"]](wanted["code"])
+    target = found_or_404(visible(request, found), wanted["target"], wanted["code"])
     require(request, target, Role.MEMBER)
+    query, window = wanted["query"].lstrip("?"), None
+    if wanted["only"]:
+        window = marked_window(target, QueryDict(query)) if isinstance(target, StoredTrajectory) else None
+        if window is None:
+            sentence = f"Mark the tokens on the page of a trajectory first, at most {MAX_SHARED_TOKENS:,} of one row."
+            return page(request, "shares/refused.html", RefusedSharePage({"only": [sentence]}), 422, form=form)
     link, token = services.create_share(
-        request.user, target, query=wanted["query"].lstrip("?"), note=wanted["note"], days=wanted["days"]
+        request.user, target, query=query, note=wanted["note"], days=wanted["days"], window=window
     )
+    note(request, Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
     address = request.build_absolute_uri(f"/s/{token}")
     template = "shares/_made.html" if request.headers.get("HX-Request") == "true" else "shares/made.html"
-    return page(request, template, ShareMadePage(NewShare.of(link, link=address)), 201)
+    link.project = target.run.project if isinstance(target, StoredTrajectory) else target.project
+    return page(request, template, ShareMadePage(NewShare.of(link, request, link=address)), 201)
+
+
+def may_revoke(request: HttpRequest, link: ShareLink) -> bool:
+    """Whether the user of a request may revoke a link: its maker, and an admin of its project."""
+    is_maker = request.user.pk == link.created_by_id
+    return access(request).may(link.project_id, Role.MEMBER if is_maker else Role.ADMIN)
 
 
 @require_POST
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
+    """From now on the link opens nothing."""
     link = find_share(pk=pk)
-    if link is None:
+    if link is None or access(request).role_in(link.project_id) is None:
         raise Http404("There is no such share link.")
+    if not may_revoke(request, link):
+        sentence = "Only its maker or an admin of its project revokes a share link. Ask them."
+        return error_page(request, 403, "This link is not yours", sentence)
     services.revoke(link)
     note(request, Action.SHARE_REVOKED, link)
     if wants_json(request):
-        return json_page(ShareLine.of(link))
+        return json_page(ShareLine.of(link, request))
     messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")
     return redirect("shares")
 
@@ -155,20 +206,31 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
 @require_safe
 @never_cache
 def open_link(request: HttpRequest, token: str) -> HttpResponse:
-    """Remember the link in this browser and go to its target. 410 when the link is over, 404 when there is none."""
+    """Remember the link in this browser and go to its target. 410 when the link is over, 404 when there is none.
+
+    A link to some tokens shows them here, at its own address, and opens nothing else.
+    """
     wanted_json = token.endswith(".json")
-    token = token.removesuffix(".json")
-    link = find_share(token_sha256=services.token_hash(token))
+    if guessed_too_often(request, "share") or guessed_too_often(request, "opened", again=True, rate=MAX_OPENINGS):
+        return too_many_guesses(request)
+    link = find_share(token_sha256=services.token_hash(token.removesuffix(".json")))
     if link is None:
+        guessed_too_often(request, "share", again=True)
         raise Http404("There is no such share link. It may be cut short: copy the whole address.")
     if not is_live(link):
         return share_is_over(request)
     _, _, url = target_of(link)
-    if not access(request).may(link.project_id, Role.VIEWER):
-        remember_grant(request, link)
-    if wanted_json:
-        path, _, query = url.partition("?")
-        url = f"{path}.json{'?' + query if query else ''}"
-    response = HttpResponseRedirect(url)
+    count_opening(link)
+    note(request, Action.SHARE_OPENED, link)
+    if link.row_index is not None:
+        response = shared_tokens(request, link)
+    else:
+        # Who has a role in the project needs no grant, and the page then offers what the role may do.
+        if access(request).role_in(link.project_id) is None:
+            remember_grant(request, link)
+        if wanted_json:
+            path, _, query = url.partition("?")
+            url = f"{path}.json{'?' + query if query else ''}"
+        response = HttpResponseRedirect(url)
     response["Referrer-Policy"] = "no-referrer"
     return response

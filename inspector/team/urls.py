@@ -1,8 +1,8 @@
-"""Addresses of people: login, shares, API tokens."""
+"""Addresses of people: login, account, projects, invitations, accounts, shares, API tokens, the audit log."""
 
 from django.urls import path
 
-from inspector.team import api_tokens, login, shares
+from inspector.team import account, accounts, api_tokens, audit_page, join, login, projects, provider, shares
 from inspector.web.twins import twins
 
 urlpatterns = [
@@ -11,6 +11,26 @@ urlpatterns = [
     path("s/<str:token>", shares.open_link, name="share-open"),
     *twins("tokens", api_tokens.index, name="api-tokens"),
     path("tokens/<int:pk>/revoke", api_tokens.revoke, name="api-token-revoke"),
+    *twins("projects", projects.index, name="projects"),
+    *twins("projects/<code:code>", projects.detail, name="project"),
+    path("projects/<code:code>/rename", projects.rename, name="project-rename"),
+    path("projects/<code:code>/delete", projects.delete, name="project-delete"),
+    path("projects/<code:code>/members/<int:pk>", projects.member, name="project-member"),
+    *twins("projects/<code:code>/invitations", projects.invite, name="project-invite"),
+    path(
+        "projects/<code:code>/invitations/<int:pk>/revoke", projects.revoke_invitation, name="project-invitation-revoke"
+    ),
+    path("join/<str:token>", join.index, name="join"),
+    *twins("account", account.account, name="account"),
+    path("account/password", account.PasswordPage.as_view(), name="account-password"),
+    path("account/sessions/<int:pk>/end", account.end_session, name="session-end"),
+    path("account/sessions/end-others", account.end_other_sessions, name="sessions-end-others"),
+    *twins("accounts", accounts.index, name="accounts"),
+    path("accounts/<int:pk>", accounts.change, name="account-change"),
+    *twins("audit", audit_page.index, name="audit"),
+    path("audit.<str:kind>", audit_page.export, name="audit-export"),
     path("login", login.login, name="login"),
+    path("login/provider", provider.begin, name="provider"),
+    path("login/provider/callback", provider.callback, name="provider-callback"),
     path("logout", login.logout, name="logout"),
 ]

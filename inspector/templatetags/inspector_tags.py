@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.conf import settings
 from django.db.models import Model
 from django.template.context import Context
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from inspector.web.access import is_logged_in, may_write, project_name, project_of
-from rollouts.models import Run, StoredTrajectory, TemplateCheck
+from inspector.web.access import access, is_logged_in, may_write, project_name, project_of
+from rollouts.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.tito.diagnose.kinds import KINDS
 
 register = template.Library()
@@ -206,6 +207,24 @@ def share_button(context: Context, target: Model, query: str | None = None) -> d
         "kind": SHARED_KINDS[target._meta.model_name or ""],
         "code": target.code,  # type: ignore[attr-defined]
         "query": view.removeprefix("?")[:500],
+        "has_marks": isinstance(target, StoredTrajectory) and query != "",
+    }
+
+
+@register.simple_tag(takes_context=True)
+def team_member(context: Context) -> str:
+    """The name of the account that is logged in; empty in local mode, where there is one owner. No query."""
+    request = context.get("request")
+    return request.user.get_username() if settings.TEAM_MODE and request is not None and is_logged_in(request) else ""
+
+
+@register.simple_tag(takes_context=True)
+def people(context: Context) -> dict[str, bool]:
+    """Which pages of people the reader may open."""
+    held = access(context["request"])
+    return {
+        "is_server_admin": held.is_server_admin,
+        "sees_audit": held.is_server_admin or Role.ADMIN in held.roles.values(),
     }
 
 

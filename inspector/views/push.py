@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostE
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
+from inspector.web.guesses import guessed_too_often
 from inspector.web.twins import json_page, whole_number
 from rollouts import services
 from rollouts.formats.limits import memory_of
@@ -24,7 +25,7 @@ from rollouts.models import ApiToken, Role, Run
 from rollouts.selectors.access import access_of_token
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
-from rollouts.services.api_tokens import find_api_token
+from rollouts.services.api_tokens import find_api_token, token_fault
 from rollouts.services.outages import is_disk_full
 from rollouts.work import push_process
 from rollouts.work.push_process import PushedBody, PushesBusy
@@ -83,7 +84,7 @@ def api(view: View) -> View:
 
 def _later(response: HttpResponse) -> HttpResponse:
     """The answer, with the time after which a sender shall try again where trying again helps."""
-    if response.status_code in (503, 507):
+    if response.status_code in (429, 503, 507):
         response["Retry-After"] = str(RETRY_SECONDS)
     return response
 
@@ -96,7 +97,10 @@ def _token(request: HttpRequest) -> ApiToken:
         )
     found = find_api_token(token.strip())
     if found is None:
-        raise Refused(401, "This API token is unknown or was revoked. Make a new one on the page /tokens.")
+        # A right token always passes: programs of one address must not lock each other out.
+        if guessed_too_often(request, "token", again=True):
+            raise Refused(429, "Too many wrong API tokens came from this address. Try again in five minutes.")
+        raise Refused(401, token_fault(token.strip()))
     request.user = found.created_by  # the log line of the request names who writes
     request.access = held = access_of_token(found)  # type: ignore[attr-defined]
     if ApiToken.Scope.PUSH not in found.scopes:

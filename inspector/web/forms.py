@@ -215,6 +215,7 @@ class ShareForm(PlainForm):
     target = forms.ChoiceField(choices=[(kind, kind) for kind in KINDS], widget=forms.HiddenInput)
     code = forms.RegexField(r"^[0-9a-z]{4,64}$", widget=forms.HiddenInput)
     query = forms.CharField(max_length=500, required=False, widget=forms.HiddenInput)
+    only = forms.BooleanField(required=False, label="Only the marked tokens")
     note = forms.CharField(max_length=500, required=False, help_text="Shown to everybody who opens the link.")
     days = forms.IntegerField(min_value=1, max_value=365, initial=30, required=False, label="Days it works")
 

@@ -15,6 +15,7 @@ from django.contrib.auth import middleware as auth_middleware
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from inspector.server.paths import private_folder, write_private
+from rollouts.services.users import LOCAL_USER
 
 
 def _folder() -> Path:
@@ -25,35 +26,43 @@ def _place(token: str) -> Path:
     return _folder() / hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def make_token() -> str:
-    """A new token that logs one browser in once within `LOGIN_LINK_SECONDS`. Expired tokens are removed."""
+def make_token(name: str = LOCAL_USER) -> str:
+    """A new token that logs one browser in once, as the account of that name, within `LOGIN_LINK_SECONDS`.
+
+    Expired tokens are removed.
+    """
     now = time.time()
     for path in _folder().iterdir():
         if not path.name.startswith(".") and _expiry(path) < now:
             path.unlink(missing_ok=True)
     token = secrets.token_urlsafe(24)
-    write_private(_place(token), json.dumps({"expires": now + settings.LOGIN_LINK_SECONDS}))
+    write_private(_place(token), json.dumps({"expires": now + settings.LOGIN_LINK_SECONDS, "user": name}))
     return token
 
 
 def _expiry(path: Path) -> float:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["expires"])
+        return float(_content(path)["expires"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0
 
 
-def use_token(token: str) -> bool:
-    """True when a live token is used for the first time; False otherwise."""
+def _content(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def use_token(token: str) -> str:
+    """The name of the account that a live token logs in, the first time that it is used; empty otherwise."""
     if not token or len(token) > 200:
-        return False
+        return ""
     path = _place(token)
     expires = _expiry(path)
     try:
+        name = str(_content(path).get("user", LOCAL_USER))  # links of an older version name nobody
         path.unlink()
-    except OSError:
-        return False
-    return expires >= time.time()
+    except (OSError, ValueError, TypeError):
+        return ""
+    return name if expires >= time.time() else ""
 
 
 class LoginRequiredMiddleware(auth_middleware.LoginRequiredMiddleware):
@@ -63,7 +72,8 @@ class LoginRequiredMiddleware(auth_middleware.LoginRequiredMiddleware):
         self, request: HttpRequest, view_func: Any
     ) -> HttpResponse:
         if request.path.endswith(".json"):
-            message = "Log in first: open the link that `manage.py login_link` prints, or use a share link."
+            way = "log in on /login" if settings.TEAM_MODE else "open the link that `manage.py login_link` prints"
+            message = f"Log in first: {way}, or use a share link."
             return JsonResponse({"error": message}, status=401)
         response: HttpResponse = super().handle_no_permission(request, view_func)
         if request.headers.get("HX-Request") == "true":

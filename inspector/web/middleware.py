@@ -1,10 +1,31 @@
 """What holds for every request and answer, whichever view it is for."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 
 View = Callable[[HttpRequest], HttpResponse]
+
+
+class ClientAddressMiddleware:
+    """Takes the address of the client from `X-Forwarded-For` where `INSPECTOR_PROXIES` says that proxies write it.
+
+    Each proxy appends the address that it was asked from. With n proxies the nth address from the right is the last
+    one that was not written by the client.
+    """
+
+    def __init__(self, get_response: View) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        if settings.PROXIES:
+            named = [part.strip() for part in request.META.get("HTTP_X_FORWARDED_FOR", "").split(",")]
+            with suppress(IndexError, ValueError):
+                request.META["REMOTE_ADDR"] = str(ip_address(named[-settings.PROXIES]))
+        return self.get_response(request)
 
 
 class PlainQueryMiddleware:

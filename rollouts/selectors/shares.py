@@ -7,7 +7,8 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from rollouts.models import ApiToken, Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.models import ApiToken, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.selectors.access import Access
 
 Shared = Run | StoredTrajectory | TemplateCheck
 """The targets of share links."""
@@ -15,13 +16,23 @@ Shared = Run | StoredTrajectory | TemplateCheck
 
 def _links() -> QuerySet[ShareLink]:
     """Links with their targets, without long columns."""
-    found = ShareLink.objects.select_related("run", "trajectory", "check_result", "created_by")
+    found = ShareLink.objects.select_related("run", "trajectory__run", "check_result", "created_by", "project")
     return found.defer("check_result__report")
 
 
-def newest_shares(limit: int) -> list[ShareLink]:
-    """The links that were made last, newest first, each with its target and its owner."""
-    return list(_links().order_by("-pk")[:limit])
+def newest_shares(access: Access, limit: int, target: Shared | None = None) -> list[ShareLink]:
+    """The links of the projects that somebody may see, newest first, each with its target and its owner.
+
+    ``target``: only the links to that object; those of a run include the links to its trajectories.
+    """
+    found = access.limit(_links())
+    if isinstance(target, Run):
+        found = found.filter(Q(run=target) | Q(trajectory__run=target))
+    elif isinstance(target, StoredTrajectory):
+        found = found.filter(Q(trajectory=target) | Q(run_id=target.run_id))
+    elif target is not None:
+        found = found.filter(check_result=target)
+    return list(found.order_by("-pk")[:limit])
 
 
 def find_share(**column: Any) -> ShareLink | None:
@@ -30,7 +41,10 @@ def find_share(**column: Any) -> ShareLink | None:
 
 
 def shares_of(target: Shared, keys: Iterable[int]) -> list[ShareLink]:
-    """The links with these keys that open the target. A link to a run also opens its trajectories."""
+    """The links with these keys that open the target. A link to a run also opens its trajectories.
+
+    A link to some tokens opens its own page alone, so that it is none of them.
+    """
     match: Q
     if isinstance(target, Run):
         match = Q(run=target)
@@ -38,14 +52,16 @@ def shares_of(target: Shared, keys: Iterable[int]) -> list[ShareLink]:
         match = Q(trajectory=target) | Q(run_id=target.run_id)
     else:
         match = Q(check_result=target)
-    return list(ShareLink.objects.filter(match, pk__in=list(keys)))
+    return list(ShareLink.objects.filter(match, pk__in=list(keys), row_index=None))
 
 
-def newest_api_tokens(limit: int) -> list[ApiToken]:
-    """The API tokens that were made last, newest first, each with its owner."""
-    return list(ApiToken.objects.select_related("created_by").order_by("-pk")[:limit])
+def newest_api_tokens(access: Access, user: Any, limit: int) -> list[ApiToken]:
+    """The API tokens of a user, and those of the projects in which the user is an admin, newest first."""
+    found = ApiToken.objects.select_related("created_by", "project")
+    administered = access.limit(ApiToken.objects.all(), least=Role.ADMIN)
+    return list(found.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
 
 
 def api_token_by_key(pk: int) -> ApiToken | None:
-    """The API token with that key, with its owner."""
-    return ApiToken.objects.select_related("created_by").filter(pk=pk).first()
+    """The API token with that key, with its owner and its project."""
+    return ApiToken.objects.select_related("created_by", "project").filter(pk=pk).first()

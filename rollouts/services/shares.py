@@ -7,6 +7,7 @@ import secrets
 from datetime import timedelta
 from typing import Any
 
+from django.db.models import F
 from django.utils import timezone
 
 from rollouts import models
@@ -23,13 +24,21 @@ def create_share(
     query: str = "",
     note: str = "",
     days: float = 30,
+    window: tuple[int, int, int] | None = None,
 ) -> tuple[models.ShareLink, str]:
-    """Make a link to a run (with its trajectories), a trajectory or a check. Returns the link and its token."""
+    """Make a link to a run (with its trajectories), a trajectory or a check. Returns the link and its token.
+
+    ``window``: the index of a row of the trajectory, and the tokens ``[start, stop)`` of it that alone are shown.
+    """
     columns = {models.Run: "run", models.StoredTrajectory: "trajectory", models.TemplateCheck: "check_result"}
     column = columns[type(target)]
     token = secrets.token_urlsafe(24)
     project = (target.run if isinstance(target, models.StoredTrajectory) else target).project
+    row_index, start, stop = window or (None, None, None)
     link = models.ShareLink.objects.create(
+        row_index=row_index,
+        start=start,
+        stop=stop,
         token_sha256=token_hash(token),
         hint=token[:6],
         query=query[:500],
@@ -40,6 +49,12 @@ def create_share(
         **{column: target},
     )
     return link, token
+
+
+def count_opening(link: models.ShareLink) -> None:
+    """Count that a link was opened, and when."""
+    now = timezone.now()
+    models.ShareLink.objects.filter(pk=link.pk).update(n_opened=F("n_opened") + 1, opened_at=now)
 
 
 def revoke(record: models.ShareLink | models.ApiToken) -> None:

@@ -1,7 +1,7 @@
 """The accounts that the product itself makes."""
 
 from django.contrib.auth import get_user_model
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import AbstractBaseUser, User
 
 LOCAL_USER = "local"
 
@@ -15,3 +15,20 @@ def local_user() -> AbstractBaseUser:
         user.set_unusable_password()
         user.save(update_fields=["password"])
     return user
+
+
+def active_user(name: str) -> User | None:
+    """The account of that name if it may log in; the local one is made on first use."""
+    user = local_user() if name == LOCAL_USER else get_user_model().objects.filter(username=name).first()
+    return user if isinstance(user, User) and user.is_active else None
+
+
+def make_account(name: str, password: str) -> User:
+    """A new account with a password that was validated before. Raises ``IntegrityError`` when the name is taken."""
+    return User.objects.create_user(name, password=password)
+
+
+def has_server_admin() -> bool:
+    """Whether an account that may log in is an admin of the server; the local one of login links does not count."""
+    admins = get_user_model().objects.filter(is_superuser=True, is_active=True)
+    return admins.exclude(username=LOCAL_USER).exists()

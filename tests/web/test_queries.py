@@ -30,7 +30,7 @@ def test_the_list_of_links_asks_once_for_all(web: Client, member: Any, django_as
     run = stored_run(3)
     for target in (run, *run.trajectories.all()):
         services.create_share(member, target)
-    with django_assert_num_queries(3):  # session, user, links with their targets
+    with django_assert_num_queries(4):  # session, user, roles, links with their targets
         web.get("/shares")
 
 
@@ -45,5 +45,6 @@ def test_a_share_link_is_found_by_its_hash_at_once(
     visitor: Client, member: Any, django_assert_max_num_queries: Any
 ) -> None:
     _, token = services.create_share(member, stored_run(1))
-    with django_assert_max_num_queries(8):  # the link, and a session that is made (savepoint, insert)
+    # The link, its count, the line of the audit log, and a session that is made; each of the last two in a savepoint.
+    with django_assert_max_num_queries(9):
         assert visitor.get(f"/s/{token}").status_code == 302

@@ -23,7 +23,9 @@ from inspector.server.paths import embedded_redis_socket, private_folder, write_
 from inspector.server.redis_process import redis_command
 from inspector.server.running import AlreadyRunning, ServerLock
 from inspector.server.supervisor import Child, Supervisor
+from inspector.server.team_checks import UnsafeTeamServer, is_public, refuse_unsafe_team
 from inspector.web.login import make_token
+from rollouts.services.users import has_server_admin
 
 PORTS_TRIED = 50
 
@@ -41,13 +43,18 @@ class Command(BaseCommand):
             raise CommandError(f"{options['port']} is no port; choose one between 1 and 65535.")
         if os.environ.get("MAKELEVEL"):
             die_with_parent(signal.SIGTERM)  # a killed `make` leaves no server behind
+        try:
+            refuse_unsafe_team(options["host"])
+        except UnsafeTeamServer as unsafe:
+            raise CommandError(str(unsafe)) from None
         write_privately()
         data = private_folder(settings.INSPECTOR_DATA)
         lock = ServerLock(data)
         try:
             lock.take()
         except AlreadyRunning as running:
-            link = f" Log in with {running.url}/login?token={make_token()} ." if running.pid else ""
+            named = running.pid and not settings.TEAM_MODE
+            link = f" Log in with {running.url}/login?token={make_token()} ." if named else ""
             raise CommandError(
                 f"{running}{link} To run a second server, give it a data folder of its own: "
                 "`make run INSPECTOR_DATA=./data2`."
@@ -62,7 +69,12 @@ class Command(BaseCommand):
             lock.announce(url)
             self.start_children(supervisor, listener, with_workers=not options["no_workers"])
             if self.wait_for_web(supervisor, listener):
-                self.say(f"Rollout Inspector is ready: {url}/login?token={make_token()}")
+                self.say(f"Rollout Inspector is ready: {self.way_in(url)}")
+                if not settings.TEAM_MODE and is_public(host):
+                    self.say(
+                        "Other machines may reach this server, which runs in local mode: whoever has the link owns "
+                        "everything. For more than one person set INSPECTOR_TEAM=1."
+                    )
             supervisor.run()
         finally:
             if supervisor.children:
@@ -76,6 +88,13 @@ class Command(BaseCommand):
         with contextlib.suppress(OSError):  # with a closed terminal, the children are stopped all the same
             self.stdout.write(sentence)
             self.stdout.flush()
+
+    def way_in(self, url: str) -> str:
+        """What is printed when the server is ready. In team mode no link is printed: a log may keep this line."""
+        if not settings.TEAM_MODE:
+            return f"{url}/login?token={make_token()}"
+        first = "" if has_server_admin() else " There is no account yet: manage.py createsuperuser makes the first one."
+        return f"{url}/login . People log in with their names.{first}"
 
     def prepare(self) -> None:
         """Bring the tables of the database and the static files up to date."""

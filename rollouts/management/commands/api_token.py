@@ -10,18 +10,26 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand, one_line
-from rollouts.models import ApiToken
-from rollouts.services.api_tokens import create_api_token
+from rollouts.models import DEFAULT_PROJECT, ApiToken
+from rollouts.selectors.people import find_project_named
+from rollouts.services.api_tokens import create_api_token, find_api_token
 from rollouts.services.shares import revoke
 from rollouts.services.users import LOCAL_USER, local_user
 
+MAX_DAYS = 3650
+
 
 class Command(TerminalCommand):
-    help = "Make a token for pushing trajectories and print it, once; or list the tokens, or revoke one."
+    help = "Make a token by which a program works, and print it, once; or list the tokens, or revoke one."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", nargs="?", default="", help="what will use the token, e.g. the trainer's name")
         parser.add_argument("--user", default=LOCAL_USER, help=f"the user who pushes with it (default: {LOCAL_USER})")
+        parser.add_argument("--project", help="the code or the name of the project that it works in (the first one)")
+        parser.add_argument(
+            "--scope", action="append", choices=ApiToken.Scope.values, help="what it may do; more than once (push)"
+        )
+        parser.add_argument("--days", type=int, help="days that it works (default: until it is revoked)")
         parser.add_argument("--list", action="store_true", help="list the tokens")
         parser.add_argument("--revoke", metavar="ID", type=int, help="the id of a token to refuse from now on")
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -43,7 +51,18 @@ class Command(TerminalCommand):
         user = local_user() if name == LOCAL_USER else get_user_model().objects.filter(username=name).first()
         if user is None:
             raise CommandError(f"There is no user {name!r}; manage.py createsuperuser creates one.")
-        record, token = create_api_token(user, options["name"])
+        if options["days"] is not None and not 1 <= options["days"] <= MAX_DAYS:
+            raise CommandError(f"--days takes 1 to {MAX_DAYS}.")
+        project = find_project_named(options["project"] or DEFAULT_PROJECT)
+        if project is None and options["project"]:
+            raise CommandError(f"There is no project with the code or the name {options['project']!r}.")
+        record, token = create_api_token(
+            user, options["name"], project=project, scopes=options["scope"] or ["push"], days=options["days"]
+        )
+        if find_api_token(token) is None:
+            self.stderr.write(
+                f"{user.get_username()} has no role in this project yet; until then the token is refused."
+            )
         self._say({"id": record.pk, "name": record.name, "token": token}, token, options)
         if not options["json"]:
             self.stderr.write("The token is shown only once. Keep it where the trainer finds it, e.g. INSPECTOR_TOKEN.")
@@ -55,11 +74,14 @@ class Command(TerminalCommand):
                 "name": record.name,
                 "hint": record.hint,
                 "user": record.created_by.get_username(),
+                "project": record.project.name,
+                "scopes": record.scopes,
+                "expires_at": record.expires_at and record.expires_at.isoformat(),
                 "created_at": record.created_at.isoformat(),
                 "last_used_at": record.last_used_at and record.last_used_at.isoformat(),
                 "revoked_at": record.revoked_at and record.revoked_at.isoformat(),
             }
-            for record in ApiToken.objects.select_related("created_by").order_by("-pk")
+            for record in ApiToken.objects.select_related("created_by", "project").order_by("-pk")
         ]
         if as_json:
             self.stdout.write(json.dumps(found))
@@ -67,8 +89,11 @@ class Command(TerminalCommand):
         for one in found:
             used = f"last used {one['last_used_at'] or 'never'}"
             state = f"revoked {one['revoked_at']}" if one["revoked_at"] else used
+            if one["expires_at"]:
+                state += f", until {one['expires_at']}"
             self.stdout.write(
-                f"{one['id']:>5}  {one['hint']}…  {one_line(str(one['name']))}  by {one['user']}, {state}"
+                f"{one['id']:>5}  {one['hint']}…  {one_line(str(one['name']))}  "
+                f"by {one['user']} in {one_line(str(one['project']))} ({', '.join(one['scopes'])}), {state}"
             )
         if not found:
             self.stdout.write("There are no tokens.")

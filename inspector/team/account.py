@@ -1,0 +1,127 @@
+"""`/account`: one's own roles, password and sessions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from django.contrib import messages
+from django.contrib.auth.views import PasswordChangeView
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse_lazy
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from inspector.web.access import access
+from inspector.web.audit import note
+from inspector.web.twins import Page, from_columns, page
+from rollouts.models import LoginSession
+from rollouts.selectors.people import live_sessions, memberships_of
+from rollouts.services.audit import Action
+from rollouts.services.sessions import end_sessions
+
+BROWSERS = (("Edg", "Edge"), ("OPR", "Opera"), ("Firefox", "Firefox"), ("Chrom", "Chrome"), ("Safari", "Safari"))
+SYSTEMS = (("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Windows", "Windows"), ("Mac OS", "macOS"),
+           ("Linux", "Linux"))  # fmt: skip
+
+
+def device_name(user_agent: str) -> str:
+    """What a browser says of itself in words, such as "Firefox on Linux"; else its first 60 characters."""
+    browser = next((name for sign, name in BROWSERS if sign in user_agent), "")
+    system = next((name for sign, name in SYSTEMS if sign in user_agent), "")
+    if browser:
+        return f"{browser} on {system}" if system else browser
+    return re.sub(r"\s+", " ", user_agent)[:60] or "unknown"
+
+
+@dataclass(frozen=True)
+class SessionLine(Page):
+    """A session that the account is logged in with."""
+
+    id: int
+    """Names it in addresses. The key of the session itself is shown nowhere."""
+    device: str
+    """Browser and system, as the browser says."""
+    address: str
+    """The address it was used from last."""
+    created_at: datetime
+    """When it began."""
+    last_used_at: datetime
+    """To ten minutes."""
+    is_this: bool
+    """Whether it is the session of the request."""
+
+    @classmethod
+    def of(cls, record: LoginSession, key: str | None) -> Self:
+        """The session; ``key`` is that of the request."""
+        return from_columns(cls, record, device=device_name(record.device), is_this=record.session_id == key)
+
+
+@dataclass(frozen=True)
+class AccountPage(Page):
+    """One's own account."""
+
+    name: str
+    """The name to log in with."""
+    is_server_admin: bool
+    """May do everything in every project, and manages accounts."""
+    has_password: bool
+    """False: the account logs in by a link or through the provider."""
+    roles: dict[str, str]
+    """Name of a project -> the role in it."""
+    sessions: list[SessionLine]
+    """The one used last first."""
+
+
+@require_safe
+@never_cache
+def account(request: HttpRequest) -> HttpResponse:
+    """One's own account."""
+    user: Any = request.user
+    key = request.session.session_key
+    shown = AccountPage(
+        name=user.get_username(),
+        is_server_admin=access(request).is_server_admin,
+        has_password=user.has_usable_password(),
+        roles={one.project.name: one.role for one in memberships_of(user)},
+        sessions=[SessionLine.of(one, key) for one in live_sessions(user)],
+    )
+    return page(request, "team/account.html", shown)
+
+
+@require_POST
+def end_session(request: HttpRequest, pk: int) -> HttpResponse:
+    """Log one device out."""
+    if not end_sessions(request.user, [pk]):
+        raise Http404("You are not logged in with such a session. It may have ended already.")
+    note(request, Action.SESSION_ENDED)
+    messages.success(request, "That device is logged out.")
+    return redirect("account")
+
+
+@require_POST
+def end_other_sessions(request: HttpRequest) -> HttpResponse:
+    """Log every device out but this one."""
+    n = end_sessions(request.user, but=request.session.session_key)
+    note(request, Action.SESSION_ENDED, detail=f"{n} other sessions")
+    messages.success(request, f"{n} other session{'s' * (n != 1)} ended." if n else "There is no other session.")
+    return redirect("account")
+
+
+@method_decorator(never_cache, name="dispatch")
+class PasswordPage(PasswordChangeView):
+    """Django's change of one's own password. Every other session ends."""
+
+    template_name = "team/password.html"
+    success_url = reverse_lazy("account")
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        response = super().form_valid(form)
+        end_sessions(self.request.user, but=self.request.session.session_key)
+        note(self.request, Action.PASSWORD_CHANGED)
+        messages.success(self.request, "The password is changed, and your other sessions ended.")
+        return response

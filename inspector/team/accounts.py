@@ -1,0 +1,98 @@
+"""`/accounts`: an admin of the server closes and opens accounts, and says who else is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from inspector.team.doors import for_server_admins
+from inspector.web.audit import note
+from inspector.web.twins import Page, error_page, page
+from rollouts.selectors.people import all_accounts, find_account
+from rollouts.services.audit import Action
+from rollouts.services.members import PeopleRefused, set_account
+from rollouts.services.sessions import end_sessions
+
+CHANGES: dict[str, tuple[dict[str, bool], str]] = {
+    "close": ({"is_active": False}, "closed"),
+    "open": ({"is_active": True}, "opened"),
+    "admin": ({"is_superuser": True}, "admin of the server"),
+    "no-admin": ({"is_superuser": False}, "no admin of the server"),
+}
+"""What the form asks for -> the columns that change, and the words for it."""
+
+
+@dataclass(frozen=True)
+class AccountLine(Page):
+    """An account as a line of the list."""
+
+    id: int
+    """Names it in addresses."""
+    name: str
+    """The name to log in with."""
+    is_active: bool
+    """False: it can neither log in nor use its sessions and API tokens."""
+    is_server_admin: bool
+    """May do everything in every project, and manages accounts."""
+    projects: int
+    """How many projects it has a role in."""
+    created_at: datetime
+    """When it was made."""
+    last_login: datetime | None
+    """When it logged in last."""
+
+    @classmethod
+    def of(cls, user: Any) -> Self:
+        """The account with ``n_projects``."""
+        return cls(
+            user.pk, user.get_username(), user.is_active, user.is_superuser, user.n_projects, user.date_joined,
+            user.last_login,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AccountsPage(Page):
+    """The accounts of the server."""
+
+    accounts: list[AccountLine]
+    """By name."""
+    text: str
+    """The part of the name that was asked for."""
+
+
+@require_safe
+@never_cache
+@for_server_admins
+def index(request: HttpRequest) -> HttpResponse:
+    """The accounts; `?text=` filters by name."""
+    text = request.GET.get("text", "")[:150]
+    return page(request, "team/accounts.html", AccountsPage([AccountLine.of(one) for one in all_accounts(text)], text))
+
+
+@require_POST
+@for_server_admins
+def change(request: HttpRequest, pk: int) -> HttpResponse:
+    """Close or open an account, or say whether it is an admin of the server."""
+    user = find_account(pk)
+    if user is None:
+        raise Http404("There is no such account.")
+    wanted = CHANGES.get(request.POST.get("change", ""))
+    if wanted is None:
+        return error_page(request, 422, "Nothing was changed", f"Choose one of: {', '.join(CHANGES)}.")
+    columns, words = wanted
+    try:
+        set_account(user, **columns)
+    except PeopleRefused as refusal:
+        return error_page(request, 409, "Nothing was changed", str(refusal))
+    if columns.get("is_active") is False:
+        end_sessions(user)
+    note(request, Action.ACCOUNT_CHANGED, detail=f"{user.get_username()}: {words}")
+    messages.success(request, f"The account {user.get_username()} is now: {words}.")
+    return redirect("accounts")

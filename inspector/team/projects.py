@@ -1,0 +1,299 @@
+"""`/projects`: the projects, and who is in each of them with which role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from inspector.team.doors import for_server_admins, of_project
+from inspector.web.access import access
+from inspector.web.audit import note
+from inspector.web.forms import PlainForm
+from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from rollouts.models import Invitation, Membership, Project, Role
+from rollouts.selectors.people import find_account, listed_projects, members_of, newest_invitations
+from rollouts.services import members as services
+from rollouts.services.audit import Action
+from rollouts.services.members import MAX_INVITATION_DAYS, MAX_NAME, PeopleRefused, invitation_fault
+
+ROLES = {
+    Role.VIEWER: "reads everything of the project",
+    Role.MEMBER: "also launches, imports, checks, exports and shares",
+    Role.ADMIN: "also deletes what others made, and says who is in the project",
+}
+"""Role -> what it may do, each more than the one before."""
+
+
+@dataclass(frozen=True)
+class ProjectLine(Page):
+    """A project as a line of the list."""
+
+    code: str
+    """Names it in addresses."""
+    name: str
+    """Unique on the server."""
+    role: str
+    """What the reader of the page may do in it."""
+    members: int
+    """How many accounts have a role in it."""
+
+
+@dataclass(frozen=True)
+class ProjectsPage(Page):
+    """The projects that the reader of the page may see."""
+
+    projects: list[ProjectLine]
+    """By name."""
+    may_make: bool
+    """Whether the reader may make another one."""
+    errors: dict[str, list[str]]
+    """Field of the form -> what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class MemberLine(Page):
+    """A member of a project."""
+
+    id: int
+    """Of the account; names it in addresses."""
+    name: str
+    """Of the account."""
+    role: str
+    """In this project."""
+    is_active: bool
+    """False: an admin of the server closed the account."""
+    created_at: datetime
+    """When the account joined."""
+
+    @classmethod
+    def of(cls, record: Membership) -> Self:
+        """The membership with its account."""
+        user = record.user
+        return from_columns(cls, record, id=user.pk, name=user.get_username(), is_active=user.is_active)
+
+
+@dataclass(frozen=True)
+class InvitationLine(Page):
+    """An invitation; the token itself is not kept."""
+
+    id: int
+    """Names it in addresses."""
+    hint: str
+    """First characters of its token."""
+    role: str
+    """The role of whoever joins by it."""
+    note: str
+    """For whom it is."""
+    made_by: str
+    """Who made it."""
+    created_at: datetime
+    """When it was made."""
+    expires_at: datetime
+    """Until when it works."""
+    used_by: str
+    """Who used it; empty as long as nobody did."""
+    state: str
+    """`live`, `used`, `revoked` or `expired`."""
+
+    @classmethod
+    def of(cls, record: Invitation, /, **more: Any) -> Self:
+        """The invitation with its maker and its user, and what a subclass adds."""
+        used_by = record.used_by.get_username() if record.used_by else ""
+        over = "used" if record.used_at else "revoked" if record.revoked_at else "expired"
+        state = over if invitation_fault(record) else "live"
+        made_by = record.created_by.get_username()
+        return from_columns(cls, record, made_by=made_by, used_by=used_by, state=state, **more)
+
+
+@dataclass(frozen=True)
+class NewInvitation(InvitationLine):
+    """An invitation that was made by this request."""
+
+    link: str
+    """The whole address, shown once."""
+
+
+@dataclass(frozen=True)
+class ProjectPage(Page):
+    """One project and its people."""
+
+    code: str
+    """Names it in addresses."""
+    name: str
+    """Unique on the server."""
+    role: str
+    """What the reader of the page may do in it."""
+    members: list[MemberLine]
+    """By name."""
+    invitations: list[InvitationLine]
+    """Newest first; empty for a reader who is no admin."""
+    made: NewInvitation | None = None
+    """The invitation that this request made."""
+    errors: dict[str, list[str]] | None = None
+    """Field of the form of invitations -> what is wrong with it."""
+
+
+class NameForm(PlainForm):
+    """The name of a project."""
+
+    name = forms.CharField(max_length=MAX_NAME, label="Name", widget=forms.TextInput(attrs={"autocomplete": "off"}))
+
+
+class InviteForm(PlainForm):
+    """Whom an invitation is for, as what, and how long it works."""
+
+    role = forms.ChoiceField(choices=[(one.value, f"{one.value}: {ROLES[one]}") for one in Role], initial=Role.MEMBER)
+    days = forms.TypedChoiceField(
+        choices=[("1", "1 day"), ("7", "7 days"), ("30", "30 days"), (str(MAX_INVITATION_DAYS), "90 days")],
+        coerce=int, initial="7", required=False, empty_value=None, label="Works for",
+    )  # fmt: skip
+    note = forms.CharField(max_length=200, required=False, help_text="For whom it is, to tell invitations apart.")
+
+    def clean_days(self) -> int:
+        return self.cleaned_data["days"] or 7
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+def index(request: HttpRequest) -> HttpResponse:
+    """The projects; a POST of an admin of the server makes one."""
+    form = NameForm(request.POST) if request.method == "POST" else NameForm()
+    if request.method == "POST":
+        made = _make(request, form)
+        if isinstance(made, HttpResponse):
+            return made
+    return _list(request, form, 422 if form.errors else 200)
+
+
+@for_server_admins
+def _make(request: HttpRequest, form: NameForm) -> Any:
+    if not form.is_valid():
+        return None
+    try:
+        project = services.make_project(form.cleaned_data["name"])
+    except PeopleRefused as refusal:
+        form.add_error("name", str(refusal))
+        return None
+    note(request, Action.PROJECT_MADE, project)
+    return json_page(_page(request, project), 201) if wants_json(request) else redirect("project", project.code)
+
+
+def _list(request: HttpRequest, form: NameForm, status: int) -> HttpResponse:
+    held = access(request)
+    lines = [
+        ProjectLine(one.code, one.name, str(held.role_in(one.pk)), one.n_members)  # type: ignore[attr-defined]
+        for one in listed_projects(held)
+    ]
+    shown = ProjectsPage(lines, held.is_server_admin, form.sentences())
+    return page(request, "team/projects.html", shown, status, form=form)
+
+
+def _page(request: HttpRequest, project: Project, **more: Any) -> ProjectPage:
+    role = access(request).role_in(project.pk)
+    members = [MemberLine.of(one) for one in members_of(project)]
+    invitations = [InvitationLine.of(one) for one in newest_invitations(project)] if role == Role.ADMIN else []
+    return ProjectPage(project.code, project.name, str(role), members, invitations, **more)
+
+
+def _draw(request: HttpRequest, shown: ProjectPage, status: int = 200, form: InviteForm | None = None) -> HttpResponse:
+    only_html = {"is_admin": shown.role == Role.ADMIN, "roles": [(role.value, ROLES[role]) for role in Role]}
+    return page(request, "team/project.html", shown, status, form=form or InviteForm(), **only_html)
+
+
+@require_safe
+@never_cache
+@of_project(Role.VIEWER)
+def detail(request: HttpRequest, project: Project) -> HttpResponse:
+    """A project: its members for all of them, its invitations for its admins."""
+    return _draw(request, _page(request, project))
+
+
+@require_POST
+@of_project(Role.ADMIN)
+def rename(request: HttpRequest, project: Project) -> HttpResponse:
+    """Give a project another name."""
+    before = project.name
+    try:
+        services.rename_project(project, request.POST.get("name", ""))
+    except PeopleRefused as refusal:
+        return error_page(request, 422, "The project was not renamed", str(refusal))
+    note(request, Action.PROJECT_RENAMED, project, detail=f"before: {before}")
+    messages.success(request, f"The project is called “{project.name}” now.")
+    return redirect("project", project.code)
+
+
+@require_POST
+@of_project(Role.ADMIN)
+def delete(request: HttpRequest, project: Project) -> HttpResponse:
+    """Delete an empty project."""
+    try:
+        services.delete_project(project)
+    except PeopleRefused as refusal:
+        return error_page(request, 409, "The project was not deleted", str(refusal))
+    note(request, Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
+    messages.success(request, f"The project “{project.name}” was deleted.")
+    return redirect("projects")
+
+
+@require_POST
+@of_project(Role.ADMIN)
+def member(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
+    """Give a member the role that the form names, or remove the member when it names `none`."""
+    user = find_account(pk)
+    if user is None or not any(one.user_id == pk for one in members_of(project)):
+        raise Http404("This project has no such member. The list may be old: load the page again.")
+    wanted = request.POST.get("role", "")
+    if wanted not in (*Role.values, "none"):
+        return error_page(request, 422, "Nothing was changed", "Choose one of the roles, or Remove.")
+    try:
+        if wanted == "none":
+            services.remove_member(project, user)
+        else:
+            services.set_role(project, user, Role(wanted))
+    except PeopleRefused as refusal:
+        return error_page(request, 409, "Nothing was changed", str(refusal))
+    name = user.get_username()
+    if wanted == "none":
+        note(request, Action.MEMBER_REMOVED, project, detail=name)
+        messages.success(request, f"{name} is no longer in this project.")
+    else:
+        note(request, Action.ROLE_CHANGED, project, detail=f"{name} is {wanted}")
+        messages.success(request, f"{name} has the role {wanted} now.")
+    # Who took the role from themselves may not see this project any more.
+    return redirect("projects") if user.pk == request.user.pk else redirect("project", project.code)
+
+
+@require_POST
+@never_cache
+@of_project(Role.ADMIN)
+def invite(request: HttpRequest, project: Project) -> HttpResponse:
+    """Make an invitation and show its link, once."""
+    form = InviteForm(request.POST)
+    if not form.is_valid():
+        return _draw(request, _page(request, project, errors=form.sentences()), 422, form)
+    wanted = form.cleaned_data
+    record, token = services.invite(project, Role(wanted["role"]), request.user, wanted["days"], wanted["note"])
+    note(request, Action.INVITED, record, detail=f"role {record.role}")
+    link = request.build_absolute_uri(f"/join/{token}")
+    return _draw(request, _page(request, project, made=NewInvitation.of(record, link=link)), 201)
+
+
+@require_POST
+@of_project(Role.ADMIN)
+def revoke_invitation(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
+    """From now on the invitation lets nobody in."""
+    record = next((one for one in newest_invitations(project) if one.pk == pk), None)
+    if record is None:
+        raise Http404("This project has no such invitation.")
+    services.revoke_invitation(record)
+    note(request, Action.INVITATION_REVOKED, record)
+    messages.success(request, f"The invitation {record.hint}… was revoked.")
+    return redirect("project", project.code)

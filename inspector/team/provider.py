@@ -1,0 +1,143 @@
+"""`/login/provider`: sign-in through OpenID Connect, with Authlib: code flow, PKCE, state, nonce, signed ID token.
+
+An account is found by issuer and subject alone, never by name or email address. docs/decisions/0036 says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from authlib.integrations.base_client import OAuthError
+from authlib.integrations.django_client import OAuth
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth import login as start_session
+from django.contrib.auth.decorators import login_not_required
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+from joserfc.errors import JoseError
+from requests import RequestException
+
+from inspector.team.login import BACKEND, next_page
+from inspector.web.access import is_logged_in
+from inspector.web.audit import note
+from inspector.web.twins import error_page
+from rollouts.services.audit import Action
+from rollouts.services.identities import SignInRefused, account_of, link_identity
+
+NEXT = "provider next"
+"""In the session: where somebody goes after the sign-in."""
+LINKS = "provider links"
+"""In the session: the key of the account that asked to be linked with whom the provider names."""
+TIMEOUT_SECONDS = 10
+SIGNED_WITH = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
+"""Signatures with the provider's own key. A secret that the client knows as well proves nothing more."""
+
+log = logging.getLogger(__name__)
+
+
+class _ProviderRefused(Exception):
+    """What the provider said cannot be used, with a sentence for the log of the server."""
+
+
+@lru_cache(maxsize=4)
+def _registered(issuer: str, client_id: str, client_secret: str) -> Any:
+    return OAuth().register(
+        "provider",
+        server_metadata_url=f"{issuer}/.well-known/openid-configuration",
+        client_id=client_id,
+        client_secret=client_secret or None,
+        client_kwargs={
+            "scope": "openid email profile",
+            "code_challenge_method": "S256",
+            "default_timeout": TIMEOUT_SECONDS,
+            # Without a secret the client is public, and PKCE alone binds the code to this browser.
+            **({} if client_secret else {"token_endpoint_auth_method": "none"}),
+        },
+    )
+
+
+def _client() -> Any:
+    """The client of the provider, with its metadata loaded. Raises ``Http404`` where no provider is set."""
+    if not settings.OIDC_ISSUER:
+        raise Http404("This server has no provider to sign in through. Log in with name and password.")
+    client = _registered(settings.OIDC_ISSUER, settings.OIDC_CLIENT_ID, settings.OIDC_CLIENT_SECRET)
+    metadata = client.load_server_metadata()
+    if str(metadata.get("issuer", "")).rstrip("/") != settings.OIDC_ISSUER:
+        raise _ProviderRefused(f"the provider calls itself {metadata.get('issuer')!r}, not {settings.OIDC_ISSUER!r}")
+    offered = metadata.get("id_token_signing_alg_values_supported") or ["RS256"]
+    metadata["id_token_signing_alg_values_supported"] = [name for name in offered if name in SIGNED_WITH]
+    return client
+
+
+def _unusable(request: HttpRequest, error: Exception) -> HttpResponse:
+    log.warning("the provider cannot be used: %s", error)
+    note(request, Action.LOGIN_FAILED, detail=f"provider: {type(error).__name__}")
+    sentence = (
+        "The provider did not confirm who you are. Begin again on the login page; when it happens again, "
+        "the log of the server says more to its administrator."
+    )
+    return error_page(request, 502 if isinstance(error, RequestException) else 403, "The sign-in failed", sentence)
+
+
+FAULTS = (OAuthError, JoseError, RequestException, _ProviderRefused, ValueError, KeyError, RuntimeError)
+"""What Authlib, its parser of tokens, and the network raise."""
+
+
+@login_not_required
+@require_safe
+@never_cache
+def begin(request: HttpRequest) -> HttpResponse:
+    """Go to the provider. `?link=1`: whoever is logged in here is to be linked with whom the provider names."""
+    request.session[NEXT] = next_page(request)
+    request.session.pop(LINKS, None)
+    if is_logged_in(request) and request.GET.get("link") == "1":
+        request.session[LINKS] = request.user.pk
+    try:
+        address = request.build_absolute_uri(reverse("provider-callback"))
+        response: HttpResponse = _client().authorize_redirect(request, address)
+    except FAULTS as error:
+        return _unusable(request, error)
+    return response
+
+
+@login_not_required
+@require_safe
+@never_cache
+def callback(request: HttpRequest) -> HttpResponse:
+    """The way back from the provider. The session must have begun this sign-in, and no other."""
+    target, links = request.session.pop(NEXT, settings.LOGIN_REDIRECT_URL), request.session.pop(LINKS, None)
+    try:
+        client = _client()
+        named = request.GET.get("iss")
+        if named is not None and named.rstrip("/") != settings.OIDC_ISSUER:
+            raise _ProviderRefused("the answer names another issuer")
+        token = client.authorize_access_token(request)
+        claims: Mapping[str, Any] | None = token.get("userinfo")
+        if not claims or not isinstance(claims.get("sub"), str) or not claims["sub"]:
+            raise _ProviderRefused("there is no ID token with a subject")
+    except FAULTS as error:
+        return _unusable(request, error)
+    try:
+        if links is not None:
+            if not is_logged_in(request) or request.user.pk != links:
+                raise SignInRefused("You were logged out meanwhile. Log in, and link your account again.")
+            link_identity(request.user, settings.OIDC_ISSUER, claims)
+            note(request, Action.ACCOUNT_CHANGED, detail=f"{request.user.get_username()}: linked with the provider")
+            messages.success(request, f"From now on you can sign in through {settings.OIDC_NAME}.")
+            return redirect("account")
+        user, is_new = account_of(settings.OIDC_ISSUER, claims)
+    except SignInRefused as refusal:
+        note(request, Action.LOGIN_FAILED, user=refusal.name, detail="provider: refused here")
+        return error_page(request, 403, "You cannot sign in here", str(refusal))
+    start_session(request, user, backend=BACKEND)
+    if is_new:
+        note(request, Action.ACCOUNT_MADE, detail="through the provider")
+    note(request, Action.LOGIN, detail="through the provider")
+    return HttpResponseRedirect(target)
