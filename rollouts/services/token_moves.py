@@ -71,14 +71,19 @@ def fill_origins(
 
 
 def _put_again(trajectories: Sequence[models.StoredTrajectory], origins: Mapping[int, Any]) -> None:
-    """Put trajectories into a new segment with these origins of their steps, because segments never change."""
+    """Put trajectories elsewhere with these origins of their steps, because segments never change.
+
+    A small batch goes into the database, from where it is gathered with others.
+    """
     found = []
     for owner, item in _read(trajectories, Q(segment__isnull=False)):
         if item.step is not None and owner.pk in origins:
             item = item._replace(arrays={**item.arrays, "delta_origin": origins[owner.pk]})
         found.append(_Arrays(owner, item))
+    segments, items = STORES["segments"], [one.item for one in found]
+    store = segments if sum(item.n_tokens for item in items) >= segments.min_tokens else STORES["database"]
     run = models.Run.objects.get(pk=trajectories[0].run_id)
-    _replace(trajectories, found, STORES["segments"].put(run, [one.item for one in found]))
+    _replace(trajectories, found, store.put(run, items))
 
 
 def _read(trajectories: Sequence[models.StoredTrajectory], where: Q) -> list[_Arrays]:

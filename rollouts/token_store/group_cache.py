@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
@@ -32,11 +34,33 @@ _cache: LRUCache[tuple[Any, ...], Any] = LRUCache(MAX_CACHED_BYTES, getsizeof=la
 _lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    """After a fork: a thread of the parent may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def read_arrays(key: str, offsets: Sequence[int], names: Sequence[str]) -> list[Mapping[str, Any]]:
     """The arrays ``names`` of the file rows ``offsets`` of a segment, in their order; no other range is read.
 
-    ``columns`` is a dict, every other name an array or None. Raises ``FileNotFoundError`` for a file that is gone.
+    ``columns`` is a dict, every other name an array or None. Raises :class:`rollouts.files.StorageDown` with a sentence
+    when the storage does not answer, or when it lacks the file or holds another.
     """
+    try:
+        return _read(key, offsets, names)
+    except FileNotFoundError as error:
+        raise files.StorageDown(f"The file storage lacks {key}, which holds tokens. {_RESTORE}") from error
+    except (pa.ArrowException, OSError, IndexError) as error:
+        raise files.StorageDown(f"The tokens in {key} of the file storage cannot be read. {_RESTORE}") from error
+
+
+_RESTORE = "Restore it from a backup."
+
+
+def _read(key: str, offsets: Sequence[int], names: Sequence[str]) -> list[Mapping[str, Any]]:
     with _SegmentReader(key) as reader:
         starts = reader.footer().starts
         groups = np.searchsorted(starts, offsets, side="right") - 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, Subquery
+from django.db.models.functions import Coalesce
 
 from rollouts import services
 from rollouts.models import ACTIVE, Job, Run, StoredTrajectory
@@ -45,16 +46,18 @@ def do_job(job: Job, beat: Beat) -> None:
 
 
 def gather() -> None:
-    """Send a job for each run that has ended since its arrays were last moved into segments.
+    """Send a job for each run that has ended, or was diagnosed, since its arrays were last moved into segments.
 
     Steps that are stored one by one, and small batches, are in the database first: a file for each would be millions.
     """
+    jobs = Job.objects.filter(run=OuterRef("pk"))
+    diagnosed = jobs.filter(kind=Job.Kind.DIAGNOSE, finished_at__gt=OuterRef("finished_at")).order_by("-finished_at")
     later = Job.objects.filter(run=OuterRef("pk"), kind=Job.Kind.MOVE_TOKENS).filter(
-        Q(status__in=ACTIVE) | Q(created_at__gte=OuterRef("finished_at"))
+        Q(status__in=ACTIVE) | Q(created_at__gte=OuterRef("settled_at"))
     )
-    for run in Run.objects.filter(~Exists(later), token_store="segments", finished_at__isnull=False).exclude(
-        status__in=ACTIVE
-    ):
+    ended = Run.objects.filter(token_store="segments", finished_at__isnull=False).exclude(status__in=ACTIVE)
+    settled_at = Coalesce(Subquery(diagnosed.values("finished_at")[:1]), "finished_at")
+    for run in ended.annotate(settled_at=settled_at).filter(~Exists(later)):
         job, is_new = ask_job(run, Job.Kind.MOVE_TOKENS, {"to": "segments"}, run.created_by)
         if is_new:
             send(job)

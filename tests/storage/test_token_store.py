@@ -24,12 +24,15 @@ from django.utils import timezone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inspector.server.env import EnvironmentReader
+from inspector.server.file_storage import file_storage
 from rollouts import files, models, selectors, services
+from rollouts.files.bucket import BucketStorage
 from rollouts.models import StoredStep, TokenSegment
 from rollouts.selectors import parts
 from rollouts.services import token_segments
 from rollouts.services.trajectories import save_trajectories
-from rollouts.tito.trajectory import Row, Trajectory
+from rollouts.tito.trajectory import Row, Step, Trajectory
 from rollouts.token_store import STORES, TokenItem, group_cache, segment_file
 from rollouts.token_store.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
 from rollouts.work import imports, leftovers, token_moves
@@ -131,6 +134,32 @@ def test_a_window_reads_one_range_and_the_cache_keeps_it(run: models.Run, monkey
     n = len(opened)
     selectors.row_window(records[7], 0, 0, 10)
     assert len(opened) == n
+
+
+def test_a_bucket_is_asked_for_ranges(bucket: str, settings: Any, monkeypatch: pytest.MonkeyPatch, db: None) -> None:
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": bucket}))
+    settings.STORAGES = {**settings.STORAGES, "default": entry}
+    run = services.create_run(models.Run.Kind.IMPORT, "test", token_store="segments")
+    long = np.random.default_rng(1).integers(0, 150_000, (40, 20_000), dtype=np.int32)
+    values = [Trajectory(f"t{n}", (Step(ids, ids[:9]),)) for n, ids in enumerate(long)]
+    records = save(run, values)
+    (key,) = segment_keys(run)
+    read: list[int] = []
+    real = BucketStorage.read_range
+    monkeypatch.setattr(
+        BucketStorage, "read_range",
+        lambda self, name, start, stop: read.append(stop - start) or real(self, name, start, stop),
+    )  # fmt: skip
+    assert selectors.row_window(records[11], 0, 0, 99).ids.tolist() == long[11, :99].tolist()
+    assert 0 < sum(read) < files.size(key) / 2
+    for step in selectors.load_trajectory(records[39]).steps:
+        assert step.prompt_ids.tolist() == long[39].tolist()
+    files.delete(key)
+    with pytest.raises(files.StorageDown, match=f"lacks {re.escape(key)}, .* Restore it"):
+        selectors.load_trajectory(records[0])
+    files.put(key, io.BytesIO(b"something else"))
+    with pytest.raises(files.StorageDown, match=r"cannot be read\. Restore it"):
+        selectors.load_trajectory(records[0])
 
 
 # -- what others read
@@ -240,6 +269,11 @@ def test_small_batches_wait_in_the_database_until_they_are_gathered(
         assert_same(selectors.load_trajectory(record), value)
     token_moves.gather()
     assert models.Job.objects.count() == 1
+    # A diagnosis may have found origins, and put them into the database.
+    services.ask_job(run, models.Job.Kind.DIAGNOSE)
+    run.jobs.filter(kind="diagnose").update(status="done", finished_at=timezone.now())
+    token_moves.gather()
+    assert run.jobs.filter(kind="move_tokens", status="queued").count() == 1
 
 
 def test_steps_are_added_behind_steps_in_a_segment(run: models.Run) -> None:
