@@ -1,10 +1,15 @@
-"""Push trajectories to Rollout Inspector from a trainer. Standard library only: copy this file where you need it.
+"""Push trajectories to Rollout Inspector, and read what it holds. Standard library only: copy this file where you like.
 
-    from client import push
+    from client import Client, push
     push("http://inspector:8000", token, run_code, records)
+    for trajectory in Client("http://inspector:8000", token).trajectories(run_code, flawed=True):
+        ...
 
 A record is one line of any format that the server imports: a dict, or a line of JSON as text or bytes. Pushing the same
 trajectory again changes nothing, so a retry is safe. A recorded session must be pushed whole, in one call.
+
+What is read comes as the JSON of the API, whose fields the server's page ``/api/docs`` describes. Lists are iterators:
+they ask for one part after the other.
 """
 
 from __future__ import annotations
@@ -15,26 +20,38 @@ import http.client
 import json
 import math
 import random
+import shutil
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
-__all__ = ["Client", "PushError", "push"]
+__all__ = ["Client", "PushError", "ServerError", "push"]
+
+T = TypeVar("T")
 
 BUSY = (408, 425, 429, 500, 502, 503, 504, 507)
+UNTOUCHED = (429, 503, 507)
+"""Of these: what the server answers before it has begun anything."""
 IN_MEMORY_BYTES = 8 << 20
+COLUMNS = ("ids", "loss_mask", "logprobs", "origin", "step")
+ENDED = ("done", "failed", "cancelled")
 
 
-class PushError(Exception):
-    """The server did not accept the request; the message says why. ``status``: the HTTP status, None if unanswered."""
+class ServerError(Exception):
+    """The server refused a request, or did not answer; the message is its sentence. ``status``: None if unanswered."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class PushError(ServerError):
+    """The server did not take what was pushed; the message says why."""
 
 
 class Client:
@@ -46,7 +63,7 @@ class Client:
         self.url = url.rstrip("/")
         self.token = token
         self.run = run
-        self.tries, self.wait, self.timeout = max(tries, 1), wait, timeout
+        self.tries, self.wait_seconds, self.timeout = max(tries, 1), wait, timeout
         # A redirect could carry the token to another host.
         self._opener = urllib.request.build_opener(_NoRedirect)
 
@@ -74,44 +91,192 @@ class Client:
             path = f"/api/runs/{self.run}/trajectories{query}"
             return self._post(path, body, {"Content-Type": "application/x-ndjson"})
 
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def runs(self, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Yields the runs, newest first. ``filters``: ``text``, ``status``, ``kind``, ``project``."""
+        return self._items("runs", filters)
+
+    def get_run(self, code: str) -> dict[str, Any]:
+        """One run with its origin and totals."""
+        return self._get(f"runs/{code}")
+
+    def summary(self, run: str) -> dict[str, Any]:
+        """Counts, rewards, stop reasons, findings by kind and checks of a run."""
+        return self._get(f"runs/{run}/summary")
+
+    def trajectories(self, run: str | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Yields the trajectories of a run; None = the run that is pushed to.
+
+        ``filters``: those of the run's page, such as ``finding``, ``status``, ``min``, ``flawed``, and ``sort``. A name
+        that Python keeps for itself ends in an underscore: ``from_``.
+        """
+        return self._items(f"runs/{run or self.run}/trajectories", filters)
+
+    def trajectory(self, code: str) -> dict[str, Any]:
+        """One trajectory, without its tokens."""
+        return self._get(f"trajectories/{code}")
+
+    def steps(self, trajectory: str) -> Iterator[dict[str, Any]]:
+        """Yields the engine calls of a trajectory, without tokens."""
+        return self._items(f"trajectories/{trajectory}/steps", {})
+
+    def rows(self, trajectory: str, strategy: str = "") -> list[dict[str, Any]]:
+        """The training rows of a trajectory, without tokens; those of a ``strategy`` where one is named."""
+        rows: list[dict[str, Any]] = self._get(f"{_rows(trajectory, strategy)}")["items"]
+        return rows
+
+    def tokens(
+        self, trajectory: str, row: int = 0, *, step: int | None = None, strategy: str = "", start: int = 0,
+        stop: int | None = None, columns: Sequence[str] = (),
+    ) -> dict[str, list[Any]]:  # fmt: skip
+        """Token columns ``[start, stop)`` by name: of a row, or of the stream of a ``step``.
+
+        ``ids``, ``loss_mask``, ``logprobs``, ``origin`` and ``step``, and those that a trainer wrote; without what the
+        source lacks. ``columns``: only these. A value that is not known is None.
+        """
+        at = f"{_rows(trajectory, strategy)}/{row}" if step is None else f"trajectories/{trajectory}/steps/{step}"
+        found: dict[str, list[Any]] = {}
+        following: int | None = start
+        while following is not None and (stop is None or following < stop):
+            asked = {"start": following, "stop": stop, "columns": ",".join(columns)}
+            part = self._get(f"{at}/tokens", asked)
+            for name, values in {**{name: part[name] for name in COLUMNS}, **part["columns"]}.items():
+                if values is not None:
+                    found.setdefault(name, []).extend(values)
+            following = part["next"]
+        return found
+
+    def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[dict[str, Any]]:
+        """Yields the findings of a run or of a trajectory. ``filters`` of a run: ``kind``, ``severity``."""
+        return self._items(f"trajectories/{trajectory}/findings" if trajectory else f"runs/{run or self.run}/findings",
+                           filters)  # fmt: skip
+
+    def checks(self) -> Iterator[dict[str, Any]]:
+        """Yields the template checks, newest first."""
+        return self._items("checks", {})
+
+    def check(self, code: str) -> dict[str, Any]:
+        """One template check with its verdict, repair and generation tags."""
+        return self._get(f"checks/{code}")
+
+    def search(self, text: str, kind: str = "trajectories") -> Iterator[dict[str, Any]]:
+        """Yields the ``trajectories`` or ``runs`` that a text finds, newest first."""
+        return self._items("search", {"text": text, "kind": kind}, kind, f"next_{kind}")
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Yields the jobs, newest first. ``filters``: ``status``, ``kind``, ``run``."""
+        return self._items("jobs", filters)
+
+    def job(self, code: str) -> dict[str, Any]:
+        """One job: how far it is."""
+        return self._get(f"jobs/{code}")
+
+    def wait(self, job: str | Mapping[str, Any], seconds: float = 3600.0, every: float = 1.0) -> dict[str, Any]:
+        """The job when it is done. Raises :class:`ServerError` when it fails, is cancelled, or takes too long."""
+        code, end = job if isinstance(job, str) else str(job["code"]), time.monotonic() + seconds
+        while (found := self.job(code))["status"] not in ENDED:
+            if time.monotonic() > end:
+                raise ServerError(f"The job {code} is not done after {seconds:g} s. {found['sentence']}")
+            time.sleep(every)
+        if found["status"] != "done":
+            raise ServerError(f"The job {code} ended as {found['status']}. {found['error'] or found['sentence']}")
+        return found
+
+    def diagnose(self, run: str | None = None, tokenizer: str = "") -> dict[str, Any]:
+        """Have a run diagnosed again. Returns the job."""
+        return self._ask(f"runs/{run or self.run}/diagnose", {"tokenizer": tokenizer})
+
+    def replay(self, trajectory: str, seconds: float = 3600.0) -> dict[str, Any]:
+        """What every strategy makes of a trajectory, when the replay is there."""
+        self.wait(self._ask(f"trajectories/{trajectory}/replay", {})["job"], seconds)
+        return self._get(f"trajectories/{trajectory}/strategies")
+
+    def export(self, path: str | Path, run: str | None = None, *, seconds: float = 3600.0, **how: Any) -> Path:
+        """Have a run written, and keep the file at ``path``. ``how``: ``format``, ``strategy``, ``leave_out``, ..."""
+        job = self.wait(self._ask(f"runs/{run or self.run}/exports", how), seconds)
+
+        def keep(answer: Any) -> Path:
+            with open(path, "wb") as file:
+                shutil.copyfileobj(answer, file)
+            return Path(path)
+
+        return self._send("GET", f"/api/v1/jobs/{job['code']}/file", None, {}, BUSY, keep)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _items(
+        self, path: str, filters: Mapping[str, Any], items: str = "items", following: str = "next"
+    ) -> Iterator[dict[str, Any]]:
+        cursor: str | None = ""
+        while cursor is not None:
+            part = self._get(path, {"limit": 500, **filters, "cursor": cursor})
+            yield from part[items]
+            cursor = part[following]
+
+    def _get(self, path: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        asked = {
+            name.rstrip("_"): str(value).lower() if isinstance(value, bool) else value
+            for name, value in (query or {}).items()
+            if value not in (None, "")
+        }
+        address = f"/api/v1/{path}" + (f"?{urllib.parse.urlencode(asked)}" if asked else "")
+        return self._send("GET", address, None, {}, BUSY, self._object)
+
+    def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST JSON. It is sent again only where the server has begun nothing."""
+        return self._send("POST", f"/api/v1/{path}", json.dumps(body).encode(), _JSON, UNTOUCHED, self._object)
+
     def _post(self, path: str, body: Any, headers: dict[str, str]) -> dict[str, Any]:
-        failure = PushError(f"{self.url} was not asked.")
+        try:
+            return self._send("POST", path, body, headers, BUSY, self._object)
+        except ServerError as error:
+            raise PushError(str(error), error.status) from None
+
+    def _send(
+        self, method: str, path: str, body: Any, headers: dict[str, str], again: Sequence[int], read: Callable[[Any], T]
+    ) -> T:
+        """What ``read`` makes of the answer to a request. It is sent again after the statuses ``again``."""
+        failure = ServerError(f"{self.url} was not asked.")
         asked = 0.0
         for attempt in range(self.tries):
             if attempt:
-                time.sleep(max(min(self.wait * 2 ** (attempt - 1), 30.0), asked) * random.uniform(1.0, 1.5))
+                time.sleep(max(min(self.wait_seconds * 2 ** (attempt - 1), 30.0), asked) * random.uniform(1.0, 1.5))
             try:
-                return self._post_once(path, body, headers)
+                request = self._request(method, path, body, headers)
+                with self._opener.open(request, timeout=self.timeout) as answer:
+                    return read(answer)
             except urllib.error.HTTPError as error:
                 with error:
-                    failure = PushError(_sentence(error), error.code)
+                    failure = ServerError(_sentence(error), error.code)
                     asked = _seconds(error.headers.get("Retry-After"))
-                if error.code not in BUSY:
+                if error.code not in again:
                     break
             except (OSError, http.client.HTTPException) as error:
-                failure = PushError(f"{self.url} does not answer: {getattr(error, 'reason', None) or error!r}.")
+                failure = ServerError(f"{self.url} does not answer: {getattr(error, 'reason', None) or error!r}.")
+                if 502 not in again:  # it may have been begun
+                    break
         raise failure
 
-    def _post_once(self, path: str, body: Any, headers: dict[str, str]) -> dict[str, Any]:
+    def _request(self, method: str, path: str, body: Any, headers: dict[str, str]) -> urllib.request.Request:
+        sent = {**headers, "Authorization": f"Bearer {self.token}"}
         if isinstance(body, bytes):
-            size = len(body)
-        else:
-            size = body.seek(0, 2)
+            sent["Content-Length"] = str(len(body))
+        elif body is not None:
+            sent["Content-Length"] = str(body.seek(0, 2))
             body.seek(0)
-        request = urllib.request.Request(
-            self.url + path,
-            data=body,
-            method="POST",
-            headers={**headers, "Content-Length": str(size), "Authorization": f"Bearer {self.token}"},
-        )
-        with self._opener.open(request, timeout=self.timeout) as answer:
-            text = answer.read()
+        return urllib.request.Request(self.url + path, data=body, method=method, headers=sent)
+
+    def _object(self, answer: Any) -> dict[str, Any]:
+        text = answer.read()
         try:
             found = json.loads(text)
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise PushError(f"{self.url} is not Rollout Inspector: it answered {text[:80]!r}.")
+            raise ServerError(f"{self.url} is not Rollout Inspector: it answered {text[:80]!r}.")
         return found
 
 
@@ -120,6 +285,13 @@ def push(
 ) -> dict[str, Any]:
     """Send records to a run (None creates one) and return what the server counted. Raises :class:`PushError`."""
     return Client(url, token, run).push(records, prefix)
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _rows(trajectory: str, strategy: str) -> str:
+    return f"trajectories/{trajectory}" + (f"/strategies/{strategy}" if strategy else "") + "/rows"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -183,5 +355,6 @@ def _seconds(retry_after: str | None) -> float:
 def _sentence(error: urllib.error.HTTPError) -> str:
     """The server's own sentence, or its HTTP status."""
     with contextlib.suppress(Exception):
-        return str(json.loads(error.read(1 << 20))["error"])
+        said = json.loads(error.read(1 << 20))
+        return str(said["detail"] if "detail" in said else said["error"])
     return f"The server answered HTTP {error.code}."

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,6 +21,7 @@ from pydantic import TypeAdapter
 from inspector.api import checks, runs, search, trajectories, work
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.web.problems import ApiProblem, ProblemDocument, problem
+from inspector.web.twins import Page
 from rollouts.formats.limits import memory_of
 
 MAX_BODY_BYTES = 4 << 20
@@ -34,12 +40,38 @@ class BoundedParser(Parser):
 
 
 class DocumentedAPI(NinjaAPI):
-    """The library's API, with the problem document among the components of its schema."""
+    """The library's API. Its schema also has the problem document, and the docstrings of inherited fields."""
 
     def get_openapi_schema(self, **kwargs: Any) -> Any:
         schema = super().get_openapi_schema(**kwargs)
-        schema["components"]["schemas"]["ProblemDocument"] = TypeAdapter(ProblemDocument).json_schema()
+        components = schema["components"]["schemas"]
+        components["ProblemDocument"] = TypeAdapter(ProblemDocument).json_schema()
+        for page in _pages():
+            # The library reads the docstrings of a class, and not those of the classes that it extends.
+            held = components.get(page.__name__, {}).get("properties", {})
+            texts = _field_docs(page) if held else {}
+            for field, said in held.items():
+                if "description" not in said and field in texts:
+                    said["description"] = texts[field]
         return schema
+
+
+def _pages(base: type[Page] = Page) -> Iterator[type[Page]]:
+    for page in base.__subclasses__():
+        yield page
+        yield from _pages(page)
+
+
+def _field_docs(page: type) -> dict[str, str]:
+    """Field -> its docstring, of a class and of those that it extends."""
+    found: dict[str, str] = {}
+    for cls in reversed([one for one in page.__mro__ if issubclass(one, Page) and one is not Page]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, after in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+                found[field.target.id] = inspect.cleandoc(str(ast.literal_eval(after.value)))
+    return found
 
 
 api = DocumentedAPI(

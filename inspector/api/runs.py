@@ -58,10 +58,8 @@ RUN_BODY = {
         }
     }
 }
-LINES_BODY = {
-    "required": True,
-    "content": {"application/x-ndjson": {"schema": {"type": "string", "description": "Lines of any import format."}}},
-}
+LINES = {"schema": {"type": "string", "description": "JSON Lines of any import format, plain, gzip or zstd."}}
+LINES_BODY = {"required": True, "content": {"application/x-ndjson": LINES, "text/plain": LINES}}
 MADE = {
     201: {"description": "The run is there.", "content": {"application/json": {"schema": {
         "type": "object", "required": ["run", "url"],

@@ -42,8 +42,7 @@ STEP_COLUMNS = (
     "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length", "completion_length",
     "finish_reason", "stop_reason", "logprobs_mode", "temperature", "top_p", "top_k", "engine", "policy_version",
 )  # fmt: skip
-KEPT: dict[str, Any] = extra(answers=NOT_CHANGED)
-KEPT_PART: dict[str, Any] = extra(422, answers=NOT_CHANGED)
+KEPT: dict[str, Any] = extra(422, answers=NOT_CHANGED)
 TOKENS: dict[str, Any] = extra(422, answers={**NOT_CHANGED, **ARROW_ANSWER})
 Index = Path[Count]
 
@@ -59,7 +58,7 @@ def get_trajectory(request: HttpRequest, code: str) -> HttpResponseBase:
     return conditional(request, trajectory, lambda: json_page(TrajectoryValues.of(trajectory)))
 
 
-@router.get("/trajectories/{code}/steps", response=StepsPart, openapi_extra=KEPT_PART)
+@router.get("/trajectories/{code}/steps", response=StepsPart, openapi_extra=KEPT)
 def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> HttpResponseBase:
     """The engine calls of a trajectory, in their order, without tokens."""
     trajectory = the_trajectory(request, code)
@@ -123,7 +122,7 @@ def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[T
     return conditional(request, trajectory, build)
 
 
-@router.get("/trajectories/{code}/findings", response=FindingsPart, openapi_extra=KEPT_PART)
+@router.get("/trajectories/{code}/findings", response=FindingsPart, openapi_extra=KEPT)
 def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajectoryAsked]) -> HttpResponseBase:
     """The findings of a trajectory, in reading order."""
     trajectory = the_trajectory(request, code)

@@ -1,0 +1,80 @@
+"""The client reads from a live server what the API returns, part by part, and waits for jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inspector.api import tokens
+from rollouts import selectors
+from rollouts.client import Client, ServerError
+from rollouts.models import Run, default_project
+from tests.api.conftest import member_of, token_for
+from tests.web.trajectory_samples import Maker, own_row
+
+
+@pytest.fixture
+def server(transactional_db: None, live_server: Any) -> Client:
+    project = default_project()
+    return Client(live_server.url, token_for(member_of(project, "eve", "member"), project), tries=1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lists_and_values(server: Client, make: Maker) -> None:
+    broken, findings = make.broken("broken")
+    run = make.run([make.conversation("whole"), broken], [[], findings])
+    others = [make.run([own_row(8)]) for _ in range(2)]
+    assert [one["code"] for one in server.runs(kind="import")] == [one.code for one in (*others[::-1], run)]
+    assert server.get_run(run.code)["trajectories"] == 2 and server.summary(run.code)["by_status"] == {"done": 2}
+    server.run = run.code
+    assert [one["external_id"] for one in server.trajectories(flawed=True)] == ["broken"]
+    assert [one["external_id"] for one in server.trajectories(sort="-reward", from_=0)] == ["whole", "broken"]
+    (finding,) = server.findings(kind="unclassified")
+    assert [one["kind"] for one in server.findings(trajectory=finding["trajectory"])] == ["unclassified"]
+    assert [one["index"] for one in server.steps(finding["trajectory"])] == [0, 1]
+    assert server.trajectory(finding["trajectory"])["external_id"] == "broken"
+    assert [one["external_id"] for one in server.search("brok")] == ["broken"] and list(server.checks()) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_token_columns_are_joined_from_windows(server: Client, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MAX_JSON_TOKENS", 50)
+    run = make.run([make.conversation("long"), own_row(60, advantages=np.ones(60, np.float32))])
+    long, row = run.trajectories.order_by("index")
+    n = server.rows(long.code)[0]["n_tokens"]
+    window = selectors.row_window(long, 0, 0, n)
+    found = server.tokens(long.code)
+    assert n > 100 and found["ids"] == window.ids.tolist() and found["loss_mask"] == window.loss_mask.tolist()
+    assert server.tokens(long.code, start=10, stop=130, columns=["ids"]) == {"ids": window.ids[10:130].tolist()}
+    assert server.tokens(row.code)["advantages"] == [1.0] * 60
+    step = selectors.load_trajectory(long).steps[1]
+    assert server.tokens(long.code, step=1)["ids"] == step.stream.tolist()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_jobs_are_waited_for(server: Client, make: Maker, answered: None, tmp_path: Path) -> None:
+    run = make.run([make.conversation("whole")])
+    written = server.export(tmp_path / "run.jsonl", run.code, format="own_jsonl")
+    assert b"whole" in written.read_bytes()
+    assert server.wait(server.diagnose(run.code), every=0.05)["status"] == "done"
+    assert {one["kind"] for one in server.jobs(run=run.code)} == {"export", "diagnose"}
+    trajectory = run.trajectories.get()
+    assert server.replay(trajectory.code)["strategies"]
+    kept = server.rows(trajectory.code, strategy="tool_delta")
+    assert len(server.tokens(trajectory.code, strategy="tool_delta")["ids"]) == kept[0]["n_tokens"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_refusals_carry_the_sentence(server: Client, sent: list[int], make: Maker) -> None:
+    with pytest.raises(ServerError, match="There is no run 'zzzzzzzzzzzz'") as refused:
+        server.get_run("zzzzzzzzzzzz")
+    assert refused.value.status == 404
+    with pytest.raises(ServerError, match="status: There is no 'ended' here"):
+        list(server.runs(status="ended"))
+    run = make.run([own_row(8)])
+    with pytest.raises(ServerError, match="not done after 0 s"):
+        server.wait(server.diagnose(run.code), seconds=0)
+    assert Run.objects.get().jobs.count() == 1
