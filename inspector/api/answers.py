@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import get_conditional_response, patch_vary_headers
 
-from inspector.api.callers import access, project_key
 from inspector.trajectories.frame import fingerprint
 from inspector.trajectories.views import PAGE_VERSION
+from inspector.web.access import access
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
 from rollouts.models import Run, StoredTrajectory, TemplateCheck
@@ -63,7 +63,7 @@ def conditional(
     if is_active(trajectory):
         return fresh(build())
     parts = (
-        PAGE_VERSION, trajectory.pk, project_key(trajectory), fingerprint(trajectory), trajectory.worst_severity,
+        PAGE_VERSION, trajectory.pk, run.project_id, fingerprint(trajectory), trajectory.worst_severity,
         trajectory.checks, run.diagnosis_version, sorted(run.finding_counts.items()), run.tokenizer_id,
         run.chat_template_id, request.get_full_path(), request.headers.get("Accept", ""),
     )  # fmt: skip

@@ -6,14 +6,15 @@ import logging
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 from django_ratelimit.core import get_usage
 from ninja.security import APIKeyCookie, HttpBearer
 from ninja.throttling import BaseThrottle
 from ninja.utils import check_csrf
 
+from inspector.web.access import access, too_low, visible_projects
 from inspector.web.problems import ApiProblem
-from rollouts.models import ApiToken, Project, Role, Run, StoredTrajectory, TemplateCheck
+from rollouts.models import ApiToken, Project, Role
 from rollouts.selectors.access import Access, access_of, access_of_token
 from rollouts.services.api_tokens import find_api_token
 
@@ -59,10 +60,10 @@ class SessionAuth(APIKeyCookie):
         return _known(request, access_of(request.user), f"user {request.user.pk}")
 
 
-def _known(request: HttpRequest, access: Access, name: str) -> Access:
-    request.access = access  # type: ignore[attr-defined]
+def _known(request: HttpRequest, held: Access, name: str) -> Access:
+    request.access = held  # type: ignore[attr-defined]
     request.caller_name = name  # type: ignore[attr-defined]
-    return access
+    return held
 
 
 class CallerThrottle(BaseThrottle):
@@ -86,38 +87,16 @@ class CallerThrottle(BaseThrottle):
         return self.seconds
 
 
-def access(request: HttpRequest) -> Access:
-    """What the caller may do."""
-    return request.access  # type: ignore[attr-defined, no-any-return]
-
-
-def project_key(target: Run | StoredTrajectory | TemplateCheck) -> int | None:
-    return (target.run if isinstance(target, StoredTrajectory) else target).project_id
-
-
-def require_role(request: HttpRequest, target: Run | StoredTrajectory | TemplateCheck, least: Role) -> None:
-    """Raises :class:`ApiProblem` unless the caller's role in the project of an object is ``least`` or higher."""
-    if not access(request).may(project_key(target), least):
-        raise too_low(access(request).role_in(project_key(target)), least)
-
-
-def too_low(role: Role | None, least: Role) -> ApiProblem:
-    had = f"yours is {role.value}" if role else "you have none"
-    return ApiProblem(
-        403, f"This takes the role {least.value} in the project; {had}. Ask an admin of the project for it."
-    )
-
-
 def project_for(request: HttpRequest, code: str) -> Project:
     """The project in which the caller makes something: the one with the code, or the first by name. One query.
 
-    Raises :class:`ApiProblem`: 404 for a code that is unknown or hidden, 403 for a role below member.
+    Raises ``Http404`` for a code that is unknown or hidden, and ``PermissionDenied`` for a role below member.
     """
-    seen = access(request).projects()
+    seen = visible_projects(request)
     named = [project for project in seen if project.code == code] if code else seen
-    if code and not named:
-        raise ApiProblem(404, f"There is no project with the code {code[:16]}. Leave it out, or name one of yours.")
+    if not named:
+        raise Http404("There is no such project here. Leave it out, or name one of yours.")
     for project in named:
         if access(request).may(project.pk, Role.MEMBER):
             return project
-    raise too_low(access(request).role_in(named[0].pk) if named else None, Role.MEMBER)
+    raise too_low(named[0], access(request).role_in(named[0].pk) or Role.VIEWER, Role.MEMBER)

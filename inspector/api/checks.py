@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,14 +13,40 @@ from django.urls import reverse
 from ninja import Query, Router
 
 from inspector.api.answers import answer, fresh, part_of, the_check, with_etag
-from inspector.api.callers import access
-from inspector.api.documented import NOT_CHANGED, PartAsked, extra
+from inspector.api.callers import project_for
+from inspector.api.documented import NOT_CHANGED, Body, LongText, PartAsked, Text, extra
+from inspector.chat_templates.check_forms import TemplateCheckForm
+from inspector.chat_templates.views import ask_check
+from inspector.web.access import access
+from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, from_columns, json_page
 from rollouts.models import TemplateCheck
 from rollouts.selectors.activity import is_active
-from rollouts.selectors.visible import visible_checks
+from rollouts.selectors.registered import tokenizer_named
+from rollouts.selectors.visible import find_visible_check, visible_checks
 
 router = Router(tags=["checks"])
+
+
+class CheckAsked(Body):
+    """The question of a template check. It names a tokenizer or holds a chat template, or both."""
+
+    tokenizer: Text = ""
+    """Name of a registered tokenizer; empty = characters are compared."""
+    chat_template: LongText = ""
+    """Jinja text; empty = the tokenizer's own."""
+    label: Text = ""
+    """What the chat template is called."""
+    tools: list[dict[str, Any]] | None = None
+    """Function schemas that are passed to every render."""
+    kwargs: dict[str, Any] | None = None
+    """Template arguments that are passed to every render."""
+    conversation: list[dict[str, Any]] | None = None
+    """A conversation that becomes probes, OpenAI style."""
+    repair: bool = True
+    """Whether to look for a repair as well."""
+    project: Text = ""
+    """Code of the project; empty = the caller's first."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +137,27 @@ def get_check(request: HttpRequest, code: str) -> HttpResponseBase:
         return fresh(json_page(whole_check(check)))
     parts = check.pk, check.version, check.job.pk, check.job.finished_at, check.job.error
     return with_etag(request, parts, lambda: json_page(whole_check(check)))
+
+
+@router.post("/checks", response={200: WholeCheck, 202: WholeCheck}, openapi_extra=extra(413, 422))
+def make_check(request: HttpRequest, asked: CheckAsked) -> HttpResponse:
+    """Have a worker check a chat template; 200 where the same question was answered before."""
+    project = project_for(request, asked.project)
+    if asked.tokenizer and tokenizer_named(project, asked.tokenizer) is None:
+        sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
+        raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
+    said = asked.dict()
+    texts = {name: json.dumps(said[name]) for name in ("tools", "kwargs", "conversation") if said[name] is not None}
+    form = TemplateCheckForm(
+        project, {**{name: said[name] for name in ("tokenizer", "chat_template", "label")}, **texts}
+    )
+    check = ask_check(request, form, project, asked.repair) if form.is_valid() else None
+    if check is None:
+        errors = {name: [str(one) for one in held] for name, held in form.errors.items()}
+        raise ApiProblem(422, next(iter(errors.values()))[0], errors)
+    held = find_visible_check(access(request), check.code)
+    assert held is not None
+    return answer(whole_check(held), 202 if is_active(held.job) else 200)
 
 
 def whole_check(check: TemplateCheck) -> WholeCheck:

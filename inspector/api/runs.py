@@ -11,7 +11,6 @@ from ninja import Query, Router
 from pydantic import Field, FiniteFloat
 
 from inspector.api.answers import answer, fresh, part_of, the_run
-from inspector.api.callers import access, require_role
 from inspector.api.documented import Count, PartAsked, RunKind, SeverityName, SortName, StatusName, Text, extra
 from inspector.api.values import (
     FindingsPart,
@@ -28,6 +27,7 @@ from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import PARAMETERS, TrajectoryFilter
 from inspector.runs.live_parts import list_part
 from inspector.views import push
+from inspector.web.access import access, may_delete, require, too_low
 from inspector.web.audit import note
 from inspector.web.problems import ApiProblem, problem
 from inspector.web.twins import json_page
@@ -133,10 +133,8 @@ class FindingsAsked(PartAsked):
 @router.get("/runs", response=RunsPart, openapi_extra=extra(422))
 def list_runs(request: HttpRequest, asked: Query[RunsAsked]) -> HttpResponse:
     """The runs of the caller's projects, newest first."""
-    filters = RunFilters(asked.text, asked.status, asked.kind)
-    items, following = part_of(
-        lambda: visible_runs(access(request), filters, asked.project, asked.cursor, asked.limit), run_line
-    )
+    filters = RunFilters(asked.text, asked.status, asked.kind, asked.project)
+    items, following = part_of(lambda: visible_runs(access(request), filters, asked.cursor, asked.limit), run_line)
     return answer(RunsPart(items, following))
 
 
@@ -160,8 +158,8 @@ def delete_run(request: HttpRequest, code: str) -> HttpResponse:
     A member deletes what they made; an admin of the project deletes every run of it.
     """
     run = the_run(request, code)
-    made = run.created_by_id is not None and run.created_by_id == request.user.pk
-    require_role(request, run, Role.MEMBER if made else Role.ADMIN)
+    if not may_delete(request, run):
+        raise too_low(run.project, access(request).role_in(run.project_id) or Role.VIEWER, Role.ADMIN)
     try:
         run_control.delete(run)
     except ValueError as refusal:
@@ -174,7 +172,7 @@ def delete_run(request: HttpRequest, code: str) -> HttpResponse:
 def cancel_run(request: HttpRequest, code: str) -> HttpResponse:
     """Ask a run to stop. One that has ended stays as it is."""
     run = the_run(request, code)
-    require_role(request, run, Role.MEMBER)
+    require(request, run, Role.MEMBER)
     run_control.cancel(run)
     return answer(whole_run(run))
 
@@ -183,7 +181,7 @@ def cancel_run(request: HttpRequest, code: str) -> HttpResponse:
 def resume_run(request: HttpRequest, code: str) -> HttpResponse:
     """Go on with a run that stopped before its end. What is stored is neither sampled nor read again."""
     run = the_run(request, code)
-    require_role(request, run, Role.MEMBER)
+    require(request, run, Role.MEMBER)
     try:
         run_control.resume(run)
     except ValueError as refusal:

@@ -9,9 +9,9 @@ from ninja import Query, Router
 from pydantic import Field
 
 from inspector.api.answers import answer, part_of
-from inspector.api.callers import access
 from inspector.api.documented import PartAsked, Text, extra
 from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_line
+from inspector.web.access import access
 from rollouts.selectors import RunFilters
 from rollouts.selectors.visible import visible_runs, visible_trajectories
 
@@ -35,7 +35,7 @@ def search(request: HttpRequest, asked: Query[SearchAsked]) -> HttpResponse:
     cursor = asked.cursor if asked.kind else ""
     if asked.kind != "trajectories":
         filters = RunFilters(text=asked.text)
-        runs, next_runs = part_of(lambda: visible_runs(access(request), filters, "", cursor, asked.limit), run_line)
+        runs, next_runs = part_of(lambda: visible_runs(access(request), filters, cursor, asked.limit), run_line)
     if asked.kind != "runs":
         trajectories, next_trajectories = part_of(
             lambda: visible_trajectories(access(request), asked.text, cursor, asked.limit), FoundTrajectory.of

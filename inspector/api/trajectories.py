@@ -9,7 +9,6 @@ from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router
 
 from inspector.api.answers import answer, conditional, found, the_trajectory
-from inspector.api.callers import require_role
 from inspector.api.documented import NOT_CHANGED, Count, PartAsked, extra
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
 from inspector.api.values import (
@@ -27,6 +26,7 @@ from inspector.api.values import (
     WholeStep,
 )
 from inspector.trajectories.record_page import recorded_step
+from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import json_page
 from rollouts.models import Replay, ReplayRows, Role, StoredTrajectory
@@ -155,7 +155,7 @@ def get_finding(request: HttpRequest, code: str, number: Path[Count]) -> HttpRes
 def replay(request: HttpRequest, code: str) -> HttpResponseBase:
     """Have a worker replay every strategy over a trajectory; 200 where the replay is there already."""
     trajectory = the_trajectory(request, code)
-    require_role(request, trajectory, Role.MEMBER)
+    require(request, trajectory, Role.MEMBER)
     if is_active(trajectory):
         raise ApiProblem(409, "This trajectory is not finished. Ask again when it has ended.")
     if reason := replays.missing(trajectory):

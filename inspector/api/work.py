@@ -7,26 +7,65 @@ from typing import Any
 
 from django.http import FileResponse, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from ninja import Query, Router
+from ninja import File, Form, Query, Router, Schema
+from ninja.files import UploadedFile
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from inspector.api.answers import answer, found, part_of, the_run
-from inspector.api.callers import access, require_role
+from inspector.api.callers import project_for
 from inspector.api.documented import Body, Count, JobKind, PartAsked, StatusName, Text, extra, file_answer
 from inspector.api.runs import needs_rest
-from inspector.api.values import JobsPart, JobValues
+from inspector.api.values import ImportBegun, JobsPart, JobValues, WholeRun, whole_run
+from inspector.runs.import_views import start_import
 from inspector.runs.job_views import file_name
 from inspector.runs.jobs import is_offered
+from inspector.web.access import access, require
 from inspector.web.audit import note
+from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
 from rollouts import files, services
 from rollouts.models import Job, Role, Run
-from rollouts.selectors.visible import find_visible_job, tokenizer_of_project, visible_jobs
+from rollouts.selectors.registered import tokenizer_named
+from rollouts.selectors.visible import find_visible_job, find_visible_run, visible_jobs
 from rollouts.services.audit import Action
-from rollouts.work import exporting
+from rollouts.work import exporting, launch
 from rollouts.work.exporting import Wanted
+from rollouts.work.launch import LaunchSettings
 from rollouts.work.sending import send as send_job
 
 router = Router(tags=["work"])
+
+
+@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class SettingsAsked(LaunchSettings):
+    """The settings of a launch, as a run reports them. With the defaults a run works."""
+
+
+class LaunchAsked(Body):
+    """A launch. Without any settings it makes a run that works."""
+
+    name: Text = ""
+    """What the run is called; empty = after its model and environment."""
+    project: Text = ""
+    """Code of the project; empty = the caller's first."""
+    settings: SettingsAsked = SettingsAsked()
+    """As a run reports them."""
+
+
+class ImportAsked(Schema):
+    """How files are to be read."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: Text = ""
+    """What the run is called; empty = after its first file."""
+    format: Text = "auto"
+    """A format of ours, or ``auto``."""
+    tokenizer: Text = ""
+    """Name of a registered tokenizer; empty = the one that the files name; ``none`` = ids are shown as ids."""
+    project: Text = ""
+    """Code of the project; empty = the caller's first."""
 
 
 class ExportAsked(Body):
@@ -62,11 +101,46 @@ class JobsAsked(PartAsked):
     """Code of a run."""
 
 
+@router.post("/launches", response={201: WholeRun}, openapi_extra=extra(413, 422))
+def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
+    """Launch rollouts. The run is returned as it is queued; read it again to follow it."""
+    project = project_for(request, asked.project)
+    try:
+        run = launch.launch(asked.settings, name=asked.name.strip(), user=request.user, project=project)
+    except launch.LaunchRefused as refusal:
+        errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
+        raise ApiProblem(422, str(refusal), errors) from refusal
+    note(request, Action.LAUNCHED, run)
+    return answer(whole_run(_again(request, run)), 201)
+
+
+@router.post("/imports", response={202: ImportBegun}, openapi_extra=extra(413, 422))
+def import_files(request: HttpRequest, files: File[list[UploadedFile]], asked: Form[ImportAsked]) -> HttpResponse:
+    """Upload files of trajectories, which a worker reads into a new run."""
+    project = project_for(request, asked.project)
+    tokenizer = tokenizer_named(project, asked.tokenizer) if asked.tokenizer not in ("", NO_TOKENIZER) else None
+    if tokenizer is None and asked.tokenizer not in ("", NO_TOKENIZER):
+        sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
+        raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
+    chosen = asked.tokenizer if tokenizer is None else f"id:{tokenizer.pk}"
+    form = ImportForm(project, {"name": asked.name, "format": asked.format, "tokenizer": chosen}, request.FILES)
+    run = start_import(form, request, project)
+    if run is None:
+        errors = form.sentences()
+        raise ApiProblem(422, next(iter(errors.values()))[0], errors)
+    jobs = visible_jobs(access(request), {"run__code": run.code}, "", 1).items
+    return answer(ImportBegun(whole_run(_again(request, run)), JobValues.of(jobs[0]) if jobs else None), 202)
+
+
+def _again(request: HttpRequest, run: Run) -> Run:
+    return found(find_visible_run(access(request), run.code), "run", run.code)
+
+
 @router.post("/runs/{code}/exports", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 413, 422))
 def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpResponse:
     """Have a worker write a run to a file; 200 where the same export is being written already."""
     run = the_run(request, code)
-    require_role(request, run, Role.MEMBER)
+    require(request, run, Role.MEMBER)
     needs_rest(run)
     try:
         options = Wanted(**asked.dict()).as_options()
@@ -79,9 +153,9 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
 def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpResponse:
     """Have a worker diagnose every finished trajectory of a run again."""
     run = the_run(request, code)
-    require_role(request, run, Role.MEMBER)
+    require(request, run, Role.MEMBER)
     needs_rest(run)
-    tokenizer = tokenizer_of_project(run.project_id, asked.tokenizer) if asked.tokenizer else None
+    tokenizer = tokenizer_named(run.project_id, asked.tokenizer) if asked.tokenizer else None
     if asked.tokenizer and tokenizer is None:
         sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
         raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
@@ -95,7 +169,7 @@ def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpR
 def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     """Have a worker replay every strategy over the finished trajectories of a run."""
     run = the_run(request, code)
-    require_role(request, run, Role.MEMBER)
+    require(request, run, Role.MEMBER)
     needs_rest(run)
     return _begin(request, run, Job.Kind.REPLAY, {})
 
@@ -133,7 +207,7 @@ def get_job(request: HttpRequest, code: str) -> HttpResponse:
 def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
     job = _job(request, code)
-    require_role(request, _subject(job), Role.MEMBER)
+    require(request, _subject(job), Role.MEMBER)
     services.cancel_job(job)
     return answer(JobValues.of(_job(request, code)))
 

@@ -48,7 +48,7 @@ def index(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         where = chosen_project(request)
         form = TemplateCheckForm(where.chosen, request.POST, request.FILES)
-        check = _ask(request, form, where.chosen) if form.is_valid() else None
+        check = ask_check(request, form, where.chosen) if form.is_valid() else None
         if check is not None:
             return redirect(_address(check, request.POST.get("probe", "")))
     else:
@@ -82,7 +82,7 @@ def conversation(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         where = chosen_project(request)
         form = ConversationForm(where.chosen, request.POST, request.FILES)
-        check = _ask(request, form, where.chosen, repair=False) if form.is_valid() else None
+        check = ask_check(request, form, where.chosen, repair=False) if form.is_valid() else None
         if check is not None:
             return redirect("check-conversation", code=check.code)
     else:
@@ -125,7 +125,9 @@ def _address(check: TemplateCheck, probe: str = "") -> str:
     return f"{address}#probe-{named}" if named.replace("_", "").isalnum() else address
 
 
-def _ask(request: HttpRequest, form: TemplateCheckForm, project: Project, repair: bool = True) -> TemplateCheck | None:
+def ask_check(
+    request: HttpRequest, form: TemplateCheckForm, project: Project, repair: bool = True
+) -> TemplateCheck | None:
     """Send the check of a valid form to a worker. Returns None, and fills in the form's errors, on failure."""
     asked = form.cleaned_data
     tokenizer = _tokenizer(form, project)

@@ -28,7 +28,7 @@ def new(request: HttpRequest) -> HttpResponse:
     """The upload form. A valid POST goes on to the page of the run, which shows the progress of the import."""
     where = chosen_project(request)
     form = ImportForm(where.chosen, *([request.POST, request.FILES] if request.method == "POST" else []))
-    run = _start(form, request, where.chosen) if request.method == "POST" else None
+    run = start_import(form, request, where.chosen) if request.method == "POST" else None
     if run is not None:
         return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
     names = [one.name for one in form.registered.values()]
@@ -36,7 +36,7 @@ def new(request: HttpRequest) -> HttpResponse:
     return page(request, "imports/new.html", shown, 422 if form.errors else 200, form=form, where=where)
 
 
-def _start(form: ImportForm, request: HttpRequest, project: Project) -> Run | None:
+def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Run | None:
     """Start the import that a form asks for. Returns None, and fills in the form's errors, when it cannot start."""
     if not form.is_valid():
         return None

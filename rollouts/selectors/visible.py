@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from rollouts.models import Job, Run, StoredFinding, StoredTrajectory, TemplateCheck, Tokenizer
+from rollouts.models import Job, Run, StoredFinding, StoredTrajectory, TemplateCheck
 from rollouts.selectors.access import Access
 from rollouts.selectors.paging import CursorPart, cursor_of, read_cursor
 from rollouts.selectors.runs import RunFilters, filter_runs
@@ -39,12 +39,7 @@ def find_visible_check(access: Access, code: str) -> TemplateCheck | None:
 
 def find_visible_job(access: Access, code: str) -> Job | None:
     """A job with its subject and its maker. One query."""
-    return _one(_limit_jobs(access, _jobs()), code)
-
-
-def tokenizer_of_project(project: int | None, name: str) -> Tokenizer | None:
-    """The tokenizer of that name in the project with that key, with its chat template. One query."""
-    return Tokenizer.objects.select_related("chat_template").filter(project=project, name=name).first()
+    return _one(access.limit(_jobs(), *SUBJECTS), code)
 
 
 def _one(found: QuerySet[Any], code: str) -> Any:
@@ -57,24 +52,12 @@ def _jobs() -> QuerySet[Job]:
     )
 
 
-def _limit_jobs(access: Access, found: QuerySet[Job]) -> QuerySet[Job]:
-    if access.is_server_admin:
-        return found
-    keys = list(access.roles)
-    of_subject = Q()
-    for path in SUBJECTS:
-        of_subject |= Q(**{f"{path}__in": keys})
-    return found.filter(of_subject)
-
-
-def visible_runs(access: Access, filters: RunFilters, project: str, cursor: str, limit: int) -> CursorPart[Run]:
-    """The runs that pass, newest first. ``project``: a code, empty = all. One query.
+def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -> CursorPart[Run]:
+    """The runs that pass, newest first. One query.
 
     Raises ``ValueError`` for a cursor that cannot be read.
     """
     found = filter_runs(access.limit(Run.objects.select_related("project")), filters)
-    if project:
-        found = found.filter(project__code=project)
     if last := read_cursor(cursor, "runs", datetime, int):
         at, key = last
         found = found.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=key))
@@ -87,7 +70,7 @@ def visible_jobs(access: Access, columns: dict[str, str], cursor: str, limit: in
 
     Raises ``ValueError`` for a cursor that cannot be read.
     """
-    found = _limit_jobs(access, _jobs()).filter(**{name: value for name, value in columns.items() if value})
+    found = access.limit(_jobs(), *SUBJECTS).filter(**{name: value for name, value in columns.items() if value})
     return _newest("jobs", found, cursor, limit)
 
 
