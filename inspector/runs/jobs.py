@@ -59,7 +59,7 @@ class JobLine(Page):
     created_at: datetime
     """When it was asked for."""
     created_by: str | None
-    """Who asked for it."""
+    """Who asked for it; None also for the visitor of a share link."""
     finished_at: datetime | None
     """When it ended."""
     expires_at: datetime | None
@@ -78,7 +78,7 @@ class JobLine(Page):
             notes=[for_page(note) for note in job.notes[1:]],
             file=reverse("job-file", kwargs={"code": run.code, "job": job.code}) if is_offered(job) else None,
             bytes=job.bytes_written,
-            created_by=job.created_by.get_username() if job.created_by else None,
+            created_by=job.created_by.get_username() if run.makers_shown and job.created_by else None,
         )
 
 

@@ -115,7 +115,7 @@ class ShownRun(RunValues):
     tool_calls_note: str
     """How its tool calls were read, where that is worth a sentence."""
     created_by: str | None
-    """Who asked for it."""
+    """Who asked for it; None also for the visitor of a share link."""
     lacks: list[str]
     """Sentences about what its source did not bring."""
     settings: dict[str, Any]
@@ -131,7 +131,7 @@ class ShownRun(RunValues):
             rows_chat_template=run.rows_chat_template_id,
             seed_note=engine_spec(run.engine).seed_note if run.kind == Run.Kind.LAUNCH else "",
             tool_calls_note=run.settings.get("tool_calls_note", ""),
-            created_by=run.created_by.get_username() if run.created_by else None,
+            created_by=run.created_by.get_username() if run.makers_shown and run.created_by else None,
             lacks=lacks_of(run.format),
             settings={key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
             **more,

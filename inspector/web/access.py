@@ -233,11 +233,16 @@ def _reads(find: Callable[[str], T | None], noun: str) -> Callable[[View], View]
                 if link is not None:
                     target = found
                     request.share = link  # type: ignore[attr-defined]
+                    if isinstance(target, Run):
+                        target.makers_shown = False
             if target is None and not is_logged_in(request):
                 # A visitor without a link learns nothing, not even whether the code exists.
                 return no_permission(request, view)
             response = view(request, found_or_404(target, noun, code), *args, **kwargs)
             patch_vary_headers(response, ["Cookie"])
+            if request.share is not None:  # type: ignore[attr-defined]
+                # A page that a visitor leaves for another site does not tell that site where it was.
+                response["Referrer-Policy"] = "no-referrer"
             return response
 
         return login_not_required(require_safe(wrapped))

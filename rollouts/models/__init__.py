@@ -141,6 +141,9 @@ class Tokenizer(models.Model):
 class Run(models.Model):
     """One launch or one import."""
 
+    makers_shown = True
+    """Not stored. False for the visitor of a share link, who learns no name of an account."""
+
     class Kind(models.TextChoices):
         LAUNCH = "launch"
         """Trajectories that are sampled here."""

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from inspector.team.shared_tokens import MAX_SHARED_TOKENS
-from rollouts.models import AuditEvent, Project, Role, Run, ShareLink, StoredTrajectory
+from rollouts.models import AuditEvent, Job, Project, Role, Run, ShareLink, StoredTrajectory
 from tests.team.conftest import person
 from tests.web.samples import stored_run
 
@@ -132,3 +132,18 @@ def test_who_has_a_role_needs_no_grant_and_a_stranger_with_an_account_does(
     stranger.get(link)
     assert "shares" not in admin.session and stranger.get(f"/runs/{run.code}.json").status_code == 200
     assert stranger.post(f"/runs/{run.code}/delete", {"sure": "yes"}).status_code == 404
+
+
+def test_a_visitor_learns_no_name_of_an_account_and_leaves_no_referrer(admin: Client, run: Run) -> None:
+    bob, _ = person("bartholomew")
+    Run.objects.filter(pk=run.pk).update(created_by=bob)
+    Job.objects.create(run=run, kind=Job.Kind.EXPORT, created_by=bob)
+    visitor = Client()
+    visitor.get(share(admin, "run", run.code))
+    for path in (f"/runs/{run.code}", f"/runs/{run.code}.json", f"/runs/{run.code}/cost"):
+        answer = visitor.get(path)
+        assert answer.status_code == 200 and answer["Referrer-Policy"] == "no-referrer"
+        assert b"bartholomew" not in answer.content and b"maths" not in answer.content
+    assert admin.get(f"/runs/{run.code}.json").json()["jobs"][0]["created_by"] == "bartholomew"
+    part = visitor.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-jobs"})
+    assert part.status_code == 200 and b"bartholomew" not in part.content
