@@ -86,8 +86,8 @@ def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("address", "most"),
-    [("", 10), (".json", 9), ("/cost", 6), ("/cost?finding=branch", 6), ("?finding=branch&at=0", 10)],
-    # the replays too
+    # session, user, run, roles, figures, jobs, trajectories, group stats, kinds of findings, tokenizers; the cost asks
+    # for the replays too
     [
         ("", 10),
         (".json", 9),

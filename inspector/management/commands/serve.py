@@ -112,12 +112,14 @@ class Command(BaseCommand):
                 stamp.write_text(state)
 
     def register_models(self) -> None:
-        """Have the served models' tokenizers in every form before the first launch."""
+        """Have the served models' tokenizers in every form of the default project before the first launch."""
+        from rollouts.management.projects import project_named
         from rollouts.work.launch import model_tokenizer, served_models
 
+        project = project_named("")
         for model in served_models().values():
             try:
-                model_tokenizer(model)
+                model_tokenizer(model, project)
             except (OSError, ValueError) as error:
                 self.say(f"The tokenizer of the served model {model.name} cannot be used: {error}")
 
