@@ -49,6 +49,11 @@ def member_gets(status: int, foreign: int = 404) -> str:
     return f"door door {foreign} 403 {status} {status} {status} {status}"
 
 
+def admin_gets(status: int) -> str:
+    """The answers to what takes an admin of the project."""
+    return f"door door 404 403 403 403 {status} {status}"
+
+
 READ = "door 200 404 200 200 200 200 200"
 LIST = "door door 200 200 200 200 200 200"
 OWN = "door door 404 403 403 {0} {0} {0}"
@@ -120,6 +125,24 @@ ROWS: dict[str, list[Row]] = {
     "tokens/<int:pk>/revoke": [post(OWN.format(302), json=200)],
     "login": [get("200 200 302 302 302 302 302 302")],
     "logout": [post(all_of(302))],
+    "login/provider": [get(all_of(404))],
+    "login/provider/callback": [get(all_of(404))],
+    "join/<str:token>": [get(all_of(200)), post("422 422 302 302 302 302 302 302")],
+    "account": [get(LIST)],
+    "account/password": [get(LIST)],
+    "account/sessions/<int:pk>/end": [post("door door 302 404 404 404 404 404")],
+    "account/sessions/end-others": [post("door door 302 302 302 302 302 302")],
+    "accounts": [get("door door 403 403 403 403 403 200")],
+    "accounts/<int:pk>": [post("door door 403 403 403 403 403 302", form={"change": "close"})],
+    "audit": [get("door door 200 403 403 403 200 200")],
+    "audit.<str:kind>": [get("door door 200 403 403 403 200 200")],
+    "projects": [get(LIST), post("door door 403 403 403 403 403 422")],
+    "projects/<code:code>": [get("door door 404 200 200 200 200 200")],
+    "projects/<code:code>/rename": [post(admin_gets(302), form={"name": "another name"})],
+    "projects/<code:code>/delete": [post(admin_gets(409))],
+    "projects/<code:code>/members/<int:pk>": [post(admin_gets(302), form={"role": "viewer"})],
+    "projects/<code:code>/invitations": [post(admin_gets(201), form={"role": "viewer", "days": "7"})],
+    "projects/<code:code>/invitations/<int:pk>/revoke": [post(admin_gets(302))],
     # For everybody.
     "robots.txt": [get(all_of(200))],
     "help": [get(all_of(200))],
@@ -127,7 +150,7 @@ ROWS: dict[str, list[Row]] = {
     "metrics": [get(all_of(200))],
     # Pushes.
     "api/runs": [post(all_of(401), tokens="403 201 403 403 201 401", form={"name": "x"})],
-    "api/runs/<code:code>/trajectories": [post(all_of(401), tokens="403 200 403 403 404 401", form={"a": "b"})],
+    "api/runs/<code:code>/trajectories": [post(all_of(401), tokens="403 415 403 403 404 401", form={"a": "b"})],
     # The API. Its documents say nothing about data.
     "api/docs": [get(LIST)],
     "api/v1/openapi.json": [get(all_of(200))],
@@ -166,7 +189,7 @@ ROWS: dict[str, list[Row]] = {
     },
     "api/v1/runs/<code>/trajectories": [
         get(API_ONE, tokens=API_READ),
-        post(all_of(401), tokens="403 200 403 403 404 401", form={"a": "b"}),
+        post(all_of(401), tokens="403 415 403 403 404 401", form={"a": "b"}),
     ],
     "api/v1/trajectories/<code>/strategies": [get(API_WAITING, tokens="409 403 403 409 404 401")],
     "api/v1/trajectories/<code>/replay": [post(member_gets(202), tokens=api_member(202))],
