@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from django.http import QueryDict
@@ -17,7 +16,6 @@ from rollouts.models import TemplateCheck, Tokenizer
 from rollouts.selectors.access import Access
 from rollouts.selectors.checks import find_checks
 from rollouts.selectors.registered import list_tokenizers, tokenizers_with_template
-from rollouts.services.text import shown_source
 from rollouts.work import template_checks
 
 LETTERS = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "–", "void": "v", "differs": "d"}
@@ -81,7 +79,7 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
     purposes = list(dict.fromkeys(probe["purpose"] for probe in probes))
     probes = [probe for probe in probes if not purpose or probe["purpose"] == purpose]
     return MatrixPage(
-        tokenizers=[replace(column, source=shown_source(column.source)) for column in shown],
+        tokenizers=list(shown),
         probes=[probe for probe in probes if _is_kept(probe["name"], shown, show)],
         purposes=purposes,
         filter={"name": name, "purpose": purpose, "show": show, "revisions": "newest" if newest else "all"}
@@ -91,7 +89,7 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
         answered=sum(column.status in ("done", "failed") for column in columns),
         missing=sum(column.status == "missing" for column in columns),
         under_way=any(column.status in ("queued", "running") for column in columns),
-        revisions=[one | {"source": shown_source(one["source"])} for one in revisions],
+        revisions=list(revisions),
         versions=_versions(shown, checks),
     )
 

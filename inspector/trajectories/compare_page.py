@@ -33,10 +33,11 @@ from rollouts import models, selectors
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.text import without_paths
+from rollouts.services.tokenizers import load_tokenizer
 from rollouts.tito.align import AlignedGroup, align_ids
 from rollouts.tito.canonical import Drift, canonical_check
 from rollouts.tito.trajectory import Ids
-from rollouts.tokenizers import LoadedTokenizer, TokenizerUnusable, load
+from rollouts.tokenizers import LoadedTokenizer, TokenizerUnusable
 
 MAX_ENCODED_TOKENS = 300_000
 """The most tokens that one request encodes again. A longer row is compared step by step."""
@@ -323,7 +324,7 @@ def _encoder(tokenizer: models.Tokenizer | None, notices: list[str]) -> LoadedTo
         )
         return None
     try:
-        return load(tokenizer.path)
+        return load_tokenizer(tokenizer.files_sha256)
     except (TokenizerUnusable, OSError) as error:
         notices.append(f"The tokenizer “{tokenizer.name}” cannot be loaded: {without_paths(str(error))}")
         return None

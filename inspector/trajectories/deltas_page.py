@@ -30,10 +30,11 @@ from rollouts.chat_templates.probes.compare import common_length
 from rollouts.selectors import parts
 from rollouts.selectors.registered import chat_template_texts
 from rollouts.services.text import without_paths
+from rollouts.services.tokenizers import load_tokenizer
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.strategies.appending import FORMS, dummy_conversation
 from rollouts.tito.trajectory import Ids, Origin, Origins
-from rollouts.tokenizers import TokenizerUnusable, load
+from rollouts.tokenizers import TokenizerUnusable
 
 PAGE = 12
 """Steps of one page. Each step needs two renders."""
@@ -281,7 +282,7 @@ def _render(
     tokenizer: models.Tokenizer, template: str, messages: list[dict[str, Any]], tools: Any, kwargs: Any
 ) -> Renders:
     try:
-        loaded = load(tokenizer.path)
+        loaded = load_tokenizer(tokenizer.files_sha256)
         prefix, full = _both(renderer(loaded, template), messages, tools, kwargs)
         prefix = _cut_at_stop(prefix, loaded)
     except RenderFailed as error:

@@ -24,19 +24,19 @@ from rollouts import models, selectors
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.text import without_paths
-from rollouts.services.tokenizers import byte_tables_folder
+from rollouts.services.tokenizers import byte_table
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
 from rollouts.tito.roles import RoleTurn, role_turns
 from rollouts.tito.trajectory import Origin
-from rollouts.tokenizers import TokenizerUnusable, byte_table
+from rollouts.tokenizers import TokenizerUnusable
 
 logger = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=16)
-def _painter(path: str, sha256: str) -> TokenPainter:
-    return TokenPainter(byte_table(path, byte_tables_folder()))
+def _painter(files_sha256: str) -> TokenPainter:
+    return TokenPainter(byte_table(files_sha256))
 
 
 def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
@@ -44,11 +44,11 @@ def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
     if tokenizer is None:
         return TokenPainter(None), "this run was imported without a tokenizer."
     try:
-        return _painter(tokenizer.path, tokenizer.sha256), ""
+        return _painter(tokenizer.files_sha256), ""
     except (TokenizerUnusable, OSError) as error:
         logger.warning("the byte table of tokenizer %s cannot be opened: %s", tokenizer.name, error)
         reason = without_paths(str(error))
-        return TokenPainter(None), f"the folder of tokenizer “{tokenizer.name}” cannot be read ({reason})."
+        return TokenPainter(None), f"the tokenizer “{tokenizer.name}” cannot be read: {reason}"
 
 
 def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> dict[int, list[str]]:

@@ -22,7 +22,6 @@ from rollouts import services, tokenizers
 from rollouts.models import Project, Tokenizer
 from rollouts.selectors.registered import list_tokenizers
 from rollouts.services.outages import is_disk_full
-from rollouts.services.text import shown_source
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ def _line(request: HttpRequest, tokenizer: Tokenizer) -> TokenizerLine:
         tokenizer,
         project=project_name(request, tokenizer.project_id),
         project_code=tokenizer.project.code,
-        source=shown_source(tokenizer.source),
         chat_template=tokenizer.chat_template_id,
     )
 
@@ -120,7 +118,8 @@ def _folder_of(cleaned: dict[str, Any], scratch: Path) -> tuple[Path, str, str |
     """The folder that a form names, its source in words, and a name when the name of the folder means nothing."""
     if named := cleaned.get("folder"):
         roots, data = settings.TOKENIZER_FOLDERS, settings.INSPECTOR_DATA
-        return tokenizers.copy_from_server(named, roots, kept_out=data, target=scratch / "named"), named, None
+        folder = tokenizers.copy_from_server(named, roots, kept_out=data, target=scratch / "named")
+        return folder, Path(named).name, None
     if cleaned["upload"]:
         return keep_upload(cleaned["upload"], scratch), f"upload of {cleaned['upload'].name}", None
     cache, hub_id = settings.INSPECTOR_DATA / "hub", cleaned["hub_id"]

@@ -47,11 +47,12 @@ def held(key: str, wanted: Wanted, top: str, fetch: Fetch) -> Path:
     entry = _entry(key)
     with _holding:
         is_held = entry in _held
-    if not is_held:
+    if not is_held or not entry.is_dir():  # somebody may have emptied the cache by hand
         lock = _locked(entry, wanted, top, fetch)
         with _holding:
-            if _held.setdefault(entry, lock) != lock:
-                os.close(lock)
+            if (before := _held.pop(entry, None)) is not None:
+                os.close(before)
+            _held[entry] = lock
     return entry
 
 

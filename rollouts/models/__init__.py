@@ -118,13 +118,13 @@ def template_name(label: str, sha256: str) -> str:
 
 
 class Tokenizer(models.Model):
-    """A registered tokenizer: a folder under ``INSPECTOR_DATA/tokenizers`` that is named by its contents."""
+    """A registered tokenizer: files of the storage that are named by their contents."""
 
     project = models.ForeignKey(Project, on_delete=models.PROTECT, default=default_project, related_name="tokenizers")
     name = models.CharField(max_length=200, help_text="Unique in its project.")
     sha256 = models.CharField(max_length=64, db_index=True, help_text="Of tokenizer.json.")
-    path = models.CharField(max_length=1000, help_text="Folder with tokenizer.json.")
-    source = models.CharField(max_length=500, help_text="Where it came from: folder, upload, or hub id.")
+    files_sha256 = models.CharField(max_length=64, help_text="Names its files in the storage; empty = they are lost.")
+    source = models.CharField(max_length=500, help_text="Where it came from: name of a folder, upload, or hub id.")
     revision = models.CharField(max_length=100, blank=True, help_text="Of a hub id.")
     vocab_size = models.PositiveIntegerField()
     encoder = models.CharField(max_length=20, help_text="fastokens or tokenizers: which encoder was found exact.")

@@ -34,6 +34,12 @@ def tokenizer_named(project: Project | int | None, name: str) -> Tokenizer | Non
     return tokenizers_of(project).select_related("chat_template").filter(name=name).first()
 
 
+def registered_from(source: str, project: Project | int | None = None) -> Tokenizer | None:
+    """The tokenizer that was registered last from a source; with a project the last one there."""
+    found = Tokenizer.objects.filter(source=source) if project is None else tokenizers_of(project).filter(source=source)
+    return found.order_by("-pk").first()
+
+
 def tokenizers_with_template(found: QuerySet[Tokenizer], texts: bool = False) -> list[Tokenizer]:
     """Those of ``found`` that have their own chat template. ``texts``: also load the templates."""
     found = found.exclude(chat_template=None)

@@ -33,9 +33,11 @@ from rollouts.services.runs import (
 from rollouts.services.shares import create_share, revoke, token_hash
 from rollouts.services.token_moves import fill_origins, move_arrays
 from rollouts.services.tokenizers import (
+    byte_table,
     byte_table_of,
     find_tokenizer,
     hub_tokenizer,
+    load_tokenizer,
     register_chat_template,
     register_tokenizer,
 )

@@ -24,11 +24,6 @@ def without_paths(sentence: str) -> str:
     return _PATH.sub(r"\1", sentence)
 
 
-def shown_source(source: str) -> str:
-    """Where a tokenizer came from, as pages show it: of a folder its name alone."""
-    return PurePath(source).name if source.startswith("/") else source
-
-
 def tidy_name(name: str) -> str:
     """A folder's name from a file's: without the suffix, and with nothing that a path could stumble over."""
     stem = PurePath(name.replace("\\", "/")).name.removesuffix(".zip").removesuffix(".json")

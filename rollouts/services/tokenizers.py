@@ -7,35 +7,64 @@ import shutil
 import tempfile
 import zipfile
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from rollouts import models, tokenizers
+from rollouts import files, models, tokenizers
 from rollouts.selectors.registered import tokenizers_of
 from rollouts.services.projects import key_of
-from rollouts.tokenizers import ByteTable
-from rollouts.tokenizers.files import WANTED, copy_wanted, whole_folder
+from rollouts.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
+from rollouts.tokenizers.files import WANTED
+from rollouts.tokenizers.kept_tables import FORMAT, TABLE_FILES
 from rollouts.tokenizers.validate import check_file
 
 
-def tokenizers_folder() -> Path:
-    """Where registered tokenizers are kept."""
-    return Path(settings.INSPECTOR_DATA) / "tokenizers"
+def load_tokenizer(files_sha256: str) -> LoadedTokenizer:
+    """A registered tokenizer, from this machine's copy of its files.
+
+    Raises :class:`rollouts.tokenizers.TokenizerUnusable` with a sentence, or :class:`rollouts.files.StorageDown`.
+    """
+    return tokenizers.load(files_of(files_sha256))
 
 
-def byte_tables_folder() -> Path:
-    """Where byte tables are kept: the ``cache_dir`` of ``rollouts.tokenizers.byte_table``."""
-    return Path(settings.INSPECTOR_DATA) / "byte_tables"
+def files_of(files_sha256: str) -> Path:
+    """The folder of a registered tokenizer's files on this machine. Raises what :func:`load_tokenizer` raises."""
+    try:
+        return files.local_folder(_prefix(files_sha256), "tokenizer.json")
+    except (FileNotFoundError, ValueError):  # ValueError: a tokenizer whose files were never found
+        raise TokenizerUnusable(
+            "The files of this tokenizer are not in the file storage. Register the same tokenizer again."
+        ) from None
+
+
+@lru_cache(maxsize=32)
+def byte_table(files_sha256: str) -> ByteTable:
+    """The bytes of a registered tokenizer's tokens, memory-mapped. Raises what :func:`load_tokenizer` raises."""
+    try:
+        folder = files.local_folder(_table_prefix(files_sha256), TABLE_FILES[-1])
+    except FileNotFoundError:
+        _keep_table(files_sha256, load_tokenizer(files_sha256).table)
+        folder = files.local_folder(_table_prefix(files_sha256), TABLE_FILES[-1])
+    return tokenizers.open_table(folder)
 
 
 def byte_table_of(run: models.Run) -> ByteTable | None:
-    """The bytes of the tokens of a run; None when the run has no tokenizer or the tokenizer's folder is gone."""
+    """The bytes of the tokens of a run; None when the run has no tokenizer or the tokenizer's files are gone."""
     if run.tokenizer is not None:
         with suppress(OSError, ValueError):
-            return tokenizers.byte_table(run.tokenizer.path, byte_tables_folder())
+            return byte_table(run.tokenizer.files_sha256)
     return None
+
+
+def _prefix(files_sha256: str) -> str:
+    return f"tokenizers/{files_sha256}/"
+
+
+def _table_prefix(files_sha256: str) -> str:
+    return f"byte_tables/{files_sha256}-{FORMAT}/"
 
 
 def register_chat_template(text: str, label: str = "", project: models.Project | None = None) -> models.ChatTemplate:
@@ -63,9 +92,9 @@ def register_tokenizer(
     revision: str = "",
     project: models.Project | None = None,
 ) -> models.Tokenizer:
-    """Copy a tokenizer's JSON and chat template, build its byte table, and give it a name in a project.
+    """Store a tokenizer's JSON and chat template and its byte table, and give it a name in a project.
 
-    The folder is named by its contents. Without a ``name`` it is the folder's name, with a suffix when another
+    The files are named by their contents. Without a ``name`` it is the folder's name, with a suffix when another
     tokenizer of the project has it; a ``name`` that another one has raises ``ValueError``. If the same is registered
     there already, it is returned. ``project``: None = the default one.
     Raises :class:`rollouts.tokenizers.TokenizerUnusable` (a ``ValueError``) when the folder holds no usable tokenizer.
@@ -78,30 +107,31 @@ def register_tokenizer(
         else:
             folder = path.parent if path.is_file() else path
         loaded = tokenizers.examined(folder)
-        kept = _keep(folder)
+        files_sha256 = _keep(folder)
         loaded.close()  # the process of the copy is started when somebody asks for it
-    tokenizers.keep_table(kept, loaded.table, byte_tables_folder())
+    if not files.exists(_table_prefix(files_sha256) + TABLE_FILES[-1]):
+        _keep_table(files_sha256, loaded.table)
     named = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
     label = name or (named.stem if named.is_file() else named.name)
     template = register_chat_template(loaded.chat_template, label, project) if loaded.chat_template else None
     of_project = {"project_id": key_of(project)}
     fields = {
         "sha256": loaded.sha256,
-        "path": str(kept),
-        "source": (source or str(path.resolve()))[:500],
+        "files_sha256": files_sha256,
+        "source": (source or named.name)[:500],
         "revision": revision[:100],
         "vocab_size": loaded.vocab_size,
         "encoder": loaded.encoder,
         "chat_template": template,
     }
     wanted = (name or named.name).strip()[:180] or "tokenizer"
-    for candidate in (wanted, f"{wanted} ({kept.name[:8]})"):
+    for candidate in (wanted, f"{wanted} ({files_sha256[:8]})"):
         try:
             with transaction.atomic():
                 record, _ = models.Tokenizer.objects.get_or_create(name=candidate, **of_project, defaults=fields)
         except IntegrityError:
             record = models.Tokenizer.objects.get(name=candidate, **of_project)
-        if record.path == str(kept) or Path(record.path).name == kept.name:
+        if record.files_sha256 == files_sha256:
             return record
         if name is not None:
             raise ValueError(f"Another tokenizer is registered as {name!r} already. Choose another name.")
@@ -144,22 +174,40 @@ def hub_tokenizer(hub_id: str, revision: str, project: models.Project | None = N
 def _single(path: Path, scratch: str) -> Path:
     """A tokenizer.json that was uploaded under another name. Raises :class:`tokenizers.TokenizerUnusable`."""
     if problems := check_file(path):
-        raise tokenizers.TokenizerUnusable(" ".join(problems))
+        raise TokenizerUnusable(" ".join(problems))
     folder = Path(scratch) / path.stem
     folder.mkdir()
     shutil.copyfile(path, folder / "tokenizer.json")
     return folder
 
 
-def _keep(folder: Path) -> Path:
-    """Copy the wanted files to a folder named by their contents; whole or not at all."""
+def is_stored(tokenizer: models.Tokenizer, folder: Path) -> bool:
+    """Whether the files of a folder are those of a registered tokenizer, and lie in the storage."""
+    digest = _digest(folder)
+    return tokenizer.files_sha256 == digest and files.exists(f"{_prefix(digest)}tokenizer.json")
+
+
+def _digest(folder: Path) -> str:
+    """A hash of the wanted files of a folder."""
     digest = hashlib.sha256()
     for name in WANTED:
         if (folder / name).is_file():
             digest.update(f"{name}\0".encode() + hashlib.sha256((folder / name).read_bytes()).digest())
-    target = tokenizers_folder() / digest.hexdigest()
-    if (target / "tokenizer.json").is_file():
-        return target
-    with whole_folder(target, "tokenizer.json") as draft:
-        copy_wanted(folder, draft)
-    return target
+    return digest.hexdigest()
+
+
+def _keep(folder: Path) -> str:
+    """Store the wanted files under a hash of their contents, tokenizer.json last. Returns the hash."""
+    digest = _digest(folder)
+    if not files.exists(f"{_prefix(digest)}tokenizer.json"):
+        names = [name for name in WANTED if (folder / name).is_file()]
+        for name in sorted(names, key="tokenizer.json".__eq__):
+            files.put(_prefix(digest) + name, folder / name)
+    return digest
+
+
+def _keep_table(files_sha256: str, table: ByteTable) -> None:
+    with tempfile.TemporaryDirectory(prefix="inspector-table-") as scratch:
+        tokenizers.write_table(table, Path(scratch))
+        for name in TABLE_FILES:
+            files.put(_table_prefix(files_sha256) + name, Path(scratch, name))

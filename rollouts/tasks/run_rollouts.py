@@ -9,6 +9,7 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery import shared_task, signals
@@ -33,7 +34,7 @@ from rollouts.tasks.storage_process import NotStored, StorageClient, close_idle
 from rollouts.tasks.write_behind import Saved, WriteBehind
 from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import sending, template_checks
-from rollouts.work.launch import LaunchSettings, ServedModel, form_from, send, served_models
+from rollouts.work.launch import LaunchSettings, ServedModel, form_from, model_tokenizer, send, served_models
 
 if TYPE_CHECKING:
     from rollouts.tito.diagnose.finding import Finding
@@ -135,7 +136,6 @@ class _Work:
         return self._heartbeat.cancelled.is_set() or shutting_down.is_set()
 
     def _do(self) -> BatchEnd:
-        from rollouts import tokenizers
         from rollouts.chat_templates import wants_call_ids
         from rollouts.engines.vllm_engine import tool_call_reader
         from rollouts.replies.call_readers import Way, way_of
@@ -147,7 +147,8 @@ class _Work:
         if model is None:
             return BatchEnd(error=f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS).")
         assert run.tokenizer is not None and run.chat_template is not None
-        tokenizer = tokenizers.load(run.tokenizer.path)
+        load = partial(services.load_tokenizer, run.tokenizer.files_sha256)
+        tokenizer = try_again(load, should_stop=self._is_to_stop)
         context = self.context = _context(run, tokenizer)
         sampling = Sampling(
             temperature=form.temperature,
@@ -320,6 +321,8 @@ def close_engines() -> None:
 # -- the life of an engine worker --------------------------------------------------------------------------------------
 
 ADOPT_SECONDS = 5.0
+_registered: set[str] = set()
+"""The models whose tokenizers this worker has registered."""
 
 
 @signals.worker_ready.connect
@@ -331,6 +334,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
         return
 
     def look() -> None:
+        _register_tokenizers(served)
         # If this worker has no free place, perhaps no worker would take what it sends.
         if len(active_requests) >= sender.controller.concurrency:
             return
@@ -340,6 +344,17 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
             ask_to_share(served)
 
     repeat("adopt-runs", ADOPT_SECONDS, look)
+
+
+def _register_tokenizers(models: Collection[str]) -> None:
+    """Register the tokenizers of this worker's models, so that a web server without their folders can launch them."""
+    for model in (served_models()[name] for name in models if name not in _registered):
+        if Path(model.path).exists():
+            try:
+                model_tokenizer(model)
+            except ValueError as error:
+                log.warning("the tokenizer of the model %s cannot be used: %s", model.name, error)
+        _registered.add(model.name)
 
 
 def ask_to_share(models: Collection[str]) -> Run | None:

@@ -1,11 +1,9 @@
-"""A tokenizer's folder: its files, their limits, and how a folder is written whole. Nothing is parsed here."""
+"""A tokenizer's folder: its files, and their limits. Nothing is parsed here."""
 
 from __future__ import annotations
 
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 WANTED = (
@@ -50,26 +48,6 @@ def file_marks(folder: Path, names: Iterable[str]) -> tuple[object, ...]:
     """For each of these files of a folder what changes when the file changes; None for a file that is missing."""
     stats = [path.stat() if (path := folder / name).is_file() else None for name in names]
     return tuple(stat and (stat.st_mtime_ns, stat.st_size) for stat in stats)
-
-
-@contextmanager
-def whole_folder(target: Path, last: str) -> Iterator[Path]:
-    """Yields a draft that becomes the folder ``target``: whole or not at all, also when two processes write it.
-
-    The process that comes second drops its draft: the file ``last`` is there already.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
-    try:
-        yield draft
-        draft.chmod(0o755)
-        try:
-            draft.rename(target)
-        except OSError:
-            if not (target / last).is_file():
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def copy_wanted(source: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import QuerySet
 
-from rollouts import chat_templates, models, selectors, services, tokenizers
+from rollouts import chat_templates, models, selectors, services
 from rollouts.models import Job
 from rollouts.selectors.registered import find_chat_template
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
@@ -41,7 +41,7 @@ def codec_of(run: models.Run) -> Codec | None:
     if run.tokenizer is None:
         return None
     try:
-        return _codec(run.tokenizer.path)
+        return _codec(run.tokenizer.files_sha256)
     except TokenizerBusy:
         raise  # it may be there in a minute: a diagnosis without it would say less than it could
     except ValueError as error:
@@ -50,15 +50,15 @@ def codec_of(run: models.Run) -> Codec | None:
 
 
 @lru_cache(maxsize=4)
-def _codec(path: str) -> Codec:
-    """A registered folder is named by its contents and never changes, so its files are not read each time."""
-    return tokenizers.load(path)
+def _codec(files_sha256: str) -> Codec:
+    """A registered tokenizer never changes, so its files are not looked at each time."""
+    return services.load_tokenizer(files_sha256)
 
 
 @lru_cache(maxsize=64)
-def _renderer(project: int, tokenizer_path: str, sha256: str) -> Renderer | None:
+def _renderer(project: int, files_sha256: str, sha256: str) -> Renderer | None:
     template = find_chat_template(project, sha256)
-    return None if template is None else chat_templates.renderer(tokenizers.load(tokenizer_path), template.text)
+    return None if template is None else chat_templates.renderer(services.load_tokenizer(files_sha256), template.text)
 
 
 def renderer_for(run: models.Run) -> Callable[[str], Renderer | None]:
@@ -72,7 +72,7 @@ def renderer_for(run: models.Run) -> Callable[[str], Renderer | None]:
         if not sha256 or run.tokenizer is None:
             return None
         try:
-            return _renderer(run.project_id, run.tokenizer.path, sha256)
+            return _renderer(run.project_id, run.tokenizer.files_sha256, sha256)
         except ValueError:
             return None
 

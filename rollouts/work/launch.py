@@ -20,9 +20,10 @@ from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, 
 from rollouts.formats.containers.json_text import json_problem
 from rollouts.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.selectors.activity import is_active, is_silent
-from rollouts.selectors.registered import find_chat_template
+from rollouts.selectors.registered import find_chat_template, registered_from
 from rollouts.services.projects import key_of
 from rollouts.services.text import without_paths
+from rollouts.services.tokenizers import files_of, is_stored
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.interfaces import RenderFailed
@@ -270,7 +271,7 @@ def _chosen_template(project: Project | None, sha256: str, field: str) -> ChatTe
 def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task: Task, kwargs: dict[str, Any]) -> None:
     """Render the first prompt once, so that a template that cannot render it is refused before the launch."""
     try:
-        renderer = chat_templates.renderer(tokenizers.load(tokenizer.path), template.text)
+        renderer = chat_templates.renderer(services.load_tokenizer(tokenizer.files_sha256), template.text)
         renderer.render_text(task.messages, task.tools, kwargs, True)
     except RenderFailed as error:
         raise LaunchRefused({field: f"This template cannot render the first prompt: {error}"}) from error
@@ -302,16 +303,31 @@ def send(run: Run) -> None:
 
 
 def model_tokenizer(model: ServedModel, project: Project | None = None) -> Tokenizer:
-    """The tokenizer of a model's folder in a project. It is registered when the first run there needs it."""
+    """The tokenizer of a model in a project. It is registered when the first run there needs it.
+
+    A machine that has the model's folder reads it. Another one takes what was registered last.
+    Raises ``ValueError`` with a sentence.
+    """
     source = f"served model {model.name}"
+    known, folder = registered_from(source, key_of(project)), Path(model.path)
+    if not folder.exists():
+        newest = registered_from(source)
+        if newest is None:
+            raise TokenizerUnusable(
+                f"The folder of the model {model.name} is not on this machine, and its tokenizer is not registered. "
+                f"Start a worker of the queue {model.queue} on the machine that has the folder: it registers it."
+            )
+        folder = files_of(newest.files_sha256)
+    if known is not None and is_stored(known, folder):
+        return known
     try:
-        return services.register_tokenizer(Path(model.path), name=model.name, source=source, project=project)
+        return services.register_tokenizer(folder, name=model.name, source=source, project=project)
     except TokenizerUnusable:
         raise
     except ValueError:  # the name belongs to another tokenizer, perhaps of an earlier training
-        sha256 = tokenizers.load(model.path).sha256
+        sha256 = tokenizers.load(folder).sha256
         named = f"{model.name} {sha256[:8]}"
-        return services.register_tokenizer(Path(model.path), name=named, source=source, project=project)
+        return services.register_tokenizer(folder, name=named, source=source, project=project)
 
 
 def _queue_trajectories(run: Run, tasks: list[Task], group: int, seed: int) -> None:

@@ -20,6 +20,7 @@ from rollouts.selectors.activity import is_active
 from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
 from rollouts.services.shards import shards_of
 from rollouts.services.text import without_paths
+from rollouts.services.tokenizers import load_tokenizer
 from rollouts.tito.batches import batched
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES, Context, StrategyRefused
@@ -290,33 +291,34 @@ def _most_frequent(why: dict[str, int]) -> dict[str, int]:
 
 
 def context_of(
-    run: Run, path: str = "", chat_template: str | None = None
+    run: Run, chosen: tokenizers.LoadedTokenizer | None = None, chat_template: str | None = None
 ) -> tuple[Context, tokenizers.LoadedTokenizer | None]:
-    """The context of a run's strategies, for one thread. ``path`` and ``chat_template`` replace the run's own.
+    """The context of a run's strategies, for one thread. ``chosen`` and ``chat_template`` replace the run's own.
 
     Where the run lacks what a render needs, the context says so. Raises :class:`CannotReplay` with a sentence where
-    ``path`` or ``chat_template`` cannot be used.
+    ``chosen`` or ``chat_template`` cannot be used.
     """
     try:
-        return _rendering(run, path, chat_template)
+        return _rendering(run, chosen, chat_template)
     except CannotReplay as error:
-        if path or chat_template:
+        if chosen or chat_template:
             raise
         return Context.without_renderer(str(error)), None
 
 
-def _rendering(run: Run, path: str, chat_template: str | None) -> tuple[Context, tokenizers.LoadedTokenizer]:
-    is_other = bool(path or chat_template)
-    path = path or (run.tokenizer.path if run.tokenizer is not None else "")
-    if not path:
+def _rendering(
+    run: Run, chosen: tokenizers.LoadedTokenizer | None, chat_template: str | None
+) -> tuple[Context, tokenizers.LoadedTokenizer]:
+    is_other = bool(chosen or chat_template)
+    if chosen is None and run.tokenizer is None:
         raise CannotReplay(
             "The run has no tokenizer, and this strategy renders and encodes. Choose one under “Diagnose again” on the "
             "page of the run, or name one with --tokenizer."
         )
     try:
-        loaded = tokenizers.load(path)
+        loaded = chosen or load_tokenizer(run.tokenizer.files_sha256 if run.tokenizer else "")
     except (ValueError, OSError) as error:
-        raise CannotReplay(without_paths(f"The tokenizer {path} cannot be used: {error}")) from error
+        raise CannotReplay(without_paths(f"The tokenizer cannot be used: {error}")) from error
     rows = run.rows_chat_template if chat_template is None else None
     text = chat_template or (run.chat_template.text if run.chat_template is not None else loaded.chat_template)
     if text is None:

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from rollouts import chat_templates, tokenizers
+from rollouts import chat_templates, services
 from rollouts.chat_templates import CheckReport
 from rollouts.chat_templates.repair.search import NOT_FINISHED
 from rollouts.models import (
@@ -133,7 +133,7 @@ def do_job(job: Job, beat: Beat) -> None:
     check = TemplateCheck.objects.select_related("tokenizer", "chat_template").get(job=job)
     beat()
     try:
-        loaded = tokenizers.load(check.tokenizer.path) if check.tokenizer else None
+        loaded = services.load_tokenizer(check.tokenizer.files_sha256) if check.tokenizer else None
         report = chat_templates.check(loaded, check.chat_template.text, **check.question)
         found = report.to_dict() | _users_conversation(check, loaded, report)
     except (RenderFailed, OSError, ValueError) as error:

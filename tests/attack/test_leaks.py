@@ -17,7 +17,8 @@ from inspector.web.login import make_token
 from rollouts import services
 from rollouts.models import Run, StoredTrajectory
 from rollouts.services.api_tokens import create_api_token
-from rollouts.services.text import shown_source, without_paths
+from rollouts.services.text import without_paths
+from rollouts.services.tokenizers import files_of
 from rollouts.services.users import local_user
 from rollouts.tito import diagnose as tito_diagnose
 from rollouts.tito.trajectory import Trajectory
@@ -46,7 +47,7 @@ def test_l12_the_script_of_a_finding_names_the_tokenizer_and_no_path(
     run, visitor = shared
     assert run.tokenizer is not None
     text = visitor.get(f"/trajectories/{run.trajectories.get().code}/findings/1.py").content.decode()
-    assert run.tokenizer.sha256 in text and run.tokenizer.path not in text and run.tokenizer.source not in text
+    assert run.tokenizer.sha256 in text and str(files_of(run.tokenizer.files_sha256)) not in text
     path = tmp_path / "finding.py"
     path.write_text(text)
 
@@ -54,7 +55,7 @@ def test_l12_the_script_of_a_finding_names_the_tokenizer_and_no_path(
         monkeypatch.setattr(sys, "argv", [str(path), *arguments])
         runpy.run_path(str(path))
 
-    ran(run.tokenizer.path)
+    ran(str(files_of(run.tokenizer.files_sha256)))
     assert "Reproduced:" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="Name the folder of the tokenizer"):
         ran()
@@ -82,7 +83,8 @@ def test_l12_no_page_names_the_folder_of_a_tokenizer_that_is_gone(
 ) -> None:
     run, visitor = shared
     assert run.tokenizer is not None
-    moved = Path(run.tokenizer.path).rename(Path(run.tokenizer.path).with_name("moved-away"))
+    place = files_of(run.tokenizer.files_sha256)
+    moved = place.rename(place.with_name("moved-away"))
     code = run.trajectories.get().code
     try:
         for page in ("", "/compare", "/deltas", "/mask", "/record", "/strategies"):
@@ -92,7 +94,7 @@ def test_l12_no_page_names_the_folder_of_a_tokenizer_that_is_gone(
                     assert answer.status_code < 500
                     assert str(settings.INSPECTOR_DATA) not in answer.content.decode(), address
     finally:
-        moved.rename(run.tokenizer.path)
+        moved.rename(place)
 
 
 def test_l12_errors_of_work_are_stored_without_paths(
@@ -129,10 +131,6 @@ def test_l12_errors_of_work_are_stored_without_paths(
 )
 def test_paths_and_addresses_are_told_apart(said: str, shown: str) -> None:
     assert without_paths(said) == shown
-
-
-def test_of_a_folder_its_name_is_shown() -> None:
-    assert shown_source("/srv/my models/qwen 3") == "qwen 3" and shown_source("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B"
 
 
 TOKENS = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from celery import current_app
-from django.conf import settings
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import CommandError, call_command
 from django.db import DataError, InterfaceError, OperationalError, connection
@@ -20,7 +19,7 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server import health
-from rollouts import files, services, tokenizers
+from rollouts import files, services
 from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.services.imports import imported
 from rollouts.services.jobs import adopt_jobs, ask_job, take_job
@@ -392,11 +391,10 @@ def test_an_upload_that_cannot_be_kept_leaves_nothing(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(imports, "ask", full)
     web.raise_request_exception = False
-    uploads = Path(settings.INSPECTOR_DATA) / "uploads"
-    before = set(uploads.glob("*"))
+    before = kept_codes()
     answer = web.post("/import", {"files": SimpleUploadedFile("a.jsonl", lines(0, 1)), "format": "auto"})
     assert answer.status_code == 507 and "disk of the server is full" in answer.content.decode()
-    assert not Run.objects.exists() and set(uploads.glob("*")) == before
+    assert not Run.objects.exists() and kept_codes() == before
 
 
 # -- pushes ------------------------------------------------------------------------------------------------------------
@@ -523,7 +521,7 @@ def test_a_tokenizer_on_a_full_disk_is_no_damaged_file(
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokenizers, "keep_table", full)
+    monkeypatch.setattr(files, "put", full)
     web.raise_request_exception = False
     named = "upload" if address == "/tokenizers" else "tokenizer_file"
     upload = SimpleUploadedFile("tokenizer.json", (tiny_tokenizer / "tokenizer.json").read_bytes())

@@ -160,7 +160,7 @@ def import_file(path: Path, folder: Path) -> Run:
 
 def test_import_with_all_checks(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     for folder in tokenizer_folders(corpus, tiny_tokenizer):
-        codec = load(services.find_tokenizer(str(folder)).path)
+        codec = services.load_tokenizer(services.find_tokenizer(str(folder)).files_sha256)
         path = tmp_path / f"{folder.name}.jsonl"
         n = write_gym_file(path, codec, SIZE)
         ours = []
@@ -208,7 +208,7 @@ def test_memory_does_not_grow_with_the_file(tiny_tokenizer: Path, tmp_path: Path
 
 def test_a_rollout_costs_its_new_tokens(tiny_tokenizer: Path, tmp_path: Path) -> None:
     """Files of about as many new tokens, in rollouts of 1 to 64 calls: what a new token costs."""
-    codec = load(services.find_tokenizer(str(tiny_tokenizer)).path)
+    codec = services.load_tokenizer(services.find_tokenizer(str(tiny_tokenizer)).files_sha256)
     import_file(_curve_file(tmp_path, codec, 2, 20), tiny_tokenizer)
     print("\ncalls  file MB  new tokens  us a new token  us a token of the file")
     for calls in (1, 2, 4, 8, 16, 32, 64):

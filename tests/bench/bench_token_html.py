@@ -14,7 +14,7 @@ import pytest
 from django.template import engines
 
 from inspector.html.tokens import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
-from rollouts.tokenizers import byte_table, load
+from rollouts.tokenizers import load
 
 pytestmark = pytest.mark.bench
 
@@ -47,7 +47,7 @@ def sample(folder: Path, n: int) -> Tokens:
 
 
 def test_a_window_against_a_template_loop(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    table = byte_table(tiny_tokenizer, tmp_path)
+    table = load(tiny_tokenizer).table
     tokens = sample(tiny_tokenizer, 4096)
     painter = TokenPainter(table)
     template = engines["django"].from_string(LOOP)
@@ -91,7 +91,7 @@ def test_a_window_against_a_template_loop(tiny_tokenizer: Path, tmp_path: Path) 
 
 
 def test_the_run_view_of_300k_tokens(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    painter = TokenPainter(byte_table(tiny_tokenizer, tmp_path))
+    painter = TokenPainter(load(tiny_tokenizer).table)
     for n in (1_000, 300_000, 1_000_000):
         tokens = sample(tiny_tokenizer, n)
         seconds = best(lambda tokens=tokens: painter.blocks(tokens), 3)

@@ -264,11 +264,10 @@ def token_for_pushes() -> str:
 
 def gym_files(folder: Path, size: int) -> dict[str, bytes]:
     """Two files of trajectories of the demo tokenizer, with different ids: name -> body."""
-    from rollouts.tokenizers import load
     from tests.bench.gym_file import write_gym_file
 
     tokenizer = Tokenizer.objects.get(name="demo")
     path = folder / "part.jsonl"
-    write_gym_file(path, load(tokenizer.path), size)
+    write_gym_file(path, services.load_tokenizer(tokenizer.files_sha256), size)
     lines = path.read_bytes().splitlines(keepends=True)
     return {"a.jsonl": b"".join(lines[: len(lines) // 2]), "b.jsonl": b"".join(lines[len(lines) // 2 :])}

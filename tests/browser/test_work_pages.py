@@ -107,5 +107,5 @@ def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
     drawn = page.evaluate("() => [...document.querySelectorAll('#pane .toks')].map((box) => box.textContent).join('')")
     assert run.tokenizer is not None
     stream = selectors.load_trajectory(record).steps[-1].stream
-    assert drawn == launching.tokenizers.load(run.tokenizer.path).decode(stream)
+    assert drawn == services.load_tokenizer(run.tokenizer.files_sha256).decode(stream)
     services.cancel_run(run)

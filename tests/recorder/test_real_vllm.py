@@ -175,7 +175,7 @@ def test_a_run_asks_a_real_server(far: LaunchSettings) -> None:
     assert steps.count() > 12 and all(step.engine.startswith("vllm_server 0") for step in steps)
     assert "</tool_call>" in set(steps.values_list("stop_reason", flat=True))
     assert set(steps.values_list("logprobs_mode", flat=True)) == {"processed"}
-    codec = load(run.tokenizer.path)  # type: ignore[union-attr]
+    codec = services.load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
     for record in run.trajectories.all():
         value = selectors.load_trajectory(record)
         for before, after in pairwise(value.steps):

@@ -218,11 +218,11 @@ def test_the_recorded_tokenizer_is_taken_when_one_of_that_name_is_registered(
 
 
 def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run, tiny_tokenizer: Path) -> None:
-    from rollouts import selectors, tokenizers
+    from rollouts import selectors
     from rollouts.tito.trajectory import Origin
 
     run.tokenizer = registered = services.register_tokenizer(tiny_tokenizer)
-    loaded = tokenizers.load(run.tokenizer.path)
+    loaded = services.load_tokenizer(run.tokenizer.files_sha256)
     messages = [
         {"role": "user", "content": "2+2?"},
         {"role": "assistant", "content": "x"},

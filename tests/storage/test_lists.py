@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from rollouts import models, selectors, services
+from rollouts import files, models, selectors, services
 from rollouts.selectors import SORTS, TrajectoryFilters
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tokenizers import TokenizerUnusable
@@ -163,7 +163,7 @@ def test_a_tokenizer_is_registered_once_by_its_contents(tiny_tokenizer: Path, tm
     first = services.register_tokenizer(tiny_tokenizer, "demo")
     assert first.chat_template is not None and models.ProjectTemplate.objects.get().label == "demo"
     assert services.register_tokenizer(tiny_tokenizer, "demo") == first
-    assert first.chat_template is not None and Path(first.path).is_dir() and first.vocab_size > 100
+    assert files.exists(f"tokenizers/{first.files_sha256}/tokenizer.json") and first.vocab_size > 100
     assert services.find_tokenizer("demo") == first
     assert services.find_tokenizer(str(tiny_tokenizer / "tokenizer.json")).name == tiny_tokenizer.name
     import shutil
@@ -176,7 +176,9 @@ def test_a_tokenizer_is_registered_once_by_its_contents(tiny_tokenizer: Path, tm
     with pytest.raises(ValueError, match="Another tokenizer is registered as 'demo'"):
         services.register_tokenizer(other, "demo")
     second = services.register_tokenizer(other)
-    assert second.name.startswith("demo (") and second.path != first.path and second.sha256 == first.sha256
+    assert (
+        second.name.startswith("demo (") and second.files_sha256 != first.files_sha256 and second.sha256 == first.sha256
+    )
     assert services.find_tokenizer(str(other)) == second
 
 

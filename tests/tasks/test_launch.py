@@ -258,7 +258,7 @@ class TestTheWork:
         run = done_run(rows_chat_template=other.sha256, temperature=0.0)
         assert (run.status, run.chat_template, run.rows_chat_template) == ("done", own, other)
         assert "row_not_sampled" not in run.finding_counts
-        codec = launching.tokenizers.load(run.tokenizer.path)  # type: ignore[union-attr]
+        codec = services.load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
         several = 0
         for record in run.trajectories.all():
             trajectory = selectors.load_trajectory(record)
@@ -541,7 +541,7 @@ def _until(condition: Any, seconds: float = 120) -> None:
 def test_ids_are_stored_as_they_were_sampled() -> None:
     """The stored arrays are the loop's, not a text's: decode and encode would give others for some samples."""
     run = done_run(temperature=1.5, prompts=6)
-    codec = launching.tokenizers.load(run.tokenizer.path)  # type: ignore[union-attr]
+    codec = services.load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
     odd = 0
     for record in run.trajectories.all():
         for step in selectors.load_trajectory(record).steps:
@@ -583,7 +583,7 @@ def test_a_template_whose_turns_begin_otherwise_puts_no_prompt_into_the_replies(
     run = done_run(chat_template=services.register_chat_template(text).sha256, temperature=0.0)
     assert "response template" not in run.settings["tool_calls"]
     assert run.tokenizer is not None
-    codec = tokenizers.load(run.tokenizer.path)
+    codec = services.load_tokenizer(run.tokenizer.files_sha256)
     for record in run.trajectories.all():
         for step in selectors.load_trajectory(record).steps:
             said = codec.decode(step.completion_ids).removesuffix("<|im_end|>").strip()

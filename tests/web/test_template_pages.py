@@ -269,8 +269,8 @@ def test_the_matrix_is_made_filtered_and_given_as_csv(
 ) -> None:
     other = services.register_chat_template(BROKEN, "broken")
     Tokenizer.objects.create(
-        name="=cmd()", sha256="0" * 64, path=tokenizer.path, source="x", vocab_size=1, encoder="tokenizers",
-        chat_template=other,
+        name="=cmd()", sha256="0" * 64, files_sha256=tokenizer.files_sha256, source="x", vocab_size=1,
+        encoder="tokenizers", chat_template=other,
     )  # fmt: skip
     assert "Check the 2 that are missing" in web.get("/templates/matrix").content.decode()
     page = web.post("/templates/matrix", follow=True).content.decode()

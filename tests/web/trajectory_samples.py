@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from rollouts import models, services
-from rollouts.services.tokenizers import byte_tables_folder
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
-from rollouts.tokenizers import byte_table, load
 
 HOSTILE = '<script>alert(1)</script> &amp; "quoted" \u202eevil\u202c zero\u200bwidth \t tab\r\n naïve 漢字 🙂'
 TOOLS = ({"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}},)
@@ -27,8 +25,8 @@ class Maker:
 
     def __init__(self, folder: Path) -> None:
         self.record = services.register_tokenizer(folder, name=f"demo-{models.Tokenizer.objects.count()}")
-        self.tokenizer = load(self.record.path)
-        self.table = byte_table(self.record.path, byte_tables_folder())
+        self.tokenizer = services.load_tokenizer(self.record.files_sha256)
+        self.table = services.byte_table(self.record.files_sha256)
 
     def ids(self, text: str) -> np.ndarray:
         return self.tokenizer.encode(text)

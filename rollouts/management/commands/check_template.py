@@ -215,7 +215,7 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
 
 def _load(registered: Tokenizer) -> LoadedTokenizer:
     """A registered tokenizer under its name: its folder is named by a hash."""
-    tokenizer = tokenizers.load(registered.path)
+    tokenizer = services.load_tokenizer(registered.files_sha256)
     tokenizer.name = registered.name
     return tokenizer
 

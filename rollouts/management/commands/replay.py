@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from django.core.management.base import CommandError
 
-from rollouts import models
+from rollouts import models, services, tokenizers
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_chat_template
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import StrategyResult, replay_many
 from rollouts.tito.trajectory import Origin, Row
+from rollouts.tokenizers import LoadedTokenizer
 from rollouts.work import replays
 
 
@@ -70,7 +71,7 @@ def _replayed(
 ) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
     """Each trajectory with the results of the strategies. What the run lacks is part of a result."""
     try:
-        context, loaded = replays.context_of(run, _path(run, tokenizer), _text(template))
+        context, loaded = replays.context_of(run, _chosen(run, tokenizer), _text(template))
     except replays.CannotReplay as error:
         raise CommandError(str(error)) from error
     pending: deque[models.StoredTrajectory] = deque()
@@ -84,9 +85,15 @@ def _replayed(
         yield pending.popleft(), made
 
 
-def _path(run: models.Run, tokenizer: str) -> str:
-    registered = tokenizer_named(run.project_id, tokenizer) if tokenizer else None
-    return registered.path if registered is not None else tokenizer
+def _chosen(run: models.Run, named: str) -> LoadedTokenizer | None:
+    """The registered tokenizer of a name, or the tokenizer of a folder; None = the run's own."""
+    if not named:
+        return None
+    registered = tokenizer_named(run.project_id, named)
+    try:
+        return tokenizers.load(named) if registered is None else services.load_tokenizer(registered.files_sha256)
+    except (ValueError, OSError) as error:
+        raise CommandError(f"The tokenizer {named} cannot be used: {error}") from error
 
 
 def _text(template_file: str) -> str | None:
