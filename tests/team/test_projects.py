@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
+from inspector.server.logs import TextLineFormatter
 from rollouts import services
 from rollouts.models import AuditEvent, Invitation, Membership, Project, Role, Run
 from rollouts.services.members import PeopleRefused, invite, join
@@ -195,3 +197,12 @@ def test_the_pages_ask_few_queries(ours: Project, root: Client, django_assert_ma
     for path, most in (("/projects", 3), (f"/projects/{ours.code}", 5), ("/accounts", 3), ("/account", 4)):
         with django_assert_max_num_queries(most):
             assert root.get(path).status_code == 200
+
+
+def test_no_line_of_the_log_holds_an_invitation(ours: Project, admin: Client, caplog: pytest.LogCaptureFixture) -> None:
+    link = invitation(admin, ours)
+    with caplog.at_level(logging.INFO):
+        Client().get(link)
+    lines = [TextLineFormatter().format(one) for one in caplog.records]
+    assert any("path=/join/..." in line for line in lines)
+    assert not any(link.removeprefix("/join/") in line for line in lines)
