@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -45,6 +46,8 @@ Detect = Callable[[Sequence[Any]], bool]
 Read = Callable[[Source], Iterator[Trajectory | Rejected]]
 Write = Callable[[Iterable[Trajectory], IO[bytes]], int]
 """Writes trajectories and returns their number."""
+Join = Callable[[Iterable[IO[bytes]], IO[bytes]], None]
+"""Writes one file that holds what several files of a format hold, in their order."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,16 @@ class Format:
     """What such a file cannot tell, as a sentence; empty = nothing is missing."""
     write: Write | None = None
     suffix: str = ".jsonl"
+    join: Join | None = None
+    """Makes one file of those that :attr:`write` wrote of parts; None = a file is written in one."""
     by_line: bool = False
     """A line is one trajectory and needs no other line, so workers may read parts of a file side by side."""
+
+
+def join_lines(parts: Iterable[IO[bytes]], file: IO[bytes]) -> None:
+    """Files of lines one after the other."""
+    for part in parts:
+        shutil.copyfileobj(part, file, 1 << 20)
 
 
 class SeenIds:

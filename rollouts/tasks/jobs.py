@@ -82,6 +82,7 @@ class Sharing(NamedTuple):
 
 SHARINGS: dict[Job.Kind, Sharing] = {
     Job.Kind.DIAGNOSE: Sharing(diagnosis.cut, diagnosis.do_shard, diagnosis.join),
+    Job.Kind.EXPORT: Sharing(exporting.cut, exporting.do_shard, exporting.join),
     Job.Kind.REPLAY: Sharing(replays.cut, replays.do_shard, replays.join),
     Job.Kind.IMPORT: Sharing(import_shards.cut, import_shards.do_shard, import_join.join),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -19,10 +19,12 @@ from django.utils import timezone
 from rollouts import files, models, selectors
 from rollouts.files import StorageDown
 from rollouts.formats import FORMATS
+from rollouts.formats.registry import Join
 from rollouts.formats.writers import exports
 from rollouts.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
 from rollouts.models import Job
 from rollouts.services.jobs import Beat, JobFailed, end_job, files_in_use
+from rollouts.services.shards import shards_of
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.strategies import STRATEGIES
@@ -30,6 +32,7 @@ from rollouts.tito.strategies.replay import replay_many
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work import replays
 from rollouts.work.diagnosis import codec_of
+from rollouts.work.ranges import cut_run, finished_trajectories, range_of
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +117,45 @@ def write_run(
     ``tick`` is called after each trajectory that was read, ``tell`` with a sentence about each one that is left out.
     Raises :class:`ExportRefused` with a sentence.
     """
+    part = write_part(run, records, wanted, file, tell=tell, tick=tick)
+    return Written(part.n, sentence_of([part], wanted))
+
+
+class WrittenPart(NamedTuple):
+    """What a part of an export holds."""
+
+    n: int
+    """Rows, or trajectories."""
+    n_read: int
+    n_out: int
+    """Trajectories that were left out."""
+    first: str
+    """Why the first of these was left out."""
+
+
+def sentence_of(parts: Sequence[WrittenPart], wanted: Wanted) -> str:
+    """How many trajectories were left out. Raises :class:`ExportRefused` where nothing is left to write."""
+    n, n_read, n_out = (sum(getattr(part, name) for part in parts) for name in ("n", "n_read", "n_out"))
+    if n_out and not n:
+        first = next(part.first for part in parts if part.n_out)
+        raise ExportRefused(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
+    if wanted.strategy and not n:
+        name = wanted.strategy.replace("_", " ")
+        raise ExportRefused(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
+    verb = "was" if n_out == 1 else "were"
+    return f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else ""
+
+
+def write_part(
+    run: models.Run,
+    records: QuerySet[models.StoredTrajectory],
+    wanted: Wanted,
+    file: IO[bytes],
+    *,
+    tell: Callable[[str], object] = lambda _: None,
+    tick: Callable[[], object] = lambda: None,
+) -> WrittenPart:
+    """The same for a part of an export, which may hold nothing."""
     n_read, n_out, first = 0, 0, ""
 
     def counted(values: Iterator[Trajectory]) -> Iterator[Trajectory]:
@@ -133,13 +175,7 @@ def write_run(
     with closing(loaded(finished)) as values:
         del finished
         n = _write(run, counted(values), wanted, file, leave_out)
-    if n_out and not n:
-        raise ExportRefused(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
-    if wanted.strategy and not n:
-        name = wanted.strategy.replace("_", " ")
-        raise ExportRefused(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
-    verb = "was" if n_out == 1 else "were"
-    return Written(n, f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else "")
+    return WrittenPart(n, n_read, n_out, first)
 
 
 def _write(
@@ -213,10 +249,27 @@ def cause_of(run: models.Run, value: Trajectory) -> str:
 def do_job(job: Job, beat: Beat) -> None:
     """Write the run of a job to a file, as its options say."""
     drop_files()
+    report = do_shard(job, beat)["report"]
+    _end(job, [report], report["bytes"])
+
+
+def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
+    """The ranges of trajectories that workers write side by side; empty = one worker writes the file."""
+    drop_files()
     assert job.run is not None
-    records = job.run.trajectories.all()
-    total = records.filter(status=models.StoredTrajectory.Status.DONE).count()
-    beat(n_done=0, n_total=total, notes=[])
+    return cut_run(job.run, job, beat) if _join_of(Wanted(**job.options)) is not None else []
+
+
+def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
+    """Write the trajectories of a job to its file, or those of a shard to a part of the file.
+
+    Returns the column with what is told of it in the end.
+    """
+    whole = job.whole or job
+    assert whole.run is not None
+    records = finished_trajectories(whole.run, *range_of(job))
+    total = records.count()
+    beat(n_done=0, n_total=total)
     notes: list[str] = []
     n_done = 0
 
@@ -225,23 +278,73 @@ def do_job(job: Job, beat: Beat) -> None:
         n_done += 1
         beat.now_and_then(n_done=n_done)
 
-    draft = draft_of(job)
+    draft, wanted = draft_of(job), Wanted(**whole.options)
     try:
         with draft.open("wb") as file:
-            written = write_run(job.run, records, Wanted(**job.options), file, tell=notes.append, tick=tick)
+            part = write_part(whole.run, records, wanted, file, tell=notes.append, tick=tick)
+        if job is whole:
+            sentence_of([part], wanted)  # before a file is put
         size = draft.stat().st_size
         beat(n_done=total)
-        files.put(key_of(job), draft, move=True)
+        files.put(key_of(job) if job is whole else part_of(job), draft, move=True)
     except ExportRefused as refusal:
         raise JobFailed(str(refusal)) from refusal
     finally:
         draft.unlink(missing_ok=True)
-    more = [f"And {len(notes) - MAX_NOTES:,} more."] * (len(notes) > MAX_NOTES)
+    return {"report": {"part": list(part), "notes": notes[:MAX_NOTES], "n_notes": len(notes), "bytes": size}}
+
+
+def join(job: Job, beat: Beat) -> None:
+    """Make one file of those that the shards wrote, in their order, and end the export."""
+    shards, join_files = shards_of(job), _join_of(Wanted(**job.options))
+    assert join_files is not None
+    reports = [shard.report or {} for shard in shards]
+    try:
+        sentence_of([WrittenPart(*report["part"]) for report in reports], Wanted(**job.options))
+    except ExportRefused as refusal:
+        raise JobFailed(str(refusal)) from refusal
+
+    def parts() -> Iterator[IO[bytes]]:
+        for shard in shards:
+            beat.now_and_then()
+            with files.open_file(part_of(shard)) as part:
+                yield part
+
+    draft = draft_of(job)
+    try:
+        with draft.open("wb") as file:
+            join_files(parts(), file)
+        size = draft.stat().st_size
+        files.put(key_of(job), draft, move=True)
+    finally:
+        draft.unlink(missing_ok=True)
+    _end(job, reports, size)
+    for shard in shards:  # what a lost worker leaves goes with the file
+        files.delete(part_of(shard))
+
+
+def _join_of(wanted: Wanted) -> Join | None:
+    target = wanted.target
+    return FORMATS[wanted.format].join if target is None else target.join
+
+
+def _end(job: Job, reports: Sequence[Mapping[str, Any]], size: int) -> None:
+    parts = [WrittenPart(*report["part"]) for report in reports]
+    left_out = sentence_of(parts, Wanted(**job.options))
+    notes = [note for report in reports for note in report["notes"]][:MAX_NOTES]
+    more = sum(report["n_notes"] for report in reports) - len(notes)
     end_job(
-        job, Job.Status.DONE, n_written=written.n, bytes_written=size,
-        notes=[written.left_out, *notes[:MAX_NOTES], *more] if written.left_out else [],
+        job, Job.Status.DONE, n_written=sum(part.n for part in parts), n_done=job.n_total,
+        bytes_written=size,
+        notes=[left_out, *notes, *[f"And {more:,} more."] * (more > 0)] if left_out else [],
         expires_at=timezone.now() + FILE_AGE,
     )  # fmt: skip
+
+
+def part_of(shard: Job) -> str:
+    """The file that a shard writes."""
+    assert shard.whole is not None
+    return f"{prefix_of(shard.whole.code)}part-{shard.options['first']}"
 
 
 def drafts_folder() -> Path:

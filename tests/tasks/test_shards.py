@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.utils import timezone
 
-from rollouts import models, services
+from rollouts import files, models, services
+from rollouts.formats.writers.exports import EXPORTS
 from rollouts.models import Job, Run
 from rollouts.services.job_queue import must_yield, take_next_job
 from rollouts.services.jobs import Beat, JobFailed, adopt_jobs, ask_job, take_job
 from rollouts.services.shards import release_shard
 from rollouts.tasks import jobs
-from rollouts.work import diagnosis, ranges, replays, run_control
+from rollouts.work import diagnosis, exporting, import_shards, imports, ranges, replays, run_control
+from tests.formats.test_formats import GYM, changed, jsonl
+from tests.storage.build import chain
 from tests.tasks.shard_work import do_all, waiting
-from tests.web.samples import finding, stored_run
+from tests.tasks.test_job_kinds import die_after
+from tests.web.samples import finding, stored_run, trajectory
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -193,6 +200,90 @@ def test_shards_go_with_their_run() -> None:
     run_control.delete(job.run)
     jobs.work_on(taken, share=True)
     assert not Job.objects.exists() and not models.StoredFinding.objects.exists()
+
+
+def exported(run: Run, share: bool, **options: Any) -> Job:
+    job, is_new = ask_job(run, Job.Kind.EXPORT, options)
+    taken = take_job(job.pk)
+    assert is_new and taken is not None
+    jobs.work_on(taken, share=share)
+    assert job.shards.exists() is share
+    do_all(random.Random(7))
+    job.refresh_from_db()
+    return job
+
+
+def content(job: Job) -> bytes:
+    with files.open_file(exporting.key_of(job)) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("name", ["own_jsonl", "verl", "nemo_message_log", "sft", "prime_rl", "tinker"])
+def test_an_export_in_shards_has_the_bytes_of_one_task(name: str) -> None:
+    run = stored_run(9)
+    alone, shared = (exported(run, share, format=name, force=True) for share in (False, True))
+    assert content(alone) == content(shared) and (shared.status, shared.n_done) == ("done", 9)
+    assert (shared.n_written, shared.bytes_written) == (alone.n_written, len(content(alone)))
+    assert len(list(files.listed(exporting.prefix_of(shared.code)))) == 1  # the parts are gone
+
+
+def test_a_parquet_export_in_shards_has_the_rows_of_one_task() -> None:
+    run = stored_run(9)
+    alone, shared = (exported(run, share, format="own_parquet") for share in (False, True))
+    tables = [pyarrow.parquet.read_table(io.BytesIO(content(job))) for job in (alone, shared)]
+    assert tables[0].equals(tables[1]) and shared.n_written == alone.n_written == 9
+
+
+def test_one_object_of_lists_is_written_by_one_worker() -> None:
+    assert not EXPORTS["skyrl"].join and exported(stored_run(9), False, format="skyrl", force=True).n_written
+
+
+def test_what_is_left_out_is_told_as_by_one_task() -> None:
+    run = services.create_run("import", "r")
+    values = [trajectory(f"t{n}") if n in (1, 2, 6) else chain(f"t{n}", hostile="") for n in range(9)]
+    services.save_trajectories(run, values, [[]] * 9)
+    alone, shared = (exported(run, share, format="verl", leave_out=True) for share in (False, True))
+    assert shared.notes == alone.notes and content(alone) == content(shared)
+    assert len(alone.notes) == 4 and alone.notes[0] == "3 of 9 trajectories were left out."
+    one, refused = (exported(run, share, format="verl") for share in (False, True))
+    assert (refused.status, one.status) == ("failed", "failed") and "cannot be exported as verl" in refused.error
+
+
+# -- killed workers ----------------------------------------------------------------------------------------------------
+
+
+def large(kind: str, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job with several shards."""
+    if kind != Job.Kind.IMPORT:
+        return ask_job(stored_run(9, findings=[[]] * 9), kind, {})[0]
+    monkeypatch.setattr(import_shards, "PART_BYTES", 3000)
+    lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(9)])
+    run = services.create_run(Run.Kind.IMPORT, "files")
+    imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", lines)], "auto", True)
+    return run.jobs.get()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", jobs.SHARINGS)
+def test_a_worker_that_is_killed_costs_its_shard(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 of one process in the middle of its shard."""
+    job = large(kind, monkeypatch)
+    shard = cut(job)[1]
+    die_after(2, lambda: jobs.do_job(shard.pk))
+    killed = Job.objects.get(status="running", whole=job)
+    Job.objects.filter(pk=killed.pk).update(heartbeat_at=timezone.now() - LONG_AGO)
+    assert [one.pk for one in adopt_jobs()] == [killed.pk]
+    do_all(random.Random(1))
+    job.refresh_from_db()
+    assert (job.status, job.error) == ("done", "") and not job.shards.exists()
+    run = Run.objects.get(pk=job.run_id)
+    assert run.n_trajectories == 9 == run.trajectories.count()
+    assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == list(range(9))
+    assert kind == Job.Kind.IMPORT or job.n_done == 9
+    if kind == Job.Kind.REPLAY:
+        assert job.report is not None and {line["trajectories"] for line in job.report["strategies"]} == {9}
+    if kind == Job.Kind.EXPORT:
+        assert len(content(job).splitlines()) == 9 == job.n_written
 
 
 # -- fairness ----------------------------------------------------------------------------------------------------------

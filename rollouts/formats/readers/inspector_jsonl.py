@@ -13,7 +13,7 @@ import numpy as np
 from rollouts.formats import limits, shapes
 from rollouts.formats.containers.json_text import canonical_json
 from rollouts.formats.containers.source import Source
-from rollouts.formats.registry import Format, Rejected, each_line, has_keys
+from rollouts.formats.registry import Format, Rejected, each_line, has_keys, join_lines
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, CodedStep, StepCodec, StepField
 from rollouts.tito.prefix import links_of
@@ -292,4 +292,6 @@ def _plain_floats(values: Floats | None) -> list[Any] | None:
     return plain
 
 
-FORMAT = Format("own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write, by_line=True)
+FORMAT = Format(
+    "own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write, join=join_lines, by_line=True
+)

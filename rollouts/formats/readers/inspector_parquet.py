@@ -45,11 +45,25 @@ def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
     return n
 
 
+def join(parts: Iterable[IO[bytes]], file: IO[bytes]) -> None:
+    """The row groups of several files, which have the columns of :func:`write`, in one file."""
+    import pyarrow.parquet
+
+    writer = None
+    for part in parts:
+        read = pyarrow.parquet.ParquetFile(part)
+        writer = writer or pyarrow.parquet.ParquetWriter(file, read.schema_arrow, compression="zstd")
+        for n in range(read.num_row_groups):
+            writer.write_table(read.read_row_group(n))
+    if writer is not None:
+        writer.close()
+
+
 def detect(values: Sequence[Any]) -> bool:
     return has_keys(values[0], "record", "external_id") and isinstance(values[0]["record"], str)
 
 
 FORMAT = Format(
     "own_parquet", "Rollout Inspector Parquet (lossless)", detect, inspector_jsonl.read_records, write=write,
-    suffix=".parquet", by_line=True,
+    join=join, suffix=".parquet", by_line=True,
 )  # fmt: skip

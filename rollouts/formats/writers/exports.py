@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
+from rollouts.formats.registry import Join, join_lines
 from rollouts.formats.writers import export_records as records
 from rollouts.formats.writers.export_faults import ExportFault, has_reward, one_row, row_fault
 from rollouts.formats.writers.export_records import Decode, Skyrl, Start, per_row
@@ -63,6 +64,11 @@ class Export:
     """Empty = one object on each line; else one JSON object with these lists, which have an element for each row."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of that one object."""
+
+    @property
+    def join(self) -> Join | None:
+        """Makes one file of those of parts. One object of lists is written in one."""
+        return None if self.columns else join_lines
 
     @property
     def suffix(self) -> str:

@@ -1,0 +1,97 @@
+"""An import by one worker and by two, in turn. Ratios in one run, printed, never timed tests.
+
+Each worker is a process that takes waiting jobs, as a Celery worker does, without a broker. Two ratios are printed: of
+the clock, which wants two cores that nobody else uses; and of processor seconds: those of one worker against those of
+the busier one of two, with the processes of their tokenizers. The second one also holds on a busy machine, but knows
+nothing of waiting for the database.
+
+The database is that of ``DATABASE_URL``; SQLite, with its one writer, without it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection, connections
+
+from rollouts import services
+from rollouts.models import Job, Run
+from rollouts.services.job_queue import take_next_job
+from rollouts.tasks import jobs
+from rollouts.tokenizers import load
+from rollouts.work import import_shards, imports
+from tests.bench.gym_file import write_gym_file
+from tests.bench.processes import family, processor_seconds
+
+pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
+
+MB = 1_000_000
+SIZE = int(os.environ.get("BENCH_FANOUT_MB", "100")) * MB
+PAIRS = int(os.environ.get("BENCH_FANOUT_PAIRS", "3"))
+PART = int(os.environ.get("BENCH_FANOUT_PART_MB", "8")) * MB
+
+
+def worker(ended: Path) -> None:
+    """Do what waits until the file ``ended`` is there; then write the processor seconds that it took."""
+    while not ended.exists():
+        if (job := take_next_job(64)) is None:
+            time.sleep(0.01)
+        else:
+            jobs.work_on(job, share=True)
+    took = sum(processor_seconds(pid) for pid in family())
+    (ended.parent / f"{ended.name}.{os.getpid()}").write_text(str(took))
+
+
+def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, float, float]:
+    """The run, the seconds of the clock, and the processor seconds of the busiest of ``n`` workers."""
+    run = services.create_run(Run.Kind.IMPORT, f"{n} workers", tokenizer=services.find_tokenizer(str(tokenizer)))
+    ended = folder / run.code
+    with mock.patch("rollouts.work.imports.send", lambda job: ""), mock.patch.object(jobs, "send_task", lambda *_: ""):
+        imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", data)], "auto", True)
+        connections.close_all()
+        pids = []
+        for _ in range(n):
+            if (pid := os.fork()) == 0:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                try:
+                    worker(ended)
+                finally:
+                    os._exit(0)
+            pids.append(pid)
+    began = time.monotonic()
+    while Job.objects.filter(run=run, status__in=("queued", "running")).exists():
+        time.sleep(0.02)
+    clock = time.monotonic() - began
+    ended.touch()
+    for pid in pids:
+        os.waitpid(pid, 0)
+    busiest = max(float((folder / f"{run.code}.{pid}").read_text()) for pid in pids)
+    run.refresh_from_db()
+    assert run.status == Run.Status.DONE and not run.n_rejected, run.error
+    return run, clock, busiest
+
+
+def test_import_by_two_workers(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_shards, "PART_BYTES", PART)
+    path = tmp_path / "a.jsonl"
+    write_gym_file(path, load(tiny_tokenizer), SIZE)
+    data = path.read_bytes()
+    print(f"\n{connection.vendor}, {len(data) / MB:.0f} MB, parts of {PART / MB:.0f} MB, {os.cpu_count()} cores")
+    for _ in range(PAIRS):
+        found = {}
+        for n in (1, 2):
+            run, clock, busiest = import_by(n, data, tiny_tokenizer, tmp_path)
+            found[n] = clock, busiest, run.n_trajectories, run.n_tokens, dict(run.finding_counts)
+            services.delete_run(run)
+        assert found[1][2:] == found[2][2:]
+        print(
+            f"one worker {found[1][0]:6.1f} s, two {found[2][0]:6.1f} s: "
+            f"{found[1][0] / found[2][0]:.2f}x by the clock, "
+            f"{found[1][1] / found[2][1]:.2f}x by processor seconds"
+        )
