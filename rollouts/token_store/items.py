@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from rollouts.fields import ArrayField
+from rollouts.fields import ArrayField, IdsField
 from rollouts.models import RowTokens, StepTokens
 
 Arrays = Mapping[str, NDArray[Any] | None]
@@ -22,6 +22,7 @@ STEP_ARRAYS = _fields(StepTokens)
 """The arrays of a step, each with its type."""
 ROW_ARRAYS = _fields(RowTokens)
 """The arrays of a row, each with its type."""
+_IDS = tuple(name for name, field in {**STEP_ARRAYS, **ROW_ARRAYS}.items() if isinstance(field, IdsField))
 COLUMNS = "columns"
 """The name of the trainer's columns of a row among the columns of a segment."""
 
@@ -43,7 +44,7 @@ class TokenItem(NamedTuple):
     @property
     def n_tokens(self) -> int:
         """How many ids it holds."""
-        return sum(len(values) for name, values in self.arrays.items() if name.endswith("ids") and values is not None)
+        return sum(len(values) for name in _IDS if (values := self.arrays.get(name)) is not None)
 
 
 def step_item(trajectory: str, index: int, tokens: StepTokens) -> TokenItem:
