@@ -25,8 +25,8 @@ class Row:
     """A status for each of :data:`PEOPLE`."""
     tokens: str = ""
     """A status for each of :data:`TOKENS`; empty = API tokens are not taken here."""
-    form: dict[str, str] = field(default_factory=dict)
-    """Names of a dataset's values stand in braces."""
+    form: dict[str, Any] = field(default_factory=dict)
+    """In its texts, names of a dataset's values stand in braces."""
     json: int | None = None
     """The status of the ``.json`` twin where the page answers below 400 to a POST; None = the same."""
     query: str = ""
@@ -163,6 +163,10 @@ ROWS: dict[str, list[Row]] = {
     "api/v1/checks": [get(LIST, tokens=API_LIST)],
     "api/v1/jobs": [get(LIST, tokens=API_LIST)],
     "api/v1/runs/<code>": [get(API_ONE, tokens=API_READ), Row("DELETE", OWN.format(204), tokens=API_OWN.format(403))],
+    "api/v1/launches": [
+        post(member_gets(422), tokens=api_member(422), form={"project": "{project}", "settings": {"model": "none"}})
+    ],
+    "api/v1/imports": [post(member_gets(202), tokens=api_member(202), form={"project": "{project}"})],
     "api/v1/runs/<code>/cancel": [post(member_gets(200), tokens=api_member(200))],
     "api/v1/runs/<code>/resume": [post(member_gets(409), tokens=api_member(409))],
     "api/v1/runs/<code>/diagnose": [post(member_gets(202), tokens=api_member(202))],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import transaction
 from django.http import HttpResponse
 from django.test import Client
@@ -153,13 +154,15 @@ def _token(user: Any, project: Project, scopes: list[str], expires_at: Any = Non
     return token
 
 
-def ask(places: Places, caller: str, verb: str, url: str, form: dict[str, str] | None = None) -> HttpResponse:
+def ask(places: Places, caller: str, verb: str, url: str, form: dict[str, Any] | None = None) -> HttpResponse:
     """The answer; what the request changed is undone."""
     client, headers = places.people.get(caller, Client(raise_request_exception=False)), {}
     if caller in places.tokens:
         headers["authorization"] = f"Bearer {places.tokens[caller]}"
     body: dict[str, Any] = {}
-    if verb != "GET" and url.startswith("/api/"):
+    if url.endswith("/imports"):
+        body = {"data": {**(form or {}), "files": SimpleUploadedFile("a.jsonl", b"{}")}}
+    elif verb != "GET" and url.startswith("/api/"):
         kind = "application/x-ndjson" if url.endswith("/trajectories") else "application/json"
         body = {"data": json.dumps(form or {}), "content_type": kind}
     elif verb != "GET":
@@ -203,7 +206,7 @@ def test_every_caller_gets_what_the_table_says(places: Places) -> None:
         is_json = route.endswith(".json") and page_of(route) != route
         for row in ROWS.get(page_of(route), []):
             url = places.url(route) + ("?" + places.fill(row.query) if row.query else "")
-            form = {name: places.fill(value) for name, value in row.form.items()}
+            form = {n: places.fill(value) if isinstance(value, str) else value for n, value in row.form.items()}
             for caller in (*(PEOPLE[:5] if is_json else PEOPLE), *(TOKENS if row.tokens else ())):  # a twin: its doors
                 answer = ask(places, caller, row.verb, url, form)
                 expected = wanted(row, caller, is_json, url)
