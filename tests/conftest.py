@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The folders whose tests start processes and wait for them.
 WORK_FOLDERS = ("tasks", "recorder", "gpu_proof", "ops")
 # The folders whose tests are run a second time when the database is PostgreSQL.
-DATABASE_FOLDERS = ("storage", "tasks", "web", "ops", "push", "recorder", "attack", "team")
+DATABASE_FOLDERS = ("storage", "tasks", "web", "ops", "push", "recorder", "attack", "team", "machines")
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +75,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: Path(item.path).is_relative_to(ROOT / "tests" / "browser"))
     part = os.environ.get("INSPECTOR_TEST_PART")
     if not part:
+        for item in items:
+            if item.get_closest_marker("postgres_only") and not os.environ.get("DATABASE_URL", "").startswith(
+                "postgres"
+            ):
+                item.add_marker(pytest.mark.skip(reason="only where DATABASE_URL names a PostgreSQL"))
         return
     kept = [item for item in items if PARTS[part](item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
@@ -101,6 +106,11 @@ def _is_plain(item: pytest.Item) -> bool:
     return not (_needs_database(item) or item.get_closest_marker("vllm") or _folder(item) == "browser")
 
 
+def _runs_on_sqlite(item: pytest.Item) -> bool:
+    # Several machines cannot share a SQLite database.
+    return not _is_plain(item) and not item.get_closest_marker("postgres_only")
+
+
 def _may_differ_on_postgres(item: pytest.Item) -> bool:
     # What vLLM does is the same on any database, and it is slow to start.
     same = item.get_closest_marker("sqlite_only") or item.get_closest_marker("vllm")
@@ -112,8 +122,8 @@ def _folder(item: pytest.Item) -> str:
 
 
 PARTS: dict[str, Callable[[pytest.Item], bool]] = {
-    "work": lambda item: _folder(item) in WORK_FOLDERS and not _is_plain(item),
-    "pages": lambda item: _folder(item) not in WORK_FOLDERS and not _is_plain(item),
+    "work": lambda item: _folder(item) in WORK_FOLDERS and _runs_on_sqlite(item),
+    "pages": lambda item: _folder(item) not in WORK_FOLDERS and _runs_on_sqlite(item),
     "plain": _is_plain,
     "again": _may_differ_on_postgres,
 }
