@@ -110,13 +110,15 @@ class Browser(requests.Session):
         assert answer.status_code == status, (path, answer.status_code, answer.text[:1000])
         return answer.json() if path.partition("?")[0].endswith(".json") else answer.content
 
-    def press(self, path: str, data: dict[str, Any] | None = None, **more: Any) -> requests.Response:
-        """POST with the token against forged requests; the answer is not followed further."""
+    def press(
+        self, path: str, data: dict[str, Any] | None = None, least_refusal: int = 400, **more: Any
+    ) -> requests.Response:
+        """POST with the token against forged requests; a status from ``least_refusal`` on fails the test."""
         if "csrftoken" not in self.cookies:
             self.get(f"{self.url}/import", timeout=60)
         headers = {"X-CSRFToken": self.cookies["csrftoken"], "Referer": self.url}
         answer = self.post(self.url + path, data, headers=headers, timeout=60, allow_redirects=False, **more)
-        assert answer.status_code < 400, (path, answer.status_code, answer.text[-1500:])
+        assert answer.status_code < least_refusal, (path, answer.status_code, answer.text[-1500:])
         return answer
 
     def wait(self, path: str, condition: Callable[[Any], bool], seconds: float = 120) -> Any:

@@ -16,6 +16,7 @@ from tests.machines.conftest import Browser, Machines, is_apart
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres_only]
 
+
 def has_ended(page: Any) -> bool:
     return page["run"]["status"] not in ("queued", "running")
 
