@@ -46,13 +46,14 @@ def held(key: str, wanted: Wanted, top: str, fetch: Fetch) -> Path:
     """The entry of a key, fetched if it is not there; it stays while this process lives."""
     entry = _entry(key)
     with _holding:
+        if entry in _held and not entry.is_dir():  # somebody emptied the cache by hand
+            os.close(_held.pop(entry))
         is_held = entry in _held
-    if not is_held or not entry.is_dir():  # somebody may have emptied the cache by hand
+    if not is_held:
         lock = _locked(entry, wanted, top, fetch)
         with _holding:
-            if (before := _held.pop(entry, None)) is not None:
-                os.close(before)
-            _held[entry] = lock
+            if _held.setdefault(entry, lock) != lock:
+                os.close(lock)
     return entry
 
 
