@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The folders whose tests start processes and wait for them.
 WORK_FOLDERS = ("tasks", "recorder", "gpu_proof", "ops")
 # The folders whose tests are run a second time when the database is PostgreSQL.
-DATABASE_FOLDERS = ("storage", "tasks", "web", "ops", "push", "recorder", "attack", "team", "machines")
+DATABASE_FOLDERS = ("api", "storage", "tasks", "web", "ops", "push", "recorder", "attack", "team", "machines")
 
 
 @pytest.fixture(autouse=True)

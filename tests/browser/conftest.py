@@ -10,6 +10,7 @@ import pytest
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
 
+from rollouts.models import Membership, Role, default_project
 from tests.web.trajectory_samples import Maker
 
 PATIENCE_MS = 30_000
@@ -49,6 +50,7 @@ def contexts(browser: Any) -> Callable[..., Any]:
 def open_page(contexts: Any, live_server: Any, django_user_model: Any, settings: Any) -> Iterator[Callable[..., Any]]:
     """`open_page("/path")` gives a page that has loaded; `javascript=False` and `color_scheme` are the context's."""
     user, _ = django_user_model.objects.get_or_create(username="reader")
+    Membership.objects.get_or_create(user=user, project_id=default_project(), defaults={"role": Role.ADMIN})
     session = SessionStore()
     session[SESSION_KEY] = str(user.pk)
     session[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
