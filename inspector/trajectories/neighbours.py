@@ -10,6 +10,7 @@ from django.urls import reverse
 from inspector.runs.filters import PARAMETERS, SORTS, TrajectoryFilter
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
+from rollouts.services.imports import PROVISIONAL
 
 FILTER_FIELDS = (*PARAMETERS, "sort")
 """Parameters of a run's list that the address of a trajectory keeps."""
@@ -47,11 +48,15 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) ->
     is_sorted = wanted.sort != "index"
     if is_sorted:
         words = ", ".join(filter(None, [words, f"order: {SORTS.get(wanted.sort, wanted.sort)}"]))
-    place = f"{trajectory.index + 1:,} of {max(run.n_trajectories, trajectory.index + 1):,}"
+    number = f"{trajectory.index + 1:,} of {max(run.n_trajectories, trajectory.index + 1):,}"
+    # The parts of a large import are read side by side.
+    place = f"number {number}" if is_sorted else number
+    if trajectory.index >= PROVISIONAL:
+        place = "numbered when the import has ended"
     return Siblings(
         previous_url=reverse(name, args=[before.code]) + query if before else "",
         next_url=reverse(name, args=[after.code]) + query if after else "",
-        at=f"number {place}" if is_sorted else place,
+        at=place,
         keep_query=wanted.query(),
         filter_text=words,
         clear_url=reverse(name, args=[trajectory.code]),
