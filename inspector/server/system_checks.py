@@ -115,7 +115,7 @@ def check_metrics_token(**_: Any) -> Iterable[CheckMessage]:
         yield Error(
             f"INSPECTOR_METRICS_TOKEN has {len(settings.METRICS_TOKEN)} characters, so that it can be guessed.",
             hint="Make one with: openssl rand -hex 24",
-            id="inspector.E020",
+            id="inspector.E030",
         )
 
 

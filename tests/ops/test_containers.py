@@ -204,6 +204,9 @@ def test_every_role_starts_is_healthy_and_writes_to_its_data_alone(
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{style[1]}") as answer:
             assert answer.status == 200
         assert made["web"].succeeds([*entrypoint, "python", "manage.py", "check"]), made["web"].said()
+        # As compose.yaml starts it, without a public name and HTTPS.
+        made["web"].environment |= {"INSPECTOR_TEAM": "1", "BIND": f"0.0.0.0:{free_port()}"}
+        assert not made["web"].succeeds([*entrypoint, "web"]) and "(inspector.E022)" in made["web"].said()
     finally:
         for container in made.values():
             for process in container.started:

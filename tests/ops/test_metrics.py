@@ -77,7 +77,7 @@ def test_a_token_opens_it_from_everywhere_and_nothing_else_does(settings: Any) -
 def test_a_short_token_is_an_error_of_the_check(settings: Any) -> None:
     assert list(check_metrics_token()) == []
     settings.METRICS_TOKEN = "secret"
-    assert [found.id for found in check_metrics_token()] == ["inspector.E020"]
+    assert [found.id for found in check_metrics_token()] == ["inspector.E030"]
 
 
 # --- what it says
