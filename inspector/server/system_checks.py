@@ -5,12 +5,14 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from inspector.server.file_storage import FOLDER
 from inspector.server.paths import LOCAL_HOSTS
 from rollouts import confinement
 from rollouts.work.launch import served_models
@@ -46,6 +48,21 @@ def check_data_folder(**_: Any) -> Iterable[CheckMessage]:
             f"Only {free >> 20} MB are free where the data folder lies ({folder}).",
             hint="Free some space, or set INSPECTOR_DATA to a folder on a larger disk.",
             id="inspector.W002",
+        )
+
+
+@register()
+def check_files(**_: Any) -> Iterable[CheckMessage]:
+    """A folder that INSPECTOR_FILES names can be written. `manage.py doctor` asks a bucket."""
+    entry = settings.STORAGES["default"]
+    if entry["BACKEND"] != FOLDER or not (named := entry["OPTIONS"].get("location")):
+        return
+    existing = next(path for path in (Path(named), *Path(named).parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield Error(
+            f"The folder {named} of INSPECTOR_FILES cannot be written.",
+            hint="Make it writable, or set INSPECTOR_FILES to a folder that is.",
+            id="inspector.E010",
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
+from inspector.server.system_checks import check_files
 from rollouts import files
 from rollouts.files import StorageDown, cache
 from rollouts.services.outages import is_outage, said_of
@@ -207,6 +208,14 @@ def test_a_wrong_setting_is_told(named: str, sentence: str) -> None:
     env = EnvironmentReader({"INSPECTOR_FILES": named})
     assert file_storage(env)["OPTIONS"] == {}
     assert sentence in env.problems[0].message and "SECRET" not in repr(env.problems)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, settings: Any) -> None:
+    (tmp_path / "plain").write_text("a file")
+    for named, found in ((tmp_path / "plain" / "files", ["inspector.E010"]), (tmp_path / "new" / "files", [])):
+        entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": str(named)}))
+        settings.STORAGES = {**settings.STORAGES, "default": entry}
+        assert [one.id for one in check_files()] == found
 
 
 def test_a_bucket_is_read_from_the_setting() -> None:
