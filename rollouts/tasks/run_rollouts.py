@@ -22,7 +22,7 @@ from rollouts.engines.process import EngineProcess
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
 from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
-from rollouts.models import ChatTemplate, Run, StoredTrajectory
+from rollouts.models import ChatTemplate, Project, Run, StoredTrajectory, default_project
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.runs import find_run
 from rollouts.tasks.batch import StorageBatch
@@ -348,10 +348,11 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
 
 def _register_tokenizers(models: Collection[str]) -> None:
     """Register the tokenizers of this worker's models, so that a web server without their folders can launch them."""
+    project = Project.objects.get(pk=default_project())
     for model in (served_models()[name] for name in models if name not in _registered):
         if Path(model.path).exists():
             try:
-                model_tokenizer(model)
+                model_tokenizer(model, project)
             except ValueError as error:
                 log.warning("the tokenizer of the model %s cannot be used: %s", model.name, error)
         _registered.add(model.name)
