@@ -73,8 +73,9 @@ class Command(TerminalCommand):
             sys.exit(status)
 
     def _one(self, options: dict[str, Any]) -> int:
-        project = project_named(options["project"])
-        tokenizer = resolve_tokenizer(options["tokenizer"], project) if options["tokenizer"] else None
+        # A file alone is checked without a database.
+        named = options["tokenizer"]
+        tokenizer = resolve_tokenizer(named, project_named(options["project"])) if named else None
         if options["chat_template"]:
             text = read_text(options["chat_template"], "The chat template")
         elif tokenizer is not None and tokenizer.chat_template is not None:
