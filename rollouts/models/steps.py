@@ -1,0 +1,76 @@
+"""Steps. A step stores only the tokens that it adds; ``shared_length < parent_length`` means a break."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+
+from rollouts.fields import FloatsField, IdsField, OriginsField
+from rollouts.models.contents import Content
+from rollouts.models.token_segments import TokenSegment
+from rollouts.models.trajectories import StoredTrajectory
+
+
+class StoredStep(models.Model):
+    """One engine call."""
+
+    trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, db_index=False, related_name="steps")
+    index = models.PositiveIntegerField()
+    parent = models.ForeignKey("self", null=True, on_delete=models.CASCADE, related_name="children")
+    shared_length = models.PositiveIntegerField(
+        default=0, help_text="Leading prompt ids shared with the parent's stream."
+    )
+    parent_length = models.PositiveIntegerField(default=0, help_text="Length of the parent's stream.")
+    prompt_length = models.PositiveIntegerField()
+    completion_length = models.PositiveIntegerField()
+    row_index = models.PositiveIntegerField(default=0, help_text="The row that trains this step.")
+
+    finish_reason = models.CharField(max_length=30, blank=True)
+    stop_reason = models.CharField(max_length=100, blank=True)
+    logprobs_mode = models.CharField(max_length=20, blank=True)
+    temperature = models.FloatField(null=True)
+    top_p = models.FloatField(null=True)
+    top_k = models.IntegerField(null=True)
+    engine = models.CharField(max_length=60, blank=True)
+    policy_version = models.CharField(max_length=100, blank=True)
+    chat_template_sha256 = models.CharField(max_length=64, blank=True, help_text="Empty = the run's own.")
+
+    # The messages of the request, stored as deltas like the ids: the parent's first messages, then the new ones.
+    messages_shared = models.PositiveIntegerField(default=0)
+    messages_new = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    tools = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    template_kwargs = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    reply = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    text = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+
+    segment = models.ForeignKey(
+        TokenSegment, null=True, on_delete=models.DO_NOTHING, related_name="+", db_index=False,
+        help_text="The file with its arrays; null = ``StepTokens`` has them.",
+    )  # fmt: skip
+    segment_offset = models.PositiveIntegerField(null=True, help_text="Its row in the file.")
+    has_origin = models.BooleanField(null=True, help_text="Of a step in a segment: whether its delta has origins.")
+
+    class Meta:
+        db_table = "rollouts_step"
+        constraints = [models.UniqueConstraint(fields=["trajectory", "index"], name="step_index_in_trajectory")]
+        indexes = [
+            # The few steps with a break among millions.
+            models.Index(
+                fields=["trajectory", "index"],
+                name="step_broken",
+                condition=Q(shared_length__lt=F("parent_length")),
+            ),
+            # Whether anything still names a segment.
+            models.Index(fields=["segment"], name="step_in_segment", condition=Q(segment__isnull=False)),
+        ]
+
+
+class StepTokens(models.Model):
+    """The tokens that a step adds."""
+
+    step = models.OneToOneField(StoredStep, on_delete=models.CASCADE, primary_key=True, related_name="tokens")
+    delta_ids = IdsField(help_text="prompt_ids[shared_length:]")
+    delta_origin = OriginsField(null=True)
+    completion_ids = IdsField()
+    logprobs = FloatsField(null=True)

@@ -1,0 +1,83 @@
+"""Trajectories, and the indexes of their lists."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from rollouts.models.codes import new_code
+from rollouts.models.contents import Content
+from rollouts.models.runs import Run
+from rollouts.models.work_status import WorkStatus
+
+FILTERED = (
+    "id", "external_id", "status", "stop_reason", "reward", "n_tokens", "n_steps", "n_findings", "worst_severity",
+)  # fmt: skip
+"""The columns of the filters of a run's list, and the key."""
+
+
+class StoredTrajectory(models.Model):
+    """One episode."""
+
+    Status = WorkStatus
+
+    code = models.CharField(max_length=16, unique=True, default=new_code)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, db_index=False, related_name="trajectories")
+    external_id = models.CharField(max_length=200)
+    index = models.PositiveIntegerField(help_text="Position in its run.")
+    group = models.CharField(max_length=200, blank=True, help_text="Trajectories of one prompt share it.")
+    status = models.CharField(max_length=10, choices=Status.choices, default=Status.DONE)
+    error = models.TextField(blank=True)
+    stop_reason = models.CharField(max_length=60, blank=True)
+    reward = models.FloatField(null=True)
+    reward_parts = models.JSONField(default=dict)
+    task = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+", help_text="Of a launch.")
+    seed = models.BigIntegerField(null=True)
+    tokenizer_name = models.CharField(max_length=200, blank=True, help_text="As the source gives it.")
+    extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    finished_at = models.DateTimeField(null=True)
+
+    # A worker's lease on a trajectory of a launch. It is taken by compare-and-set on (attempt, lease_until).
+    attempt = models.PositiveIntegerField(default=0)
+    lease_until = models.DateTimeField(null=True)
+
+    n_steps = models.PositiveIntegerField(default=0)
+    n_rows = models.PositiveIntegerField(default=0)
+    n_tokens = models.PositiveIntegerField(default=0, help_text="New tokens: deltas and completions.")
+    n_sampled = models.PositiveIntegerField(default=0)
+    n_trained = models.PositiveIntegerField(default=0)
+    n_lost = models.PositiveIntegerField(
+        null=True, help_text="Sampled tokens that no row trains as they were sampled. None = not known."
+    )
+    n_findings = models.PositiveIntegerField(default=0)
+    worst_severity = models.CharField(max_length=10, blank=True)
+    checks = models.JSONField(
+        null=True, help_text="Check -> passed, noted, failed, or the fields that it lacks. None = not known."
+    )
+
+    class Meta:
+        db_table = "rollouts_trajectory"
+        constraints = [
+            models.UniqueConstraint(fields=["run", "index"], name="trajectory_index_in_run"),
+            models.UniqueConstraint(fields=["run", "external_id"], name="trajectory_external_id_in_run"),
+        ]
+        # Each index of an order holds the columns of the filters too: a filter that few trajectories pass then reads
+        # the index alone. SQLite has no such columns.
+        indexes = [
+            # The list of a run in its own order.
+            models.Index(fields=["run", "index"], include=FILTERED, name="trajectory_in_order"),
+            # The list of a run sorted by reward, by length, by number of findings. Equal ones are sorted by index, so
+            # no database index can be read backwards for the other order.
+            models.Index(fields=["run", "reward", "index"], include=FILTERED, name="trajectory_by_reward"),
+            models.Index(fields=["run", "-reward", "index"], include=FILTERED, name="trajectory_by_best"),
+            models.Index(fields=["run", "n_tokens", "index"], include=FILTERED, name="trajectory_by_tokens"),
+            models.Index(fields=["run", "-n_tokens", "index"], include=FILTERED, name="trajectory_by_longest"),
+            models.Index(fields=["run", "-n_findings", "index"], include=FILTERED, name="trajectory_by_findings"),
+            # Siblings: trajectories of one prompt.
+            models.Index(fields=["run", "group", "index"], name="trajectory_by_group"),
+            # What a worker may take next.
+            models.Index(fields=["run", "status", "index"], name="trajectory_by_status"),
+            # How many trajectories of a run have which worst severity, for the list of runs.
+            models.Index(fields=["run", "worst_severity"], condition=~Q(worst_severity=""), name="trajectory_by_worst"),
+        ]
