@@ -34,7 +34,7 @@ from rollouts.services.identities import SignInRefused, account_of, link_identit
 NEXT = "provider next"
 """In the session: where somebody goes after the sign-in."""
 LINKS = "provider links"
-"""In the session: the key of the account that asked to be linked with whom the provider names."""
+"""In the session: the key of the account that asked for a link to an account of the provider."""
 TIMEOUT_SECONDS = 10
 SIGNED_WITH = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
 """Signatures with the provider's own key. A secret that the client knows as well proves nothing more."""
@@ -94,7 +94,7 @@ FAULTS = (OAuthError, JoseError, RequestException, _ProviderRefused, ValueError,
 @require_safe
 @never_cache
 def begin(request: HttpRequest) -> HttpResponse:
-    """Go to the provider. `?link=1`: whoever is logged in here is to be linked with whom the provider names."""
+    """Go to the provider. `?link=1`: links the account that is logged in here with the one at the provider."""
     request.session[NEXT] = next_page(request)
     request.session.pop(LINKS, None)
     if is_logged_in(request) and request.GET.get("link") == "1":
@@ -111,7 +111,7 @@ def begin(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 def callback(request: HttpRequest) -> HttpResponse:
-    """The way back from the provider. The session must have begun this sign-in, and no other."""
+    """The way back from the provider. The session must have begun this very sign-in."""
     target, links = request.session.pop(NEXT, settings.LOGIN_REDIRECT_URL), request.session.pop(LINKS, None)
     try:
         client = _client()

@@ -36,7 +36,7 @@ class SharedTokensPage(Page):
 
 
 def marked_window(trajectory: StoredTrajectory, params: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """Row, start and stop of what the query of a tokens page marks; None = nothing, or too much."""
+    """Row, start and stop of the tokens that the query of a tokens page marks; None = none, or too many."""
     rows, _ = rows_and_steps(trajectory)
     if not params.get("t"):
         return None

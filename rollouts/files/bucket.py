@@ -106,7 +106,7 @@ class BucketStorage(S3Storage):
             self.client.delete_object(**self._place(one.key))
 
     def meant(self, error: Exception) -> Exception:
-        """What an error of boto3 means to who asked."""
+        """The error that :mod:`rollouts.files` promises for an error of boto3."""
         if isinstance(error, ClientError):
             code = str(error.response.get("Error", {}).get("Code", ""))
             if _status(error) == 404 and code != "NoSuchBucket":

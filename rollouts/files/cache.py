@@ -1,7 +1,8 @@
 """Copies of files of the storage on this machine's own disk: fetched once, used whole, bounded in bytes.
 
-An entry is a folder with the files of one key. Its lock file is held shared by who uses it and alone by who fetches or
-removes it, so the kernel frees it when a process is killed. The lock file's time says when the entry was used last.
+An entry is a folder with the files of one key. Each entry has a lock file; its time says when the entry was used last.
+A process that uses the entry holds the lock shared. A process that fetches or removes the entry holds it alone. The
+kernel frees the locks of a killed process.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _locked(entry: Path, wanted: Wanted, top: str, fetch: Fetch) -> int:
 
 
 def _lock(entry: Path, how: int) -> int:
-    """The descriptor of a lock; it is closed when the lock is not needed any more. Raises ``BlockingIOError``."""
+    """The descriptor of a lock; closing it frees the lock. Raises ``BlockingIOError``."""
     path = entry.with_suffix(".lock")
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -96,7 +97,7 @@ def _lock(entry: Path, how: int) -> int:
 
 
 def _fill(entry: Path, wanted: list[StoredFile], top: str, fetch: Fetch) -> None:
-    """Fetch the files of an entry. Who calls this holds the entry alone."""
+    """Fetch the files of an entry. The caller holds the lock alone."""
     draft = entry.with_suffix(".draft")
     shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
     make_room(sum(one.size for one in wanted))
@@ -126,7 +127,7 @@ def make_room(n_bytes: int) -> None:
 
 
 def _remove(entry: Path) -> bool:
-    """Remove an entry, unless somebody uses it."""
+    """Remove an entry, unless a process uses it. Returns whether it is gone."""
     try:
         lock = _lock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

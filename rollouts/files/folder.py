@@ -1,4 +1,4 @@
-"""A folder as the file storage: each file is written whole or not at all, and for its owner alone."""
+"""A folder as the file storage: each file is written whole or not at all, and only its owner can read it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class FolderStorage(FileSystemStorage):
             shutil.rmtree(self.folder / prefix)
 
     def meant(self, error: Exception) -> Exception:
-        """What an error of the file system means to who asked."""
+        """The error that :mod:`rollouts.files` promises for an error of the file system."""
         if not isinstance(error, OSError) or isinstance(error, _PASSED_ON) or error.errno in _FULL:
             return error
         return StorageDown(f"The file storage cannot be used ({type(error).__name__}: {error.strerror}).")

@@ -1,4 +1,4 @@
-"""The two makers: arrays as BLOBs of the database, or as segments in the file storage."""
+"""The two stores: arrays as BLOBs of the database, or as segments in the file storage."""
 
 from __future__ import annotations
 
