@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from rollouts.models import AuditEvent, Invitation, LoginSession, Membership, Project, Role
@@ -45,13 +45,19 @@ def memberships_of(user: Any) -> list[Membership]:
 
 def newest_invitations(project: Project) -> list[Invitation]:
     """The invitations to a project, newest first."""
-    found = Invitation.objects.filter(project=project).select_related("created_by", "used_by")
-    return list(found.order_by("-pk")[:MAX_LISTED])
+    return list(_invitations().filter(project=project).order_by("-pk")[:MAX_LISTED])
 
 
 def find_invitation(**column: Any) -> Invitation | None:
     """The invitation with that ``pk`` or that ``token_sha256``, with its project and its maker."""
-    return Invitation.objects.select_related("project", "created_by", "used_by").filter(**column).first()
+    return _invitations().filter(**column).first()
+
+
+def _invitations() -> QuerySet[Invitation]:
+    """Invitations with their project, maker and user, and with ``maker_is_admin``."""
+    admins = Membership.objects.filter(project=OuterRef("project"), user=OuterRef("created_by"), role=Role.ADMIN)
+    found = Invitation.objects.select_related("project", "created_by", "used_by")
+    return found.annotate(maker_is_admin=Q(created_by__is_superuser=True) | Exists(admins))
 
 
 def find_account(pk: int) -> Any | None:
@@ -97,7 +103,8 @@ def audit_page(access: Access, wanted: AuditFilter, before: int | None, limit: i
     """At most ``limit`` events, those older than the event with the key ``before``. One more query finds that one."""
     found = audit_events(access, wanted)
     if before is not None:
-        at = AuditEvent.objects.filter(pk=before).values_list("at", flat=True).first()
+        # A hidden event is an unknown one: else the page would tell when it happened.
+        at = audit_events(access, AuditFilter()).filter(pk=before).values_list("at", flat=True).first()
         found = found.filter(pk__lt=before) if at is None else found.filter(Q(at__lt=at) | Q(at=at, pk__lt=before))
     return list(found[:limit])
 

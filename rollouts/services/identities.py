@@ -13,6 +13,7 @@ from django.db import IntegrityError, transaction
 
 from rollouts.models import ExternalIdentity, Membership, Project
 from rollouts.services.text import storable_text
+from rollouts.services.users import LOCAL_USER
 
 MAX_SUBJECT = 255
 MAX_TRIES = 50
@@ -36,7 +37,8 @@ def is_allowed(claims: Mapping[str, Any]) -> bool:
     if not settings.OIDC_ALLOWED:
         return True
     groups = claims.get("groups")
-    held = {str(one) for one in groups} if isinstance(groups, list) else set()
+    # A group whose name begins like a domain is none: who makes groups would choose the domain.
+    held = {str(one) for one in groups if not str(one).startswith("@")} if isinstance(groups, list) else set()
     if claims.get("email_verified") is True and "@" in str(claims.get("email", "")):
         held.add("@" + str(claims["email"]).rpartition("@")[2].lower())
     return any((entry.lower() if entry.startswith("@") else entry) in held for entry in settings.OIDC_ALLOWED)
@@ -106,7 +108,7 @@ def _make(issuer: str, subject: str, wanted: str, claims: Mapping[str, Any]) -> 
     for number in range(1, MAX_TRIES + 1):
         name = User.normalize_username(wanted if number == 1 else f"{wanted}-{number}")
         # No account that exists is taken over, whatever its name: the name only gets a number.
-        if not users.filter(username__iexact=name).exists():
+        if name.lower() != LOCAL_USER and not users.filter(username__iexact=name).exists():
             break
     else:
         raise SignInRefused(f"Too many accounts are called {wanted}. Tell the administrator of this server.", wanted)

@@ -12,6 +12,7 @@ from django.db.models import ProtectedError
 from django.utils import timezone
 
 from rollouts.models import DEFAULT_PROJECT, Invitation, Membership, Project, Role
+from rollouts.selectors.access import access_of
 from rollouts.services.shares import token_hash
 from rollouts.services.text import storable_text
 
@@ -119,8 +120,12 @@ def invitation_fault(record: Invitation) -> str:
         return "This invitation was revoked. Ask the person who sent it."
     if record.expires_at <= timezone.now():
         return "This invitation has expired. Ask the person who sent it for another."
-    if not record.created_by.is_active:
+    maker = record.created_by
+    if not maker.is_active:
         return "The account of the person who made this invitation is closed. Ask another admin of the project."
+    known = getattr(record, "maker_is_admin", None)  # selectors ask for it with the record
+    if not (access_of(maker).may(record.project_id, Role.ADMIN) if known is None else known):
+        return "The person who made this invitation is no longer an admin of the project. Ask one who is."
     return ""
 
 
@@ -135,14 +140,15 @@ def join(record: Invitation, user: Any) -> Membership:
     Raises ``PeopleRefused`` when the invitation is over.
     """
     with transaction.atomic():
-        if fault := invitation_fault(record):
+        # Under the lock, because somebody may take the maker's role away in this moment.
+        _lock(record.project)
+        if fault := invitation_fault(Invitation.objects.select_related("created_by").get(pk=record.pk)):
             raise PeopleRefused(fault)
         now = timezone.now()
         taken = Invitation.objects.filter(pk=record.pk, used_at=None, revoked_at=None, expires_at__gt=now)
         if not taken.update(used_at=now, used_by=user):
             record.refresh_from_db()
             raise PeopleRefused(invitation_fault(record) or "This invitation is over.")
-        _lock(record.project)
         held = Membership.objects.filter(project=record.project, user=user).first()
         order = list(Role)
         if held is not None and order.index(Role(held.role)) >= order.index(Role(record.role)):

@@ -2,6 +2,7 @@
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AbstractBaseUser, User
+from django.db import IntegrityError
 
 LOCAL_USER = "local"
 
@@ -24,7 +25,12 @@ def active_user(name: str) -> User | None:
 
 
 def make_account(name: str, password: str) -> User:
-    """A new account with a password that was validated before. Raises ``IntegrityError`` when the name is taken."""
+    """A new account with a password that was validated before. Raises ``IntegrityError`` when the name is taken.
+
+    The name of the local account is taken from the beginning: whoever had it would get what commands give that account.
+    """
+    if name.lower() == LOCAL_USER:
+        raise IntegrityError(f"the name {name} belongs to this server")
     return User.objects.create_user(name, password=password)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -37,6 +38,16 @@ def test_who_sees_what(ours: Project, theirs: Project, admin: Client, root: Clie
     assert admin.get("/audit", {"project": theirs.code}).status_code == 404
     _, member = person("bob", ours, Role.MEMBER)
     assert [member.get(path).status_code for path in ("/audit", "/audit.json", "/audit.csv")] == [403, 403, 403]
+
+
+def test_a_page_does_not_tell_when_a_hidden_event_happened(ours: Project, theirs: Project, admin: Client) -> None:
+    for project in (ours, theirs):
+        audit.record(Action.LAUNCHED, user="x", of=project)
+    hidden, before = AuditEvent.objects.get(project=theirs), events(admin)
+    asked = {"before": hidden.pk}
+    assert events(admin, **asked) == before  # the event of ours has the smaller key
+    AuditEvent.objects.filter(pk=hidden.pk).update(at=hidden.at - timedelta(days=1))
+    assert events(admin, **asked) == before
 
 
 def test_filters_and_pages(ours: Project, root: Client, monkeypatch: pytest.MonkeyPatch) -> None:

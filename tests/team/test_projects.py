@@ -135,6 +135,25 @@ def test_an_invitation_that_is_over_lets_nobody_in(ours: Project, admin: Client,
     assert not get_user_model().objects.filter(username="bob").exists()
 
 
+@pytest.mark.parametrize("role", ["viewer", "member", "none"])
+def test_an_invitation_ends_with_the_role_of_its_maker(ours: Project, admin: Client, role: str) -> None:
+    eve, of_eve = person("eve", ours, Role.ADMIN)
+    link = invitation(of_eve, ours, "admin")
+    assert admin.post(f"/projects/{ours.code}/members/{eve.pk}", {"role": role}).status_code == 302
+    for browser in (of_eve, Client()):
+        answer = browser.post(link, {"username": "eve2", "password1": PASSWORD, "password2": PASSWORD})
+        assert answer.status_code == 410 and "no longer an admin" in answer.content.decode()
+    assert list(Membership.objects.filter(project=ours, role=Role.ADMIN).values_list("user__username")) == [("ada",)]
+    assert not get_user_model().objects.filter(username="eve2")
+
+
+def test_nobody_gets_the_name_of_the_local_account(ours: Project, admin: Client) -> None:
+    link = invitation(admin, ours)
+    answer = Client().post(link, {"username": "Local", "password1": PASSWORD, "password2": PASSWORD})
+    assert answer.status_code == 422 and "Choose another" in answer.content.decode()
+    assert not get_user_model().objects.filter(username__iexact="local")
+
+
 def test_guesses_of_invitations_are_limited(ours: Project, admin: Client) -> None:
     link = invitation(admin, ours)
     found = [Client().get(f"/join/guess-{n}", REMOTE_ADDR="10.9.9.9").status_code for n in range(32)]
