@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.views import PasswordChangeView
 from django.http import Http404, HttpRequest, HttpResponse
@@ -16,6 +17,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from inspector.team.provider import link_key
 from inspector.web.access import access
 from inspector.web.audit import note
 from inspector.web.twins import Page, from_columns, page
@@ -90,7 +92,8 @@ def account(request: HttpRequest) -> HttpResponse:
         roles={one.project.name: one.role for one in memberships_of(user)},
         sessions=[SessionLine.of(one, key) for one in live_sessions(user)],
     )
-    return page(request, "team/account.html", shown)
+    provider = settings.OIDC_NAME if settings.OIDC_ISSUER else ""
+    return page(request, "team/account.html", shown, provider=provider, link_key=link_key(request))
 
 
 @require_POST

@@ -19,6 +19,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils.crypto import constant_time_compare, salted_hmac
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 from joserfc.errors import JoseError
@@ -40,6 +41,11 @@ SIGNED_WITH = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 """Signatures with the provider's own key. A secret that the client knows as well proves nothing more."""
 
 log = logging.getLogger(__name__)
+
+
+def link_key(request: HttpRequest) -> str:
+    """What the button *Link* of this session's account page names, so that no other site can press it."""
+    return salted_hmac("inspector.team.provider.link", f"{request.session.session_key} {request.user.pk}").hexdigest()
 
 
 class _ProviderRefused(Exception):
@@ -94,10 +100,13 @@ FAULTS = (OAuthError, JoseError, RequestException, _ProviderRefused, ValueError,
 @require_safe
 @never_cache
 def begin(request: HttpRequest) -> HttpResponse:
-    """Go to the provider. `?link=1`: links the account that is logged in here with the one at the provider."""
+    """Go to the provider. `?link=KEY`: links the account that is logged in here with the one at the provider."""
     request.session[NEXT] = next_page(request)
     request.session.pop(LINKS, None)
-    if is_logged_in(request) and request.GET.get("link") == "1":
+    if named := request.GET.get("link", ""):
+        if not is_logged_in(request) or not constant_time_compare(named, link_key(request)):
+            sentence = "Nothing was linked. Log in, go to Your account, and press Link there."
+            return error_page(request, 403, "The page that led here is old, or not of this server", sentence)
         request.session[LINKS] = request.user.pk
     try:
         address = request.build_absolute_uri(reverse("provider-callback"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -17,6 +18,7 @@ from django.test import Client
 
 from inspector.team import provider
 from rollouts.models import AuditEvent, ExternalIdentity, Membership, Project
+from rollouts.services.identities import account_of, is_allowed
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db
@@ -62,6 +64,13 @@ def at_provider(address: str, sub: str) -> str:
 
 def sign_in(client: Client, sub: str, query: str = "") -> Any:
     return client.get(at_provider(begin(client, query), sub))
+
+
+def link_of(client: Client) -> str:
+    """The query of the button *Link* on the page of the account."""
+    found = re.search(r"/login/provider(\?link=\w+)", client.get("/account").content.decode())
+    assert found is not None
+    return found[1]
 
 
 def test_a_new_person_gets_an_account_without_a_project_and_later_the_same_one() -> None:
@@ -200,14 +209,37 @@ def test_without_a_provider_there_is_no_such_address(oidc: Any) -> None:
 
 def test_an_account_that_exists_is_linked_by_its_owner_alone() -> None:
     bob, browser = person("bob")
-    assert sign_in(browser, "1", "?link=1")["Location"] == "/account"
+    assert sign_in(browser, "1", link_of(browser))["Location"] == "/account"
     assert ExternalIdentity.objects.get().user == bob
     later = Client()
     sign_in(later, "1")
     assert later.get("/account.json").json()["name"] == "bob"
     _, eve = person("eve")
-    assert sign_in(eve, "1", "?link=1").status_code == 403 and ExternalIdentity.objects.get().user == bob
+    assert sign_in(eve, "1", link_of(eve)).status_code == 403 and ExternalIdentity.objects.get().user == bob
     _, sid = person("sid")
-    way_back = at_provider(begin(sid, "?link=1"), "2")
+    way_back = at_provider(begin(sid, link_of(sid)), "2")
     sid.logout()
     assert sid.get(way_back).status_code == 403 and ExternalIdentity.objects.count() == 1
+
+
+def test_another_site_cannot_have_an_account_linked() -> None:
+    """Its page would send the browser here after it had logged it in at the provider as somebody else."""
+    _, bob = person("bob")
+    _, eve = person("eve")
+    link_of(bob)
+    for query in ("?link=1", "?link=%C3%A9", link_of(eve)):
+        answer = bob.get(f"/login/provider{query}")
+        assert answer.status_code == 403 and "Your account" in answer.content.decode()
+        assert Client().get(f"/login/provider{query}").status_code == 403
+    assert sign_in(bob, "1")["Location"] == "/" and ExternalIdentity.objects.get().user.username == "ada"
+
+
+def test_a_group_is_no_domain(oidc: Any) -> None:
+    oidc.OIDC_ALLOWED = ["@lab.example"]
+    claims = {"sub": "9", "email": "eve@evil.example", "email_verified": True, "groups": ["@lab.example"]}
+    assert not is_allowed(claims) and is_allowed({**claims, "email": "eve@lab.example"})
+
+
+def test_nobody_gets_the_name_of_the_local_account() -> None:
+    user, is_new = account_of("https://issuer.example", {"sub": "9", "preferred_username": "local"})
+    assert is_new and user.username == "local-2"
