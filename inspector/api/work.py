@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import FileResponse, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from inspector.api.answers import answer, found, part_of, the_run
@@ -79,7 +79,7 @@ class ExportAsked(Body):
     """Write rows that break the target's rules too."""
     leave_out: bool = False
     """Leave trajectories with such rows out."""
-    pad_to: Count | None = None
+    pad_to: Annotated[int, Field(ge=1, le=exporting.MAX_PADDING)] | None = None
     """Pad each row to so many tokens; for ``sft`` alone."""
     pad_id: Count = 0
     """The id to pad with."""

@@ -85,6 +85,8 @@ def wanted_of(params: Mapping[str, str]) -> Wanted:
         numbers[name] = whole_number(text)
         if text and numbers[name] is None:
             raise ValueError(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
+    if (numbers["pad_to"] or 0) > exporting.MAX_PADDING:
+        raise ValueError(f"Rows are padded to at most {exporting.MAX_PADDING:,} tokens; pad_to asks for more.")
     return Wanted(
         format=params.get("format", "") or "own_jsonl",
         strategy=params.get("strategy", ""),
@@ -104,7 +106,7 @@ def fits_a_request(run: Run, wanted: Wanted) -> bool:
     return (
         not wanted.strategy
         and not wanted.leave_out
-        and run.n_tokens <= MAX_TOKENS_IN_REQUEST
+        and max(run.n_tokens, run.n_rows * (wanted.pad_to or 0)) <= MAX_TOKENS_IN_REQUEST
         and run.n_trajectories <= MAX_TRAJECTORIES
     )
 

@@ -58,6 +58,10 @@ def suffix_of(name: str) -> str:
     return EXPORTS[name].suffix if name in EXPORTS else FORMATS[name].suffix
 
 
+MAX_PADDING = 1 << 20
+"""Tokens to which a row may be padded by who asks from elsewhere: such a row is made in memory, however short it is."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """How a run is to be written. Raises ``ValueError`` with a sentence where the parts do not go together."""
@@ -70,6 +74,7 @@ class Wanted:
     leave_out: bool = False
     """Trajectories with such rows are left out, and trajectories that the strategy refuses."""
     pad_to: int | None = None
+    """From the network at most ``MAX_PADDING``."""
     pad_id: int = 0
 
     def __post_init__(self) -> None:

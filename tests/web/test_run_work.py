@@ -130,6 +130,15 @@ def test_a_large_run_is_written_by_a_worker(web: Client, monkeypatch: pytest.Mon
     assert web.get(f"/runs/{run.code}/jobs/2345/file").status_code == 404
 
 
+def test_a_padded_export_of_a_short_run_may_be_a_large_one(web: Client, sent: list[int]) -> None:
+    """Each row is as long as the request says, so that few tokens could take the memory of the web server."""
+    run = stored_run(2)
+    asked = {"format": "sft", "pad_to": "250001"}
+    assert web.get(f"/runs/{run.code}/export", asked).status_code == 413
+    assert web.post(f"/runs/{run.code}/exports", asked).status_code == 302 and len(sent) == 1
+    assert web.get(f"/runs/{run.code}/export", asked | {"pad_to": "250000"}).status_code == 200
+
+
 def test_a_small_export_is_downloaded_at_once(web: Client, sent: list[int]) -> None:
     run = stored_run(2)
     answer = web.post(f"/runs/{run.code}/exports", {"format": "sft", "force": "1", "strategy": "", "pad_to": ""})
@@ -145,6 +154,7 @@ def test_a_small_export_is_downloaded_at_once(web: Client, sent: list[int]) -> N
         ({"format": "sft", "force": "1", "faulty": "leave_out"}, "choose one of the two"),
         ({"format": "verl", "pad_to": "9"}, "goes with the format sft alone"),
         ({"format": "sft", "pad_to": "٣"}, "is no whole number"),
+        ({"format": "sft", "pad_to": "1048577"}, "at most 1,048,576 tokens"),
     ],
 )
 def test_an_export_that_makes_no_sense_is_refused(web: Client, asked: dict[str, str], sentence: str) -> None:
