@@ -143,7 +143,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "inspector.web.middleware.PlainQueryMiddleware",
+    "inspector.web.middleware.PlainTextMiddleware",
     "inspector.web.middleware.PrivateAnswersMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

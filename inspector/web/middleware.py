@@ -28,10 +28,10 @@ class ClientAddressMiddleware:
         return self.get_response(request)
 
 
-class PlainQueryMiddleware:
-    """Removes U+0000 from the query of a page: no name of ours holds it, and PostgreSQL refuses to compare it.
+class PlainTextMiddleware:
+    """Removes U+0000 from the query of a page, and cookies that hold it: PostgreSQL refuses to compare it.
 
-    The push API refuses it in words of its own.
+    The API refuses it in words of its own.
     """
 
     def __init__(self, get_response: View) -> None:
@@ -39,7 +39,12 @@ class PlainQueryMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         if not request.path.startswith("/api/"):
-            request.META["QUERY_STRING"] = request.META.get("QUERY_STRING", "").replace("%00", "")
+            query = request.META.get("QUERY_STRING", "")
+            while "%00" in query:  # what is left of `%%0000` is another one
+                query = query.replace("%00", "")
+            request.META["QUERY_STRING"] = query
+        for name in [name for name, value in request.COOKIES.items() if "\0" in value]:  # written as "\\000"
+            del request.COOKIES[name]
         return self.get_response(request)
 
 

@@ -193,7 +193,16 @@ def test_an_error_of_ours_says_no_detail(web: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["/?after=%00", "/?text=%00%ff", "/runs/new?x=%00", "/shares?x=[]", "/tokenizers?%00=1"]
+    "address",
+    [
+        "/?after=%00",
+        "/?text=%00%ff",
+        "/?text=%%0000",
+        "/?text=%%%000000",
+        "/runs/new?x=%00",
+        "/shares?x=[]",
+        "/tokenizers?%00=1",
+    ],
 )
 def test_bad_parameters_are_no_errors(web: Client, address: str) -> None:
     assert web.get(address).status_code == 200
