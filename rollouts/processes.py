@@ -135,10 +135,12 @@ class LimitedProcess(ChildProcess):
     """Bytes of the longest frame that is accepted from the process."""
 
     def __init__(self, title: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """``title``: the subject of sentences about it."""
+        """``title``: the subject of sentences about it. ``arguments``: the program and its own arguments."""
         self._title = title
+        # Isolated: no variable of the environment says what it imports, nor that compiled code is not to be kept.
+        options = ["-I", "-X", "utf8", *(["-B"] if sys.dont_write_bytecode else [])]
         super().__init__(
-            arguments,
+            [*options, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

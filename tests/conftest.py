@@ -7,7 +7,6 @@ import contextlib
 import gc
 import importlib.util
 import json
-import logging
 import os
 import shutil
 import signal
@@ -36,6 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK_FOLDERS = ("tasks", "recorder", "gpu_proof", "ops")
 # The folders whose tests are run a second time when the database is PostgreSQL.
 DATABASE_FOLDERS = ("api", "storage", "tasks", "web", "ops", "push", "recorder", "attack", "team", "machines")
+
+# Those of them that are run in a part of their own, so that the two parts take about as long.
+STORAGE_FOLDERS = ("storage", "tasks", "recorder", "machines")
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +127,8 @@ PARTS: dict[str, Callable[[pytest.Item], bool]] = {
     "work": lambda item: _folder(item) in WORK_FOLDERS and _runs_on_sqlite(item),
     "pages": lambda item: _folder(item) not in WORK_FOLDERS and _runs_on_sqlite(item),
     "plain": _is_plain,
-    "again": _may_differ_on_postgres,
+    "storage again": lambda item: _folder(item) in STORAGE_FOLDERS and _may_differ_on_postgres(item),
+    "pages again": lambda item: _folder(item) not in STORAGE_FOLDERS and _may_differ_on_postgres(item),
 }
 
 
@@ -237,10 +240,9 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     """An S3 server on loopback."""
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = S3Server()
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import IO
 
-from tests.conftest import DATABASE_FOLDERS, WORK_FOLDERS
+from tests.conftest import DATABASE_FOLDERS, STORAGE_FOLDERS, WORK_FOLDERS
 
 NO_TESTS = 5
 """Pytest's exit status when none of the chosen tests is in a part."""
@@ -108,12 +108,13 @@ def main() -> int:
     for name in ("DATABASE_URL", "REDIS_URL", "INSPECTOR_DATA", "DJANGO_SETTINGS_MODULE", "DEBUG", "SECRET_KEY"):
         base.pop(name, None)  # a developer's own settings must not decide what the tests see
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # each part and each process of a test would compile everything again
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.rest]
+    quiet = ["-q", "-p", "no:cacheprovider", "--durations=15", "--durations-min=5"]
+    pytest = [sys.executable, "-m", "pytest", *quiet, *options.rest]
     passes = [[WORK], [PLAIN], [PAGES]]
     if postgres_answers(options.postgres):
-        passes[-1].append(
-            Part("again", "the tests that use the database, on PostgreSQL", options.postgres, DATABASE_FOLDERS)
-        )
+        url, doors = options.postgres, tuple(name for name in DATABASE_FOLDERS if name not in STORAGE_FOLDERS)
+        passes[0].append(Part("storage again", "storage and workers, on PostgreSQL", url, STORAGE_FOLDERS))
+        passes[1].append(Part("pages again", "pages, pushes and commands, on PostgreSQL", url, doors))
     elif os.environ.get("CI", "").lower() in ("1", "true", "yes"):
         print(f"--- CI=true allows no skips, and no PostgreSQL answers at {options.postgres}")
         print("    Start one that lets us make databases, or name it in INSPECTOR_TEST_POSTGRES.")

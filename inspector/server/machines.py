@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import platform
 import shutil
@@ -27,6 +28,8 @@ from django.db import connection as database
 from inspector.server.health import MIN_FREE_BYTES
 from rollouts import files
 from rollouts.selectors.database import clock_offset, database_identity
+
+log = logging.getLogger(__name__)
 
 KEY = "inspector:processes"
 TELL_SECONDS = 60.0
@@ -97,8 +100,11 @@ def describe(name: str, role: str, queues: Sequence[str] = ()) -> Machine:
 
 
 def tell(connection: redis.Redis, machine: Machine) -> None:
-    """Raises ``redis.RedisError``."""
-    connection.hset(KEY, machine.name, msgspec.json.encode(machine))
+    """Without Redis nothing is told; the next call tells it."""
+    try:
+        connection.hset(KEY, machine.name, msgspec.json.encode(machine))
+    except redis.RedisError as error:
+        log.warning("this process is not told to other machines: Redis does not answer (%s)", type(error).__name__)
 
 
 def withdraw(connection: redis.Redis, name: str) -> None:

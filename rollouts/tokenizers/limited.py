@@ -154,7 +154,7 @@ class TokenizerProcess:
     def _start(self) -> tuple[LimitedProcess, wire.Message]:
         self._end()
         with LOADS.one():
-            arguments = ["-I", "-X", "utf8", str(_PROGRAM), str(IDLE_SECONDS), str(self._nice)]
+            arguments = [str(_PROGRAM), str(IDLE_SECONDS), str(self._nice)]
             self._process = process = LimitedProcess("The tokenizer", arguments, _ENVIRONMENT)
             loaded = False
             try:

@@ -483,7 +483,8 @@ class TestCommand:
                            "--compare", "strict", "--template-kwargs", '{"a": 1}', "--environment-seconds", "5",
                            "--prompts", "1", "--group", "1", "--json")  # fmt: skip
         run = Run.objects.select_related("rows_chat_template").get(code=json.loads(out)["run"])
-        assert run.rows_chat_template is not None and run.rows_chat_template.label == "rows"
+        assert run.rows_chat_template is not None
+        assert run.rows_chat_template.names.get().label == "rows"
         kept = {name: run.settings[name] for name in ("stop", "compare", "template_kwargs", "environment_seconds")}
         assert kept == {
             "stop": ["</x>", "</y>"], "compare": "strict", "template_kwargs": {"a": 1}, "environment_seconds": 5.0,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import logging
+import json
 import re
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-import oidc_provider_mock
 import pytest
 import requests
 from django.contrib.auth import get_user_model
@@ -19,23 +21,38 @@ from django.test import Client
 from inspector.team import provider
 from rollouts.models import AuditEvent, ExternalIdentity, Membership, Project
 from rollouts.services.identities import account_of, is_allowed
+from tests.conftest import wait_until
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db
 
 PEOPLE = [
-    oidc_provider_mock.User(sub="1", claims={"email": "ada@lab.example", "email_verified": True, "groups": ["rl"]}),
-    oidc_provider_mock.User(sub="2", claims={"email": "bob@lab.example", "email_verified": False}),
-    oidc_provider_mock.User(sub="3", claims={"preferred_username": "root"}),
+    {"sub": "1", "email": "ada@lab.example", "email_verified": True, "groups": ["rl"]},
+    {"sub": "2", "email": "bob@lab.example", "email_verified": False},
+    {"sub": "3", "preferred_username": "root"},
 ]
 
 
 @pytest.fixture(scope="session")
 def issuer() -> Iterator[str]:
-    """The address of a provider that three people can sign in at."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    with oidc_provider_mock.run_server_in_thread(user_claims=PEOPLE) as server:
-        yield f"http://localhost:{server.server_port}"
+    """The address of a provider that three people can sign in at. It runs in a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    people = [part for one in PEOPLE for part in ("--user-claims", json.dumps(one))]
+    command = [sys.executable, "-m", "oidc_provider_mock", "--port", str(port), *people]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: _listens(port), 60, "the provider listens")
+        yield f"http://localhost:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(autouse=True)

@@ -111,7 +111,7 @@ class Worker(LimitedProcess):
     """
 
     def __init__(self) -> None:
-        super().__init__("The sandbox for chat templates", ["-I", "-X", "utf8", str(_PROGRAM), str(MEMORY_BYTES)])
+        super().__init__("The sandbox for chat templates", [str(_PROGRAM), str(MEMORY_BYTES)])
         try:
             self.receive(time.monotonic() + START_SECONDS)
         except (ProcessEnded, Late) as error:
