@@ -99,7 +99,7 @@ def account(request: HttpRequest) -> HttpResponse:
 @require_POST
 def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     """Log one device out."""
-    if not end_sessions(request.user, [pk]):
+    if not end_sessions(request.user, pk):
         raise Http404("You are not logged in with such a session. It may have ended already.")
     note(request, Action.SESSION_ENDED)
     messages.success(request, "That device is logged out.")

@@ -23,6 +23,7 @@ from inspector.web.guesses import guessed_too_often
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts import services
 from rollouts.models import Role, ShareLink, StoredTrajectory
+from rollouts.selectors.activity import is_active
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.runs import find_run, find_trajectory
 from rollouts.selectors.shares import find_share, newest_shares
@@ -164,6 +165,9 @@ def _create(request: HttpRequest) -> HttpResponse:
     target = found_or_404(visible(request, found), wanted["target"], wanted["code"])
     require(request, target, Role.MEMBER)
     query, window = wanted["query"].lstrip("?"), None
+    if wanted["only"] and isinstance(target, StoredTrajectory) and is_active(target):
+        sentence = "This trajectory still grows, and its rows may change. Share some of its tokens when it has ended."
+        return page(request, "shares/refused.html", RefusedSharePage({"only": [sentence]}), 422, form=form)
     if wanted["only"]:
         window = marked_window(target, QueryDict(query)) if isinstance(target, StoredTrajectory) else None
         if window is None:

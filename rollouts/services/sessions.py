@@ -32,14 +32,14 @@ def note_session(session_key: str, user: Any, device: str, address: str) -> bool
     return True
 
 
-def end_sessions(user: Any, keys: list[int] | None = None, but: str | None = None) -> int:
-    """End sessions of a user: those with these keys, or all; never the session with the key ``but``.
+def end_sessions(user: Any, key: int | None = None, but: str | None = None) -> int:
+    """End sessions of a user: the one with the key ``key``, or all; never that of Django called ``but``.
 
     Returns how many ended.
     """
     found = LoginSession.objects.filter(user=user)
-    if keys is not None:
-        found = found.filter(pk__in=keys)
+    if key is not None:
+        found = found.filter(pk=key)
     if but is not None:
         found = found.exclude(session_id=but)
     ended = [str(one) for one in found.values_list("session_id", flat=True)]

@@ -67,6 +67,15 @@ def test_only_marked_tokens_take_a_mark_that_is_there(
     assert not ShareLink.objects.exists()
 
 
+def test_tokens_of_a_trajectory_that_grows_are_not_shared_alone(admin: Client, trajectory: StoredTrajectory) -> None:
+    """Its rows are arranged anew with each step, so that the link could come to show other tokens."""
+    StoredTrajectory.objects.filter(pk=trajectory.pk).update(status=StoredTrajectory.Status.RUNNING)
+    asked = {"target": "trajectory", "code": trajectory.code, "only": "1", "query": "t=3-5"}
+    refused = admin.post("/shares", asked)
+    assert refused.status_code == 422 and "when it has ended" in refused.content.decode()
+    assert not ShareLink.objects.exists()
+
+
 def test_openings_are_counted_and_written_down(admin: Client, run: Run) -> None:
     link = share(admin, "run", run.code)
     for _ in range(3):
