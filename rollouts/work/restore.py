@@ -36,7 +36,8 @@ def restore(source: Storage, tell: Callable[[str], object]) -> Manifest:
     executor.migrate(targets)
     old = MigrationExecutor(connection).loader.project_state(targets).apps
     found = {model._meta.db_table: model for model in old.get_models(include_auto_created=True)}
-    if missing := sorted(table for table, n in manifest.rows.items() if n and table not in found):
+    named = {*manifest.tables, *(table for table, n in manifest.rows.items() if n)}
+    if missing := sorted(named - found.keys()):
         raise Unusable(f"This version knows no table {missing[0]}. Use the version that made the backup.")
     with connection.constraint_checks_disabled(), transaction.atomic():
         for table in found:  # migrations may have made rows of their own
@@ -44,8 +45,8 @@ def restore(source: Storage, tell: Callable[[str], object]) -> Manifest:
                 cursor.execute(f"DELETE FROM {connection.ops.quote_name(table)}")
         for table, parts in manifest.tables.items():
             n_rows = sum(_restore_part(source, part, found[table]) for part in parts)
-            if n_rows != manifest.rows[table]:
-                raise Unusable(f"{table} has {n_rows} rows in the backup, not {manifest.rows[table]}.")
+            if n_rows != manifest.rows.get(table, 0):
+                raise Unusable(f"{table} has {n_rows} rows in the backup, not {manifest.rows.get(table, 0)}.")
         connection.check_constraints()
         with connection.cursor() as cursor:
             for statement in connection.ops.sequence_reset_sql(no_style(), list(found.values())):
@@ -92,15 +93,16 @@ def _restore_part(source: Storage, part: Part, model: Any) -> int:
 
 def _restore_file(source: Storage, part: Part) -> None:
     with _checked(source, f"files/{part.name}", part) as file:
-        try:
-            files.put(part.name, Path(file.name))
-        except ValueError as error:
-            raise Unusable(f"The backup names a file that no storage takes. {error}") from error
+        files.put(part.name, Path(file.name))
 
 
 def _checked(source: Storage, name: str, part: Part) -> IO[bytes]:
     """A copy of a file of the backup on this machine, compared with its digest. The caller closes it."""
     backend: Any = source
+    try:
+        files.checked(name)  # before it is read: the storage would not refuse each name in words of ours
+    except ValueError as error:
+        raise Unusable(f"The backup names a file that no storage takes. {error}") from error
     copy = tempfile.NamedTemporaryFile(dir=Path(settings.INSPECTOR_DATA) / "tmp", prefix="restore-")  # noqa: SIM115
     digest = hashlib.sha256()
     try:

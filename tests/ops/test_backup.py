@@ -246,6 +246,10 @@ def test_what_is_no_whole_backup_is_refused(filled: Run, places: Path) -> None:
     older = [one for one in manifest["migrations"] if one[0] != "sessions"]
     assert "newer than the backup (sessions." in with_manifest(migrations=older)
     assert "rollouts_run has 2 rows in the backup, not 5" in with_manifest(rows={**manifest["rows"], "rollouts_run": 5})
+    elsewhere = {"name": "../manifest.json", "size": 1, "sha256": "0" * 64}
+    assert "no storage takes" in with_manifest(files=[elsewhere])
+    assert "no storage takes" in with_manifest(tables={"rollouts_run": [elsewhere]})
+    assert "knows no table rollouts_wish" in with_manifest(tables={"rollouts_wish": []})
     part = saved / manifest["tables"]["rollouts_steptokens"][0]["name"]
     whole = part.read_bytes()
     part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
