@@ -44,7 +44,7 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.appending import ToolDelta
 from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.work import imports, replays, reproduce_rows
+from rollouts.work import imports, replay_context, replays, reproduce_rows
 from rollouts.work.diagnosis import diagnose_run
 from rollouts.work.launch import LaunchSettings, ServedModel
 from rollouts.work.reproduce import script
@@ -180,7 +180,7 @@ def test_a_strategy_of_the_registry_is_offered_launched_and_replayed(
     assert LaunchSettings(strategy="fake_strategy").problems() == {}
     make = Maker(tiny_tokenizer)
     trajectory = make.conversation("a")
-    context, _ = replays.context_of(make.run([trajectory]))
+    context, _ = replay_context.context_of(make.run([trajectory]))
     made, other = (replay(trajectory, one, context) for one in (FakeStrategy, ToolDelta))
     assert made.slug == "fake_strategy" and not made.refused
     assert [row.ids.tolist() for row in made.rows] == [row.ids.tolist() for row in other.rows]

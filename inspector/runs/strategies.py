@@ -11,7 +11,7 @@ from rollouts.models import Job, Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import latest_jobs
 from rollouts.tito.strategies import about_strategy
-from rollouts.work import replays
+from rollouts.work import run_replays
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def strategies_of(run: Run) -> RunStrategies:
         why_not=_why_not(run),
         recorded=report["recorded"] if report else None,
         lines=[_line(one, report["recorded"]["tokens"], run) for one in report["strategies"]] if report else [],
-        stale=report is not None and report["key"] != replays.run_key(run),
+        stale=report is not None and report["key"] != run_replays.run_key(run),
         made_at=done.finished_at if done is not None else None,
     )
 

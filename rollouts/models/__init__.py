@@ -1,6 +1,6 @@
 """The tables, a module for each noun. Import them from here.
 
-
+A step stores only the tokens that it adds; ``shared_length < parent_length`` means a break.
 Arrays lie in tables of their own (``StepTokens``, ``RowTokens``) or in a segment, a file that a ``TokenSegment`` names.
 So no list of rows or steps reads them.
 """

@@ -38,6 +38,7 @@ from rollouts.work import (
     imports,
     leftovers,
     replays,
+    run_replays,
     template_checks,
     token_moves,
 )
@@ -57,7 +58,7 @@ MAX_ATTEMPTS = 5
 HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
     Job.Kind.DIAGNOSE: diagnosis.do_job,
     Job.Kind.EXPORT: exporting.do_job,
-    Job.Kind.REPLAY: replays.do_run_job,
+    Job.Kind.REPLAY: run_replays.do_run_job,
     Job.Kind.IMPORT: imports.do_job,
     Job.Kind.DIAGNOSE_PUSHED: diagnosis.do_pushed_job,
     Job.Kind.MOVE_TOKENS: token_moves.do_job,
@@ -83,7 +84,7 @@ class Sharing(NamedTuple):
 SHARINGS: dict[Job.Kind, Sharing] = {
     Job.Kind.DIAGNOSE: Sharing(diagnosis.cut, diagnosis.do_shard, diagnosis.join),
     Job.Kind.EXPORT: Sharing(exporting.cut, exporting.do_shard, exporting.join),
-    Job.Kind.REPLAY: Sharing(replays.cut, replays.do_shard, replays.join),
+    Job.Kind.REPLAY: Sharing(run_replays.cut, run_replays.do_shard, run_replays.join),
     Job.Kind.IMPORT: Sharing(import_shards.cut, import_shards.do_shard, import_join.join),
 }
 """Kind of job -> how its large jobs are shared out."""

@@ -30,7 +30,7 @@ from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay_many
 from rollouts.tito.trajectory import Trajectory
-from rollouts.work import replays
+from rollouts.work import replay_context
 from rollouts.work.diagnosis import codec_of
 from rollouts.work.ranges import cut_run, finished_trajectories, range_of
 
@@ -216,13 +216,13 @@ def _under(
     slug: str, run: models.Run, values: Iterator[Trajectory], leave_out: Callable[[str], object] | None
 ) -> Iterator[Trajectory]:
     """Yields the same trajectories with the rows that a strategy makes of them."""
-    context, tokenizer = replays.context_of(run)
+    context, tokenizer = replay_context.context_of(run)
     pending: deque[Trajectory] = deque()
 
     def complete() -> Iterator[Trajectory]:
         for value in values:
             pending.append(value)
-            yield replays.complete_replies(value, tokenizer, context)
+            yield replay_context.complete_replies(value, tokenizer, context)
 
     with closing(replay_many(complete(), [STRATEGIES[slug]], context)) as replayed:
         for (made,) in replayed:

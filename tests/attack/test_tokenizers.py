@@ -23,7 +23,7 @@ from rollouts import services
 from rollouts.tito.trajectory import Request, Step, Trajectory
 from rollouts.tokenizers import TokenizerUnusable, check_folder, limited, load, unpack_zip
 from rollouts.tokenizers.validate import examined
-from rollouts.work import replays
+from rollouts.work import run_replays
 from rollouts.work.diagnosis import diagnosis_for
 from tests.attack.hostile_uploads import BOMBS, NESTED, bomb, changed
 from tests.conftest import ROOT
@@ -245,7 +245,7 @@ def test_a_panic_in_a_replay_refuses_its_trajectory(tiny_tokenizer: Path, tmp_pa
     run = make.run([Trajectory(str(n), (step,)) for n, step in enumerate(said)])
     run.chat_template = services.register_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
     run.save()
-    report = replays.new_report(run)
-    assert list(replays.replay_run(run, report)) == [0, 1]
+    report = run_replays.new_report(run)
+    assert list(run_replays.replay_run(run, report)) == [0, 1]
     refused = [line for line in report["strategies"] if "The tokenizer library failed" in str(line["why"])]
     assert refused and all(line["refused"] == 1 and line["trajectories"] == 2 for line in refused), report

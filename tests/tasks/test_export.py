@@ -18,7 +18,7 @@ from rollouts.tasks import run_rollouts as work
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
-from rollouts.work import replays
+from rollouts.work import replay_context
 from rollouts.work.exporting import WRITERS
 from rollouts.work.launch import LaunchSettings, launch
 from tests.storage.build import chain
@@ -89,9 +89,11 @@ def test_a_strategy_renders_many_trajectories_at_once(
     monkeypatch.setattr(client.Pool, "render", counted)
     lines = export(run, "sft", tmp_path, "--strategy", "retokenize").splitlines()
     assert len(trips) == 2  # one finds the form of arguments that the template takes
-    context, tokenizer = replays.context_of(run)
+    context, tokenizer = replay_context.context_of(run)
     for line, value in zip(lines, selectors.load_trajectories(list(run.trajectories.order_by("index"))), strict=True):
-        (row,) = replay(replays.complete_replies(value, tokenizer, context), STRATEGIES["retokenize"], context).rows
+        (row,) = replay(
+            replay_context.complete_replies(value, tokenizer, context), STRATEGIES["retokenize"], context
+        ).rows
         assert json.loads(line)["input_ids"] == row.ids.tolist()
 
 

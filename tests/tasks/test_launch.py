@@ -32,7 +32,7 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import launch as launching
-from rollouts.work import replays
+from rollouts.work import replay_context
 from rollouts.work.diagnosis import diagnose_run
 from rollouts.work.launch import LaunchRefused, LaunchSettings, launch, served_models
 from tests.conftest import Take
@@ -270,7 +270,7 @@ class TestTheWork:
             written = codec.decode(row.ids)
             assert ("<tool_said>" in written) is (len(trajectory.steps) > 1) and "<tool_response>" not in written
             assert "<tool_said>" not in codec.decode(trajectory.steps[-1].stream)
-            made = replay(trajectory, STRATEGIES["tool_delta"], replays.context_of(run)[0])
+            made = replay(trajectory, STRATEGIES["tool_delta"], replay_context.context_of(run)[0])
             assert [one.ids.tolist() for one in made.rows] == [row.ids.tolist()]
         assert several
 

@@ -15,7 +15,7 @@ from rollouts.models import Job, Run
 from rollouts.services.jobs import JobLost, beat_job, take_job
 from rollouts.tasks import jobs
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.work import replays
+from rollouts.work import replay_context, run_replays
 from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker, own_row
 
@@ -67,7 +67,7 @@ def test_the_figures_of_a_run_are_the_sums_of_its_trajectories(web: Client, run:
 def test_what_it_follows_from_has_changed(web: Client, run: Run, sent: list[int]) -> None:
     web.post(f"/runs/{run.code}/replay")
     jobs.do_job(sent[0])
-    other = services.register_chat_template((replays.template_text(run) or "") + "{# another #}")
+    other = services.register_chat_template((replay_context.template_text(run) or "") + "{# another #}")
     Run.objects.filter(pk=run.pk).update(chat_template=other)
     assert cost(web, run)["stale"]
     assert "has changed since" in web.get(f"/runs/{run.code}/cost").content.decode()
@@ -82,22 +82,24 @@ def test_a_worker_that_is_lost_is_gone_on_with_and_counts_nothing_twice(
     web.post(f"/runs/{run.code}/replay")
     lost = take_job(sent[0])
     assert lost is not None
-    lost.report = replays.new_report(run)
-    begun = replays.replay_run(run, lost.report)
+    lost.report = run_replays.new_report(run)
+    begun = run_replays.replay_run(run, lost.report)
     reached = [next(begun), next(begun)][-1]
     beat_job(lost, n_done=2, report=lost.report, reached=reached)
     begun.close()  # it is killed here
     Job.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=10))
     assert "gives no sign of life" in web.get(f"/runs/{run.code}/cost").content.decode()
     loaded: list[int] = []
-    real = replays.selectors.load_trajectories
+    real = replay_context.selectors.load_trajectories
     monkeypatch.setattr(
-        replays.selectors, "load_trajectories", lambda pile: (loaded.extend(one.index for one in pile), real(pile))[1]
+        replay_context.selectors,
+        "load_trajectories",
+        lambda pile: (loaded.extend(one.index for one in pile), real(pile))[1],
     )
     jobs.do_job(sent[0])
     assert loaded == [2, 3]
-    whole = replays.new_report(run)
-    assert list(replays.replay_run(run, whole)) == [0, 1, 2, 3]
+    whole = run_replays.new_report(run)
+    assert list(run_replays.replay_run(run, whole)) == [0, 1, 2, 3]
     assert Job.objects.get().report == whole
 
 
@@ -150,5 +152,5 @@ def test_a_visitor_sees_the_figures_and_no_button(
 
 def test_the_recorded_rows_are_those_that_are_stored(run: Run) -> None:
     stored = models.StoredRow.objects.filter(trajectory__run=run)
-    recorded = replays.new_report(run)["recorded"]
+    recorded = run_replays.new_report(run)["recorded"]
     assert recorded["rows"] == stored.count() and recorded["tokens"] == int(np.sum([row.n_tokens for row in stored]))

@@ -19,7 +19,7 @@ from rollouts.selectors.parts import step_wise_scopes
 from rollouts.tasks.jobs import do_job
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.trajectory import Step, Trajectory
-from rollouts.work import replays
+from rollouts.work import replay_context, replays
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker, own_row
 
@@ -215,7 +215,7 @@ def test_rewritten_history_is_frozen_and_the_share_still_trained_is_told(make, w
 
 def test_another_chat_template_makes_the_replay_stale(make, web, sent) -> None:
     trajectory, _ = made_page(make, web, sent, make.conversation("a"))
-    text = replays.template_text(trajectory.run)
+    text = replay_context.template_text(trajectory.run)
     other = services.register_chat_template(text + "{# another #}")
     models.Run.objects.filter(pk=trajectory.run_id).update(chat_template=other)
     assert web.get(url(trajectory, json=True)).json()["state"] == "unasked" and len(sent) == 1

@@ -19,7 +19,7 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import StrategyResult, replay_many
 from rollouts.tito.trajectory import Origin, Row
 from rollouts.tokenizers import LoadedTokenizer
-from rollouts.work import replays
+from rollouts.work import replay_context, replays
 
 
 class Command(TerminalCommand):
@@ -54,12 +54,12 @@ class Command(TerminalCommand):
         runs = models.Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
         run = runs.filter(code=code).first()
         if run is not None:
-            return run, replays.loaded_trajectories(run.trajectories.order_by("index"))
+            return run, replay_context.loaded_trajectories(run.trajectories.order_by("index"))
         one = models.StoredTrajectory.objects.filter(code=code)
         record = one.first()
         if record is None:
             raise CommandError(f"There is neither a run nor a trajectory with the code {code!r}.")
-        return runs.get(pk=record.run_id), replays.loaded_trajectories(one)
+        return runs.get(pk=record.run_id), replay_context.loaded_trajectories(one)
 
 
 def _replayed(
@@ -71,15 +71,15 @@ def _replayed(
 ) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
     """Each trajectory with the results of the strategies. What the run lacks is part of a result."""
     try:
-        context, loaded = replays.context_of(run, _chosen(run, tokenizer), _text(template))
-    except replays.CannotReplay as error:
+        context, loaded = replay_context.context_of(run, _chosen(run, tokenizer), _text(template))
+    except replay_context.CannotReplay as error:
         raise CommandError(str(error)) from error
     pending: deque[models.StoredTrajectory] = deque()
 
     def values() -> Iterator[Any]:
         for record, value in records:
             pending.append(record)
-            yield replays.complete_replies(value, loaded, context)
+            yield replay_context.complete_replies(value, loaded, context)
 
     for made in replay_many(values(), [STRATEGIES[slug] for slug in slugs], context):
         yield pending.popleft(), made
