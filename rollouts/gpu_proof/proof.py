@@ -27,7 +27,8 @@ from rollouts.gpu_proof.checks import check_ids, check_logprobs
 from rollouts.gpu_proof.engine import bare, new_witness, reset_cache, score, witness_of
 from rollouts.gpu_proof.model import FULL, SMALL, Shape, make_model
 from rollouts.gpu_proof.rounds import RoundsEnvironment
-from rollouts.models import Project, Run, default_project
+from rollouts.models import Run
+from rollouts.services.projects import project_or_default
 from rollouts.tasks.run_rollouts import close_engines, engine_of, live_trajectories, work_on
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work.launch import LaunchSettings, launch, served_models
@@ -240,8 +241,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
 
 def _work(form: LaunchSettings) -> tuple[Run, float]:
     """Launch, then work like the worker's task. Returns the run and the seconds from the task's start to its end."""
-    project = Project.objects.get(pk=default_project())
-    run = launch(form, name=f"GPU proof: {form.model}", enqueue=False, project=project)
+    run = launch(form, name=f"GPU proof: {form.model}", enqueue=False, project=project_or_default())
     # This also loads the engine before the clock starts: a worker's engine is warm.
     _owner(form.model).call(new_witness).result()
     began = time.perf_counter()

@@ -6,21 +6,23 @@ from argparse import ArgumentParser
 
 from django.core.management.base import CommandError
 
-from rollouts.models import Project, default_project
+from rollouts.models import Project
+from rollouts.selectors.people import find_project_named
+from rollouts.services.projects import project_or_default
 
 
-def add_project_option(parser: ArgumentParser) -> None:
-    """Adds ``--project NAME``."""
+def add_project_option(parser: ArgumentParser, default: str = "the default project") -> None:
+    """Adds ``--project NAME``. ``default``: what no name means, in words."""
     parser.add_argument(
-        "--project", default="", metavar="NAME", help="name or code of the project (default: the default project)"
+        "--project", default="", metavar="NAME", help=f"name or code of the project (default: {default})"
     )
 
 
 def project_named(name: str) -> Project:
     """The project with that name or code; empty = the default one. Raises :class:`CommandError`."""
     if not name:
-        return Project.objects.get(pk=default_project())
-    found = Project.objects.filter(name=name).first() or Project.objects.filter(code=name).first()
+        return project_or_default()
+    found = find_project_named(name)
     if found is None:
         names = ", ".join(Project.objects.order_by("name").values_list("name", flat=True)[:10])
         raise CommandError(f"There is no project {name!r}. There are: {names}.")

@@ -11,7 +11,8 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
-from rollouts.models import ExternalIdentity, Membership, Project
+from rollouts.models import ExternalIdentity, Membership
+from rollouts.selectors.people import find_project
 from rollouts.services.text import storable_text
 from rollouts.services.users import LOCAL_USER
 
@@ -116,9 +117,7 @@ def _make(issuer: str, subject: str, wanted: str, claims: Mapping[str, Any]) -> 
     user.email = storable_text(str(claims.get("email", "")))[:254] if claims.get("email_verified") is True else ""
     user.save(update_fields=["email"])
     ExternalIdentity.objects.create(user=user, issuer=issuer, subject=subject)
-    project = (
-        Project.objects.filter(code=settings.OIDC_DEFAULT_PROJECT).first() if settings.OIDC_DEFAULT_PROJECT else None
-    )
+    project = find_project(settings.OIDC_DEFAULT_PROJECT)
     if project is not None:
         Membership.objects.create(project=project, user=user, role=settings.OIDC_DEFAULT_ROLE)
     return user

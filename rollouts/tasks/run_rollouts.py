@@ -22,9 +22,10 @@ from rollouts.engines.process import EngineProcess
 from rollouts.engines.worker import EngineThread
 from rollouts.environments import ENVIRONMENTS, Task
 from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
-from rollouts.models import ChatTemplate, Project, Run, StoredTrajectory, default_project
+from rollouts.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.runs import find_run
+from rollouts.services.projects import project_or_default
 from rollouts.tasks.batch import StorageBatch
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat, shutting_down
 from rollouts.tasks.lease_prefetch import LeasePrefetcher
@@ -348,7 +349,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
 
 def _register_tokenizers(models: Collection[str]) -> None:
     """Register the tokenizers of this worker's models, so that a web server without their folders can launch them."""
-    project = Project.objects.get(pk=default_project())
+    project = project_or_default()
     for model in (served_models()[name] for name in models if name not in _registered):
         if Path(model.path).exists():
             try:

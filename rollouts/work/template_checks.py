@@ -26,7 +26,7 @@ from rollouts.models import (
 )
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
-from rollouts.services.projects import key_of
+from rollouts.services.projects import project_or_default
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tokenizers import LoadedTokenizer
 from rollouts.work.strategy_deltas import strategy_deltas
@@ -80,7 +80,7 @@ def ask(
     ``project``: None = the default one; it has registered the template.
     """
     question = question_of(tools, kwargs, conversation)
-    project = project or Project.objects.get(pk=key_of(None))
+    project = project_or_default(project)
     label = ProjectTemplate.objects.filter(project=project, chat_template=chat_template).values_list("label", flat=True)
     with transaction.atomic():
         check, created = TemplateCheck.objects.get_or_create(

@@ -70,7 +70,10 @@ def test_a_project_counts_alone() -> None:
     ended("ours", 40, project=team)
     ended("theirs", 50)
     assert names(KeepLimits(days=30, project=team)) == ["ours"]
-    assert "theirs" not in said("--days", "30", "--project", "team")
+    Project.objects.create(name=team.code)
+    for named in ("team", team.code):  # a code wins over the same word as the name of another project
+        text = said("--days", "30", "--project", named)
+        assert "ours" in text and "theirs" not in text
     with pytest.raises(CommandError, match="There is no project 'nobody'"):
         said("--days", "30", "--project", "nobody")
 

@@ -10,8 +10,8 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand, one_line
-from rollouts.models import DEFAULT_PROJECT, ApiToken
-from rollouts.selectors.people import find_project_named
+from rollouts.management.projects import add_project_option, project_named
+from rollouts.models import ApiToken
 from rollouts.services.api_tokens import create_api_token, find_api_token
 from rollouts.services.shares import revoke
 from rollouts.services.users import LOCAL_USER, local_user
@@ -25,7 +25,7 @@ class Command(TerminalCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", nargs="?", default="", help="what will use the token, e.g. the trainer's name")
         parser.add_argument("--user", default=LOCAL_USER, help=f"the user who pushes with it (default: {LOCAL_USER})")
-        parser.add_argument("--project", help="the code or the name of the project that it works in (the first one)")
+        add_project_option(parser)
         parser.add_argument(
             "--scope", action="append", choices=ApiToken.Scope.values, help="what it may do; more than once (push)"
         )
@@ -53,9 +53,7 @@ class Command(TerminalCommand):
             raise CommandError(f"There is no user {name!r}; manage.py createsuperuser creates one.")
         if options["days"] is not None and not 1 <= options["days"] <= MAX_DAYS:
             raise CommandError(f"--days takes 1 to {MAX_DAYS}.")
-        project = find_project_named(options["project"] or DEFAULT_PROJECT)
-        if project is None and options["project"]:
-            raise CommandError(f"There is no project with the code or the name {options['project']!r}.")
+        project = project_named(options["project"])
         record, token = create_api_token(
             user, options["name"], project=project, scopes=options["scope"] or ["push"], days=options["days"]
         )

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand
-from rollouts.models import Project
+from rollouts.management.projects import add_project_option, project_named
 from rollouts.work import retention
 
 
@@ -25,7 +25,7 @@ class Command(TerminalCommand):
             "--days", type=_number, help="runs whose last change is longer ago go (INSPECTOR_KEEP_DAYS)"
         )
         parser.add_argument("--gb", type=_number, help="the oldest go while all take more (INSPECTOR_KEEP_GB)")
-        parser.add_argument("--project", default="", metavar="CODE_OR_NAME", help="only runs of this project")
+        add_project_option(parser, default="the runs of all projects")
         parser.add_argument("--delete", action="store_true", help="delete them")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -34,7 +34,7 @@ class Command(TerminalCommand):
         n_bytes = settings.KEEP_BYTES if options["gb"] is None else options["gb"] * 1_000_000_000
         if not days and not n_bytes:
             raise CommandError("Say what is kept: --days N, --gb N, or both.")
-        project = _project(options["project"]) if options["project"] else None
+        project = project_named(options["project"]) if options["project"] else None
         plan = retention.plan(retention.KeepLimits(days or None, n_bytes or None, project))
         gone = [one for one in plan.leaving if options["delete"] and retention.delete(one)]
         if options["json"]:
@@ -59,10 +59,3 @@ def _number(text: str) -> int:
     if not text.isdecimal() or not text.isascii() or len(text) > 6:
         raise ArgumentTypeError(f"{text!r} is not a whole number of at most six digits")
     return int(text)
-
-
-def _project(named: str) -> Project:
-    found = Project.objects.filter(code=named).first() or Project.objects.filter(name=named).first()
-    if found is None:
-        raise CommandError(f"There is no project {named!r}. Name its code or its name.")
-    return found
