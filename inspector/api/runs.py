@@ -12,17 +12,8 @@ from pydantic import Field, FiniteFloat
 
 from inspector.api.answers import answer, fresh, part_of, the_run
 from inspector.api.documented import Count, PartAsked, RunKind, SeverityName, SortName, StatusName, Text, extra
-from inspector.api.values import (
-    FindingsPart,
-    FindingValues,
-    JobsPart,
-    JobValues,
-    RunsPart,
-    TrajectoriesPart,
-    WholeRun,
-    run_line,
-    whole_run,
-)
+from inspector.api.trajectory_values import FindingsPart, FindingValues, TrajectoriesPart
+from inspector.api.values import JobsPart, JobValues, RunsPart, WholeRun, run_line, whole_run
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import PARAMETERS, TrajectoryFilter
 from inspector.runs.live_parts import list_part

@@ -13,7 +13,7 @@ from ninja import Schema
 from pydantic import ConfigDict
 
 from inspector.api.documented import Count, Text
-from inspector.api.values import TokenColumns
+from inspector.api.trajectory_values import TokenColumns
 from inspector.web.problems import ApiProblem
 from rollouts import selectors
 from rollouts.models import StoredTrajectory

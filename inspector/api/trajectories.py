@@ -11,11 +11,9 @@ from ninja import Path, Query, Router
 from inspector.api.answers import answer, conditional, found, the_trajectory
 from inspector.api.documented import NOT_CHANGED, Count, PartAsked, extra
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
-from inspector.api.values import (
+from inspector.api.trajectory_values import (
     FindingsPart,
     FindingValues,
-    JobValues,
-    ReplayValues,
     RowList,
     RowValues,
     StepsPart,
@@ -25,6 +23,7 @@ from inspector.api.values import (
     WholeFinding,
     WholeStep,
 )
+from inspector.api.values import JobValues, ReplayValues
 from inspector.trajectories.record_page import recorded_step
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
