@@ -16,7 +16,7 @@ from rollouts.selectors import Span
 from rollouts.services.findings import worst_severity
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.roles import RoleTurn
-from rollouts.tito.segments import mask_runs
+from rollouts.tito.token_origins import mask_runs
 from rollouts.tito.trajectory import Origin
 
 

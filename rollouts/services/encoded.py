@@ -11,7 +11,7 @@ import numpy as np
 from rollouts import models
 from rollouts.selectors.streams import StoredSteps
 from rollouts.services.bulk import bare
-from rollouts.tito import segments
+from rollouts.tito import token_origins
 from rollouts.tito.coding import ARRAYS, CodedStep
 from rollouts.tito.prefix import links_of
 from rollouts.tito.trajectory import Link, Step, Trajectory
@@ -121,7 +121,7 @@ def derive_origins(
     offsets = np.concatenate([[0], ends])
     special = np.asarray(token_table.special).take(ids, mode="clip") & (ids >= 0) & (ids < token_table.vocab_size)
     stops = np.cumsum([len(tokens.delta_ids) for tokens, _ in asked]).tolist()
-    origins = segments.origins_of_texts(whole, offsets, special, stops, [messages for _, messages in asked])
+    origins = token_origins.origins_of_texts(whole, offsets, special, stops, [messages for _, messages in asked])
     for (tokens, _), start, stop in zip(asked, [0, *stops[:-1]], stops, strict=True):
         tokens.delta_origin = origins[start:stop]
     return [tokens for tokens, _ in asked]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.prefix import common_prefix
-from rollouts.tito.segments import byte_offsets
+from rollouts.tito.token_origins import byte_offsets
 from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Row, Step
 
 # A gap is compared id by id up to this many pairs; a larger gap is shown whole.

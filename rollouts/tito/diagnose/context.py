@@ -14,8 +14,8 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
 from rollouts.tito.recorded_renders import first_rendered, kwargs_of_record
-from rollouts.tito.segments import byte_offsets, content_forms
 from rollouts.tito.snippets import window_text
+from rollouts.tito.token_origins import byte_offsets, content_forms
 from rollouts.tito.trajectory import Ids, Link, Mask, Message, Step, Trajectory
 
 RendererFor = Callable[[str], "Renderer | None"]
@@ -106,7 +106,7 @@ class DiagnosisContext:
         return self._decoded[text]
 
     def content_forms(self, content: object) -> Iterator[tuple[bytes, ...]]:
-        """:func:`segments.content_forms`, as this tokenizer spells them."""
+        """:func:`token_origins.content_forms`, as this tokenizer spells them."""
         return content_forms(content, self.as_decoded)
 
     def has_trace(self, content: object, data: bytes) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollouts.tito.diagnose.row_checks import LAGS, RowFault, nonzero, shift_fault
-from rollouts.tito.segments import mask_runs
 from rollouts.tito.snippets import counted
+from rollouts.tito.token_origins import mask_runs
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollouts.tito.recorded_renders import parsed
-from rollouts.tito.segments import content_forms
+from rollouts.tito.token_origins import content_forms
 from rollouts.tito.trajectory import Message
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")

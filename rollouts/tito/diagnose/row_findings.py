@@ -27,8 +27,8 @@ from rollouts.tito.diagnose.verdict import bounded
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.prefix import common_prefix, stream_length
 from rollouts.tito.recorded_renders import with_json
-from rollouts.tito.segments import mask_runs
 from rollouts.tito.snippets import counted
+from rollouts.tito.token_origins import mask_runs
 from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
 
 

@@ -12,8 +12,8 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
-from rollouts.tito.segments import byte_offsets
 from rollouts.tito.snippets import clipped, counted, listed
+from rollouts.tito.token_origins import byte_offsets
 from rollouts.tito.trajectory import Ids, Message, Step
 
 _CONSTANT = 4

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from rollouts.tito.interfaces import Codec, Conversation, Renderer
-from rollouts.tito.segments import origins_of_text
+from rollouts.tito.token_origins import origins_of_text
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origins, Row, Step
 
 Tools = Sequence[Mapping[str, Any]] | None

@@ -4,7 +4,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from rollouts.tito.segments import byte_offsets, content_forms, mask_runs, origins_of_text, origins_of_texts
+from rollouts.tito.token_origins import byte_offsets, content_forms, mask_runs, origins_of_text, origins_of_texts
 from rollouts.tito.trajectory import Origin
 
 T, OBS = int(Origin.TEMPLATE), int(Origin.OBSERVATION)
