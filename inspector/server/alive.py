@@ -1,7 +1,7 @@
 """Whether the process of this container lives: `python -m inspector.server.alive [web|worker|engine]`, status 0 or 1.
 
-Without a role, the command line of process 1 says which one it is. A container is not ended for what others lack: a
-web server without workers is alive, as is a worker that waits for the database.
+Without a role, the command line of process 1 says which one it is. A process lives although
+another one is missing: a web server without workers, and a worker that waits for the database.
 """
 
 from __future__ import annotations

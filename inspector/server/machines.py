@@ -1,6 +1,6 @@
 """What machines must share, and what differs between them: each web server and worker tells Redis about itself.
 
-They tell once a minute in one Redis hash, as workers tell of their load. `manage.py doctor` compares them.
+Each writes an entry of one Redis hash once a minute, as workers do with their load. `manage.py doctor` compares them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 KEY = "inspector:processes"
 TELL_SECONDS = 60.0
 LIVES_SECONDS = 200
-"""Who has not told for this time is gone."""
+"""A process that has told nothing for so long is gone."""
 MAX_CLOCK_SECONDS = 2.0
 """Leases last 20 seconds and are compared by the clocks of the workers."""
 PACKAGES = ("transformers", "tokenizers", "fastokens", "vllm", "torch", "numpy", "Django", "celery")

@@ -27,7 +27,7 @@ STORED_SECONDS = 60
 """How long the figures that read every run are kept."""
 TASKS = (DO_JOB, RUN_ROLLOUTS)
 OTHER = "other"
-"""The label of what has a name that nobody of us wrote."""
+"""The label of everything whose name comes from the data or from another program."""
 
 
 class StateCollector(Collector):

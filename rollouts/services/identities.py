@@ -1,4 +1,4 @@
-"""Accounts of people whom an OpenID Connect provider names. Found by issuer and subject, never by name or email."""
+"""Accounts of people whom an OpenID Connect provider names. Issuer and subject find them, never name or email."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_TRIES = 50
 
 
 class SignInRefused(Exception):
-    """Whom the provider names may not sign in here, with a sentence for that person."""
+    """The person whom the provider names may not sign in here. The message is a sentence for that person."""
 
     def __init__(self, sentence: str, name: str = "") -> None:
         super().__init__(sentence)
@@ -53,7 +53,7 @@ def _subject(claims: Mapping[str, Any]) -> str:
 
 
 def account_of(issuer: str, claims: Mapping[str, Any]) -> tuple[User, bool]:
-    """The account of whom verified claims describe, and whether it was made now.
+    """The account of the person whom verified claims describe, and whether it was made now.
 
     A new account has no project until it is invited, unless `INSPECTOR_OIDC_DEFAULT_PROJECT` names one.
     Raises ``SignInRefused``.
@@ -84,7 +84,10 @@ def _found(issuer: str, subject: str) -> User | None:
 
 
 def link_identity(user: Any, issuer: str, claims: Mapping[str, Any]) -> None:
-    """Let an account sign in as whom verified claims describe. Raises ``SignInRefused`` when another account does."""
+    """Link an account with the person whom verified claims describe.
+
+    Raises ``SignInRefused`` when that person is linked with another account.
+    """
     if not is_allowed(claims):
         raise SignInRefused("This server does not let in whom the provider names.", user.get_username())
     try:

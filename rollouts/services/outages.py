@@ -12,7 +12,7 @@ DISK_FULL = "The disk of the server is full."
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an operation of the file system or of the database failed for want of room."""
+    """Whether an operation of the file system or of the database failed because a disk is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, DatabaseError) and any(

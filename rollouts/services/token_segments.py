@@ -17,7 +17,7 @@ from rollouts.token_store.stores import SEGMENTS, folder_of
 log = logging.getLogger(__name__)
 
 READABLE = timedelta(hours=1)
-"""How long a replaced segment stays. No reader that has seen its name reads it later."""
+"""How long a replaced segment stays. A reader that saw its name before has read it by then."""
 ORPHAN_AGE = timedelta(days=1)
 """A file that no row names for so long belongs to a transaction that never ended."""
 
@@ -44,7 +44,7 @@ def delete_unused(keys: Collection[int]) -> None:
 
 
 def _unnamed(keys: Collection[int]) -> QuerySet[models.TokenSegment]:
-    """Those segments that no step and no row names. They are locked, so that two who leave one agree who was last."""
+    """Those segments that no step and no row names. Locked, so that the last of two that leave a segment notices it."""
     held = models.TokenSegment.objects.filter(pk__in=keys)
     list(held.select_for_update().order_by("pk").values_list("pk"))
     for model in (models.StoredStep, models.StoredRow):

@@ -34,7 +34,7 @@ class Column:
 
 
 def columns_of(model: type[models.Model]) -> list[Column]:
-    """Raises ``TypeError`` for a kind of field that no model of ours had until now."""
+    """How the values of a field are written. Raises ``TypeError`` for a kind of field that is not known."""
     return [_column(field) for field in model._meta.concrete_fields]
 
 

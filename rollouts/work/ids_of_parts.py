@@ -1,4 +1,4 @@
-"""Which id each trajectory of an import in shards has, whoever was first. It is what one worker would have given.
+"""Which id each trajectory of an import in shards has. It is the id that a single worker would have chosen.
 
 A file that uses an id twice loses the later line. If an earlier file has an id, it and its group get the name of the
 file in front. Workers keep a hash of every id, so that only ids that occur twice are looked at.

@@ -1,4 +1,4 @@
-"""Fills an empty database, of any kind, and a file storage from a backup, also one of an older version."""
+"""Fills an empty database, of any kind, and a file storage from a backup. The backup may be of an older version."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Leaving:
 
 @dataclass
 class RetentionPlan:
-    """What limits come to."""
+    """What goes and what stays under some limits."""
 
     leaving: list[Leaving] = field(default_factory=list)
     """The oldest first."""
