@@ -37,7 +37,12 @@ def test_the_examples(make: Maker, live_server: Any, answered: None, tmp_path: P
     run = make.run([make.conversation("whole"), broken], [[], findings])
     project = default_project()
     token = token_for(member_of(project, "eve", "member"), project)
-    values = {"SERVER": live_server.url, "TOKEN": token, "RUN": run.code, "TRAJECTORY": run.trajectories.all()[0].code}
+    values = {
+        "SERVER": live_server.url,
+        "TOKEN": token,
+        "RUN": run.code,
+        "TRAJECTORY": run.trajectories.get(external_id="whole").code,
+    }
     (tmp_path / "rollouts.jsonl").write_text("\n".join(json.dumps(call) for call in episodes(1)))
     commands = block("sh").replace("\ncurl ", "\necho; curl -f ").replace("curl -H", "curl -f -H", 1)
     ran = subprocess.run(
