@@ -1,5 +1,7 @@
 """Where the files lie that all machines share: what INSPECTOR_FILES says, as an entry of Django's STORAGES."""
 
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -10,6 +12,12 @@ NAME = "INSPECTOR_FILES"
 FOLDER = "rollouts.files.folder.FolderStorage"
 OPTIONS = ("endpoint_url", "region_name", "addressing_style", "access_key", "secret_key")
 """What the query of a bucket's address may hold."""
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_PART = re.compile(r"[\w+=@-][\w+=@. -]*", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9_.:-]+")
+_REGION = re.compile(r"[A-Za-z0-9-]{1,63}")
+MAX_PREFIX = 300
+"""Characters. With the longest key behind it, S3 still takes it."""
 WAY_OUT = (
     "Name a folder by its absolute path, or a bucket: s3://BUCKET/PREFIX?endpoint_url=https://HOST&region_name=REGION. "
     "Leave it unset for the folder `files` in the data folder."
@@ -25,9 +33,10 @@ def file_storage(env: EnvironmentReader) -> dict[str, Any]:
     elif "://" in named:
         env.problem(f"{NAME} begins with {named.partition(':')[0][:20]!r}, which is not served.", WAY_OUT)
     elif named:
-        folder = Path(named).expanduser()
-        if folder.is_absolute() and folder.resolve() != Path("/"):
-            return {"BACKEND": FOLDER, "OPTIONS": {"location": str(folder.resolve())}}
+        with suppress(ValueError, RuntimeError, OSError):  # such as a user who is unknown
+            folder = Path(named).expanduser()
+            if folder.is_absolute() and folder.resolve() != Path("/"):
+                return {"BACKEND": FOLDER, "OPTIONS": {"location": str(folder.resolve())}}
         env.problem(f"{NAME} is a path that does not begin at the root, or is the root itself.", WAY_OUT)
     return {"BACKEND": FOLDER, "OPTIONS": {}}
 
@@ -37,17 +46,33 @@ def _bucket(env: EnvironmentReader, named: str) -> dict[str, Any] | None:
     try:
         parts = urlsplit(named)
         query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        bucket = parts.netloc
+        bucket, prefix = parts.netloc, parts.path.strip("/")
+        endpoint = urlsplit(query.get("endpoint_url") or "https://amazon")
+        has_host = endpoint.hostname is not None and _HOST.fullmatch(endpoint.hostname) and (endpoint.port or 1) > 0
     except ValueError:
         env.problem(f"{NAME} cannot be read.", WAY_OUT)
         return None
-    if not bucket or not all(letter.isalnum() or letter in ".-_" for letter in bucket):
+    if not _BUCKET.fullmatch(bucket):
         env.problem(f"{NAME} names no bucket after s3://.", WAY_OUT)
+        return None
+    if len(prefix) > MAX_PREFIX or not all(map(_PART.fullmatch, prefix.split("/") if prefix else ())):
+        env.problem(
+            f"The prefix of {NAME} is not made of parts of letters, digits and ._-+=@ between slashes.", WAY_OUT
+        )
         return None
     if unknown := sorted(set(query) - set(OPTIONS)):
         env.problem(f"{NAME} has {unknown[0][:40]!r} in its query, which is not known.", WAY_OUT)
         return None
-    if not query.get("endpoint_url", "https://").startswith(("http://", "https://")):
-        env.problem(f"The endpoint_url of {NAME} does not begin with http:// or https://.", WAY_OUT)
+    if endpoint.scheme not in ("http", "https") or not has_host:
+        env.problem(f"The endpoint_url of {NAME} is not http:// or https:// with a host behind it.", WAY_OUT)
         return None
-    return {"bucket_name": bucket, "location": parts.path.strip("/"), **{k: v for k, v in query.items() if v}}
+    if query.get("addressing_style") not in (None, "", "auto", "path", "virtual"):
+        env.problem(f"The addressing_style of {NAME} is none of auto, path, virtual.", WAY_OUT)
+        return None
+    if (region := query.get("region_name")) and not _REGION.fullmatch(region):
+        env.problem(f"The region_name of {NAME} is not made of letters, digits and -.", WAY_OUT)
+        return None
+    if bool(query.get("access_key")) != bool(query.get("secret_key")):
+        env.problem(f"{NAME} has one of access_key and secret_key without the other.", WAY_OUT)
+        return None
+    return {"bucket_name": bucket, "location": prefix, **{k: v for k, v in query.items() if v}}
