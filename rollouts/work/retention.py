@@ -1,7 +1,7 @@
 """Which runs go because they are too old or too many, and their deletion. Nothing that somebody still uses goes.
 
-A run stays while it or a job of it is under way, and for a day after its last change. It also stays while a share link
-to it or to one of its trajectories is live: to keep a run for good, share it.
+A run stays while it or a job of it is under way or a file of an export is offered, and for a day after its last change.
+It also stays while a share link to it or to one of its trajectories is live: to keep a run for good, share it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.cache import cache
-from django.db.models import Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import Exists, F, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
@@ -118,13 +118,16 @@ def sweep() -> None:
 def _described(runs: QuerySet[Run]) -> QuerySet[Any]:
     """Runs with ``changed_at``, and with what keeps them."""
     newest = StoredTrajectory.objects.filter(run=OuterRef("pk")).order_by("-index").values("created_at")[:1]
-    live = ShareLink.objects.filter(revoked_at=None, expires_at__gt=timezone.now())
+    now, jobs = timezone.now(), Job.objects.filter(run=OuterRef("pk"))
+    live = ShareLink.objects.filter(revoked_at=None, expires_at__gt=now)
     return runs.annotate(
         changed_at=Greatest(
             F("created_at"), Coalesce(F("finished_at"), F("created_at")), Coalesce(Subquery(newest), F("created_at"))
         ),
         is_shared=Exists(live.filter(run=OuterRef("pk"))) | Exists(live.filter(trajectory__run=OuterRef("pk"))),
-        has_work=Exists(Job.objects.filter(Q(run=OuterRef("pk")), status__in=ACTIVE)),
+        has_work=Exists(jobs.filter(status__in=ACTIVE))
+        | Exists(Job.objects.filter(replay__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
+        has_file=Exists(jobs.filter(kind=Job.Kind.EXPORT, status=Job.Status.DONE, expires_at__gt=now)),
     )
 
 
@@ -140,6 +143,8 @@ def _reason(run: Any, n_bytes: int, limits: KeepLimits, now: datetime) -> str:
 def _why_it_stays(run: Any, now: datetime) -> str:
     if run.status in ACTIVE or run.has_work:
         return "work is under way"
+    if run.has_file:
+        return "a file of an export is offered"
     if run.is_shared:
         return "a share link is live"
     if now - run.changed_at < MIN_AGE:

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from rollouts import files, services
-from rollouts.models import AuditEvent, Job, Project, Run, StepTokens, StoredTrajectory, TokenSegment
+from rollouts.models import AuditEvent, Job, Project, Replay, Run, StepTokens, StoredTrajectory, TokenSegment
 from rollouts.services.users import local_user
 from rollouts.work import leftovers, retention
 from rollouts.work.retention import KeepLimits
@@ -82,6 +82,14 @@ def test_what_somebody_uses_stays_and_is_said() -> None:
     running = ended("running", 90, status=Run.Status.RUNNING)
     job = ended("has a job", 90)
     Job.objects.create(run=job, kind=Job.Kind.DIAGNOSE)
+    replayed = ended("a trajectory is replayed", 90)
+    services.save_trajectories(replayed, [chain("r")])
+    Job.objects.create(
+        replay=Replay.objects.create(trajectory=replayed.trajectories.get(), key="k"), kind=Job.Kind.REPLAY_TRAJECTORY
+    )
+    exported = ended("an export is offered", 90)
+    offered = {"kind": Job.Kind.EXPORT, "status": Job.Status.DONE}
+    Job.objects.create(run=exported, expires_at=NOW + timedelta(hours=1), **offered)
     shared = ended("shared", 90)
     services.create_share(local_user(), shared, query="", note="", days=5)
     part = ended("a trajectory is shared", 90)
@@ -91,16 +99,19 @@ def test_what_somebody_uses_stays_and_is_said() -> None:
     pushed = ended("pushed to today", 90)
     services.save_trajectories(pushed, [chain("b")])
     revoked = ended("no longer shared", 90)
+    Job.objects.create(run=revoked, expires_at=NOW - timedelta(hours=1), **offered)
     link, _ = services.create_share(local_user(), revoked, query="", note="", days=5)
     link.revoked_at = NOW
     link.save()
     made = retention.plan(KeepLimits(days=30))
     assert [one.run for one in made.leaving] == [revoked]
-    assert made.held == {"work is under way": 2, "a share link is live": 2}
+    assert made.held == {
+        "work is under way": 3, "a file of an export is offered": 1, "a share link is live": 2,
+    }  # fmt: skip
     assert names(KeepLimits(n_bytes=1)) == ["no longer shared"]
     text = said("--days", "30", "--delete")
     assert "2 more would go and stay: a share link is live." in text
-    assert set(Run.objects.all()) == {running, job, shared, part, pushed}
+    assert set(Run.objects.all()) == {running, job, replayed, exported, shared, part, pushed}
 
 
 def test_a_run_that_is_shared_after_the_plan_stays() -> None:
