@@ -77,7 +77,12 @@ def delete_replaced(now: datetime) -> None:
 
 
 def delete_orphans(now: datetime) -> None:
-    """Delete files that no row names, because their transaction never ended or their deletion broke off."""
+    """Delete files that no row names, because their transaction never ended or their deletion broke off.
+
+    A database that names none at all deletes nothing: it may be a new one, beside files of another.
+    """
+    if not models.TokenSegment.objects.exists():
+        return
     for batch in batched(files.listed(SEGMENTS), 500):
         old = [one.key for one in batch if one.changed_at is not None and one.changed_at < now - ORPHAN_AGE]
         named = set(models.TokenSegment.objects.filter(key__in=old).values_list("key", flat=True))

@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
+from django.http import Http404
 
 from rollouts import files
+from rollouts.models import TokenSegment
 from rollouts.token_store.segment_file import read_column
 
 MAX_CACHED_BYTES = 64 << 20
@@ -47,11 +49,14 @@ def read_arrays(key: str, offsets: Sequence[int], names: Sequence[str]) -> list[
     """The arrays ``names`` of the file rows ``offsets`` of a segment, in their order; no other range is read.
 
     ``columns`` is a dict, every other name an array or None. Raises :class:`rollouts.files.StorageDown` with a sentence
-    when the storage does not answer, or when it lacks the file or holds another.
+    when the storage does not answer, or when it lacks the file or holds another, and ``Http404`` when the segment was
+    deleted since the database named it.
     """
     try:
         return _read(key, offsets, names)
     except FileNotFoundError as error:
+        if not TokenSegment.objects.filter(key=key).exists():
+            raise Http404("These tokens were deleted a moment ago.") from error
         raise files.StorageDown(f"The file storage lacks {key}, which holds tokens. {_RESTORE}") from error
     except (pa.ArrowException, OSError, IndexError) as error:
         raise files.StorageDown(f"The tokens in {key} of the file storage cannot be read. {_RESTORE}") from error

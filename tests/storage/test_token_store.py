@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
+from django.http import Http404
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from hypothesis import given, settings
@@ -319,6 +320,32 @@ def test_a_batch_that_is_not_committed_leaves_an_orphan_that_the_sweep_removes(
     token_segments.delete_orphans(timezone.now() + timedelta(days=2))
     assert segment_keys(run) == [run.token_segments.get().key]
     assert_same(selectors.load_trajectory(run.trajectories.get()), chain("kept"))
+
+
+def test_a_database_that_names_no_segment_deletes_none(run: models.Run) -> None:
+    """A new database beside the files of a lost one would delete every array."""
+    save(run, [chain()])
+    (key,) = segment_keys(run)
+    StoredStep.objects.all().delete()
+    TokenSegment.objects.all().delete()
+    token_segments.delete_orphans(timezone.now() + timedelta(days=2))
+    assert segment_keys(run) == [key]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_that_is_deleted_while_a_page_reads_it_is_not_found(
+    run: models.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (record,) = save(run, [chain()])
+    opened = files.open_file
+
+    def too_late(key: str) -> Any:
+        services.delete_run(run)
+        return opened(key)
+
+    monkeypatch.setattr(files, "open_file", too_late)
+    with pytest.raises(Http404, match="deleted a moment ago"):
+        selectors.row_window(record, 0, 0, 10)
 
 
 # -- moving
