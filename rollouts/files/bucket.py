@@ -13,13 +13,24 @@ from typing import IO, Any
 from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
 from storages.backends.s3 import S3Storage
 
 from rollouts.files.values import StorageDown, StoredFile
 
 FIRST_READ, LARGEST_READ = 256 << 10, 8 << 20
 """Bytes that one request of a reader asks for: few after a jump, then twice as many each time."""
+CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 2
+"""A thread of the web server waits half a minute at most for a bucket that says nothing. Jobs are tried again later."""
+_REFUSALS = {
+    "NoSuchBucket": "there is no such bucket. Make it, or name another in INSPECTOR_FILES",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong. Let NTP set it",
+    "InvalidAccessKeyId": "it does not know the access key. Look at AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "the secret key is not that of the access key. Look at AWS_SECRET_ACCESS_KEY",
+    "AccessDenied": "the access key lacks a right. It must list the bucket, and read, write and delete its files",
+}
+"""What the answers of S3 mean that do not pass by themselves."""
+_TRANSFER = TransferConfig(num_download_attempts=ATTEMPTS)
 
 
 class BucketStorage(S3Storage):
@@ -31,16 +42,16 @@ class BucketStorage(S3Storage):
         config = Config(
             s3={"addressing_style": options.get("addressing_style")},
             signature_version=options.get("signature_version"),
-            connect_timeout=5,
-            read_timeout=30,
-            retries={"mode": "standard", "total_max_attempts": 3},
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+            retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
             max_pool_connections=32,
             # Servers other than Amazon's refuse the newer checksums.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
         fixed = {"object_parameters": {"ContentType": "application/octet-stream"}, "file_overwrite": True}
-        super().__init__(**{"client_config": config, "transfer_config": TransferConfig(), **fixed, **options})
+        super().__init__(**{"client_config": config, "transfer_config": _TRANSFER, **fixed, **options})
         self._forget()
         _all.add(self)
 
@@ -69,8 +80,22 @@ class BucketStorage(S3Storage):
         return {"Bucket": self.bucket_name, "Key": self._normalize_name(name)}
 
     def size(self, name: str) -> int:
-        n: int = self.client.head_object(**self._place(name))["ContentLength"]
+        try:
+            n: int = self.client.head_object(**self._place(name))["ContentLength"]
+        except ClientError as error:
+            if _status(error) == 404:  # the answer to HEAD does not say what is missing
+                self.client.list_objects_v2(Bucket=self.bucket_name, MaxKeys=1)
+            raise
         return n
+
+    def exists(self, name: str) -> bool:
+        try:
+            self.size(name)
+        except ClientError as error:
+            if isinstance(self.meant(error), FileNotFoundError):
+                return False
+            raise
+        return True
 
     def reader(self, name: str) -> IO[bytes]:
         return io.BufferedReader(_Reader(self, name, self.size(name)), 64 << 10)
@@ -111,8 +136,12 @@ class BucketStorage(S3Storage):
             code = str(error.response.get("Error", {}).get("Code", ""))
             if _status(error) == 404 and code != "NoSuchBucket":
                 return FileNotFoundError("The file storage holds no such file.")
-            return StorageDown(f"The file storage refused ({code or _status(error)}).")
+            code = "AccessDenied" if code == "403" else code
+            reason = f": {_REFUSALS[code]}" if code in _REFUSALS else ""
+            return StorageDown(f"The file storage refused ({code or _status(error)}){reason}.")
         if isinstance(error, BotoCoreError | HTTPClientError | Boto3Error):
+            if isinstance(error, NoCredentialsError):
+                return StorageDown("There is no key of the bucket. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")
             return StorageDown(f"The file storage did not answer ({type(error).__name__}).")
         return error
 

@@ -12,19 +12,22 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from django.conf import settings
 
-from rollouts.files.values import StoredFile
+from rollouts.files.values import StorageDown, StoredFile
 
 Wanted = Callable[[], list[StoredFile]]
 Fetch = Callable[[str, Path], None]
 
 _held: dict[Path, int] = {}
 _holding = threading.Lock()
+_failed: dict[Path, tuple[float, str]] = {}
+"""Entry -> when its last fetch failed, by the monotonic clock, and why."""
 
 
 def folder() -> Path:
@@ -65,6 +68,7 @@ def _entry(key: str) -> Path:
 def _locked(entry: Path, wanted: Wanted, top: str, fetch: Fetch) -> int:
     """The descriptor of a shared lock on an entry that is whole."""
     folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    began = time.monotonic()
     while True:
         lock = _lock(entry, fcntl.LOCK_SH)
         if entry.is_dir():
@@ -74,7 +78,13 @@ def _locked(entry: Path, wanted: Wanted, top: str, fetch: Fetch) -> int:
         lock = _lock(entry, fcntl.LOCK_EX)
         try:
             if not entry.is_dir():  # else another process has fetched it meanwhile
+                failed_at, why = _failed.get(entry, (began, ""))
+                if failed_at > began:  # else threads that wait for a bucket without an answer ask it one by one
+                    raise StorageDown(why)
                 _fill(entry, wanted(), top, fetch)
+        except StorageDown as error:
+            _failed[entry] = time.monotonic(), str(error)
+            raise
         finally:
             os.close(lock)
 

@@ -3,17 +3,22 @@
 import io
 import os
 import stat
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError
 
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
 from inspector.server.system_checks import check_files
 from rollouts import files
 from rollouts.files import StorageDown, cache
+from rollouts.files.bucket import BucketStorage
 from rollouts.services.outages import is_outage, said_of
 
 pytestmark = pytest.mark.sqlite_only
@@ -201,6 +206,11 @@ def test_a_fetch_that_was_killed_is_never_used(in_bucket: str) -> None:
     [
         ("ftp://x/y", "begins with 'ftp'"), ("s3://", "names no bucket"), ("s3://b/p?key=1", "'key' in its query"),
         ("s3://b?endpoint_url=x", "http"), ("relative/folder", "begin at the root"), ("/", "is the root itself"),
+        ("s3://b?endpoint_url=https://", "with a host"), ("s3://b?endpoint_url=http://[::1", "cannot be read"),
+        ("s3://b?endpoint_url=http://%zz", "with a host"), ("s3://b?endpoint_url=http://h:99999", "cannot be read"),
+        ("s3://b/../p", "The prefix"), ("s3://b/p//q", "The prefix"), (f"s3://b/{'p' * 301}", "The prefix"),
+        ("s3://b?addressing_style=x", "addressing_style"), ("s3://b?region_name=a b", "region_name"),
+        ("s3://b?access_key=SECRET", "without the other"), ("~nobody-such/files", "begin at the root"),
         ("s3://user:SECRET@b/p", "names no bucket"), ("s3://b?secret_key=SECRET&x=SECRET", "'x' in its query"),
     ],
 )  # fmt: skip
@@ -224,3 +234,83 @@ def test_a_bucket_is_read_from_the_setting() -> None:
         "bucket_name": "b", "location": "some/prefix", "endpoint_url": "http://h:9000", "region_name": "eu",
     }  # fmt: skip
     assert not env.problems
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("403", "lacks a right"),
+        ("AccessDenied", "lacks a right"),
+        ("RequestTimeTooSkewed", "clock of this machine is wrong"),
+        ("SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
+        ("SlowDown", r"refused \(SlowDown\)\.$"),
+    ],
+)
+def test_a_refusal_of_a_bucket_names_the_way_out(
+    in_bucket: str, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+
+    def refuse(self: Any, operation: str, arguments: Any) -> None:
+        raise ClientError(answer, operation)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", refuse)
+    for ask in (
+        lambda: files.size("a"),
+        lambda: files.exists("a"),
+        lambda: files.read_range("a", 0, 1),
+        lambda: list(files.listed("")),
+        lambda: files.delete("a"),
+    ):
+        with pytest.raises(StorageDown, match=said):
+            ask()
+
+
+def test_a_bucket_that_is_missing_holds_no_lost_files(in_bucket: str, settings: Any, tmp_path: Path) -> None:
+    """Otherwise pages would say that a segment is lost, and imports would end for good."""
+    entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": in_bucket.replace("s3://", "s3://no-")}))
+    settings.STORAGES = {**settings.STORAGES, "default": entry}
+    for ask in (
+        lambda: files.size("a"),
+        lambda: files.exists("a"),
+        lambda: files.open_file("a"),
+        lambda: files.put("a", io.BytesIO(b"x")),
+        lambda: list(files.listed("")),
+    ):
+        with pytest.raises(StorageDown, match="there is no such bucket"):
+            ask()
+
+
+def test_a_bucket_that_says_nothing_is_asked_for_half_a_minute(in_bucket: str) -> None:
+    config = files.default_storage.client.meta.config
+    assert config.retries["total_max_attempts"] * (config.connect_timeout + config.read_timeout) <= 30
+
+
+def test_threads_that_wait_for_a_bucket_without_an_answer_ask_once(
+    in_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.put("x/a", io.BytesIO(b"a"))
+    asked: list[str] = []
+    waiting, real = threading.Barrier(5), BucketStorage.fetch
+
+    def away(self: BucketStorage, name: str, target: Path) -> None:
+        asked.append(name)
+        time.sleep(0.3)  # the others come to the lock meanwhile
+        raise StorageDown("The file storage did not answer.")
+
+    def use() -> None:
+        waiting.wait()
+        with pytest.raises(StorageDown), files.local_path("x/a"):
+            pass
+
+    monkeypatch.setattr(BucketStorage, "fetch", away)
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    waiting.wait()
+    for thread in threads:
+        thread.join()
+    assert len(asked) == 1
+    monkeypatch.setattr(BucketStorage, "fetch", real)
+    with files.local_path("x/a") as path:  # who asks later asks again
+        assert path.read_bytes() == b"a"
