@@ -14,6 +14,8 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.utils import timezone
 
+from inspector.server.env import EnvironmentReader
+from inspector.server.file_storage import file_storage
 from rollouts import files, services
 from rollouts.models import Job, Run, Tokenizer
 from rollouts.tasks.jobs import do_job
@@ -32,9 +34,15 @@ def migrate(to: tuple[str, str]) -> Any:
     return MigrationExecutor(connection).loader.project_state([to]).apps
 
 
-@pytest.fixture
-def data(tmp_path: Path, settings: Any) -> Path:
+@pytest.fixture(params=["folder", "bucket"])
+def data(request: pytest.FixtureRequest, tmp_path: Path, settings: Any) -> Path:
+    """An old data folder, whose files go into a folder or straight into a bucket."""
     settings.INSPECTOR_DATA = tmp_path / "data"
+    (tmp_path / "data" / "tmp").mkdir(parents=True)
+    if request.param == "bucket":
+        entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": request.getfixturevalue("bucket")}))
+        settings.STORAGES = {**settings.STORAGES, "default": entry}
+    services.byte_table.cache_clear()
     return tmp_path / "data"
 
 
@@ -44,11 +52,22 @@ def old() -> Iterator[Any]:
     migrate(AFTER)
 
 
-def test_an_older_installation_keeps_its_files(old: Any, data: Path, tmp_path: Path, tiny_tokenizer: Path) -> None:
+def held(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def down() -> None:
+    raise files.StorageDown("The file storage did not answer.")
+
+
+def test_an_older_installation_keeps_its_files(
+    old: Any, data: Path, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizers = old.get_model("rollouts", "Tokenizer").objects
     fields = {"sha256": "0" * 64, "vocab_size": 1, "encoder": "tokenizers"}
     digest, lost = "a" * 64, "b" * 64
     shutil.copytree(tiny_tokenizer, data / "tokenizers" / digest)
+    (data / "tokenizers" / digest / ".hidden").write_bytes(b"of a file manager")
     tokenizers.create(name="kept", path=f"/old/data/tokenizers/{digest}", source="/srv/models/qwen 3", **fields)
     tokenizers.create(name="lost", path=f"/old/data/tokenizers/{lost}", source="Qwen/Qwen3-4B", **fields)
     runs = old.get_model("rollouts", "Run").objects
@@ -67,6 +86,13 @@ def test_an_older_installation_keeps_its_files(old: Any, data: Path, tmp_path: P
     )  # fmt: skip
     (data / "exports").mkdir()
     (data / "exports" / "2345.jsonl").write_bytes(b"exported")
+    before = held(data)
+    with monkeypatch.context() as patched:
+        put = files.put
+        patched.setattr(files, "put", lambda key, path: down() if key.startswith("exports/") else put(key, path))
+        with pytest.raises(files.StorageDown):
+            migrate(AFTER)
+    assert before.items() <= held(data).items()  # the program of before runs on
     migrate(AFTER)
     kept = Tokenizer.objects.get(name="kept")
     assert (kept.files_sha256, kept.source) == (digest, "qwen 3")
@@ -78,5 +104,5 @@ def test_an_older_installation_keeps_its_files(old: Any, data: Path, tmp_path: P
         assert str(tmp_path) not in str(job.options)
         do_job(job.pk)
     assert dict(Run.objects.values_list("code", "status")) == {"half": "done", "local": "done", "done": "failed"}
-    assert given.exists() and {path.name for path in data.iterdir()} >= {"files"}
+    assert given.exists() and (data / "files").is_dir() == (files.default_storage.folder is not None)
     assert not {"tokenizers", "uploads", "exports"} & {path.name for path in data.iterdir()}
