@@ -1,7 +1,7 @@
 """A backup while the server runs: the database as one snapshot saw it, then the files that it names.
 
-A file never changes under its key, so files may be copied after the snapshot. Where some are deleted in between, the
-database is read again. ``manifest.json`` is written last and holds the size and SHA-256 of everything.
+A file never changes under its key, so files may be copied after the snapshot. Where some that it names are deleted in
+between, the database is read again. ``manifest.json`` is written last and holds the size and SHA-256 of everything.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from rollouts import files
 from rollouts.files.values import PutFile
+from rollouts.models import TokenSegment
+from rollouts.token_store.stores import SEGMENTS
 from rollouts.work.backup_tables import write_table
 
 MANIFEST = "manifest.json"
@@ -78,13 +80,15 @@ def back_up(target: Storage, tell: Callable[[str], object]) -> Manifest:
     copied: dict[str, Part] = {}
     for attempt in range(1, ATTEMPTS + 1):
         before = {one.key for one in files.listed("")}
-        manifest = _save_tables(target, f"tables-{attempt}")
+        manifest, segments = _save_tables(target, f"tables-{attempt}")
         tell(f"{sum(manifest.rows.values()):,} rows of {len(manifest.rows)} tables are saved.")
         wanted = sorted(key for key in before | {one.key for one in files.listed("")} if _is_copied(key))
         for key in wanted:
             if key not in copied and (part := _copy_file(key, target)) is not None:
                 copied[key] = part
-        manifest.gone = sorted(set(wanted) - copied.keys())
+        # Segments that nothing names go at any time, and others may have come and gone between two lists of files.
+        lost = {key for key in wanted if not key.startswith(SEGMENTS)} | segments
+        manifest.gone = sorted(lost - copied.keys())
         if not manifest.gone:
             break
         tell(f"{len(manifest.gone)} files were deleted meanwhile.")
@@ -135,9 +139,11 @@ def saved_models() -> list[Any]:
     return sorted((one for one in found if one._meta.managed and not one._meta.proxy), key=lambda m: m._meta.db_table)
 
 
-def _save_tables(target: Storage, folder: str) -> Manifest:
+def _save_tables(target: Storage, folder: str) -> tuple[Manifest, set[str]]:
+    """Returns also the keys of the segments that the snapshot reads."""
     manifest = Manifest(database=connection.vendor)
     with snapshot():
+        segments = set(TokenSegment.objects.filter(replaced_at=None).values_list("key", flat=True))
         manifest.made_at = datetime.now(UTC).isoformat(timespec="seconds")
         manifest.migrations = sorted(MigrationRecorder(connection).applied_migrations())
         for model in saved_models():
@@ -152,7 +158,7 @@ def _save_tables(target: Storage, folder: str) -> Manifest:
 
             manifest.rows[table] = write_table(model, open_part)
             manifest.tables[table] = parts
-    return manifest
+    return manifest, segments
 
 
 def _is_copied(key: str) -> bool:

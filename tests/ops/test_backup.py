@@ -19,22 +19,28 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections, models
 
 from inspector.server.backup_place import backup_place
-from rollouts import files
+from rollouts import files, services
 from rollouts.fields import ArrayField
 from rollouts.formats.readers import inspector_jsonl
-from rollouts.models import Job, Replay, ReplayRows, Run, StoredTrajectory
+from rollouts.models import Job, Replay, ReplayRows, Run, StepTokens, StoredTrajectory, Tokenizer
 from rollouts.services.api_tokens import create_api_token
+from rollouts.services.trajectories import save_trajectories
 from rollouts.services.users import local_user
+from rollouts.token_store.stores import SegmentTokens
 from rollouts.work import backup, restore
 from rollouts.work.backup_tables import columns_of
+from rollouts.work.token_moves import move_run
 from tests.conftest import ROOT, database_url, wait_until
 from tests.storage.build import chain
+from tests.storage.test_upgrades import DELTA, HEAD, PROMPT, fill, migrate
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 N_TRAJECTORIES = 1500
 """Of an import that is longer than a backup."""
+OLDER = "0021_large_lists"
+"""The schema before the files moved: a tokenizer had a path, and has a digest afterwards."""
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +217,67 @@ def test_a_file_that_goes_meanwhile_has_the_database_read_again(
     assert not manifest.gone and "exports/abc/run.jsonl" not in {part.name for part in manifest.files}
     assert manifest.rows["rollouts_job"] == 0
     assert [one.name for one in (places / "saved").glob("tables-*")] == ["tables-2"]
+
+
+def test_segments_that_come_and_go_between_two_lists_of_files(
+    filled: Run, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the snapshot names has the database read again, and one that nothing names does not."""
+    monkeypatch.setattr(SegmentTokens, "min_tokens", 1)
+    save_tables, copy = backup._save_tables, backup._copy_file
+    replaced = _in_segments(filled.project)
+    for _ in move_run(replaced, "database"):
+        pass
+    (unnamed,) = replaced.token_segments.values_list("key", flat=True)
+
+    def meanwhile(target: Any, folder: str) -> Any:
+        if folder != "tables-1":
+            return save_tables(target, folder)
+        run = _in_segments(filled.project)
+        try:
+            return save_tables(target, folder)
+        finally:
+            services.delete_run(run)
+
+    def lose(key: str, target: Any) -> Any:
+        files.delete(unnamed)
+        return copy(key, target)
+
+    monkeypatch.setattr(backup, "_save_tables", meanwhile)
+    monkeypatch.setattr(backup, "_copy_file", lose)
+    call_command("backup", str(places / "saved"), stdout=io.StringIO())
+    manifest = backup.read_manifest(backup_place(str(places / "saved")))
+    assert not manifest.gone and manifest.rows["rollouts_run"] == Run.objects.count()
+    assert [one.name for one in (places / "saved").glob("tables-*")] == ["tables-2"]
+
+
+def _in_segments(project: Any) -> Run:
+    run = services.create_run(Run.Kind.IMPORT, "segments", project=project, token_store="segments")
+    values = [chain()]
+    save_trajectories(run, values, encoded=services.encode_trajectories(values, put_for=run))
+    return run
+
+
+def test_a_backup_of_an_older_schema_is_restored_and_migrated(
+    places: Path, other_databases: Callable[[], tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = "a" * 64
+    try:
+        older = migrate(("rollouts", OLDER))
+        fill(older, OLDER)
+        older.get_model("rollouts", "Tokenizer").objects.update(path=f"/old/data/tokenizers/{digest}")
+        held = [one for one in older.get_models(include_auto_created=True) if one._meta.managed]
+        monkeypatch.setattr(backup, "saved_models", lambda: held)
+        backup.back_up(backup_place(str(places / "saved")), lambda _: None)
+    finally:
+        migrate(HEAD)
+    alias, url = other_databases()
+    machine = {"INSPECTOR_DATA": str(places / "data"), "INSPECTOR_FILES": str(places / "files")}
+    restored = manage("restore", str(places / "saved"), DATABASE_URL=url, **machine)
+    assert restored.returncode == 0, restored.stderr
+    assert [one.files_sha256 for one in Tokenizer.objects.using(alias).all()] == [digest]
+    arrays = list(StepTokens.objects.using(alias).order_by("pk").values_list("delta_ids", flat=True))
+    assert [ids.tolist() for ids in arrays] == [PROMPT.tolist(), DELTA.tolist()]
 
 
 def test_files_that_always_go_are_named(filled: Run, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
