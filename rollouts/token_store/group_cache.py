@@ -22,6 +22,10 @@ MAX_CACHED_BYTES = 64 << 20
 """Decoded columns that a process keeps in memory."""
 
 
+class TokensDeleted(Http404, files.StorageDown):
+    """A segment was deleted after the database named it: a page is not found, and a job looks again."""
+
+
 class _Footer:
     """What the end of a file says: where its row groups begin."""
 
@@ -49,14 +53,13 @@ def read_arrays(key: str, offsets: Sequence[int], names: Sequence[str]) -> list[
     """The arrays ``names`` of the file rows ``offsets`` of a segment, in their order; no other range is read.
 
     ``columns`` is a dict, every other name an array or None. Raises :class:`rollouts.files.StorageDown` with a sentence
-    when the storage does not answer, or when it lacks the file or holds another, and ``Http404`` when the segment was
-    deleted since the database named it.
+    when the storage does not answer, or when it lacks the file or holds another, and :class:`TokensDeleted`.
     """
     try:
         return _read(key, offsets, names)
     except FileNotFoundError as error:
         if not TokenSegment.objects.filter(key=key).exists():
-            raise Http404("These tokens were deleted a moment ago.") from error
+            raise TokensDeleted("These tokens were deleted a moment ago.") from error
         raise files.StorageDown(f"The file storage lacks {key}, which holds tokens. {_RESTORE}") from error
     except (pa.ArrowException, OSError, IndexError) as error:
         raise files.StorageDown(f"The tokens in {key} of the file storage cannot be read. {_RESTORE}") from error

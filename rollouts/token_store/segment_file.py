@@ -54,10 +54,11 @@ def write_items(items: Sequence[TokenItem], file: IO[bytes]) -> None:
 def _groups(items: Sequence[TokenItem]) -> Iterator[Sequence[TokenItem]]:
     first, held = 0, 0
     for n, item in enumerate(items):
-        if n > first and held + item.n_tokens > GROUP_TOKENS:
+        n_tokens = item.n_tokens
+        if n > first and held + n_tokens > GROUP_TOKENS:
             yield items[first:n]
             first, held = n, 0
-        held += item.n_tokens
+        held += n_tokens
     if first < len(items):
         yield items[first:]
 

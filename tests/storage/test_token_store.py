@@ -32,6 +32,7 @@ from rollouts.files.bucket import BucketStorage
 from rollouts.models import StoredStep, TokenSegment
 from rollouts.selectors import parts
 from rollouts.services import token_segments
+from rollouts.services.outages import is_outage
 from rollouts.services.trajectories import save_trajectories
 from rollouts.tito.trajectory import Row, Step, Trajectory
 from rollouts.token_store import STORES, TokenItem, group_cache, segment_file
@@ -344,8 +345,9 @@ def test_a_run_that_is_deleted_while_a_page_reads_it_is_not_found(
         return opened(key)
 
     monkeypatch.setattr(files, "open_file", too_late)
-    with pytest.raises(Http404, match="deleted a moment ago"):
+    with pytest.raises(Http404, match="deleted a moment ago") as caught:
         selectors.row_window(record, 0, 0, 10)
+    assert is_outage(caught.value)  # a job looks again, and finds that it is lost
 
 
 # -- moving
