@@ -17,6 +17,7 @@ import pytest
 from django.core.files.storage import storages
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, models
+from django.db.migrations.loader import MigrationLoader
 
 from inspector.server.backup_place import backup_place
 from rollouts import files, services
@@ -266,7 +267,10 @@ def test_a_backup_of_an_older_schema_is_restored_and_migrated(
         older = migrate(("rollouts", OLDER))
         fill(older, OLDER)
         older.get_model("rollouts", "Tokenizer").objects.update(path=f"/old/data/tokenizers/{digest}")
-        held = [one for one in older.get_models(include_auto_created=True) if one._meta.managed]
+        loader = MigrationLoader(connection)
+        nodes = [("rollouts", OLDER), *(node for node in loader.graph.leaf_nodes() if node[0] != "rollouts")]
+        found = loader.project_state(nodes).apps.get_models(include_auto_created=True)
+        held = [one for one in found if one._meta.managed]
         monkeypatch.setattr(backup, "saved_models", lambda: held)
         backup.back_up(backup_place(str(places / "saved")), lambda _: None)
     finally:
