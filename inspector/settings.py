@@ -138,6 +138,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "inspector.web.middleware.ClientAddressMiddleware",
+    "inspector.web.middleware.ActorMiddleware",
     "inspector.server.request_metrics.RequestMetricsMiddleware",
     "inspector.server.logs.RequestLogMiddleware",
     "django.middleware.security.SecurityMiddleware",

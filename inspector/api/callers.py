@@ -13,10 +13,10 @@ from ninja.throttling import BaseThrottle
 from ninja.utils import check_csrf
 
 from inspector.web.access import access, too_low, visible_projects
+from inspector.web.bearer import token_of
 from inspector.web.problems import ApiProblem
 from rollouts.models import ApiToken, Project, Role
-from rollouts.selectors.access import Access, access_of, access_of_token
-from rollouts.services.api_tokens import find_api_token
+from rollouts.selectors.access import Access, access_of
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 
@@ -34,14 +34,11 @@ class ApiTokenAuth(HttpBearer):
         return caller
 
     def authenticate(self, request: HttpRequest, token: str) -> Access:
-        found = find_api_token(token.strip())
-        if found is None:
-            raise ApiProblem(401, "This API token is unknown, expired or revoked. Make a new one on the page /tokens.")
+        found = token_of(request, token)
         scope = ApiToken.Scope.READ if request.method in SAFE else ApiToken.Scope.LAUNCH
         if scope not in found.scopes:
             raise ApiProblem(403, f"This API token lacks the scope {scope.value}. Make one that has it on /tokens.")
-        request.user = found.created_by  # the log line of the request names who asks
-        return _known(request, access_of_token(found), f"token {found.pk}")
+        return _known(request, access(request), f"token {found.pk}")
 
 
 class SessionAuth(APIKeyCookie):

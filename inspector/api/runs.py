@@ -19,7 +19,6 @@ from inspector.runs.filters import PARAMETERS, TrajectoryFilter
 from inspector.runs.live_parts import list_part
 from inspector.views import push
 from inspector.web.access import access, may_delete, require, too_low
-from inspector.web.audit import note
 from inspector.web.problems import ApiProblem, problem
 from inspector.web.twins import json_page
 from rollouts import selectors
@@ -28,7 +27,6 @@ from rollouts.selectors import RunFilters, RunSummary
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.trajectory_list import is_cursor
 from rollouts.selectors.visible import findings_of_run, visible_jobs, visible_runs
-from rollouts.services.audit import Action
 from rollouts.work import run_control
 
 router = Router(tags=["runs"])
@@ -155,7 +153,6 @@ def delete_run(request: HttpRequest, code: str) -> HttpResponse:
         run_control.delete(run)
     except ValueError as refusal:
         raise ApiProblem(409, str(refusal)) from refusal
-    note(request, Action.DELETED, run)
     return HttpResponse(status=204)
 
 

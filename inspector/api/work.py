@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated, Any
 
-from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
@@ -18,18 +17,15 @@ from inspector.api.documented import Body, Count, JobKind, PartAsked, StatusName
 from inspector.api.runs import needs_rest
 from inspector.api.values import ImportBegun, JobsPart, JobValues, WholeRun, whole_run
 from inspector.runs.import_views import start_import
-from inspector.runs.job_views import file_name
-from inspector.runs.jobs import is_offered
+from inspector.runs.job_views import offered_file
 from inspector.web.access import access, require
-from inspector.web.audit import note
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
-from rollouts import files, services
+from rollouts import services
 from rollouts.models import Job, Role, Run
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.visible import find_visible_job, find_visible_run, visible_jobs
-from rollouts.services.audit import Action
-from rollouts.work import exporting, launch
+from rollouts.work import launch
 from rollouts.work.exporting import Wanted
 from rollouts.work.launch import LaunchSettings
 from rollouts.work.sending import send as send_job
@@ -110,7 +106,6 @@ def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
     except launch.LaunchRefused as refusal:
         errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
         raise ApiProblem(422, str(refusal), errors) from refusal
-    note(request, Action.LAUNCHED, run)
     return answer(whole_run(_again(request, run)), 201)
 
 
@@ -177,8 +172,6 @@ def replay_run(request: HttpRequest, code: str) -> HttpResponse:
 def _begin(request: HttpRequest, run: Run, kind: str, options: dict[str, Any]) -> HttpResponse:
     """Ask for a job: 202 when a worker is sent, 200 when it is under way, 409 when another one is."""
     job, is_new = services.ask_job(run, kind, options, request.user)
-    if is_new and kind == Job.Kind.EXPORT:
-        note(request, Action.EXPORTED, run, detail=f"job {job.code}")
     if not is_new and job.options != options:
         raise ApiProblem(409, f"Other work of this kind is under way: wait for the job {job.code}, or cancel it first.")
     if is_new and (sentence := send_job(job)):
@@ -223,14 +216,10 @@ def get_job_file(request: HttpRequest, code: str) -> HttpResponseBase:
     job = _job(request, code)
     if job.kind != Job.Kind.EXPORT or job.run is None:
         raise ApiProblem(404, f"The job {job.code} is no export, so it has no file.")
-    file = None
-    if is_offered(job):
-        with suppress(FileNotFoundError):
-            file = files.open_file(exporting.key_of(job))
+    file = offered_file(job, job.run)
     if file is None:
         raise ApiProblem(410, "The export has expired, or was never finished. Export the run again.")
-    note(request, Action.DOWNLOADED, job.run, detail=f"job {job.code}")
-    return FileResponse(file, as_attachment=True, filename=file_name(job.run, Wanted(**job.options)))
+    return file
 
 
 def _job(request: HttpRequest, code: str) -> Job:

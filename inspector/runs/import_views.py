@@ -13,12 +13,10 @@ from django.views.decorators.http import require_http_methods
 from inspector.chat_templates.uploaded_tokenizer import register_upload
 from inspector.runs.pages import ImportPage, RunValues
 from inspector.web.access import chosen_project
-from inspector.web.audit import note
 from inspector.web.forms import ImportForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
 from rollouts.models import Project, Run
-from rollouts.services.audit import Action
 from rollouts.work import imports
 
 
@@ -58,5 +56,4 @@ def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Ru
         chat_template=template or (tokenizer.chat_template if tokenizer else None),
     )
     imports.take_uploads(run, cleaned["files"], cleaned["format"], cleaned["tokenizer"] == "" and tokenizer is None)
-    note(request, Action.IMPORTED, run)
     return run

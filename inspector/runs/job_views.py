@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import IO, Any
 from urllib.parse import urlencode
 
@@ -17,7 +16,6 @@ from django.views.decorators.http import require_safe
 
 from inspector.runs.jobs import JobLine, for_page, is_offered
 from inspector.web.access import found_or_404, reads_run, writes_run
-from inspector.web.audit import note
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollouts import files, services
 from rollouts.formats.writers.exports import ExportRefused
@@ -26,6 +24,7 @@ from rollouts.selectors import TrajectoryFilters, filter_trajectories
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import find_job
 from rollouts.selectors.registered import tokenizer_named
+from rollouts.services import audit
 from rollouts.services.audit import Action
 from rollouts.services.imports import has_partial_file
 from rollouts.work import exporting
@@ -144,7 +143,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     finally:
         _places.release()
     file.seek(0)
-    note(request, Action.DOWNLOADED, run, detail=wanted.format)
+    audit.record(Action.DOWNLOADED, run, detail=wanted.format)
     return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
 
 
@@ -170,7 +169,6 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
     if sentence := send_job(job):
         return _told(request, run, sentence, 503)
-    note(request, Action.EXPORTED, run, detail=wanted.format)
     return _told(request, run, "A worker writes the file; its progress, and then the file, stand below.", 202, job)
 
 
@@ -212,15 +210,23 @@ def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     held = find_job(run.code, job, (Job.Kind.EXPORT,))
     if held is None:
         raise Http404(f"This run has no export with the code {job}.")
-    file = None
-    if is_offered(held):
-        with suppress(FileNotFoundError):
-            file = files.open_file(exporting.key_of(held))
+    file = offered_file(held, run)
     if file is None:
         return error_page(
             request, 410, "This file is not offered",
             "The export has expired, or was never finished. Go to the page of the run and export it again.",
             run.code,
         )  # fmt: skip
-    note(request, Action.DOWNLOADED, run, detail=f"job {held.code}")
-    return FileResponse(file, as_attachment=True, filename=file_name(run, Wanted(**held.options)))
+    return file
+
+
+def offered_file(job: Job, run: Run) -> FileResponse | None:
+    """The file of an export as an answer; None when it is not offered, or gone."""
+    if not is_offered(job):
+        return None
+    try:
+        file = files.open_file(exporting.key_of(job))
+    except FileNotFoundError:
+        return None
+    audit.record(Action.DOWNLOADED, run, detail=f"job {job.code}")
+    return FileResponse(file, as_attachment=True, filename=file_name(run, Wanted(**job.options)))

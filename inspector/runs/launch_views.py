@@ -13,10 +13,8 @@ from django.views.decorators.http import require_http_methods
 from inspector.runs.launch_form import NewRunForm, filled_in, project_of_run
 from inspector.runs.pages import LaunchPage, RunValues
 from inspector.web.access import access, chosen_project
-from inspector.web.audit import note
 from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import Project, Run
-from rollouts.services.audit import Action
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work import launch
 
@@ -31,7 +29,6 @@ def new(request: HttpRequest) -> HttpResponse:
         form = NewRunForm(where.chosen, request.POST, request.FILES)
         run = _launch(form, request, where.chosen)
         if run is not None:
-            note(request, Action.LAUNCHED, run)
             return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
     else:
         initial, notices = filled_in(access(request), where.chosen, request.GET)

@@ -22,13 +22,11 @@ from inspector.web.access import (
     require,
     writes_run,
 )
-from inspector.web.audit import note
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import selectors
 from rollouts.models import Role, Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.figures import worst_of
-from rollouts.services.audit import Action
 from rollouts.work import run_control
 
 RUNS_PER_PAGE = 25
@@ -115,6 +113,5 @@ def delete(request: HttpRequest, run: Run) -> HttpResponse:
     except ValueError as refusal:
         messages.error(request, str(refusal), extra_tags="error")
         return redirect("run", run.code)
-    note(request, Action.DELETED, run)
     messages.success(request, f"The run “{run.name}” was deleted.")
     return redirect("runs")

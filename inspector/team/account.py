@@ -19,10 +19,10 @@ from django.views.decorators.http import require_POST, require_safe
 
 from inspector.team.provider import link_key
 from inspector.web.access import access
-from inspector.web.audit import note
 from inspector.web.twins import Page, from_columns, page
 from rollouts.models import LoginSession
 from rollouts.selectors.people import live_sessions, memberships_of
+from rollouts.services import audit
 from rollouts.services.audit import Action
 from rollouts.services.sessions import end_sessions
 
@@ -101,7 +101,7 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     """Log one device out."""
     if not end_sessions(request.user, pk):
         raise Http404("You are not logged in with such a session. It may have ended already.")
-    note(request, Action.SESSION_ENDED)
+    audit.record(Action.SESSION_ENDED)
     messages.success(request, "That device is logged out.")
     return redirect("account")
 
@@ -110,7 +110,7 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
 def end_other_sessions(request: HttpRequest) -> HttpResponse:
     """Log every device out but this one."""
     n = end_sessions(request.user, but=request.session.session_key)
-    note(request, Action.SESSION_ENDED, detail=f"{n} other sessions")
+    audit.record(Action.SESSION_ENDED, detail=f"{n} other sessions")
     messages.success(request, f"{n} other session{'s' * (n != 1)} ended." if n else "There is no other session.")
     return redirect("account")
 
@@ -125,6 +125,6 @@ class PasswordPage(PasswordChangeView):
     def form_valid(self, form: Any) -> HttpResponse:
         response = super().form_valid(form)
         end_sessions(self.request.user, but=self.request.session.session_key)
-        note(self.request, Action.PASSWORD_CHANGED)
+        audit.record(Action.PASSWORD_CHANGED)
         messages.success(self.request, "The password is changed, and your other sessions ended.")
         return response

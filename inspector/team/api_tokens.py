@@ -14,14 +14,12 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from inspector.web.access import access, chosen_project, sees_several_projects
-from inspector.web.audit import note
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts import services
 from rollouts.models import ApiToken, Role
 from rollouts.selectors.shares import api_token_by_key, newest_api_tokens
 from rollouts.services.api_tokens import create_api_token, token_state
-from rollouts.services.audit import Action
 
 MAX_LISTED = 200
 DEFAULT_DAYS = 90
@@ -143,7 +141,6 @@ def index(request: HttpRequest) -> HttpResponse:
     record, token = create_api_token(
         request.user, wanted["name"], project=choice.chosen, scopes=wanted["scopes"], days=wanted["days"] or None
     )
-    note(request, Action.TOKEN_MADE, record, detail=f"{record.name} ({', '.join(record.scopes)})")
     shown = ApiTokenMadePage(_lines(request), {}, NewApiToken.of(record, request, token=token))
     return page(request, "tokens/index.html", shown, 201, **only_html)
 
@@ -170,7 +167,6 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
         )
         return error_page(request, 403, "This token is not yours", sentence)
     services.revoke(record)
-    note(request, Action.TOKEN_REVOKED, record, detail=record.name)
     if wants_json(request):
         return json_page(ApiTokenLine.of(record, request))
     messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")

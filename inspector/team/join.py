@@ -20,11 +20,11 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.team.login import BACKEND
 from inspector.web.access import is_logged_in
-from inspector.web.audit import note
 from inspector.web.guesses import guessed_too_often
 from inspector.web.twins import Page, error_page, page
 from rollouts.models import Invitation
 from rollouts.selectors.people import find_invitation
+from rollouts.services import audit
 from rollouts.services.audit import Action
 from rollouts.services.members import PeopleRefused, invitation_fault, join
 from rollouts.services.shares import token_hash
@@ -103,7 +103,7 @@ def _join(request: HttpRequest, record: Invitation, form: UserCreationForm[User]
         return None
     if form is not None:
         start_session(request, user, backend=BACKEND)
-        note(request, Action.ACCOUNT_MADE, record, user=user)
-    note(request, Action.JOINED, record, user=user, detail=f"role {record.role}")
+        audit.record(Action.ACCOUNT_MADE, record, user=user)
+    audit.record(Action.JOINED, record, user=user, detail=f"role {record.role}")
     messages.success(request, f"You are in the project “{record.project.name}” now.")
     return redirect("runs")

@@ -15,8 +15,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 from django_ratelimit.core import is_ratelimited
 
-from inspector.web.audit import note
 from inspector.web.login import use_token
+from rollouts.services import audit
 from rollouts.services.audit import Action
 from rollouts.services.users import active_user
 
@@ -69,19 +69,19 @@ def login(request: HttpRequest) -> HttpResponse:
         user = active_user(name) if name else None
         if user is not None:
             start_session(request, user, backend=BACKEND)
-            note(request, Action.LOGIN, detail="by link")
+            audit.record(Action.LOGIN, detail="by link")
             return HttpResponseRedirect(next_page(request))
-        note(request, Action.LOGIN_FAILED, detail="a link that was used or is too old")
+        audit.record(Action.LOGIN_FAILED, detail="a link that was used or is too old")
     if request.method == "GET" and request.user.is_authenticated:
         return HttpResponseRedirect(next_page(request))
     refused = request.method == "POST" and _tried_too_often(request)
     form = AuthenticationForm(request, data=request.POST if request.method == "POST" and not refused else None)
     if request.method == "POST" and form.is_valid():
         start_session(request, form.get_user())
-        note(request, Action.LOGIN, detail="by password")
+        audit.record(Action.LOGIN, detail="by password")
         return HttpResponseRedirect(next_page(request))
     if request.method == "POST" and not refused:
-        note(request, Action.LOGIN_FAILED, user=_account("", request)[:150], detail="by password")
+        audit.record(Action.LOGIN_FAILED, user=_account("", request)[:150], detail="by password")
     layout = select_template(["base.html", "bare.html"]).template  # type: ignore[attr-defined]
     context = {
         "form": form, "next": next_page(request), "link_is_used": bool(token), "layout": layout, "refused": refused,
@@ -94,7 +94,7 @@ def login(request: HttpRequest) -> HttpResponse:
 @require_POST
 def logout(request: HttpRequest) -> HttpResponse:
     if request.user.is_authenticated:
-        note(request, Action.LOGOUT)
+        audit.record(Action.LOGOUT)
     end_session(request)
     response = redirect(settings.LOGIN_URL)
     response["Clear-Site-Data"] = '"cache"'  # pages that this browser kept

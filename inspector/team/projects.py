@@ -15,11 +15,11 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from inspector.team.doors import for_server_admins, of_project
 from inspector.web.access import access
-from inspector.web.audit import note
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.models import Invitation, Membership, Project, Role
 from rollouts.selectors.people import find_account, listed_projects, members_of, newest_invitations
+from rollouts.services import audit
 from rollouts.services import members as services
 from rollouts.services.audit import Action
 from rollouts.services.members import MAX_INVITATION_DAYS, MAX_NAME, PeopleRefused, invitation_fault
@@ -182,7 +182,7 @@ def _make(request: HttpRequest, form: NameForm) -> Any:
     except PeopleRefused as refusal:
         form.add_error("name", str(refusal))
         return None
-    note(request, Action.PROJECT_MADE, project)
+    audit.record(Action.PROJECT_MADE, project)
     return json_page(_page(request, project), 201) if wants_json(request) else redirect("project", project.code)
 
 
@@ -225,7 +225,7 @@ def rename(request: HttpRequest, project: Project) -> HttpResponse:
         services.rename_project(project, request.POST.get("name", ""))
     except PeopleRefused as refusal:
         return error_page(request, 422, "The project was not renamed", str(refusal))
-    note(request, Action.PROJECT_RENAMED, project, detail=f"before: {before}")
+    audit.record(Action.PROJECT_RENAMED, project, detail=f"before: {before}")
     messages.success(request, f"The project is called “{project.name}” now.")
     return redirect("project", project.code)
 
@@ -238,7 +238,7 @@ def delete(request: HttpRequest, project: Project) -> HttpResponse:
         services.delete_project(project)
     except PeopleRefused as refusal:
         return error_page(request, 409, "The project was not deleted", str(refusal))
-    note(request, Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
+    audit.record(Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
     messages.success(request, f"The project “{project.name}” was deleted.")
     return redirect("projects")
 
@@ -262,10 +262,10 @@ def member(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     name = user.get_username()
     if wanted == "none":
-        note(request, Action.MEMBER_REMOVED, project, detail=name)
+        audit.record(Action.MEMBER_REMOVED, project, detail=name)
         messages.success(request, f"{name} is no longer in this project.")
     else:
-        note(request, Action.ROLE_CHANGED, project, detail=f"{name} is {wanted}")
+        audit.record(Action.ROLE_CHANGED, project, detail=f"{name} is {wanted}")
         messages.success(request, f"{name} has the role {wanted} now.")
     # Who took the role from themselves may not see this project any more.
     return redirect("projects") if user.pk == request.user.pk else redirect("project", project.code)
@@ -281,7 +281,7 @@ def invite(request: HttpRequest, project: Project) -> HttpResponse:
         return _draw(request, _page(request, project, errors=form.sentences()), 422, form)
     wanted = form.cleaned_data
     record, token = services.invite(project, Role(wanted["role"]), request.user, wanted["days"], wanted["note"])
-    note(request, Action.INVITED, record, detail=f"role {record.role}")
+    audit.record(Action.INVITED, record, detail=f"role {record.role}")
     link = request.build_absolute_uri(f"/join/{token}")
     return _draw(request, _page(request, project, made=NewInvitation.of(record, link=link)), 201)
 
@@ -294,6 +294,6 @@ def revoke_invitation(request: HttpRequest, project: Project, pk: int) -> HttpRe
     if record is None:
         raise Http404("This project has no such invitation.")
     services.revoke_invitation(record)
-    note(request, Action.INVITATION_REVOKED, record)
+    audit.record(Action.INVITATION_REVOKED, record)
     messages.success(request, f"The invitation {record.hint}… was revoked.")
     return redirect("project", project.code)

@@ -17,7 +17,6 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from inspector.team.join import too_many_guesses
 from inspector.team.shared_tokens import MAX_SHARED_TOKENS, marked_window, shared_tokens
 from inspector.web.access import access, found_or_404, is_live, remember_grant, require, share_is_over, visible
-from inspector.web.audit import note
 from inspector.web.forms import ShareForm
 from inspector.web.guesses import guessed_too_often
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
@@ -27,6 +26,7 @@ from rollouts.selectors.activity import is_active
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.runs import find_run, find_trajectory
 from rollouts.selectors.shares import find_share, newest_shares
+from rollouts.services import audit
 from rollouts.services.audit import Action
 from rollouts.services.shares import count_opening
 
@@ -176,7 +176,7 @@ def _create(request: HttpRequest) -> HttpResponse:
     link, token = services.create_share(
         request.user, target, query=query, note=wanted["note"], days=wanted["days"], window=window
     )
-    note(request, Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
+    audit.record(Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
     address = request.build_absolute_uri(f"/s/{token}")
     template = "shares/_made.html" if request.headers.get("HX-Request") == "true" else "shares/made.html"
     link.project = target.run.project if isinstance(target, StoredTrajectory) else target.project
@@ -199,7 +199,6 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
         sentence = "Only its maker or an admin of its project revokes a share link. Ask them."
         return error_page(request, 403, "This link is not yours", sentence)
     services.revoke(link)
-    note(request, Action.SHARE_REVOKED, link)
     if wants_json(request):
         return json_page(ShareLine.of(link, request))
     messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")
@@ -225,7 +224,7 @@ def open_link(request: HttpRequest, token: str) -> HttpResponse:
         return share_is_over(request)
     _, _, url = target_of(link)
     count_opening(link)
-    note(request, Action.SHARE_OPENED, link)
+    audit.record(Action.SHARE_OPENED, link)
     if link.row_index is not None:
         response = shared_tokens(request, link)
     else:

@@ -17,15 +17,17 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostE
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 
-from inspector.web.guesses import guessed_too_often
+from inspector.web.access import access
+from inspector.web.bearer import token_of
+from inspector.web.problems import ApiProblem
 from inspector.web.twins import json_page, whole_number
 from rollouts import services
 from rollouts.formats.limits import memory_of
 from rollouts.models import ApiToken, Role, Run
-from rollouts.selectors.access import access_of_token
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
-from rollouts.services.api_tokens import find_api_token, token_fault
+from rollouts.services import audit
+from rollouts.services.audit import Action
 from rollouts.services.outages import is_disk_full
 from rollouts.work import push_process
 from rollouts.work.push_process import PushedBody, PushesBusy
@@ -95,18 +97,14 @@ def _token(request: HttpRequest) -> ApiToken:
         raise Refused(
             401, "Send an API token as `Authorization: Bearer TOKEN`; /tokens and `manage.py api_token` make one."
         )
-    found = find_api_token(token.strip())
-    if found is None:
-        # A right token always passes: programs of one address must not lock each other out.
-        if guessed_too_often(request, "token", again=True):
-            raise Refused(429, "Too many wrong API tokens came from this address. Try again in five minutes.")
-        raise Refused(401, token_fault(token.strip()))
-    request.user = found.created_by  # the log line of the request names who writes
-    request.access = held = access_of_token(found)  # type: ignore[attr-defined]
+    try:
+        found = token_of(request, token)
+    except ApiProblem as error:
+        raise Refused(error.status, error.sentence) from error
     if ApiToken.Scope.PUSH not in found.scopes:
         raise Refused(403, f"This API token may not push: its scopes are {', '.join(found.scopes) or 'none'}. Make one "
                       "with the scope push on the page /tokens.")  # fmt: skip
-    if not held.may(found.project_id, Role.MEMBER):
+    if not access(request).may(found.project_id, Role.MEMBER):
         raise Refused(
             403,
             f"Pushing takes the role {Role.MEMBER} in the project “{found.project.name}”, which the maker of this API "
@@ -135,6 +133,7 @@ def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
         # No worker works on the run, so it counts as done.
         status=Run.Status.DONE,
     )
+    audit.record(Action.PUSHED_TO, run)
     return json_page({"run": run.code, "url": request.build_absolute_uri(f"/runs/{run.code}")}, 201)
 
 

@@ -7,6 +7,8 @@ from ipaddress import ip_address
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 
+from rollouts.services.audit import Actor, acting
+
 View = Callable[[HttpRequest], HttpResponse]
 
 
@@ -26,6 +28,17 @@ class ClientAddressMiddleware:
             with suppress(IndexError, ValueError):
                 request.META["REMOTE_ADDR"] = str(ip_address(named[-settings.PROXIES]))
         return self.get_response(request)
+
+
+class ActorMiddleware:
+    """Says for the audit log who asks, and from where."""
+
+    def __init__(self, get_response: View) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        with acting(lambda: Actor(getattr(request, "user", None), request.META.get("REMOTE_ADDR", ""))):
+            return self.get_response(request)
 
 
 class PlainTextMiddleware:

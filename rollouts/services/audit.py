@@ -1,8 +1,15 @@
-"""The audit log: who did what, when, from where. One call writes the row and the line of the log."""
+"""The audit log: who did what, when, from where. One call writes the row and the line of the log.
+
+A door says once who acts (:func:`acting`). What does the work writes it down, so that no door can forget it.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -76,14 +83,43 @@ class Action(StrEnum):
     """Files were handed in to become a run."""
     PUSHED_TO = "run made to push to"
     """A program made a run to push to."""
+    CANCELLED = "work cancelled"
+    """Somebody asked a run or a job to stop."""
+    MOVED = "token arrays moved"
+    """The token arrays of a run were moved to another store."""
     EXPORTED = "export asked"
-    """A worker was asked to write a file of a run."""
+    """A worker was asked to write a file of a run, or a command wrote one."""
     DOWNLOADED = "export downloaded"
     """A file of a run left the server."""
     DELETED = "run deleted"
     """A run was deleted."""
     RESTORED = "backup restored"
     """A backup was restored."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who acts."""
+
+    user: Any = None
+    """An account, a name, or None for nobody."""
+    address: str = ""
+    """That the request came from; empty = it was no request."""
+    detail: str = ""
+    """How, where it was no request."""
+
+
+_actor: ContextVar[Callable[[], Actor]] = ContextVar("actor", default=Actor)
+
+
+@contextmanager
+def acting(who: Callable[[], Actor]) -> Iterator[None]:
+    """Inside, ``who`` says who acts. It is asked when something is written down: a login comes after the request."""
+    token = _actor.set(who)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
 
 
 _SUBJECTS: dict[type[models.Model], tuple[str, str, str]] = {
@@ -101,25 +137,26 @@ _SUBJECTS: dict[type[models.Model], tuple[str, str, str]] = {
 
 
 def record(
-    action: Action, *, user: Any = None, address: str = "", of: models.Model | None = None,
-    project: int | None = None, detail: str = "",
-) -> None:  # fmt: skip
-    """Write down that ``user`` did this to the object ``of``.
+    action: Action, of: models.Model | None = None, *, user: Any = None, project: int | None = None, detail: str = ""
+) -> None:
+    """Write down that this was done to the object ``of``.
 
-    ``user``: an account, a name as it was typed, or None for a visitor. ``project``: a key; the default is the
+    ``user``: an account, or a name as it was typed; the default is who acts. ``project``: a key; the default is the
     project of the object. Nothing is raised when the row cannot be stored: the line of the log says it all the same.
     """
+    actor = _actor.get()()
+    user = actor.user if user is None else user
     account = user if getattr(user, "is_authenticated", False) else None
     kind, code, described = _subject(of)
     event = AuditEvent(
         user=account,
         user_name=(account.get_username() if account is not None else user if isinstance(user, str) else "")[:150],
-        address=address[:45],
+        address=actor.address[:45],
         project_id=project or _project_of(of),
         action=action.value,
         target=kind,
         code=code,
-        detail=": ".join(part for part in (described, detail) if part).replace("\0", "")[:500],
+        detail=": ".join(part for part in (described, detail, actor.detail) if part).replace("\0", "")[:500],
     )
     log.info(
         action.value,
@@ -145,7 +182,9 @@ def _subject(of: models.Model | None) -> tuple[str, str, str]:
 def _project_of(of: models.Model | None) -> int | None:
     if isinstance(of, Project):
         return of.pk
-    if isinstance(of, StoredTrajectory | Job):
+    if isinstance(of, Job):
+        of = of.run or (of.replay.trajectory if of.replay is not None else of.template_check)
+    if isinstance(of, StoredTrajectory):
         of = of.run
     return getattr(of, "project_id", None)
 

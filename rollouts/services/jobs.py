@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from rollouts.models import ACTIVE, Job, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_silent
+from rollouts.services.audit import Action, record
 from rollouts.services.text import without_paths
 
 TELL_SECONDS = 0.5
@@ -42,10 +43,17 @@ def ask_job(
     A job that is under way is returned as it is. A job whose worker is lost continues if the same kind and options are
     asked for; else it fails and a new job begins.
     """
+    job, is_new = _ask_job(subject, kind, dict(options or {}), user)
+    if is_new and kind == Job.Kind.EXPORT:
+        asked = "".join(f", {name} {value}" for name, value in job.options.items())
+        record(Action.EXPORTED, subject, detail=f"job {job.code}{asked}")
+    return job, is_new
+
+
+def _ask_job(subject: Run | Replay | TemplateCheck, kind: str, wanted: dict[str, Any], user: Any) -> tuple[Job, bool]:
     column = {Run: "run", Replay: "replay", TemplateCheck: "template_check"}[type(subject)]
     of_subject = Job.objects.filter(**{column: subject})
     owner = user if user is not None and getattr(user, "is_authenticated", False) else None
-    wanted = dict(options or {})
     with transaction.atomic():
         type(subject).objects.select_for_update().get(pk=subject.pk)  # two presses at once queue here
         # A replay and a template check have one job in all, a run one of each kind.
@@ -153,7 +161,7 @@ def cancel_job(job: Job) -> None:
     """Ask a job to stop. A job without a worker ends at once; a worker sees the flag at its next :class:`Beat`."""
     with transaction.atomic():
         held = Job.objects.select_for_update().get(pk=job.pk)
-        if held.status in ACTIVE:
+        if stops := held.status in ACTIVE:
             held.cancel_requested = True
             parted = held.kind in SHARED and held.shards.filter(status__in=ACTIVE).exists()
             if parted:
@@ -163,6 +171,8 @@ def cancel_job(job: Job) -> None:
                 held.status, held.finished_at = Job.Status.CANCELLED, timezone.now()
             held.save(update_fields=["cancel_requested", "status", "finished_at"])
     job.refresh_from_db()
+    if stops:
+        record(Action.CANCELLED, job)
 
 
 def adopt_jobs() -> list[Job]:

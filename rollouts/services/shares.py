@@ -11,6 +11,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from rollouts import models
+from rollouts.services import audit
+from rollouts.services.audit import Action
 
 
 def token_hash(token: str) -> str:
@@ -59,5 +61,9 @@ def count_opening(link: models.ShareLink) -> None:
 
 def revoke(record: models.ShareLink | models.ApiToken) -> None:
     """From now on the link opens nothing, or the token is refused. Revoking twice keeps the first time."""
-    type(record).objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
+    n = type(record).objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
     record.refresh_from_db()
+    if n and isinstance(record, models.ApiToken):
+        audit.record(Action.TOKEN_REVOKED, record, detail=record.name)
+    elif n:
+        audit.record(Action.SHARE_REVOKED, record)

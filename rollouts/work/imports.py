@@ -20,6 +20,7 @@ from rollouts.models import Job
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.runs import find_run
+from rollouts.services.audit import Action, record
 from rollouts.services.imports import drop_incomplete, end_import, imported, note_imported, reject_file
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.rejections import add_rejections
@@ -55,7 +56,9 @@ def ask(
         "format": format_name,
         "use_recorded_tokenizer": use_recorded_tokenizer,
     }
-    return ask_job(run, Job.Kind.IMPORT, options, run.created_by)[0]
+    job, _ = ask_job(run, Job.Kind.IMPORT, options, run.created_by)
+    record(Action.IMPORTED, run)
+    return job
 
 
 def take_uploads(

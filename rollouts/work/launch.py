@@ -21,6 +21,7 @@ from rollouts.formats.containers.json_text import json_problem
 from rollouts.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.registered import find_chat_template, registered_from
+from rollouts.services.audit import Action, record
 from rollouts.services.projects import key_of
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import files_of, is_stored
@@ -252,6 +253,7 @@ def launch(
             settings=asdict(form) | {"seed": seed},
         )
         _queue_trajectories(run, tasks, form.group, seed)
+    record(Action.LAUNCHED, run)
     if enqueue:
         send(run)
     return run

@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
 from rollouts.models import ACTIVE, Job, Project, Run, ShareLink, StoredTrajectory, TokenSegment
-from rollouts.services.audit import Action, record
+from rollouts.services.audit import Actor, acting
 from rollouts.work import run_control
 
 log = logging.getLogger(__name__)
@@ -101,8 +101,7 @@ def delete(leaving: Leaving) -> bool:
     run = _described(Run.objects.filter(pk=leaving.run.pk)).first()
     if run is None or _why_it_stays(run, timezone.now()) or run.changed_at != leaving.changed_at:
         return False
-    record(Action.DELETED, user="retention", of=run, detail=leaving.reason)
-    run_control.delete(run)
+    run_control.delete(run, leaving.reason)
     return True
 
 
@@ -111,8 +110,9 @@ def sweep() -> None:
     limits = KeepLimits(settings.KEEP_DAYS or None, settings.KEEP_BYTES or None)
     if limits == KeepLimits() or not cache.add("retention", 1, timeout=SWEEP_SECONDS):
         return
-    for leaving in plan(limits).leaving[:MAX_RUNS_PER_SWEEP]:
-        delete(leaving)
+    with acting(lambda: Actor("retention")):
+        for leaving in plan(limits).leaving[:MAX_RUNS_PER_SWEEP]:
+            delete(leaving)
 
 
 def _described(runs: QuerySet[Run]) -> QuerySet[Any]:

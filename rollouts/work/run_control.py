@@ -6,6 +6,7 @@ from rollouts import services
 from rollouts.files import StorageDown
 from rollouts.models import ACTIVE, Job, Run
 from rollouts.selectors.activity import is_active, is_silent
+from rollouts.services.audit import Action, record
 from rollouts.services.jobs import close_shards, take_job
 from rollouts.services.shards import is_cut, stop_shards
 from rollouts.work import exporting, import_join, imports, launch
@@ -15,6 +16,8 @@ from rollouts.work.uploads import drop_uploads
 
 def cancel(run: Run) -> None:
     """Ask a run to stop. It ends at once where no worker is at it; a worker sees the flag within seconds."""
+    if is_active(run):
+        record(Action.CANCELLED, run)
     services.cancel_run(run)
     if (job := _import_of(run)) is not None:
         if not is_silent(job) and (stopped := stop_shards(job)) is not None:
@@ -42,8 +45,11 @@ def resume(run: Run) -> None:
         imports.resume(run)
 
 
-def delete(run: Run) -> None:
-    """Remove a run with its uploads and the files of its exports. What still works on it stores nothing more."""
+def delete(run: Run, why: str = "") -> None:
+    """Remove a run with its uploads and the files of its exports. What still works on it stores nothing more.
+
+    ``why``: a reason for the audit log.
+    """
     services.cancel_run(run)
     if is_active(run) and _import_of(run) is None:  # a worker samples it, or a recorder writes it
         services.cancel_remaining(run)
@@ -53,6 +59,7 @@ def delete(run: Run) -> None:
         close_shards(job)
     exports = list(run.jobs.filter(kind=Job.Kind.EXPORT).values_list("code", flat=True))
     services.delete_run(run)
+    record(Action.DELETED, run, detail=why)
     drop_uploads(run.code)
     exporting.drop_files_of(exports)
 

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.django_db
 def test_one_call_writes_the_row_and_the_line(caplog: Any) -> None:
     run = services.create_run(Run.Kind.IMPORT, "grpo\n7")
     ada = make_member("ada")
-    with caplog.at_level(logging.INFO, "inspector.audit"):
-        audit.record(Action.DELETED, user=ada, address="10.0.0.1", of=run)
+    with caplog.at_level(logging.INFO, "inspector.audit"), audit.acting(lambda: audit.Actor(ada, "10.0.0.1")):
+        audit.record(Action.DELETED, run)
     event = AuditEvent.objects.get()
     assert (event.user, event.user_name, event.address, event.action) == (ada, "ada", "10.0.0.1", "run deleted")
     assert (event.target, event.code, event.detail, event.project_id) == (

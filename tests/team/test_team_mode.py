@@ -127,11 +127,16 @@ def test_what_needs_no_login(settings: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_the_menu_of_people_is_there_in_team_mode_alone(settings: Any) -> None:
+def test_each_page_leads_to_the_pages_of_people_and_names_the_account_in_team_mode(settings: Any) -> None:
     _, client = person("ada")
-    assert "/account" not in client.get("/help").content.decode()
+    header = client.get("/help").content.decode().split("<main")[0]
+    assert ">Account<" in header and ">ada<" not in header
     settings.TEAM_MODE = True
-    assert "/account" in client.get("/help").content.decode()
+    header = client.get("/help").content.decode().split("<main")[0]
+    assert 'href="/account"' in header and ">ada<" in header
+    menu = client.get("/account").content.decode().split('aria-label="People"')[1].split("</nav>")[0]
+    assert all(f'href="{address}"' in menu for address in ("/projects", "/tokens", "/api/docs"))
+    assert "/audit" not in menu and "/accounts" not in menu, "ada is no admin"
 
 
 @pytest.mark.django_db

@@ -160,7 +160,14 @@ ROWS: dict[str, list[Row]] = {
         post(all_of(401), tokens="403 201 403 403 201 401", form={"name": "x"}),
     ],
     "api/v1/search": [get(LIST, tokens=API_LIST, query="text=a")],
-    "api/v1/checks": [get(LIST, tokens=API_LIST)],
+    "api/v1/checks": [
+        get(LIST, tokens=API_LIST),
+        post(
+            member_gets(202),
+            tokens=api_member(202),
+            form={"project": "{project}", "chat_template": "{{{{ messages }}}}"},
+        ),
+    ],
     "api/v1/jobs": [get(LIST, tokens=API_LIST)],
     "api/v1/runs/<code>": [get(API_ONE, tokens=API_READ), Row("DELETE", OWN.format(204), tokens=API_OWN.format(403))],
     "api/v1/launches": [

@@ -6,6 +6,7 @@ One dataset serves the whole module; what a request changes is rolled back.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
 
+_requests = itertools.count()
 SECRET = "kestrel"
 """A part of every name in the project that is hidden from foreign callers."""
 UNKNOWN = "zzzzzzzzzzzz"
@@ -159,14 +161,16 @@ def ask(places: Places, caller: str, verb: str, url: str, form: dict[str, Any] |
     client, headers = places.people.get(caller, Client(raise_request_exception=False)), {}
     if caller in places.tokens:
         headers["authorization"] = f"Bearer {places.tokens[caller]}"
-    body: dict[str, Any] = {}
+    # Each request has an address of its own, because one address may try few wrong tokens.
+    n = next(_requests)
+    body: dict[str, Any] = {"REMOTE_ADDR": f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"}
     if url.endswith("/imports"):
-        body = {"data": {**(form or {}), "files": SimpleUploadedFile("a.jsonl", b"{}")}}
+        body |= {"data": {**(form or {}), "files": SimpleUploadedFile("a.jsonl", b"{}")}}
     elif verb != "GET" and url.startswith("/api/"):
         kind = "application/x-ndjson" if url.endswith("/trajectories") else "application/json"
-        body = {"data": json.dumps(form or {}), "content_type": kind}
+        body |= {"data": json.dumps(form or {}), "content_type": kind}
     elif verb != "GET":
-        body = {"data": form or {}}
+        body |= {"data": form or {}}
     cookies = copy.deepcopy(client.cookies)
     with transaction.atomic():
         answer: HttpResponse = getattr(client, verb.lower())(url, headers=headers, **body)

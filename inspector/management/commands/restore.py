@@ -11,6 +11,7 @@ from django.db import IntegrityError
 from inspector.server.backup_place import backup_place
 from rollouts.files.values import StorageDown
 from rollouts.management import TerminalCommand
+from rollouts.services.audit import Action, record
 from rollouts.work import restore
 
 
@@ -28,4 +29,5 @@ class Command(TerminalCommand):
             manifest = restore.restore(backup_place(options["place"]), self.stdout.write)
         except (ValueError, OSError, StorageDown, IntegrityError) as error:
             raise CommandError(f"Nothing was restored into the database. {error}") from error
+        record(Action.RESTORED, detail=f"made at {manifest.made_at}")
         self.stdout.write(f"The backup of {manifest.made_at} is restored.")

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 from rollouts.files import StorageDown
 from rollouts.management import TerminalCommand
 from rollouts.selectors.runs import find_run
+from rollouts.services.audit import Action, record
 from rollouts.token_store import STORES
 from rollouts.work.token_moves import move_run
 
@@ -36,6 +37,7 @@ class Command(TerminalCommand):
         except StorageDown as error:
             raise CommandError(f"{error} {n_moved:,} arrays are moved. Give the command again to go on.") from error
         self.stderr.write("")
+        record(Action.MOVED, run, detail=f"to {options['to']}")
         self.stdout.write(f"{n_moved:,} steps and rows of run {run.code} moved to {options['to']}.")
         growing = run.trajectories.filter(status__in=("queued", "running")).count()
         if growing:

@@ -1,0 +1,27 @@
+"""The API token that a request carries: one check for pushes and for the API."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+
+from inspector.web.guesses import guessed_too_often
+from inspector.web.problems import ApiProblem
+from rollouts.models import ApiToken
+from rollouts.selectors.access import access_of_token
+from rollouts.services.api_tokens import find_api_token, token_fault
+
+
+def token_of(request: HttpRequest, token: str) -> ApiToken:
+    """The record of a token that works; from now on the request is its maker's, with the access of the token.
+
+    Raises :class:`ApiProblem` 401 with the reason, or 429 when wrong tokens came from the address too often.
+    """
+    found = find_api_token(token.strip())
+    if found is None:
+        # A right token always passes: programs of one address must not lock each other out.
+        if guessed_too_often(request, "token", again=True):
+            raise ApiProblem(429, "Too many wrong API tokens came from this address. Try again in five minutes.")
+        raise ApiProblem(401, token_fault(token.strip()))
+    request.user = found.created_by  # the lines of the logs name who asks
+    request.access = access_of_token(found)  # type: ignore[attr-defined]
+    return found
