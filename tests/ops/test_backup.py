@@ -23,7 +23,7 @@ from inspector.server.backup_place import backup_place
 from rollouts import files, services
 from rollouts.fields import ArrayField
 from rollouts.formats.readers import inspector_jsonl
-from rollouts.models import Job, Replay, ReplayRows, Run, StepTokens, StoredTrajectory, Tokenizer
+from rollouts.models import AuditEvent, Job, Replay, ReplayRows, Run, StepTokens, StoredTrajectory, Tokenizer
 from rollouts.services.api_tokens import create_api_token
 from rollouts.services.trajectories import save_trajectories
 from rollouts.services.users import local_user
@@ -137,6 +137,7 @@ def test_every_row_every_array_and_every_file_arrives(
         alias, url = other_databases()
         restored = manage("restore", place, DATABASE_URL=url, **machine)
         assert restored.returncode == 0, restored.stderr
+        assert AuditEvent.objects.using(alias).filter(action="backup restored").delete()[0] == 1
         for model in backup.saved_models():
             assert rows(model, alias) == rows(model, "default"), (hop, model)
         copied = {one.relative_to(places / f"files-{hop}"): one.read_bytes()
