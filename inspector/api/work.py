@@ -25,7 +25,7 @@ from rollouts import services
 from rollouts.models import Job, Role, Run
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.visible import find_visible_job, find_visible_run, visible_jobs
-from rollouts.work import launch
+from rollouts.work import exporting, launch
 from rollouts.work.exporting import Wanted
 from rollouts.work.launch import LaunchSettings
 from rollouts.work.sending import send as send_job
