@@ -161,9 +161,10 @@ def ask(places: Places, caller: str, verb: str, url: str, form: dict[str, Any] |
     client, headers = places.people.get(caller, Client(raise_request_exception=False)), {}
     if caller in places.tokens:
         headers["authorization"] = f"Bearer {places.tokens[caller]}"
-    # Each request has an address of its own, because one address may try few wrong tokens.
-    n = next(_requests)
-    body: dict[str, Any] = {"REMOTE_ADDR": f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"}
+    body: dict[str, Any] = {}
+    if caller in places.tokens:  # an address of its own, because one address may try few wrong tokens
+        n = next(_requests)
+        body["REMOTE_ADDR"] = f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
     if url.endswith("/imports"):
         body |= {"data": {**(form or {}), "files": SimpleUploadedFile("a.jsonl", b"{}")}}
     elif verb != "GET" and url.startswith("/api/"):
