@@ -105,7 +105,8 @@ def fingerprint(trajectory: StoredTrajectory) -> str:
     """A text that changes when the trajectory changes."""
     moment = trajectory.finished_at.timestamp() if trajectory.finished_at else 0
     counts = f"{trajectory.n_steps}.{trajectory.n_tokens}.{trajectory.n_findings}"
-    return f"{trajectory.status}.{trajectory.attempt}.{counts}.{moment}"
+    # The place in the run changes when the parts of a large import are put together, and the id with it.
+    return f"{trajectory.status}.{trajectory.attempt}.{trajectory.index}.{counts}.{moment}"
 
 
 def shows_one(request: HttpRequest) -> bool:

@@ -1,6 +1,6 @@
 """Everything that writes to the database. Each function is one short transaction unless it says otherwise."""
 
-from rollouts.services.encoded import encode_trajectories
+from rollouts.services.encoded import drop_arrays, encode_trajectories
 from rollouts.services.figures import take_figures
 from rollouts.services.findings import note_diagnosed, replace_findings
 from rollouts.services.jobs import ask_job, cancel_job

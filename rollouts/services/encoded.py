@@ -11,6 +11,7 @@ import numpy as np
 from rollouts import models
 from rollouts.selectors.streams import StoredSteps
 from rollouts.services.bulk import bare
+from rollouts.services.token_segments import delete_files
 from rollouts.tito import token_origins
 from rollouts.tito.coding import ARRAYS, CodedStep
 from rollouts.tito.prefix import links_of
@@ -85,6 +86,12 @@ def encode_trajectories(
         )
         for one, trajectory in zip(found, trajectories, strict=True)
     ]
+
+
+def drop_arrays(encoded: Iterable[EncodedTrajectory]) -> None:
+    """Delete the segments of trajectories whose transaction was rolled back. What fails is left for the sweep."""
+    places = (place for one in encoded for place in (*(step.place for step in one.steps), *one.row_places))
+    delete_files({place.segment.key for place in places if place is not None})
 
 
 def _encoded(trajectory: Trajectory) -> EncodedTrajectory:

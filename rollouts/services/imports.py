@@ -79,6 +79,18 @@ def reject_file(run: models.Run, name: str, reason: str, alive: Alive = lambda: 
         add_rejections(run, name, [Rejected(None, reason)])
 
 
+def drop_all(run: models.Run, job: models.Job, alive: Alive) -> None:
+    """Remove all that an import in shards has stored, and its shards: the next try reads every file again."""
+    with transaction.atomic():
+        alive()
+        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        held.settings.pop(IMPORTED, None)
+        held.save(update_fields=["settings"])
+        job.shards.all().delete()
+    run.settings = held.settings
+    drop_incomplete(run, alive)
+
+
 # -- an import in shards: each stores its trajectories in a range of indices of its own, behind all final ones
 
 PROVISIONAL = 2**30

@@ -38,11 +38,12 @@ def must_yield(shard: Job, limit: int) -> bool:
     """Whether the worker of a shard is to go back to the queue, because a job waits that comes first.
 
     The user of the shard keeps ``limit`` workers in any case. A job that comes first belongs to a user with fewer jobs
-    under way, or is another kind of work of the same user.
+    under way, or is another kind of work of the same user. Of all shards of the user only the newest yields, so that
+    not every worker leaves what it has begun for one job.
     """
     queue = _Queue.now()
     n, owner = queue.n_of_user, shard.created_by_id
-    if n[owner] <= limit:
+    if n[owner] <= limit or shard.pk != queue.newest_shard.get(owner):
         return False
     return any(
         n[job.created_by_id] < n[owner] - 1
@@ -64,6 +65,8 @@ class _Queue:
     """(owner, kind) -> the same of one kind."""
     begun: dict[int | None, set[int]] = field(default_factory=dict)
     """Owner -> keys of the jobs under way; a shard counts as its whole job."""
+    newest_shard: dict[int | None, int] = field(default_factory=dict)
+    """Owner -> the largest key of the shards under way."""
 
     @classmethod
     def now(cls, **of: Any) -> _Queue:
@@ -81,6 +84,8 @@ class _Queue:
             queue.n_of_user[job.created_by_id] += 1
             queue.n_of_kind[job.created_by_id, job.kind] += 1
             queue.begun.setdefault(job.created_by_id, set()).add(job.whole_id or job.pk)
+            if job.whole_id is not None:
+                queue.newest_shard[job.created_by_id] = max(job.pk, queue.newest_shard.get(job.created_by_id, 0))
         return queue
 
     def may_begin(self, job: Job, limit: int) -> bool:

@@ -152,6 +152,16 @@ def delete_trajectories(keys: list[int]) -> None:
 
 def recount(run: models.Run) -> None:
     """Count the totals of a run again, after trajectories were removed."""
+    with transaction.atomic():
+        # What another worker stores meanwhile is counted here, or is added after this.
+        models.Run.objects.select_for_update().filter(pk=run.pk).first()
+        values = _totals(run)
+        models.Run.objects.filter(pk=run.pk).update(**values)
+    for name, value in values.items():
+        setattr(run, name, value)
+
+
+def _totals(run: models.Run) -> dict[str, Any]:
     Status = models.StoredTrajectory.Status
     totals: dict[str, Any] = run.trajectories.aggregate(
         n_trajectories=Count("pk"),
@@ -167,9 +177,7 @@ def recount(run: models.Run) -> None:
     values = {name: value or 0 for name, value in totals.items()}
     counts = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
     values["finding_counts"] = dict(counts)
-    models.Run.objects.filter(pk=run.pk).update(**values)
-    for name, value in values.items():
-        setattr(run, name, value)
+    return values
 
 
 _REFERENCES: list[tuple[type[Any], str]] = [

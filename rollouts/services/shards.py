@@ -72,7 +72,10 @@ def end_shard(shard: Job, status: str, error: str = "", **fields: Any) -> Job | 
 
 
 def hand_on_shards(old: Job, new: Job) -> None:
-    """Let a job go on with the shards of one that failed: what is done stays, and what is left waits again."""
+    """Let a job go on with the shards of one that failed: what is done stays, and what is left waits again.
+
+    Then the new job has no worker while they are under way, as after :func:`cut_job`.
+    """
     with transaction.atomic():
         left = list(old.shards.exclude(status=Job.Status.DONE))
         # New rows, because a lost worker of an old one may still live.
@@ -81,6 +84,9 @@ def hand_on_shards(old: Job, new: Job) -> None:
         Job.objects.bulk_create(
             Job(whole=new, kind=new.kind, options=shard.options, created_by_id=new.created_by_id) for shard in left
         )
+        if left:
+            new.status, new.heartbeat_at = Job.Status.RUNNING, timezone.now()
+            new.save(update_fields=["status", "heartbeat_at"])
 
 
 def stop_shards(job: Job) -> Job | None:

@@ -40,7 +40,7 @@ def delete_unused(keys: Collection[int]) -> None:
     """Delete those segments that nothing names any more, and after the commit their files."""
     unnamed = list(_unnamed(keys).values_list("pk", "key"))
     models.TokenSegment.objects.filter(pk__in=[pk for pk, _ in unnamed]).delete()
-    transaction.on_commit(lambda: _delete_files([key for _, key in unnamed]))
+    transaction.on_commit(lambda: delete_files([key for _, key in unnamed]))
 
 
 def _unnamed(keys: Collection[int]) -> QuerySet[models.TokenSegment]:
@@ -52,7 +52,8 @@ def _unnamed(keys: Collection[int]) -> QuerySet[models.TokenSegment]:
     return held
 
 
-def _delete_files(keys: Collection[str]) -> None:
+def delete_files(keys: Collection[str]) -> None:
+    """Delete the files of segments that no row names. The sweep deletes what cannot be deleted now."""
     for key in keys:
         try:
             files.delete(key)
@@ -86,4 +87,4 @@ def delete_orphans(now: datetime) -> None:
     for batch in batched(files.listed(SEGMENTS), 500):
         old = [one.key for one in batch if one.changed_at is not None and one.changed_at < now - ORPHAN_AGE]
         named = set(models.TokenSegment.objects.filter(key__in=old).values_list("key", flat=True))
-        _delete_files([key for key in old if key not in named])
+        delete_files([key for key in old if key not in named])

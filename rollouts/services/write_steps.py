@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,8 @@ class StepWriter:
         for row, key in zip(self._rows, reserve_keys(models.StoredRow, len(self._rows)), strict=True):
             row.id = key
         self.contents.save()
-        insert_whole(trajectories)
+        # In the order of their ids, so that two writers of the same ids cannot deadlock.
+        insert_whole(sorted(trajectories, key=attrgetter("external_id")))
         insert_whole(self._steps)
         insert_whole(self._tokens)
         change_whole(models.StoredStep, ("row_index",), [(step.row_index, step.pk) for step in self._moved])

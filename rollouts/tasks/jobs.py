@@ -42,7 +42,7 @@ from rollouts.work import (
     template_checks,
     token_moves,
 )
-from rollouts.work.sending import DO_JOB, send_task
+from rollouts.work.sending import DO_JOB, send_shards, send_task
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,10 @@ FAILURES: dict[Job.Kind, Callable[[Job, str], None]] = {
     Job.Kind.DIAGNOSE_PUSHED: diagnosis.fail_pushed_job,
 }
 """Kind of job -> what ends one that could not be done with a sentence, where more than the job ends."""
+
+
+class _Yields(JobLost):
+    """The worker of a shard goes back to the queue."""
 
 
 @shared_task(name=DO_JOB)
@@ -157,10 +161,7 @@ def _shared(job: Job, sharing: Sharing, beat: Beat, share: bool) -> bool:
             return False
         cut_job(job, parts)
     if waiting := open_shards(job):
-        # Each message brings one worker. What the broker does not take is sent again by the clock.
-        for key in waiting:
-            if send_task(DO_JOB, key):
-                break
+        send_shards(waiting)
         return True
     failed = job.shards.filter(status=Job.Status.FAILED).order_by("pk").first()
     if failed is not None:
@@ -178,10 +179,16 @@ def _do_shard(shard: Job, tell: Callable[[Job], object]) -> None:
         if time.monotonic() - told >= TELL_SECONDS:
             told = time.monotonic()
             tell_whole(held)
-            if must_yield(held, settings.JOBS_PER_USER) and release_shard(held):
-                raise JobLost
+            if must_yield(held, settings.JOBS_PER_USER):
+                raise _Yields
 
-    _end_shard(shard, Job.Status.DONE, "", **SHARINGS[Job.Kind(shard.kind)].do(shard, Beat(shard, go_on)))
+    try:
+        found = SHARINGS[Job.Kind(shard.kind)].do(shard, Beat(shard, go_on))
+    except _Yields:
+        # Not before the handler has left: the next worker may be there at once, with the same number of the attempt.
+        release_shard(shard)
+        return
+    _end_shard(shard, Job.Status.DONE, "", **found)
 
 
 def _end_shard(shard: Job, status: str, error: str, **fields: Any) -> None:

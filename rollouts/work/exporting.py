@@ -23,7 +23,7 @@ from rollouts.formats.registry import Join
 from rollouts.formats.writers import exports
 from rollouts.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
 from rollouts.models import Job
-from rollouts.services.jobs import Beat, JobFailed, end_job, files_in_use
+from rollouts.services.jobs import Beat, JobFailed, JobLost, end_job, files_in_use
 from rollouts.services.shards import shards_of
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.finding import Axis, Severity
@@ -338,12 +338,14 @@ def _end(job: Job, reports: Sequence[Mapping[str, Any]], size: int) -> None:
     left_out = sentence_of(parts, Wanted(**job.options))
     notes = [note for report in reports for note in report["notes"]][:MAX_NOTES]
     more = sum(report["n_notes"] for report in reports) - len(notes)
-    end_job(
+    ended = end_job(
         job, Job.Status.DONE, n_written=sum(part.n for part in parts), n_done=job.n_total,
         bytes_written=size,
         notes=[left_out, *notes, *[f"And {more:,} more."] * (more > 0)] if left_out else [],
         expires_at=timezone.now() + FILE_AGE,
     )  # fmt: skip
+    if not ended:
+        raise JobLost  # the worker that has the job now reads the parts
 
 
 def part_of(shard: Job) -> str:

@@ -6,6 +6,7 @@ Each step may be done again, because a worker may be lost between any two of the
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from rollouts.selectors.activity import is_active
 from rollouts.selectors.runs import find_run
 from rollouts.services.bulk import change_whole
 from rollouts.services.imports import (
+    drop_all,
     drop_range,
     end_import,
     move_range,
@@ -26,12 +28,15 @@ from rollouts.services.imports import (
     set_rejections,
 )
 from rollouts.services.jobs import Beat, JobLost, close_shards, end_job
+from rollouts.services.outages import is_outage
 from rollouts.services.runs import delete_trajectories, recount
 from rollouts.services.shards import is_cut, shards_of
 from rollouts.tito.batches import batched
 from rollouts.work import imports
 from rollouts.work.ids_of_parts import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
 from rollouts.work.uploads import drop_uploads
+
+log = logging.getLogger(__name__)
 
 Alive = Callable[[], object]
 BATCH = 500
@@ -63,7 +68,7 @@ def fail(job: Job, sentence: str) -> None:
         return
     with contextlib.suppress(JobLost):
         close_shards(job)
-        _put_together(run, job, Beat(job))
+        _keep_complete(run, job, Beat(job))
         is_cancelled = run.cancel_requested
         end_import(
             run, job, Run.Status.CANCELLED if is_cancelled else Run.Status.FAILED, "" if is_cancelled else sentence
@@ -80,7 +85,7 @@ def cancel(job: Job) -> None:
         return
     with contextlib.suppress(JobLost):
         close_shards(job)
-        _put_together(run, job, Beat(job))
+        _keep_complete(run, job, Beat(job))
         end_import(run, job, Run.Status.CANCELLED)
         drop_uploads(run.code)
 
@@ -144,6 +149,17 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
     run.refresh_from_db()
 
 
+def _keep_complete(run: Run, job: Job, alive: Alive) -> None:
+    """The same for an import that ends before its end. Where even that fails, nothing is kept, so that it does end."""
+    try:
+        _put_together(run, job, alive)
+    except Exception as error:
+        if isinstance(error, JobLost) or is_outage(error):
+            raise
+        log.exception("parts of an import cannot be put together run=%s", run.code)
+        drop_all(run, job, alive)
+
+
 def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
     """The shards whose files are complete. The others wait for *Resume* with nothing stored."""
     shards = shards_of(job)
@@ -158,7 +174,9 @@ def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
         drop_range(run, one.options["first"], one.options["stop"] + 1, alive)
         if one.status == Job.Status.DONE:
             one.status, one.report = Job.Status.CANCELLED, None
-            one.save(update_fields=["status", "report"])
+            with transaction.atomic():
+                alive()
+                one.save(update_fields=["status", "report"])
     refused = set(_refusals([piece for shard in kept for piece in shard.pieces]))
     for shard in kept:
         for piece in shard.pieces:
@@ -183,7 +201,9 @@ def _drop_refused(run: Run, shard: _Shard, alive: Alive) -> None:
     drop_range(run, shard.row.options["first"], shard.row.options["stop"] + 1, alive)
     for piece in shard.pieces:
         piece |= {"n": 0, "hashes": "", "lines": "", "held": [], "rejected": [], "n_rejected": 0}
-    shard.save()
+    with transaction.atomic():
+        alive()
+        shard.save()
 
 
 def _take_back(run: Run, shard: _Shard, job: Job, alive: Alive) -> None:

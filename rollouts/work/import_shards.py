@@ -19,7 +19,7 @@ from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.formats.containers.cutting import parts_of
 from rollouts.formats.containers.file_part import FilePart
-from rollouts.models import Job, Run
+from rollouts.models import Job, Run, new_code
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.runs import find_run
@@ -221,7 +221,7 @@ class _Piece(FileImport):
         for attempt in range(1, STORE_ATTEMPTS + 1):
             held = self._taken(batch)
             free = [
-                replace(one, external_id=f"#{self.next_index + n}:{one.external_id}"[:MAX_NAME]) if n in held else one
+                replace(one, external_id=f"#{new_code()}:{one.external_id}"[:MAX_NAME]) if n in held else one
                 for n, one in enumerate(batch)
             ]
             try:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from django.core.files.uploadedfile import UploadedFile
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from rollouts import formats, models, services
 from rollouts.formats import FileRefused, Rejected, Source
@@ -24,12 +24,12 @@ from rollouts.services.audit import Action, record
 from rollouts.services.imports import drop_incomplete, end_import, imported, note_imported, reject_file
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.rejections import add_rejections
-from rollouts.services.shards import hand_on_shards
+from rollouts.services.shards import hand_on_shards, open_shards
 from rollouts.tito.diagnose.checks import Diagnosis
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import ByteTable
 from rollouts.work.diagnosis import diagnosis_for
-from rollouts.work.sending import send
+from rollouts.work.sending import send, send_shards
 from rollouts.work.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
 
 BATCH_TRAJECTORIES = 500
@@ -151,7 +151,11 @@ def resume(run: models.Run) -> None:
         if is_new:
             hand_on_shards(old, job)
     if is_new:
+        if waiting := open_shards(job):
+            services.start_run(run)
         _send(run, job)
+        if is_active(run):
+            send_shards(waiting)
 
 
 @contextlib.contextmanager
@@ -314,12 +318,16 @@ class FileImport:
     def store(self, batch: Sequence[Trajectory], found: Sequence[Diagnosis]) -> None:
         """Store trajectories with their diagnoses."""
         encoded = services.encode_trajectories(batch, self._table, put_for=self.run)
-        with transaction.atomic():
-            self.alive()  # in this transaction: a worker that has lost the import stores nothing more
-            services.save_trajectories(
-                self.run, batch, [one.findings for one in found], self.next_index,
-                checks=[one.checks for one in found], encoded=encoded,
-            )  # fmt: skip
+        try:
+            with transaction.atomic():
+                self.alive()  # in this transaction: a worker that has lost the import stores nothing more
+                services.save_trajectories(
+                    self.run, batch, [one.findings for one in found], self.next_index,
+                    checks=[one.checks for one in found], encoded=encoded,
+                )  # fmt: skip
+        except (IntegrityError, JobLost):  # it is rolled back; after an outage that is not known
+            services.drop_arrays(encoded)
+            raise
         self.next_index += len(batch)
 
     def named(self, batch: list[Trajectory]) -> list[Trajectory]:

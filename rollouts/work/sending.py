@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from celery import current_app
 
@@ -24,6 +25,13 @@ def send_task(name: str, key: int, queue: str | None = None) -> str:
         log.warning("task %s of %s cannot be sent: %s", name, key, type(error).__name__)
         return NO_BROKER
     return ""
+
+
+def send_shards(keys: Iterable[int]) -> None:
+    """Send a message for each shard; each brings one worker. The clock sends what the broker does not take."""
+    for key in keys:
+        if send_task(DO_JOB, key):
+            break
 
 
 def send(job: Job) -> str:

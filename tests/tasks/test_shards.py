@@ -325,12 +325,12 @@ def test_shards_beyond_the_limit_yield_to_a_job_that_waits(user: Callable[[str],
     held = take(4)
     assert not any(must_yield(shard, 2) for shard in held)
     wanted = asked(2, user=user("alice"))
-    assert must_yield(held[0], 2)
-    assert release_shard(held[0]) and not release_shard(held[0])
+    assert [shard for shard in held if must_yield(shard, 2)] == held[-1:]  # the newest, which has the least to lose
+    assert release_shard(held[-1]) and not release_shard(held[-1])
     assert [job.pk for job in take(1)] == [wanted.pk]
-    assert not any(must_yield(shard, 2) for shard in held[1:])  # nobody waits any more
+    assert not any(must_yield(shard, 2) for shard in held[:-1])  # nobody waits any more
     again = take(1)
-    assert [(job.pk, job.attempt) for job in again] == [(held[0].pk, 1)]  # the try did not count
+    assert [(job.pk, job.attempt) for job in again] == [(held[-1].pk, 1)]  # the try did not count
 
 
 def test_a_user_keeps_as_many_workers_as_the_limit_says(user: Callable[[str], User]) -> None:
@@ -348,10 +348,57 @@ def test_a_worker_that_yields_leaves_its_shard_to_the_next(
     cut(job)
     held = take(3)
     wanted = asked(2, user=user("alice"))
-    jobs.work_on(held[0], share=True)
-    held[0].refresh_from_db()
-    assert (held[0].status, held[0].attempt) == ("queued", 0)
+    jobs.work_on(held[-1], share=True)
+    held[-1].refresh_from_db()
+    assert (held[-1].status, held[-1].attempt) == ("queued", 0)
     assert [one.pk for one in take(1)] == [wanted.pk]
     Job.objects.filter(pk__in=[one.pk for one in held]).update(status="queued")
     do_all(random.Random(2))
     assert Job.objects.get(pk=job.pk).n_done == 9 and Job.objects.get(pk=job.pk).status == "done"
+
+
+def test_a_shard_is_free_when_its_worker_has_left_it(
+    user: Callable[[str], User], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next worker begins with the same attempt, so what the last one clears up may not be the next one's."""
+    seen = []
+
+    def do(shard: Job, beat: Beat) -> dict[str, Any]:
+        try:
+            for _ in range(100):
+                beat()
+        finally:
+            seen.append(Job.objects.get(pk=shard.pk).status)
+        return {}
+
+    monkeypatch.setitem(jobs.SHARINGS, Job.Kind.DIAGNOSE, jobs.SHARINGS[Job.Kind.DIAGNOSE]._replace(do=do))
+    cut(asked(user=user("mallory")))
+    held = take(3)
+    asked(2, user=user("alice"))
+    jobs.work_on(held[-1], share=True)
+    assert seen == ["running"] and Job.objects.get(pk=held[-1].pk).status == "queued"
+
+
+def test_a_slow_worker_leaves_the_parts_to_the_one_that_joins_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, run = asked(kind=Job.Kind.EXPORT), Run.objects.get()
+    parts = [exporting.part_of(shard) for shard in cut(job)]
+    while keys := [key for key in waiting() if key != job.pk]:
+        taken = take_job(keys[0])
+        assert taken is not None
+        jobs.work_on(taken, share=True)
+    slow = take_job(job.pk)
+    assert slow is not None
+    real, next_worker = files.put, list[Job | None]()
+
+    def be_taken_over(key: str, *arguments: Any, **more: Any) -> None:
+        real(key, *arguments, **more)
+        Job.objects.filter(pk=job.pk).update(heartbeat_at=timezone.now() - LONG_AGO)
+        monkeypatch.setattr(files, "put", real)
+        assert [one.pk for one in adopt_jobs()] == [job.pk]
+        next_worker.append(take_job(job.pk))
+
+    monkeypatch.setattr(files, "put", be_taken_over)
+    jobs.work_on(slow, share=True)
+    assert all(map(files.exists, parts)) and next_worker[0] is not None
+    jobs.work_on(next_worker[0], share=True)
+    assert Job.objects.get(pk=job.pk).status == "done" and not any(map(files.exists, parts)) and run.n_trajectories
