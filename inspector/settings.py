@@ -257,7 +257,8 @@ CONTENT_SECURITY_POLICY = {
     }
 }
 # docs/decisions/0026 says why the proxy redirects, and why HSTS leaves sub-domains and preload alone.
-SILENCED_SYSTEM_CHECKS = ["staticfiles.W004", "security.W005", "security.W008", "security.W021"]
+# Columns that an index only includes are for PostgreSQL; SQLite leaves them out (models.W040).
+SILENCED_SYSTEM_CHECKS = ["staticfiles.W004", "security.W005", "security.W008", "security.W021", "models.W040"]
 
 # --- retention: 0 = everything is kept -------------------------------------------------------------------------------
 KEEP_DAYS = env.whole("INSPECTOR_KEEP_DAYS", 0)

@@ -63,7 +63,7 @@ class Machine:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a process of the machine; what it prints goes to the log, or to its pipe if it is the recorder."""
+        """Start a process of the machine; what it prints goes to the log."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [*self._prefix, *command], cwd=ROOT, env={**self.environment, **environment}, stdout=log, stderr=log,
@@ -134,23 +134,31 @@ class Browser(requests.Session):
 
 
 class Machines:
-    """A web server, a worker of jobs and a worker of the demo model, each on a machine of its own."""
+    """A web server, a worker of jobs and a worker of the demo model, each on a machine of its own.
+
+    Two more machines have no process yet: one for a recorder, one for a second worker of jobs.
+    """
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self.web, self.worker, self.engine, self.recorder = (Machine(n, environment) for n in range(4))
+        self.web, self.worker, self.engine, self.recorder, self.second = (Machine(n, environment) for n in range(5))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
 
     @property
     def all(self) -> tuple[Machine, ...]:
-        return self.web, self.worker, self.engine, self.recorder
+        return self.web, self.worker, self.engine, self.recorder, self.second
 
     def start_web(self) -> None:
         self.web.start("web", "deploy/start", "web", BIND=self.url.removeprefix("http://"))
 
     def start_worker(self) -> None:
         self.worker.start("worker", "deploy/start", "worker", INSPECTOR_WORKERS="1")
+
+    def start_second(self) -> None:
+        """Start a second worker of jobs, and wait until it takes some."""
+        self.second.start("worker", "deploy/start", "worker", INSPECTOR_WORKERS="1")
+        wait_until(lambda: " ready." in self.second.log.read_text(), 60, "the second worker is ready")
 
     def start_engine(self) -> None:
         self.engine.start("engine", "deploy/start", "engine", "demo")
@@ -166,7 +174,15 @@ class Machines:
 
 
 @pytest.fixture
-def machines(transactional_db: None, live_redis: str, bucket: str, settings: Any, request: Any) -> Iterator[Machines]:
+def machine_environment() -> dict[str, str]:
+    """What a module of tests sets on every machine."""
+    return {}
+
+
+@pytest.fixture
+def machines(
+    transactional_db: None, live_redis: str, bucket: str, settings: Any, machine_environment: dict[str, str]
+) -> Iterator[Machines]:
     """Machines that run. What they printed is shown when the test fails."""
     from django.core.cache import cache
 
@@ -175,7 +191,7 @@ def machines(transactional_db: None, live_redis: str, bucket: str, settings: Any
     found = Machines({
         "DATABASE_URL": database_url(), "REDIS_URL": live_redis, "INSPECTOR_FILES": bucket,
         "SECRET_KEY": settings.SECRET_KEY, "DJANGO_SETTINGS_MODULE": "inspector.settings", "OMP_NUM_THREADS": "1",
-        "ALLOWED_HOSTS": "127.0.0.1", "HF_HUB_OFFLINE": "1",
+        "ALLOWED_HOSTS": "127.0.0.1", "HF_HUB_OFFLINE": "1", **machine_environment,
     })  # fmt: skip
     try:
         found.start_web()
