@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -130,6 +131,15 @@ PARTS: dict[str, Callable[[pytest.Item], bool]] = {
     "storage again": lambda item: _folder(item) in STORAGE_FOLDERS and _may_differ_on_postgres(item),
     "pages again": lambda item: _folder(item) not in STORAGE_FOLDERS and _may_differ_on_postgres(item),
 }
+
+
+@pytest.fixture
+def admin_client(admin_client: Any) -> Any:
+    """Logged in as an admin of the server, which has a project: tests that flush the database take it away."""
+    from rollouts.models import default_project
+
+    default_project()
+    return admin_client
 
 
 @pytest.fixture(scope="session")
