@@ -16,7 +16,7 @@ from inspector.api.app import schema
 from rollouts import client
 from rollouts.models import default_project
 from tests.api.conftest import member_of, token_for
-from tests.conftest import ROOT
+from tests.conftest import ROOT, missing
 from tests.push.conftest import episodes
 from tests.web.trajectory_samples import Maker
 
@@ -32,7 +32,7 @@ def block(language: str) -> str:
 @pytest.mark.django_db(transaction=True)
 def test_the_examples(make: Maker, live_server: Any, answered: None, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
-        pytest.skip("there is no curl")
+        missing("there is no curl")
     broken, findings = make.broken("broken")
     run = make.run([make.conversation("whole"), broken], [[], findings])
     project = default_project()
