@@ -54,7 +54,7 @@ def imported(store: str, paths: Sequence[Path], tokenizer: Path) -> Run:
 def test_import_and_windows(corpus: Path, tmp_path: Path, client: Client, django_user_model: type) -> None:
     tokenizer = corpus / "tokenizers" / "qwen2.5"
     path = tmp_path / "gym.jsonl"
-    write_gym_file(path, load(services.find_tokenizer(str(tokenizer)).path), MB * 1_000_000)
+    write_gym_file(path, load(tokenizer), MB * 1_000_000)
     imported("database", [path], tokenizer)  # fills every cache
     took: dict[str, list[float]] = {store: [] for store in STORES}
     runs: dict[str, Run] = {}
