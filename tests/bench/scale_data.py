@@ -343,6 +343,6 @@ def _fill_others() -> None:
         reason="'This line is no JSON.'",
     )
     Tokenizer.objects.bulk_create(
-        Tokenizer(name=f"tokenizer {i}", sha256=f"{i:064}", path="", source="", vocab_size=100, encoder="tokenizers")
+        Tokenizer(name=f"tokenizer {i}", sha256=f"{i:064}", source="", vocab_size=100, encoder="tokenizers")
         for i in range(50)
     )
