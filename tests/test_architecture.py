@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (1, ("rollouts.services",)),
     (2, ("rollouts.engines", "rollouts.environments")),
     (2, ("rollouts.demo_policy",)),
-    (2, ("rollouts.loop",)),
+    (2, ("rollouts.loop", "rollouts.gallery")),
     (3, ("rollouts.work",)),
     (4, ("rollouts.tasks",)),
     (4, ("rollouts.recorder", "rollouts.gpu_proof")),

@@ -200,7 +200,8 @@ def test_every_strategy_says_what_it_is() -> None:
 
 
 def fake_kind(slug: str, axis: Axis, **more: Any) -> FindingKind:
-    return FindingKind(slug, f"Title of {slug}", "It happened.", "Mend it.", axis, Severity.ERROR, **more)
+    texts = ("It happened.", "It trains the wrong token.", "Mend it.", "Right.", "Wrong.")
+    return FindingKind(slug, f"Title of {slug}", *texts, axis, Severity.ERROR, **more)
 
 
 @pytest.mark.django_db
@@ -286,6 +287,7 @@ KNOWN_NAMES = {
     ("rollouts/work/launch.py", "tool_delta"),  # the default of a launch
     ("inspector/server/machines.py", "transformers"),  # packages whose versions are compared
     ("inspector/server/machines.py", "vllm"),
+    ("rollouts/gallery/make.py", "retokenize"),  # the strategy whose faults the gallery shows
 }
 REGISTRIES = ("rollouts/engines/", "rollouts/tito/strategies/")
 OTHER_NAMES = ("rollouts/gpu_proof/", "rollouts/management/", "rollouts/chat_templates/")

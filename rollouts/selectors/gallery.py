@@ -1,0 +1,27 @@
+"""The run that holds the gallery, and what of it the pages show."""
+
+from __future__ import annotations
+
+from rollouts.models import Project, Run, StoredFinding, StoredTrajectory
+from rollouts.selectors.access import Access
+
+KEY = "gallery"
+"""In the settings of a run: the version of the bundle that it was made from."""
+
+
+def find_gallery(version: str, of: Project | Access) -> Run | None:
+    """The newest run of a project, or of those that may be seen, that was made from this version. One query."""
+    found = Run.objects.filter(**{f"settings__{KEY}": version}, status=Run.Status.DONE)
+    found = found.filter(project=of) if isinstance(of, Project) else of.limit(found)
+    return found.order_by("-created_at", "-pk").first()
+
+
+def gallery_trajectories(run: Run) -> list[StoredTrajectory]:
+    """The trajectories of the gallery, in its order. One query."""
+    return list(run.trajectories.order_by("index"))
+
+
+def gallery_findings(run: Run) -> dict[int, StoredFinding]:
+    """Key of a trajectory -> the first of its findings of the kind that it is called after. One query."""
+    found = StoredFinding.objects.filter(run=run).select_related("trajectory").order_by("-pk")
+    return {one.trajectory_id: one for one in found if one.kind == one.trajectory.external_id}
