@@ -23,10 +23,10 @@ from inspector.web.problems import ApiProblem, problem
 from inspector.web.twins import json_page
 from rollouts import selectors
 from rollouts.models import Role, Run
-from rollouts.selectors import RunFilters, RunSummary
+from rollouts.selectors import RunFilters, RunSummary, visible_runs
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.trajectory_list import is_cursor
-from rollouts.selectors.visible import findings_of_run, visible_jobs, visible_runs
+from rollouts.selectors.visible import findings_of_run, visible_jobs
 from rollouts.work import run_control
 
 router = Router(tags=["runs"])

@@ -12,8 +12,8 @@ from inspector.api.answers import answer, part_of
 from inspector.api.documented import PartAsked, Text, extra
 from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_line
 from inspector.web.access import access
-from rollouts.selectors import RunFilters
-from rollouts.selectors.visible import visible_runs, visible_trajectories
+from rollouts.selectors import RunFilters, visible_runs
+from rollouts.selectors.visible import visible_trajectories
 
 router = Router(tags=["search"])
 

@@ -35,17 +35,20 @@ RUNS_PER_PAGE = 25
 @require_safe
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """Runs, newest first. `?text=`, `?status=`, `?kind=` and `?project=` filter; `?after=CODE`: what follows a run."""
+    """Runs, newest first. `?text=`, `?status=`, `?kind=` and `?project=` filter; `?after=` takes `next` of a part."""
     asked = {name: request.GET.get(name, "")[:200] for name in ("text", "status", "kind", "project", "after")}
     filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"])
-    found = selectors.list_runs(access(request), filters, asked["after"], RUNS_PER_PAGE + 1)
-    shown, more = found[:RUNS_PER_PAGE], len(found) > RUNS_PER_PAGE
+    try:
+        part = selectors.visible_runs(access(request), filters, asked["after"], RUNS_PER_PAGE)
+    except ValueError:  # an address that was cut short shows the newest
+        part = selectors.visible_runs(access(request), filters, "", RUNS_PER_PAGE)
+    shown = part.items
     worst = worst_of(shown)
     data = RunsPage(
         runs=[
             ListedRun.of(run, worst=worst.get(run.pk), project=project_name(request, run.project_id)) for run in shown
         ],
-        next=shown[-1].code if more else None,
+        next=part.next or None,
     )
     filtered = any(asked[name] for name in ("text", "status", "kind", "project"))
     live = any(is_active(run) for run in shown)

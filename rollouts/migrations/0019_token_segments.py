@@ -57,12 +57,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='storedrow',
             name='segment',
-            field=models.ForeignKey(db_index=False, help_text='The file with its arrays; null = ``RowTokens`` has them, or they follow from ``last_step``.', null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='rollouts.tokensegment'),
+            field=models.ForeignKey(db_index=False, help_text='The file with its arrays; null = the database has them.', null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='rollouts.tokensegment'),
         ),
         migrations.AddField(
             model_name='storedstep',
             name='segment',
-            field=models.ForeignKey(db_index=False, help_text='The file with its arrays; null = ``StepTokens`` has them.', null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='rollouts.tokensegment'),
+            field=models.ForeignKey(db_index=False, help_text='The file with its arrays; null = the database has them.', null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='rollouts.tokensegment'),
         ),
         migrations.AddIndex(
             model_name='storedrow',

@@ -8,11 +8,11 @@ from django.db.models import Q
 from rollouts.fields import FloatsField, IdsField, MaskField, OriginsField
 from rollouts.models.contents import Content
 from rollouts.models.steps import StoredStep
-from rollouts.models.token_segments import TokenSegment
+from rollouts.models.token_segments import InSegment
 from rollouts.models.trajectories import StoredTrajectory
 
 
-class StoredRow(models.Model):
+class StoredRow(InSegment):
     """One training row. A row that equals the stream of a step has no stored tokens: ``last_step`` names the step."""
 
     trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, db_index=False, related_name="rows")
@@ -22,12 +22,6 @@ class StoredRow(models.Model):
     n_trained = models.PositiveIntegerField()
     step_indices = models.JSONField(default=list, help_text="Steps whose completions it trains.")
     extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
-
-    segment = models.ForeignKey(
-        TokenSegment, null=True, on_delete=models.DO_NOTHING, related_name="+", db_index=False,
-        help_text="The file with its arrays; null = ``RowTokens`` has them, or they follow from ``last_step``.",
-    )  # fmt: skip
-    segment_offset = models.PositiveIntegerField(null=True, help_text="Its row in the file.")
     column_names = models.JSONField(null=True, help_text="The trainer's columns in the file; null = ``RowColumn``.")
 
     class Meta:

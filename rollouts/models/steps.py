@@ -7,11 +7,11 @@ from django.db.models import F, Q
 
 from rollouts.fields import FloatsField, IdsField, OriginsField
 from rollouts.models.contents import Content
-from rollouts.models.token_segments import TokenSegment
+from rollouts.models.token_segments import InSegment
 from rollouts.models.trajectories import StoredTrajectory
 
 
-class StoredStep(models.Model):
+class StoredStep(InSegment):
     """One engine call."""
 
     trajectory = models.ForeignKey(StoredTrajectory, on_delete=models.CASCADE, db_index=False, related_name="steps")
@@ -43,12 +43,6 @@ class StoredStep(models.Model):
     reply = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
     text = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
     extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
-
-    segment = models.ForeignKey(
-        TokenSegment, null=True, on_delete=models.DO_NOTHING, related_name="+", db_index=False,
-        help_text="The file with its arrays; null = ``StepTokens`` has them.",
-    )  # fmt: skip
-    segment_offset = models.PositiveIntegerField(null=True, help_text="Its row in the file.")
     has_origin = models.BooleanField(null=True, help_text="Of a step in a segment: whether its delta has origins.")
 
     class Meta:

@@ -27,3 +27,16 @@ class TokenSegment(models.Model):
             # The segments that wait for the sweep.
             models.Index(fields=["replaced_at"], name="segment_replaced", condition=Q(replaced_at__isnull=False)),
         ]
+
+
+class InSegment(models.Model):
+    """Where the arrays of a step or a row lie."""
+
+    segment = models.ForeignKey(
+        TokenSegment, null=True, on_delete=models.DO_NOTHING, related_name="+", db_index=False,
+        help_text="The file with its arrays; null = the database has them.",
+    )  # fmt: skip
+    segment_offset = models.PositiveIntegerField(null=True, help_text="Its row in the file.")
+
+    class Meta:
+        abstract = True

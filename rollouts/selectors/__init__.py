@@ -9,8 +9,8 @@ from rollouts.selectors.runs import (
     finding_kinds,
     group_stats,
     list_rejections,
-    list_runs,
     run_summary,
+    visible_runs,
 )
 from rollouts.selectors.trajectories import load_step_prompt, load_trajectories, load_trajectory
 from rollouts.selectors.trajectory_list import (

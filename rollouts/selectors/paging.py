@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -27,6 +28,12 @@ def cursor_of(name: str, *values: Any) -> str:
     """The cursor behind an item of the list ``name``. Values: whole numbers and moments."""
     plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
     return urlsafe_b64encode(json.dumps([name, *plain]).encode()).decode().rstrip("=")
+
+
+def cut_part(name: str, items: list[T], limit: int, values: Callable[[T], tuple[Any, ...]]) -> CursorPart[T]:
+    """The first ``limit`` of the items found, one more of which says that a part follows. ``values``: of a cursor."""
+    more = len(items) > limit
+    return CursorPart(items[:limit], cursor_of(name, *values(items[limit - 1])) if more else "")
 
 
 def read_cursor(text: str, name: str, *kinds: type) -> list[Any] | None:

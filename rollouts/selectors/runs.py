@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from django.db.models import Avg, Count, F, FloatField, Max, Min, Q, QuerySet, Sum, Value
@@ -13,6 +14,7 @@ from django.db.models.functions import Cast, Floor, Least
 
 from rollouts import models
 from rollouts.selectors.access import Access
+from rollouts.selectors.paging import CursorPart, cut_part, read_cursor
 from rollouts.tito.diagnose.checks import CheckTotal, totals
 from rollouts.tito.diagnose.finding import Severity
 
@@ -77,20 +79,20 @@ class RunFilters:
     """A whole code. A project that is unknown or hidden has no runs."""
 
 
-def list_runs(access: Access, filters: RunFilters, after: str, limit: int) -> list[models.Run]:
-    """The runs that may be seen and pass, newest first. ``after``: the code of the run before the first of this part.
+def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -> CursorPart[models.Run]:
+    """The runs that may be seen and pass, newest first, with their projects. One query.
 
-    One query, two with ``after``.
+    Raises ``ValueError`` for a cursor that cannot be read.
     """
-    visible = access.limit(models.Run.objects.all())
-    found = filter_runs(visible.order_by("-created_at", "-id"), filters)
-    last = visible.filter(code=after).only("created_at").first() if after else None
-    if last is not None:
-        found = found.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
-    return list(found[:limit])
+    found = _filtered(access.limit(models.Run.objects.select_related("project")), filters)
+    if last := read_cursor(cursor, "runs", datetime, int):
+        at, key = last
+        found = found.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=key))
+    items = list(found.order_by("-created_at", "-id")[: limit + 1])
+    return cut_part("runs", items, limit, lambda run: (run.created_at, run.pk))
 
 
-def filter_runs(found: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
+def _filtered(found: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
     """The runs of ``found`` that pass."""
     if filters.project:
         found = found.filter(project__code=filters.project)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Any
 
 from django.db.models import Q, QuerySet
 
 from rollouts.models import Job, Run, StoredFinding, StoredTrajectory, TemplateCheck
 from rollouts.selectors.access import Access
-from rollouts.selectors.paging import CursorPart, cursor_of, read_cursor
-from rollouts.selectors.runs import RunFilters, filter_runs
+from rollouts.selectors.paging import CursorPart, cut_part, read_cursor
 
 _CODE = re.compile(r"[0-9a-z]{4,64}\Z")
 SUBJECTS = ("run__project", "replay__trajectory__run__project", "template_check__project")
@@ -52,19 +50,6 @@ def _jobs() -> QuerySet[Job]:
     )
 
 
-def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -> CursorPart[Run]:
-    """The runs that pass, newest first. One query.
-
-    Raises ``ValueError`` for a cursor that cannot be read.
-    """
-    found = filter_runs(access.limit(Run.objects.select_related("project")), filters)
-    if last := read_cursor(cursor, "runs", datetime, int):
-        at, key = last
-        found = found.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=key))
-    items = list(found.order_by("-created_at", "-id")[: limit + 1])
-    return _part("runs", items, limit, lambda run: (run.created_at, run.pk))
-
-
 def visible_jobs(access: Access, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[Job]:
     """The jobs with these columns, newest first; an empty value filters nothing. One query.
 
@@ -103,15 +88,10 @@ def findings_of_run(run: Run, columns: dict[str, str], cursor: str, limit: int) 
     found = found.filter(**{name: value for name, value in columns.items() if value})
     if last := read_cursor(cursor, "findings", int):
         found = found.filter(pk__gt=last[0])
-    return _part("findings", list(found.order_by("pk")[: limit + 1]), limit, lambda finding: (finding.pk,))
+    return cut_part("findings", list(found.order_by("pk")[: limit + 1]), limit, lambda finding: (finding.pk,))
 
 
 def _newest(name: str, found: QuerySet[Any], cursor: str, limit: int) -> CursorPart[Any]:
     if last := read_cursor(cursor, name, int):
         found = found.filter(pk__lt=last[0])
-    return _part(name, list(found.order_by("-pk")[: limit + 1]), limit, lambda item: (item.pk,))
-
-
-def _part(name: str, items: list[Any], limit: int, values: Any) -> CursorPart[Any]:
-    more = len(items) > limit
-    return CursorPart(items[:limit], cursor_of(name, *values(items[limit - 1])) if more else "")
+    return cut_part(name, list(found.order_by("-pk")[: limit + 1]), limit, lambda item: (item.pk,))
