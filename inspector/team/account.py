@@ -17,6 +17,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from inspector.team.login import tried_too_often
 from inspector.team.provider import link_key
 from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, page
@@ -117,10 +118,16 @@ def end_other_sessions(request: HttpRequest) -> HttpResponse:
 
 @method_decorator(never_cache, name="dispatch")
 class PasswordPage(PasswordChangeView):
-    """Django's change of one's own password. Every other session ends."""
+    """Django's change of one's own password. Every other session ends. Tries count as those of the login do."""
 
     template_name = "team/password.html"
     success_url = reverse_lazy("account")
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if tried_too_often(request, self.request.user.get_username()):
+            form = self.form_class(self.request.user)
+            return self.render_to_response(self.get_context_data(form=form, refused=True), status=429)
+        return super().post(request, *args, **kwargs)
 
     def form_valid(self, form: Any) -> HttpResponse:
         response = super().form_valid(form)

@@ -23,16 +23,7 @@ from rollouts.services.users import active_user
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
-def _account(_: str, request: HttpRequest) -> str:
-    """The name as the form looks it up, so that each spelling of a name counts for the same account."""
-    return str(UsernameField(max_length=254).to_python(request.POST.get("username", "")))
-
-
-def _account_from_address(group: str, request: HttpRequest) -> str:
-    return f"{_account(group, request)} {request.META['REMOTE_ADDR']}"
-
-
-MAX_TRIES = {_account_from_address: "10/5m", _account: "100/5m", "ip": "60/5m"}
+MAX_TRIES = {"account from address": "10/5m", "account": "100/5m", "address": "60/5m"}
 """How many passwords are checked for an account from one address, from all addresses, and for all of one address.
 
 One address alone cannot lock the account of somebody elsewhere.
@@ -48,14 +39,21 @@ def next_page(request: HttpRequest) -> str:
     return target if allowed else str(settings.LOGIN_REDIRECT_URL)
 
 
-def _tried_too_often(request: HttpRequest) -> bool:
-    """Counts this try. What cannot be counted, without Redis or an address, refuses nothing."""
+def _typed_name(request: HttpRequest) -> str:
+    """The name as the form looks it up, so that each spelling of a name counts for the same account."""
+    return str(UsernameField(max_length=254).to_python(request.POST.get("username", "")))
+
+
+def tried_too_often(request: HttpRequest, account: str) -> bool:
+    """Counts this try of a password. What cannot be counted, without Redis or an address, refuses nothing."""
     over = False
-    for key, rate in MAX_TRIES.items():
+    for kind, rate in MAX_TRIES.items():
         try:
+            of = {"account": account, "account from address": f"{account} {request.META['REMOTE_ADDR']}"}
+            key = "ip" if kind == "address" else lambda *_, value=of[kind]: value
             over |= is_ratelimited(request, "login", key=key, rate=rate, increment=True)
         except Exception as error:
-            log.warning("tries of passwords are not counted by=%s: %s", key, error)
+            log.warning("tries of passwords are not counted by=%s: %s", kind, error)
     return over
 
 
@@ -74,14 +72,14 @@ def login(request: HttpRequest) -> HttpResponse:
         audit.record(Action.LOGIN_FAILED, detail="a link that was used or is too old")
     if request.method == "GET" and request.user.is_authenticated:
         return HttpResponseRedirect(next_page(request))
-    refused = request.method == "POST" and _tried_too_often(request)
+    refused = request.method == "POST" and tried_too_often(request, _typed_name(request))
     form = AuthenticationForm(request, data=request.POST if request.method == "POST" and not refused else None)
     if request.method == "POST" and form.is_valid():
         start_session(request, form.get_user())
         audit.record(Action.LOGIN, detail="by password")
         return HttpResponseRedirect(next_page(request))
     if request.method == "POST" and not refused:
-        audit.record(Action.LOGIN_FAILED, user=_account("", request)[:150], detail="by password")
+        audit.record(Action.LOGIN_FAILED, user=_typed_name(request)[:150], detail="by password")
     layout = select_template(["base.html", "bare.html"]).template  # type: ignore[attr-defined]
     context = {
         "form": form, "next": next_page(request), "link_is_used": bool(token), "layout": layout, "refused": refused,

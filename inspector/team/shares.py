@@ -86,7 +86,7 @@ class ShareLine(Page):
     project: str
     """Name of the project of its target."""
     state: str
-    """`live`, `revoked` or `expired`."""
+    """`live`, `revoked`, `expired`, or `maker left`: who made it is no longer a member of the project."""
     may_revoke: bool
     """Whether the reader of the page may revoke it."""
 
@@ -94,7 +94,8 @@ class ShareLine(Page):
     def of(cls, record: ShareLink, request: HttpRequest, /, **more: Any) -> Self:
         """The link with its target, and what a subclass adds. Raises ``Http404`` when the target was deleted."""
         kind, name, url = target_of(record)
-        state = "live" if is_live(record) else "revoked" if record.revoked_at else "expired"
+        over = "revoked" if record.revoked_at else "maker left" if record.maker_left else "expired"
+        state = "live" if is_live(record) else over
         made_by = record.created_by.get_username()
         window = f"row {record.row_index}, {record.start}-{record.stop}" if record.row_index is not None else ""
         return from_columns(

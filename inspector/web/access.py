@@ -179,8 +179,8 @@ def remember_grant(request: HttpRequest, link: ShareLink) -> None:
 
 
 def is_live(link: ShareLink) -> bool:
-    """Neither revoked nor expired."""
-    return link.revoked_at is None and link.expires_at > timezone.now()
+    """Neither revoked nor expired, and its maker may still share."""
+    return link.revoked_at is None and link.expires_at > timezone.now() and not link.maker_left
 
 
 def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool]:
@@ -201,7 +201,7 @@ def share_is_over(request: HttpRequest) -> HttpResponse:
         request,
         410,
         "This share link is over",
-        "It has expired or was revoked by the person who made it. Ask them for a new one.",
+        "It has expired or was revoked, or the person who made it has left the project. Ask for a new one.",
     )
 
 

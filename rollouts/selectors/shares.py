@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Case, Exists, OuterRef, Q, QuerySet, Value, When
 
-from rollouts.models import ApiToken, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.models import ApiToken, Membership, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
 from rollouts.selectors.access import Access
 
 Shared = Run | StoredTrajectory | TemplateCheck
 """The targets of share links."""
 
 
+def _with_makers(found: QuerySet[ShareLink]) -> QuerySet[ShareLink]:
+    """Links that know whether their maker could still make them."""
+    roles = Membership.objects.filter(project=OuterRef("project"), user=OuterRef("created_by"))
+    shares = Q(Exists(roles.exclude(role=Role.VIEWER))) | Q(created_by__is_superuser=True)
+    return found.annotate(maker_left=Case(When(shares, created_by__is_active=True, then=False), default=Value(True)))
+
+
 def _links() -> QuerySet[ShareLink]:
     """Links with their targets, without long columns."""
     found = ShareLink.objects.select_related("run", "trajectory__run", "check_result", "created_by", "project")
-    return found.defer("check_result__report")
+    return _with_makers(found.defer("check_result__report"))
 
 
 def newest_shares(access: Access, limit: int, target: Shared | None = None) -> list[ShareLink]:
@@ -52,7 +59,7 @@ def shares_of(target: Shared, keys: Iterable[int]) -> list[ShareLink]:
         match = Q(trajectory=target) | Q(run_id=target.run_id)
     else:
         match = Q(check_result=target)
-    return list(ShareLink.objects.filter(match, pk__in=list(keys), row_index=None))
+    return list(_with_makers(ShareLink.objects.filter(match, pk__in=list(keys), row_index=None)))
 
 
 def newest_api_tokens(access: Access, user: Any, limit: int) -> list[ApiToken]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.sessions.models import Session
+from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 
@@ -72,6 +73,19 @@ def test_a_new_password_ends_the_other_sessions() -> None:
     assert here.post("/account/password", new).status_code == 302
     assert here.get("/account.json").status_code == 200 and there.get("/account.json").status_code == 401
     assert [one["is_this"] for one in sessions(here)] == [True]
+
+
+def test_guesses_of_the_old_password_count_as_tries_of_the_login() -> None:
+    cache.clear()
+    person("bob")
+    here = logged_in()
+    new = {"new_password1": "another good phrase", "new_password2": "another good phrase"}
+    wrong = [here.post("/account/password", {"old_password": f"no {n}", **new}).status_code for n in range(9)]
+    refused = here.post("/account/password", {"old_password": PASSWORD, **new})
+    assert (wrong, refused.status_code) == ([200] * 9, 429) and "Wait five minutes" in refused.content.decode()
+    assert Client().post("/login", {"username": "bob", "password": PASSWORD}).status_code == 429
+    assert here.get("/account/password").status_code == 200
+    cache.clear()
 
 
 def test_logging_out_takes_the_session_along_and_the_use_is_noted_every_ten_minutes(

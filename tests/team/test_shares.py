@@ -9,6 +9,7 @@ from django.test import Client
 
 from inspector.team.shared_tokens import MAX_SHARED_TOKENS
 from rollouts.models import AuditEvent, Job, Project, Role, Run, ShareLink, StoredTrajectory
+from rollouts.services.members import set_role
 from tests.team.conftest import person
 from tests.web.samples import stored_run
 
@@ -156,3 +157,21 @@ def test_a_visitor_learns_no_name_of_an_account_and_leaves_no_referrer(admin: Cl
     assert admin.get(f"/runs/{run.code}.json").json()["jobs"][0]["created_by"] == "bartholomew"
     part = visitor.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-jobs"})
     assert part.status_code == 200 and b"bartholomew" not in part.content
+
+
+def test_a_link_ends_with_the_role_of_its_maker(ours: Project, admin: Client, run: Run, root: Client) -> None:
+    user, bob = person("bob", ours, Role.MEMBER)
+    link, visitor = share(bob, "run", run.code), Client()
+    page = f"/runs/{run.code}.json"
+    assert visitor.get(link).status_code == 302 and visitor.get(page).status_code == 200
+    for change in ({"role": "viewer"}, {"role": "none"}):
+        assert admin.post(f"/projects/{ours.code}/members/{user.pk}", change).status_code == 302
+        assert visitor.get(page).status_code == visitor.get(link).status_code == 410
+        assert admin.get("/shares.json").json()["shares"][0]["state"] == "maker left"
+    assert "maker left" in admin.get("/shares").content.decode()
+    set_role(ours, user, Role.MEMBER)
+    assert visitor.get(link).status_code == 302, "the role is back, and so is the link"
+    root.post(f"/accounts/{user.pk}", {"change": "close"})
+    assert visitor.get(page).status_code == visitor.get(link).status_code == 410
+    of_root = share(root, "run", run.code)
+    assert Client().get(of_root).status_code == 302, "an admin of the server needs no role"
