@@ -10,7 +10,7 @@ from typing import Any
 from django import forms
 from django.conf import settings
 
-from inspector.web.forms import TemplateFileField, code_area
+from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollouts.models import Project, Tokenizer
 from rollouts.selectors.registered import tokenizers_of
 from rollouts.tito.message_validation import messages_problem, tools_problem
@@ -96,7 +96,7 @@ EXAMPLE = """[
 """The conversation in an empty form."""
 
 
-class TemplateCheckForm(forms.Form):
+class TemplateCheckForm(PlainForm):
     """A tokenizer of a project, a template (its own, pasted or uploaded), and the other arguments of a render."""
 
     tokenizer: forms.ModelChoiceField = forms.ModelChoiceField(

@@ -101,6 +101,8 @@ class ChecksPage(Page):
 
     checks: list[CheckSummary]
     """Newest first."""
+    errors: dict[str, list[str]]
+    """Field of the form -> what is wrong with it; empty before a POST."""
 
 
 @dataclass(frozen=True)

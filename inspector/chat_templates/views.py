@@ -69,7 +69,8 @@ def index(request: HttpRequest) -> HttpResponse:
         [
             CheckSummary.of(check, project_name(request, check.project_id))
             for check in recent_checks(access(request), RECENT, wanted)
-        ]
+        ],
+        form.sentences() if form is not None else {},
     )
     lists = {"projects": projects_to_filter(request), "asked": wanted}
     status = 400 if form is not None and form.errors else 200
@@ -90,7 +91,7 @@ def conversation(request: HttpRequest) -> HttpResponse:
         where = chosen_project(request, preferred=before.project if before else None)
         usual = _again(before) if before else _first(where.chosen)
         form = ConversationForm(where.chosen, initial={"conversation": EXAMPLE, **usual})
-    shown = ConversationPage({name: [str(one) for one in errors] for name, errors in form.errors.items()})
+    shown = ConversationPage(form.sentences())
     return page(request, "chat_templates/conversation.html", shown, 400 if form.errors else 200, form=form, where=where)
 
 

@@ -57,6 +57,16 @@ def ask(web: Client, **fields: Any) -> tuple[str, str]:
     return response.redirect_chain[-1][0], response.content.decode()
 
 
+def test_the_twin_of_a_refused_form_says_what_is_wrong(web: Client) -> None:
+    refused = web.post("/templates.json", {"chat_template": "", "tools": "{}"})
+    assert refused.status_code == 400 and set(refused.json()["errors"]) == {"tools"}
+    assert refused.json()["errors"]["tools"][0].startswith("This has to be a JSON list.")
+    assert (
+        web.post("/templates.json").json()["errors"]["chat_template"]
+        and not web.get("/templates.json").json()["errors"]
+    )
+
+
 # --- the repair ---
 def test_a_repair_is_found_shown_and_handed_out(web: Client, answered: None) -> None:
     address, page = ask(web, chat_template=BROKEN)
