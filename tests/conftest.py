@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,9 @@ hypothesis.settings.register_profile(
     "patient", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("patient")
+
+# Servers of tests write head and body apart. Without this the second one waits 40 ms for the client's acknowledgement.
+socketserver.StreamRequestHandler.disable_nagle_algorithm = True
 
 ROOT = Path(__file__).resolve().parent.parent
 # The folders whose tests start processes and wait for them.
