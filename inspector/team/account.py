@@ -125,8 +125,10 @@ class PasswordPage(PasswordChangeView):
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if tried_too_often(request, self.request.user.get_username()):
-            form = self.form_class(self.request.user)
-            return self.render_to_response(self.get_context_data(form=form, refused=True), status=429)
+            kwargs = {**self.get_form_kwargs(), "data": None}
+            return self.render_to_response(
+                self.get_context_data(form=self.form_class(**kwargs), refused=True), status=429
+            )
         return super().post(request, *args, **kwargs)
 
     def form_valid(self, form: Any) -> HttpResponse:

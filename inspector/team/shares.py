@@ -25,7 +25,7 @@ from rollouts.models import Role, ShareLink, StoredTrajectory
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.runs import find_run, find_trajectory
-from rollouts.selectors.shares import find_share, newest_shares
+from rollouts.selectors.shares import find_share, maker_left, newest_shares
 from rollouts.services import audit
 from rollouts.services.audit import Action
 from rollouts.services.shares import count_opening
@@ -94,7 +94,7 @@ class ShareLine(Page):
     def of(cls, record: ShareLink, request: HttpRequest, /, **more: Any) -> Self:
         """The link with its target, and what a subclass adds. Raises ``Http404`` when the target was deleted."""
         kind, name, url = target_of(record)
-        over = "revoked" if record.revoked_at else "maker left" if record.maker_left else "expired"
+        over = "revoked" if record.revoked_at else "maker left" if maker_left(record) else "expired"
         state = "live" if is_live(record) else over
         made_by = record.created_by.get_username()
         window = f"row {record.row_index}, {record.start}-{record.stop}" if record.row_index is not None else ""

@@ -26,7 +26,7 @@ from rollouts.models import Project, Role, Run, ShareLink, StoredTrajectory, Tem
 from rollouts.selectors.access import RANK, Access, access_of, admin_names
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.runs import find_run, find_trajectory
-from rollouts.selectors.shares import Shared, shares_of
+from rollouts.selectors.shares import Shared, maker_left, shares_of
 
 SESSION_KEY = "shares"
 PROJECT_KEY = "project"
@@ -180,7 +180,7 @@ def remember_grant(request: HttpRequest, link: ShareLink) -> None:
 
 def is_live(link: ShareLink) -> bool:
     """Neither revoked nor expired, and its maker may still share."""
-    return link.revoked_at is None and link.expires_at > timezone.now() and not link.maker_left
+    return link.revoked_at is None and link.expires_at > timezone.now() and not maker_left(link)
 
 
 def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool]:

@@ -71,9 +71,6 @@ class Invitation(models.Model):
 class ShareLink(models.Model):
     """A read-only link that works without login until it expires, is revoked, or its maker may not share any more."""
 
-    maker_left = False
-    """Set by ``rollouts.selectors.shares``: its maker has no longer the role member in the project, or no account."""
-
     token_sha256 = models.CharField(
         max_length=64, unique=True, help_text="The token itself is shown once and not kept."
     )

@@ -21,6 +21,11 @@ def _with_makers(found: QuerySet[ShareLink]) -> QuerySet[ShareLink]:
     return found.annotate(maker_left=Case(When(shares, created_by__is_active=True, then=False), default=Value(True)))
 
 
+def maker_left(link: ShareLink) -> bool:
+    """Whether its maker is no longer a member of the project, or the account is closed. For links of this module."""
+    return bool(getattr(link, "maker_left", False))
+
+
 def _links() -> QuerySet[ShareLink]:
     """Links with their targets, without long columns."""
     found = ShareLink.objects.select_related("run", "trajectory__run", "check_result", "created_by", "project")
