@@ -85,8 +85,10 @@ def insert_whole(objects: Sequence[models.Model]) -> None:
     insert_values(type(objects[0]), rows)
 
 
-def insert_values(model: type[models.Model], rows: Sequence[Sequence[Any]], ignore_conflicts: bool = False) -> None:
-    """Insert rows, each given as what the columns hold, in their order."""
+def insert_values(model: type[models.Model], rows: Sequence[Sequence[Any]], ignore_conflicts: bool = False) -> int:
+    """Insert rows, each given as what the columns hold, in their order. Returns how many were new."""
+    if not rows:
+        return 0
     connection = connections[DEFAULT_DB_ALIAS]
     quote = connection.ops.quote_name
     fields = model._meta.concrete_fields
@@ -95,6 +97,7 @@ def insert_values(model: type[models.Model], rows: Sequence[Sequence[Any]], igno
     ignore = " ON CONFLICT DO NOTHING" if ignore_conflicts else ""
     with connection.cursor() as cursor:
         cursor.executemany(f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES ({marks}){ignore}", rows)
+        return int(cursor.rowcount)
 
 
 def change_whole(

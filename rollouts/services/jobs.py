@@ -54,10 +54,12 @@ def _ask_job(subject: Run | Replay | TemplateCheck, kind: str, wanted: dict[str,
     column = {Run: "run", Replay: "replay", TemplateCheck: "template_check"}[type(subject)]
     of_subject = Job.objects.filter(**{column: subject})
     owner = user if user is not None and getattr(user, "is_authenticated", False) else None
+    # A replay and a template check have one job in all, a run one of each kind.
+    active = of_subject.filter(Q(kind=kind) if column == "run" else Q(), status__in=ACTIVE)
     with transaction.atomic():
+        list(active.select_for_update().order_by("pk"))  # before the subject, as every worker of the job does
         type(subject).objects.select_for_update().get(pk=subject.pk)  # two presses at once queue here
-        # A replay and a template check have one job in all, a run one of each kind.
-        held = of_subject.filter(Q(kind=kind) if column == "run" else Q(), status__in=ACTIVE).first()
+        held = active.first()
         if held is not None and not is_silent(held):
             return held, False
         if held is not None and (held.kind, held.options) == (kind, wanted):

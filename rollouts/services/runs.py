@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Count, Exists, F, OuterRef, Q, Sum
+from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 
 from rollouts import models
 from rollouts.selectors.activity import is_active, is_silent
-from rollouts.selectors.trajectories import BODY_COLUMNS
+from rollouts.services import contents
 from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
 from rollouts.services.projects import key_of
 from rollouts.services.text import without_paths
 from rollouts.services.token_segments import delete_segments_of, delete_unused, segments_of
-from rollouts.tito.batches import batched
 
 DELETE_ATTEMPTS = 5
 
@@ -128,7 +126,7 @@ def delete_run(run: models.Run) -> None:
 def delete_trajectories(keys: list[int]) -> None:
     """Remove trajectories and what belongs to them, table by table, without loading them. Totals stay as they are."""
     with transaction.atomic():
-        bodies, segments = _content_keys(keys), segments_of(keys)
+        bodies, segments = contents.keys_of(keys), segments_of(keys)
         in_steps = {"step__trajectory__in": keys}
         in_rows = {"row__trajectory__in": keys}
         querysets: list[Any] = [
@@ -146,7 +144,7 @@ def delete_trajectories(keys: list[int]) -> None:
         ]
         for queryset in querysets:
             queryset._raw_delete(queryset.db)
-        _delete_unused(bodies)
+        contents.delete_unused(bodies)
         delete_unused(segments)
 
 
@@ -178,28 +176,3 @@ def _totals(run: models.Run) -> dict[str, Any]:
     counts = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
     values["finding_counts"] = dict(counts)
     return values
-
-
-_REFERENCES: list[tuple[type[Any], str]] = [
-    *((models.StoredStep, column) for column in BODY_COLUMNS),
-    (models.StoredRow, "extra_id"), (models.StoredTrajectory, "extra_id"), (models.StoredTrajectory, "task_id"),
-]  # fmt: skip
-"""Every model and column that holds keys of ``Content``."""
-
-
-def _content_keys(keys: list[int]) -> set[str]:
-    rows = itertools.chain(
-        models.StoredStep.objects.filter(trajectory__in=keys).values_list(*BODY_COLUMNS),
-        models.StoredRow.objects.filter(trajectory__in=keys).values_list("extra_id"),
-        models.StoredTrajectory.objects.filter(pk__in=keys).values_list("extra_id", "task_id"),
-    )
-    return {key for row in rows for key in row if key}
-
-
-def _delete_unused(bodies: set[str]) -> None:
-    """Contents that nothing refers to any more."""
-    for batch in batched(sorted(bodies), 500):
-        unused = models.Content.objects.filter(pk__in=batch)
-        for model, column in _REFERENCES:
-            unused = unused.filter(~Exists(model.objects.filter(**{column: OuterRef("pk")})))
-        unused._raw_delete(unused.db)

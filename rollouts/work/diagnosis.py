@@ -217,8 +217,9 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
             beat(n_done=job.n_done + len(batch))
             continue
         with transaction.atomic():
-            # A push locks the run before it asks for a job. So either the push sees that this job has ended, or
-            # this query sees what was pushed.
+            # A push stores before it asks for a job, and asking locks the job that is under way, then the run. So
+            # either the push sees that this job has ended, or this query sees what was pushed.
+            beat()
             models.Run.objects.select_for_update().get(pk=run.pk)
             if not _pushed(run).exists():
                 end_job(job, Job.Status.DONE)

@@ -20,7 +20,9 @@ import pytest
 from django.db.models import F
 
 from rollouts import services
-from rollouts.models import Run, StoredStep, StoredTrajectory
+from rollouts.models import Content, Run, StoredStep, StoredTrajectory
+from rollouts.services.bulk import insert_values
+from rollouts.services.contents import Contents
 from rollouts.tokenizers import load
 from rollouts.tokenizers.loaded import LoadedTokenizer
 from rollouts.tokenizers.worker.definition import read_definition
@@ -257,3 +259,30 @@ def test_memory_does_not_grow_with_the_number_of_trajectories(tiny_tokenizer: Pa
         path = write_tiny_file(tmp_path / f"{n}.jsonl", n)
         peak, own = memory_of_an_import(path, tiny_tokenizer, tmp_path / f"data-{n}")
         print(f"{n:12,}  {peak} ({own} its own)")
+
+
+def test_bodies_that_are_held(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PostgreSQL: what an import costs that holds the bodies it names, by one that does not, by the clock."""
+
+    def not_held(contents: Contents) -> None:
+        insert_values(Content, sorted(contents._bodies.items()), ignore_conflicts=True)
+        contents._bodies = {}
+
+    codec = services.load_tokenizer(services.find_tokenizer(str(tiny_tokenizer)).files_sha256)
+    paths = [write_tiny_file(tmp_path / "tiny.jsonl", 4000), tmp_path / "gym.jsonl"]
+    write_gym_file(paths[1], codec, 25 * MB)
+    print("\nfile  held s  not held s  ratio of the least")
+    for path in paths:
+        took: dict[str, list[float]] = {"held": [], "not held": []}
+        services.delete_run(import_file(path, tiny_tokenizer))
+        for _ in range(3):
+            for name, of_one in took.items():
+                with monkeypatch.context() as patched:
+                    if name == "not held":
+                        patched.setattr(Contents, "save", not_held)
+                    began = time.perf_counter()
+                    run = import_file(path, tiny_tokenizer)
+                    of_one.append(time.perf_counter() - began)
+                services.delete_run(run)
+        held, plain = took.values()
+        print(path.name, *(f"{min(of_one):.2f}" for of_one in (held, plain)), f"{min(held) / min(plain):.3f}")
