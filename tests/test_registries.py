@@ -287,6 +287,8 @@ KNOWN_NAMES = {
     ("rollouts/work/launch.py", "tool_delta"),  # the default of a launch
     ("inspector/server/machines.py", "transformers"),  # packages whose versions are compared
     ("inspector/server/machines.py", "vllm"),
+    ("inspector/runs/launch_views.py", "tool_delta"),  # the prepared comparison
+    ("inspector/runs/launch_views.py", "retokenize"),
     ("rollouts/gallery/make.py", "retokenize"),  # the strategy whose faults the gallery shows
 }
 REGISTRIES = ("rollouts/engines/", "rollouts/tito/strategies/")

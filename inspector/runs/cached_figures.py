@@ -9,7 +9,17 @@ from inspector.server.cached import keep, recall
 from rollouts.models import Run
 from rollouts.selectors import RunSummary, run_summary
 from rollouts.selectors.activity import is_active
-from rollouts.selectors.figures import RunCost, cost_in, is_large, run_cost, state_of, stored_figures, summary_in
+from rollouts.selectors.figures import (
+    RunCost,
+    TrainedTotals,
+    cost_in,
+    is_large,
+    run_cost,
+    run_totals,
+    state_of,
+    stored_figures,
+    summary_in,
+)
 
 LIVE_SECONDS = 20
 """The greatest age of a large run's counts while it works. Totals and progress are never cached."""
@@ -30,6 +40,16 @@ def cost_of(run: Run, kind: str) -> RunCost:
     if stored is not None or kind not in ("", *run.finding_counts):
         return cost_in(stored, kind) if stored is not None else run_cost(run, kind)
     return _kept(run, f"cost:{kind}", RunCost, lambda: run_cost(run, kind))
+
+
+def totals_of(run: Run) -> TrainedTotals:
+    """What the rows train. One query."""
+    stored = stored_figures(run)
+    return (
+        cost_in(stored, "").totals
+        if stored is not None
+        else _kept(run, "totals", TrainedTotals, lambda: run_totals(run))
+    )
 
 
 def _kept(run: Run, name: str, kind: type[T], count: Callable[[], T]) -> T:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
+from django.contrib import messages
 from django.forms import ChoiceField
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
 
 from inspector.runs.launch_form import NewRunForm, filled_in, project_of_run
 from inspector.runs.pages import LaunchPage, RunValues
@@ -17,6 +20,12 @@ from inspector.web.twins import json_page, page, wants_json
 from rollouts.models import Project, Run
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work import launch
+from rollouts.work.launch import LaunchSettings
+
+COMPARED = tuple(
+    LaunchSettings(strategy=strategy, prompts=16, group=2, seed=7) for strategy in ("tool_delta", "retokenize")
+)
+"""The prepared comparison: one strategy that keeps the sampled tokens, and one that encodes the text again."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -36,6 +45,26 @@ def new(request: HttpRequest) -> HttpResponse:
     shown = LaunchPage(where.chosen.code, _describe(form), notices, form.sentences())
     only_html = {"strategies": form.strategies_explained(), "seeds": form.seeds_explained()}
     return page(request, "runs/new.html", shown, 422 if form.errors else 200, form=form, where=where, **only_html)
+
+
+@require_POST
+def demo(request: HttpRequest) -> HttpResponse:
+    """Launch the bundled model with every setting as it is; with `compare`, the same seed under two strategies."""
+    project = chosen_project(request).chosen
+    try:
+        if "compare" in request.POST:
+            runs = [
+                launch.launch(
+                    one, name=f"Same seed: {one.strategy.replace('_', ' ')}", user=request.user, project=project
+                )
+                for one in COMPARED
+            ]
+            return redirect(f"{reverse('run-compare')}?{urlencode([('run', run.code) for run in runs])}")
+        return redirect("run", launch.launch(LaunchSettings(), user=request.user, project=project).code)
+    except launch.LaunchRefused as refusal:
+        for sentence in refusal.problems.values():
+            messages.error(request, sentence, extra_tags="error")
+        return redirect("run-new")
 
 
 def _launch(form: NewRunForm, request: HttpRequest, project: Project) -> Run | None:

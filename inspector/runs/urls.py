@@ -2,13 +2,15 @@
 
 from django.urls import path
 
-from inspector.runs import cost_page, import_views, job_views, launch_views, views
+from inspector.runs import compare_page, cost_page, import_views, job_views, launch_views, views
 from inspector.web.twins import twins
 
 urlpatterns = [
     *twins("", views.index, name="runs"),
     *twins("import", import_views.new, name="import"),
     *twins("runs/new", launch_views.new, name="run-new"),
+    path("runs/demo", launch_views.demo, name="run-demo"),
+    *twins("runs/compare", compare_page.compare, name="run-compare"),
     *twins("runs/<code:code>", views.detail, name="run"),
     path("runs/<code:code>/cancel", views.cancel, name="run-cancel"),
     path("runs/<code:code>/resume", views.resume, name="run-resume"),

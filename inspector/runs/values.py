@@ -16,14 +16,15 @@ from inspector.templatetags.inspector_tags import plural
 from rollouts.models import Job, Run
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.selectors.activity import is_active, is_silent
+from rollouts.selectors.gallery import KEY
 from rollouts.selectors.jobs import latest_jobs
 from rollouts.services.imports import has_partial_file
 from rollouts.tasks.jobs import MAX_ATTEMPTS
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import engine_queue
 
-BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note")
-"""Settings of an import that only its worker needs."""
+BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY)
+"""Settings that only the program needs."""
 
 PARTIAL = (
     "A part of the file that is being read is shown already. It is taken out again if the file cannot be read to its "

@@ -16,7 +16,8 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.web.access import access, is_logged_in, may_write, project_name, project_of
 from rollouts.models import Role, Run, StoredTrajectory, TemplateCheck
-from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.selectors.gallery import KEY
+from rollouts.tito.diagnose.kinds import KINDS, FindingKind
 
 register = template.Library()
 
@@ -135,6 +136,20 @@ def finding_meaning(kind: str) -> str:
     """One sentence that says what happened; empty for a kind of a later version."""
     known = KINDS.get(kind)
     return known.meaning if known else ""
+
+
+@register.filter
+def finding_consequence(kind: str) -> str:
+    """What it does to training; empty for a kind of a later version."""
+    known = KINDS.get(kind)
+    return known.consequence if known else ""
+
+
+@register.filter
+def shown_in_gallery(trajectory: StoredTrajectory) -> FindingKind | str:
+    """The kind of finding that a trajectory of the gallery shows, or its name where it shows none; else empty."""
+    name = trajectory.external_id
+    return KINDS.get(name, name) if KEY in trajectory.run.settings else ""
 
 
 @register.filter

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from inspector.views import errors, health, metrics, push, tokenizers, workers
+from inspector.views import errors, gallery, health, metrics, push, tokenizers, workers
 from inspector.web.twins import twins
 
 urlpatterns = [
@@ -11,7 +11,10 @@ urlpatterns = [
     path("api/runs", push.create_run, name="api-runs"),
     path("api/runs/<code:code>/trajectories", push.push, name="api-trajectories"),
     path("robots.txt", errors.robots, name="robots"),
+    *twins("gallery", gallery.index, name="gallery"),
+    path("gallery/<slug:kind>", gallery.one, name="gallery-one"),
     path("help", errors.help_page, name="help"),
+    *twins("help/findings", gallery.findings, name="help-findings"),
     path("health", health.health, name="health"),
     path("metrics", metrics.metrics, name="metrics"),
 ]

@@ -102,7 +102,8 @@ def chat_template_changed(t: FaultyTurn) -> Trajectory:
 def duplicate_call(t: FaultyTurn) -> Trajectory:
     """The first call was sent again after a time-out, and both answers were recorded."""
     whole = t.on(t.delta)
-    made = t.policy.sample(t.prompt, t.seed + 100)
+    others = (t.policy.sample(t.prompt, t.seed + n) for n in range(100, 100 + MAX_SEEDS))
+    made = next(one for one in others if not np.array_equal(one.completion_ids, t.made.completion_ids))
     reply = t.policy.parse(t.prompt, made.completion_ids, t.task.tools)
     stray = t.policy.step(t.prompt, made, t.task.messages, t.task.tools, reply)
     return replace(whole, steps=(stray, *whole.steps))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.db.models import F
+
 from rollouts.models import Project, Run, StoredFinding, StoredTrajectory
 from rollouts.selectors.access import Access
 
@@ -21,7 +23,7 @@ def gallery_trajectories(run: Run) -> list[StoredTrajectory]:
     return list(run.trajectories.order_by("index"))
 
 
-def gallery_findings(run: Run) -> dict[int, StoredFinding]:
-    """Key of a trajectory -> the first of its findings of the kind that it is called after. One query."""
-    found = StoredFinding.objects.filter(run=run).select_related("trajectory").order_by("-pk")
-    return {one.trajectory_id: one for one in found if one.kind == one.trajectory.external_id}
+def gallery_evidence(run: Run) -> dict[str, str]:
+    """Name of a trajectory -> the evidence of its gravest finding of the kind that it is called after. One query."""
+    found = StoredFinding.objects.filter(run=run, kind=F("trajectory__external_id")).order_by("-severity", "-pk")
+    return dict(found.values_list("kind", "evidence"))

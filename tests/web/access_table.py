@@ -90,6 +90,10 @@ ROWS: dict[str, list[Row]] = {
     ],
     "tokenizers": [get(LIST), post(member_gets(422, foreign=422))],
     "workers": [get(LIST)],
+    "gallery": [get(LIST), post(member_gets(302, foreign=302), json=200)],
+    "gallery/<slug:kind>": [get("door door 404 404 404 404 404 404")],
+    "runs/demo": [post(member_gets(302, foreign=302))],
+    "runs/compare": [get(LIST), get("door door 404 200 200 200 200 200", query="run={run}&run={run}")],
     # One run.
     "runs/<code:code>": [get(READ)],
     "runs/<code:code>/cancel": [post(member_gets(302))],
@@ -146,6 +150,7 @@ ROWS: dict[str, list[Row]] = {
     # For everybody.
     "robots.txt": [get(all_of(200))],
     "help": [get(all_of(200))],
+    "help/findings": [get(all_of(200))],
     "health": [get(all_of(503))],
     "metrics": [get(all_of(200))],
     # Pushes.

@@ -1,16 +1,22 @@
 """The gallery: the bundle, its run in a project, its pages, and the list of finding kinds."""
 
 import json
+import re
 from io import StringIO
+from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.test import Client
+from django.urls import reverse
+from django.utils.html import escape
 
 from rollouts.formats import Source, read
 from rollouts.gallery import BUNDLE, CLEAN
 from rollouts.models import Project, Run
 from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.work import gallery
+from rollouts.work import gallery, launch
+from tests.web.samples import finding, stored_run
 
 MAX_BUNDLE_BYTES = 1_000_000
 
@@ -51,3 +57,68 @@ def test_the_gallery_is_loaded_once_in_a_project_and_each_trajectory_has_its_fin
     assert gallery.load() == run and Run.objects.count() == 1
     other = gallery.load(Project.objects.create(name="another"))
     assert other != run and other.finding_counts == run.finding_counts
+
+
+@pytest.mark.django_db
+def test_a_newcomer_presses_once_and_sees_each_fault_with_what_it_does(
+    web: Client, visitor: Client, django_assert_num_queries: Any
+) -> None:
+    first = web.get("/").content.decode()
+    assert all(said in first for said in ("See what breaks", "Start the demo", "Start both", "Import", "422 ≠"))
+    before = web.get("/gallery.json").json()
+    assert (before["run"], before["clean"]) == (None, "") and not any(one["url"] for one in before["entries"])
+    assert web.get("/gallery/boundary_merge").url == "/gallery"
+    for _ in range(2):
+        assert web.post("/gallery").url == "/gallery"
+    run = Run.objects.get()
+    with django_assert_num_queries(6):  # session, user, roles, the run, its trajectories, their findings
+        page = web.get("/gallery").content.decode()
+    after = web.get("/gallery.json").json()
+    assert after["run"] == run.code and after["clean"]
+    for one in after["entries"]:
+        assert one["url"] in page and one["evidence"] and escape(one["consequence"]) in page, one["kind"]
+    shown = web.get("/gallery/boundary_merge", follow=True)
+    kind = KINDS["boundary_merge"]
+    text = shown.content.decode()
+    assert text.count(kind.consequence) == 2, "above the tokens and on the card"
+    assert kind.meaning in text and 'href="/help/findings#boundary_merge"' in text
+    assert "What is this?" in web.get("/").content.decode()
+    assert web.get("/gallery/no_such_kind").status_code == 404
+    assert visitor.get("/gallery").status_code == 302
+
+
+def test_the_help_lists_every_kind(visitor: Client) -> None:
+    page = visitor.get("/help/findings").content.decode()
+    for slug, kind in KINDS.items():
+        for text in (f'id="{slug}"', *map(escape, (kind.consequence, kind.remedy, kind.passes, kind.fails))):
+            assert text in page, slug
+    linked = {one["kind"] for one in visitor.get("/help/findings.json").json()["kinds"] if one["gallery"]}
+    assert len(linked) == 40 and linked == {one.external_id for one in gallery.trajectories()} - {CLEAN}
+
+
+@pytest.mark.django_db
+def test_the_same_seed_under_two_strategies_is_started_by_one_button_and_compared(
+    web: Client, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
+) -> None:
+    monkeypatch.setattr(launch, "send", lambda run: None)
+    one, other = stored_run(2, findings=[[finding("boundary_merge")], []]), stored_run(2, findings=[[], []])
+    address = f"/runs/compare?run={one.code}&run={other.code}"
+    with django_assert_max_num_queries(22):
+        page = web.get(address).content.decode()
+    assert f'href="{reverse("run", args=[one.code])}?finding=boundary_merge">1</a>' in page
+    found = web.get(address.replace("compare", "compare.json")).json()
+    assert [(kind["kind"], kind["a"], kind["b"]) for kind in found["kinds"]] == [("boundary_merge", 1, 0)]
+    assert [question["a"]["findings"] for question in found["questions"]] == [1, 0]
+    assert web.get("/runs/compare").status_code == 200
+    assert web.get(f"/runs/compare?run={one.code}&run=nothing").status_code == 404
+    made = web.post("/runs/demo", {"compare": "1"})
+    runs = Run.objects.order_by("-pk")[:2]
+    assert {run.strategy for run in runs} == {"tool_delta", "retokenize"}
+    assert {(run.settings["seed"], run.n_expected) for run in runs} == {(7, 32)}
+    live = web.get(made.url).content.decode()
+    assert 'hx-trigger="every 2s"' in live and "tool delta" in live
+    mark = re.search(r"have=(\w+)", live)
+    assert mark is not None
+    fragment = {"HX-Request": "true", "HX-Target": "compared"}
+    assert web.get(f"{made.url}&have={mark[1]}", headers=fragment).status_code == 204
+    assert web.post("/runs/demo").url == reverse("run", args=[Run.objects.latest("pk").code])

@@ -39,7 +39,7 @@ def ids(body: dict[str, Any]) -> list[str]:
 
 def test_the_empty_list_tells_a_newcomer_what_to_press(web: Client) -> None:
     page = web.get("/").content.decode()
-    assert "No runs yet" in page and "Start the run" in page and "Import" in page
+    assert "No runs yet" in page and "Start the demo" in page and "Import" in page
 
 
 def test_runs_are_listed_newest_first_with_their_mean_reward(web: Client) -> None:

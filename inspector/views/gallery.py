@@ -1,0 +1,174 @@
+"""`/gallery`: what each kind of finding looks like; `/help/findings`: what each of them means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_not_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_safe
+
+from inspector.web.access import access, chosen_project, form_project
+from inspector.web.twins import Page, page, wants_json
+from rollouts.gallery import CLEAN
+from rollouts.models import Run
+from rollouts.selectors.gallery import find_gallery, gallery_evidence, gallery_trajectories
+from rollouts.tito.diagnose.finding import Axis
+from rollouts.tito.diagnose.kinds import KINDS, FindingKind
+from rollouts.work import gallery
+
+AXES = {
+    Axis.STREAM: "What was sampled is not what the next prompt holds",
+    Axis.DELTA: "Between two answers stands what the chat template does not write",
+    Axis.ROW: "The training row trains what it should not",
+}
+"""Axis -> what its findings have in common, in the order of pages."""
+
+
+@dataclass(frozen=True)
+class GalleryEntry:
+    """A kind of finding in the gallery."""
+
+    kind: str
+    """Slug of the kind."""
+    title: str
+    axis: str
+    """What the kind is about: ``stream``, ``delta`` or ``row``."""
+    severity: str
+    """The usual severity of the kind."""
+    meaning: str
+    """What happened."""
+    consequence: str
+    """What it does to training."""
+    evidence: str
+    """What the diagnosis says of this trajectory; empty while the gallery is not loaded."""
+    url: str
+    """Address of the trajectory, which opens at the finding; empty while the gallery is not loaded."""
+
+
+@dataclass(frozen=True)
+class GalleryPage(Page):
+    """What each kind of finding looks like."""
+
+    run: str | None
+    """The code of the run that holds the gallery; None while nobody has loaded it."""
+    clean: str
+    """Address of the trajectory with no fault; empty while the gallery is not loaded."""
+    entries: list[GalleryEntry]
+    """The kinds of the gallery, in its order."""
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+def index(request: HttpRequest) -> HttpResponse:
+    """The kinds of findings, each with its trajectory. A POST loads the trajectories into a project, once."""
+    if request.method == "POST":
+        try:
+            gallery.load(chosen_project(request).chosen, request.user)
+        except ValueError as error:  # the tokenizer of the demo policy cannot be registered
+            messages.error(request, f"The gallery was not loaded: {error}", extra_tags="error")
+        if not wants_json(request):
+            return redirect("gallery")
+    shown = _page(find_gallery(gallery.version(), access(request)))
+    return page(
+        request,
+        "gallery.html",
+        shown,
+        groups=_by_axis(shown.entries),
+        where=None if shown.run else form_project(request),
+    )
+
+
+@never_cache
+@require_safe
+def one(request: HttpRequest, kind: str) -> HttpResponse:
+    """Leads to the trajectory of a kind; to the gallery while it is not loaded."""
+    if kind not in in_gallery():
+        raise Http404(f"The gallery has no trajectory for “{kind}”. Its page lists those that it has.")
+    run = find_gallery(gallery.version(), access(request))
+    found = next((one for one in gallery_trajectories(run) if one.external_id == kind), None) if run else None
+    return redirect("gallery") if found is None else redirect("trajectory", found.code)
+
+
+@login_not_required
+@require_safe
+def findings(request: HttpRequest) -> HttpResponse:
+    """Every kind of finding: what happened, what it does to training, the remedy, and a witness pair."""
+    kinds = sorted(KINDS.values(), key=lambda kind: list(AXES).index(kind.axis))
+    shown = FindingsPage([_help_entry(kind) for kind in kinds])
+    return page(request, "help_findings.html", shown, groups=_by_axis(shown.kinds))
+
+
+@dataclass(frozen=True)
+class HelpEntry:
+    """A kind of finding in the help."""
+
+    kind: str
+    """Slug of the kind, and the fragment of its address."""
+    title: str
+    axis: str
+    """What the kind is about: ``stream``, ``delta`` or ``row``."""
+    severity: str
+    """The usual severity of the kind."""
+    meaning: str
+    """What happened."""
+    consequence: str
+    """What it does to training."""
+    remedy: str
+    """What to do about it."""
+    passes: str
+    """The smallest input that has not this finding, in words."""
+    fails: str
+    """The smallest input that has it, in words."""
+    gallery: str
+    """Address of the trajectory that shows it; empty when the gallery has none."""
+
+
+@dataclass(frozen=True)
+class FindingsPage(Page):
+    """Every kind of finding."""
+
+    kinds: list[HelpEntry]
+    """By what they are about, in the order of lists."""
+
+
+Entry = TypeVar("Entry", GalleryEntry, HelpEntry)
+
+
+@cache
+def in_gallery() -> frozenset[str]:
+    """The names of the trajectories of the gallery."""
+    return frozenset(one.external_id for one in gallery.trajectories())
+
+
+def _help_entry(kind: FindingKind) -> HelpEntry:
+    return HelpEntry(
+        kind.slug, kind.title, kind.axis, kind.severity, kind.meaning, kind.consequence, kind.remedy, kind.passes,
+        kind.fails, reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else "",
+    )  # fmt: skip
+
+
+def _page(run: Run | None) -> GalleryPage:
+    urls = {one.external_id: reverse("trajectory", args=[one.code]) for one in gallery_trajectories(run)} if run else {}
+    evidence = gallery_evidence(run) if run else {}
+    entries = [
+        GalleryEntry(
+            slug, kind.title, kind.axis, kind.severity, kind.meaning, kind.consequence, evidence.get(slug, ""),
+            urls.get(slug, ""),
+        )
+        for slug, kind in KINDS.items()
+        if slug in in_gallery()
+    ]  # fmt: skip
+    return GalleryPage(run.code if run else None, urls.get(CLEAN, ""), entries)
+
+
+def _by_axis(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
+    """(axis, what its findings have in common, its entries)"""
+    return [(axis, common, [one for one in entries if one.axis == axis]) for axis, common in AXES.items()]
