@@ -13,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import IO
 
 from tests.conftest import DATABASE_FOLDERS, STORAGE_FOLDERS, WORK_FOLDERS
 
+PASSES = 3
+"""How many parts run side by side on two processors: tests of workers and servers mostly wait."""
 NO_TESTS = 5
 """Pytest's exit status when none of the chosen tests is in a part."""
 
@@ -53,9 +56,9 @@ def postgres_answers(url: str) -> bool:
 
 
 class Pass:
-    """Parts that run one after the other, in processes of their own."""
+    """Runs parts one after the other, in processes of their own; takes the next one of those that wait for a pass."""
 
-    def __init__(self, parts: list[Part], pytest: list[str], env: dict[str, str]) -> None:
+    def __init__(self, parts: deque[Part], pytest: list[str], env: dict[str, str]) -> None:
         self._parts, self._pytest, self._env = parts, pytest, env
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -65,9 +68,12 @@ class Pass:
 
     def run(self, output: IO[bytes]) -> None:
         """Run them with what they print passed on as it comes."""
-        for part in self._parts:
-            if not self._stopped:
-                self._run(part, output)
+        while not self._stopped:
+            try:
+                part = self._parts.popleft()
+            except IndexError:
+                return
+            self._run(part, output)
 
     def stop(self) -> None:
         """End what runs, and begin nothing more."""
@@ -110,23 +116,22 @@ def main() -> int:
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # each part and each process of a test would compile everything again
     quiet = ["-q", "-p", "no:cacheprovider", "--durations=15", "--durations-min=5"]
     pytest = [sys.executable, "-m", "pytest", *quiet, *options.rest]
-    passes = [[WORK], [PLAIN], [PAGES]]
+    parts = deque([PAGES, WORK, PLAIN])  # the longest first
     if postgres_answers(options.postgres):
         url, doors = options.postgres, tuple(name for name in DATABASE_FOLDERS if name not in STORAGE_FOLDERS)
-        passes[0].append(Part("storage again", "storage and workers, on PostgreSQL", url, STORAGE_FOLDERS))
-        passes[1].append(Part("pages again", "pages, pushes and commands, on PostgreSQL", url, doors))
+        parts.append(Part("storage again", "storage and workers, on PostgreSQL", url, STORAGE_FOLDERS))
+        parts.append(Part("pages again", "pages, pushes and commands, on PostgreSQL", url, doors))
     elif os.environ.get("CI", "").lower() in ("1", "true", "yes"):
         print(f"--- CI=true allows no skips, and no PostgreSQL answers at {options.postgres}")
         print("    Start one that lets us make databases, or name it in INSPECTOR_TEST_POSTGRES.")
         return 1
     else:
         print("--- no PostgreSQL answers (INSPECTOR_TEST_POSTGRES names one): storage is tested on SQLite alone")
-    shown, *others = [Pass(parts, pytest, base) for parts in passes]
+    shown, *others = [Pass(parts, pytest, base) for _ in range(PASSES)]
     # A test Redis that somebody named is emptied by every pass: then one has to wait for the other.
     side_by_side = (os.cpu_count() or 1) > 1 and not os.environ.get("INSPECTOR_TEST_REDIS")
     if not side_by_side:
-        for one in (shown, *others):
-            one.run(sys.stdout.buffer)
+        shown.run(sys.stdout.buffer)
     else:
         with contextlib.ExitStack() as stack:
             outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in others]
