@@ -67,9 +67,9 @@ class TokenBar(Bar):
     stop: int
     label: str
     kind: str = ""
-    """The ``part`` of the turn with most of the tokens; empty in a strip of surprise."""
-    mean: float = 0.0
-    """Mean surprise in nats, in a strip of surprise."""
+    """The ``part`` of the turn with most of the tokens."""
+    trained: float = 0.0
+    """The share of its tokens that is trained, as far as the turns tell it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ChartFrame:
 REWARDS = ChartFrame(width=560, top=18, base=124, gap=2)
 SHARES = ChartFrame(width=960, top=18, base=170, gap=3)
 STRIP_WIDTH = 1000
-"""Width of the viewBox of a row's minimap and of its strip of surprise."""
+"""Width of the viewBox of a row's minimap and of the strip of a lens."""
 STRIP_HEIGHT = 40
 MAX_MAP_PIECES = 500
 """The most elements of a minimap. Narrower neighbours are merged."""
@@ -151,6 +151,7 @@ class MapTurn:
     role: str
     part: str
     """``prompt``, ``delta``, ``completion`` ...: the colour of the piece."""
+    n_trained: int = 0
 
 
 def minimap(turns: Sequence[MapTurn], n_tokens: int) -> list[TokenBar]:
@@ -174,30 +175,44 @@ def minimap(turns: Sequence[MapTurn], n_tokens: int) -> list[TokenBar]:
                 else f"turns {pending[0].number}-{pending[-1].number}"
             )
             width = _text(max((b - a) * scale, 0.8))
-            pieces.append(TokenBar(_text(a * scale), "6", width, "14", a, b, label, kind=kinds.most_common(1)[0][0]))
+            kind, trained = kinds.most_common(1)[0][0], _share(sum(part.n_trained for part in pending), b - a)
+            pieces.append(TokenBar(_text(a * scale), "6", width, "10", a, b, label, kind=kind, trained=trained))
             pending = []
     return pieces
 
 
-def surprise_bars(logprobs: NDArray[np.float32] | None, start: int, most: int = 240) -> list[TokenBar]:
-    """Bars of the mean ``-logprob`` over at most ``most`` equal stretches of ``logprobs`` ``[n]``."""
-    if logprobs is None or not logprobs.size:
-        return []
-    n = int(logprobs.size)
+def trained_path(pieces: Sequence[TokenBar]) -> str:
+    """The loss mask below the pieces of a minimap as one SVG path: the height is the share that is trained."""
+    return "".join(
+        f"M{piece.x} 17h{piece.width}v{max(4 * piece.trained, 1):.1f}h-{piece.width}z"
+        for piece in pieces
+        if piece.trained
+    )
+
+
+def strip_means(values: NDArray[np.float32], most: int = 240) -> tuple[NDArray[np.int64], list[float | None]]:
+    """At most ``most`` equal stretches of ``values`` ``[n]``: their edges, and the mean of each; None = no value."""
+    n = int(values.size)
     edges = np.unique(np.linspace(0, n, min(most, n) + 1).astype(np.int64))
-    known = ~np.isnan(logprobs) & np.isfinite(logprobs)
-    sums = np.add.reduceat(np.where(known, -logprobs, 0.0).astype(np.float64), edges[:-1])
+    known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0).astype(np.float64), edges[:-1])
     counts = np.add.reduceat(known.astype(np.int64), edges[:-1])
-    means = [total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)]
-    # The full height is at least one nat, so that a sure policy does not look noisy.
-    full = max([1.0, *(mean for mean in means if mean is not None)])
-    scale = STRIP_WIDTH / n
-    bars = []
-    for a, b, mean, count in zip(edges[:-1].tolist(), edges[1:].tolist(), means, counts.tolist(), strict=True):
-        if mean is None:
+    return edges, [
+        total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def strip_path(edges: NDArray[np.int64], heights: Sequence[float | None], is_signed: bool) -> str:
+    """The columns of a strip as one SVG path. A height is a share of the strip, from the middle when it has a sign."""
+    scale = STRIP_WIDTH / max(int(edges[-1]), 1)
+    base = STRIP_HEIGHT / 2 if is_signed else STRIP_HEIGHT
+    room = base - 1
+    drawn = []
+    for a, b, height in zip(edges[:-1].tolist(), edges[1:].tolist(), heights, strict=True):
+        if height is None:
             continue
-        height = max(mean, 0.0) / full * (STRIP_HEIGHT - 2) + 1
-        box = _text(a * scale), _text(STRIP_HEIGHT - height), _text(max((b - a) * scale - 0.4, 0.6)), _text(height)
-        label = f"tokens {start + a:,}-{start + b:,}: mean logprob {-mean:.3f} over {count:,} sampled"
-        bars.append(TokenBar(*box, start + a, start + b, label, mean=mean))
-    return bars
+        # A known value is always visible.
+        tall = height * room if abs(height * room) > 1 else -1.0 if height < 0 else 1.0
+        wide = max((b - a) * scale - 0.4, 0.6)
+        drawn.append(f"M{a * scale:.1f} {base:g}v{-tall:.1f}h{wide:.1f}v{tall:.1f}z")
+    return "".join(drawn)

@@ -21,6 +21,8 @@ _INVISIBLE = (
 )
 _TOKEN_CHARACTERS = re.compile(f"[&<>\"'\n\t\r\x00 {_INVISIBLE}]")
 _RUN_CHARACTERS = re.compile(f"[&<>\"'\n\t\r\x00{_INVISIBLE}]")
+_INVISIBLE_CHARACTERS = re.compile(f"[\n\t\r\x00{_INVISIBLE}]")
+_VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 _FIXED = {
     "&": "&amp;",
     "<": "&lt;",
@@ -49,6 +51,11 @@ def _character(match: re.Match[str]) -> str:
 def text_html(text: str, spaces: bool = False) -> str:
     """Escaped text with glyphs beside invisible characters. ``spaces``: also mark U+0020."""
     return (_TOKEN_CHARACTERS if spaces else _RUN_CHARACTERS).sub(_character, text)
+
+
+def visible_text(text: str) -> str:
+    """One line that shows invisible characters in a visible form, for a label. It is not escaped."""
+    return _INVISIBLE_CHARACTERS.sub(lambda match: _VISIBLE.get(match[0]) or f"<U+{ord(match[0]):04X}>", text)
 
 
 def bytes_html(data: bytes) -> str:

@@ -6,21 +6,27 @@ draws text in runs of equal state, for a whole row. Only text that ``text_html``
 The class attribute of a token holds its state:
 
 * ``o1``-``o4``: origin (none = prompt); ``m``: under the gradient; ``q0``-``q8``: class of the logprob
-* ``x``: control token; ``f``: part of a finding; ``k``: in the marked range; ``u``: unknown id
+* ``x``: control token; ``k``: in the marked range; ``u``: unknown id
+* ``f``: part of an error or a warning; ``fi``: part of an info finding alone; ``w``: trained, and not as it was sampled
 * ``y``: part of a split character; ``yo`` opens and ``yc`` closes its bracket
+
+Where tokens are missing, an empty link stands at the end of the token before the gap, so that each child of a pane is a
+token. CSS draws its words, so no copy holds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
-from inspector.html.text import bytes_text_html, split_fragments, text_html
+from inspector.html.text import bytes_text_html, split_fragments, text_html, visible_text
+from rollouts.tito.trajectory import Origin
 from rollouts.tokenizers import ByteTable
 
 LOGPROB_EDGES = (-0.01, -0.1, -0.3, -0.7, -1.4, -2.3, -4.6, -9.2)
@@ -30,9 +36,9 @@ N_LOGPROB = len(LOGPROB_EDGES) + 2
 NO_LOGPROB = N_LOGPROB - 1
 MAX_MEMO = 200_000
 
-# State bits, low to high: origin 3, mask 1, logprob class 4, finding 1, mark 1.
-_MASK, _QUANTILE, _FINDING, _MARK = 3, 4, 8, 9
-_STATE_BITS = 10
+# State bits, low to high: origin 3, mask 1, logprob class 4, fault 1, mark 1, note 1, foreign 1.
+_MASK, _QUANTILE, _FAULT, _MARK, _NOTE, _FOREIGN = 3, 4, 8, 9, 10, 11
+_STATE_BITS = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,21 +70,52 @@ class Tokens:
         )  # fmt: skip
 
 
-def value_classes(values: NDArray[np.float32], n: int) -> NDArray[np.int64]:
-    """The class of each value of a trainer's column ``[n]``, by its share of the largest magnitude.
+Ranges = Sequence[tuple[int, int]]
 
-    Without negative values, 0 is zero and 8 the largest. With negative values, 4 is zero, lower is negative and higher
-    positive. A value that is missing, infinite or not a number gets ``NO_LOGPROB``.
-    """
-    padded = np.full(n, np.nan, dtype=np.float64)
-    padded[: min(len(values), n)] = values[:n]
-    known = np.isfinite(padded)
-    largest = float(np.abs(padded[known]).max()) if known.any() else 0.0
-    share = np.where(known, padded, 0.0) / (largest or 1.0)
-    signed = bool((share < 0).any())
-    # Rounded away from zero, so that a small value is not drawn as zero.
-    steps = np.sign(share) * np.ceil(np.abs(share) * (4 if signed else 8) - 1e-9)
-    return np.where(known, steps.astype(np.int64) + (4 if signed else 0), NO_LOGPROB)
+
+@dataclass(frozen=True)
+class Marks:
+    """What is drawn over the tokens of a row. All places are row offsets."""
+
+    faults: Ranges = ()
+    """Places of errors and warnings. An empty one is drawn on the token after it."""
+    notes: Ranges = ()
+    """Places of info findings."""
+    foreign: Ranges = ()
+    """Tokens that were not sampled as they stand. They are marked where they are trained."""
+    origins_tell: bool = False
+    """Trained tokens with another origin than sampled are marked as foreign too."""
+    chosen: tuple[int, int] | None = None
+    """The range that the address marks."""
+    gaps: Mapping[int, str] = field(default_factory=dict)
+    """Offset -> the HTML of :func:`gap_html`, drawn before the token there. The end of the row is an offset too."""
+
+
+NO_MARKS = Marks()
+MAX_GAP_TEXT = 60
+
+
+def _within(spans: Ranges, tokens: Tokens) -> Iterator[tuple[int, int]]:
+    """The parts of row offsets that ``tokens`` hold. An empty place is that of the token after it."""
+    for a, b in spans:
+        low, high = max(a - tokens.start, 0), max(b, a + 1) - tokens.start
+        if low < len(tokens) and high > 0:
+            yield low, high
+
+
+def foreign_tokens(tokens: Tokens, marks: Marks) -> NDArray[np.bool_]:
+    """``[n]``: which tokens are trained, and not as they were sampled."""
+    foreign = tokens.origin != Origin.SAMPLED if marks.origins_tell else np.zeros(len(tokens), dtype=np.bool_)
+    for low, high in _within(marks.foreign, tokens):
+        foreign[low:high] = True
+    return foreign & tokens.loss_mask
+
+
+def gap_html(words: str, text: str, url: str) -> str:
+    """A link at a place where tokens are missing: ``words`` and the start of their hostile ``text``."""
+    cut = visible_text(text[:MAX_GAP_TEXT]) + "…" * (len(text) > MAX_GAP_TEXT)
+    said = escape(f"{words}: {cut}" if cut else words)
+    return f'<a class=gap href="{escape(url)}" data-gap="{said}" aria-label="{said}. Show both sides."></a>'
 
 
 def logprob_classes(logprobs: NDArray[np.float32] | None, n: int) -> NDArray[np.int64]:
@@ -100,10 +137,14 @@ def _state_classes(state: int) -> str:
     quantile = state >> _QUANTILE & 15
     if quantile != NO_LOGPROB:
         names.append(f"q{quantile}")
-    if state >> _FINDING & 1:
+    if state >> _FAULT & 1:
         names.append("f")
+    elif state >> _NOTE & 1:
+        names.append("fi")
     if state >> _MARK & 1:
         names.append("k")
+    if state >> _FOREIGN & 1:
+        names.append("w")
     return " ".join(names)
 
 
@@ -111,6 +152,18 @@ def _class_attribute(names: str) -> str:
     if not names:
         return ""
     return f' class="{names}"' if " " in names else f" class={names}"
+
+
+def _before_end(element: str, gap: str) -> str:
+    """The element of a token or a run, with the gap as its last part."""
+    text, _, tag = element.rpartition("</")
+    return f"{text}{gap}</{tag}"
+
+
+def _after_start(element: str, gap: str) -> str:
+    """The element with the gap as its first part. No attribute of a token or a run holds a ``>``."""
+    tag, _, rest = element.partition(">")
+    return f"{tag}>{gap}{rest}"
 
 
 @dataclass(eq=False)
@@ -123,18 +176,12 @@ class TokenPainter:
     """Bytes of the ids whose own bytes are no UTF-8."""
     _stretches: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
 
-    def window(
-        self,
-        tokens: Tokens,
-        ranges: Sequence[tuple[int, int]] = (),
-        mark: tuple[int, int] | None = None,
-        margin: tuple[int, int] = (0, 0),
-    ) -> SafeString:
-        """One element per token, in order, with nothing between. ``ranges`` (findings) and ``mark`` are row offsets.
+    def window(self, tokens: Tokens, marks: Marks = NO_MARKS, margin: tuple[int, int] = (0, 0)) -> SafeString:
+        """One element per token, in order, with nothing between.
 
         ``margin``: tokens at each end that complete characters across the edge, and are not drawn.
         """
-        state = self._states(tokens, ranges, mark, logprob=True)
+        state = self._states(tokens, marks, logprob=True)
         keys = (tokens.ids.astype(np.int64) << _STATE_BITS | state).tolist()
         memo = self._memo
         drawn = list(map(memo.get, keys))
@@ -144,23 +191,25 @@ class TokenPainter:
         if self._partial and None in drawn:
             self._draw_split(keys, drawn)
         end = len(drawn) - margin[1]
+        for offset, gap in marks.gaps.items():
+            at = offset - tokens.start
+            if margin[0] < at <= end:
+                drawn[at - 1] = _before_end(drawn[at - 1] or "", gap)
+            elif at == margin[0] < end:
+                drawn[at] = _after_start(drawn[at] or "", gap)
         return mark_safe("".join(drawn[margin[0] : end]))  # type: ignore[arg-type]
 
-    def _states(
-        self, tokens: Tokens, ranges: Sequence[tuple[int, int]], mark: tuple[int, int] | None, logprob: bool
-    ) -> NDArray[np.int64]:
+    def _states(self, tokens: Tokens, marks: Marks, logprob: bool) -> NDArray[np.int64]:
         n = len(tokens)
         state = tokens.origin.astype(np.int64) & 7
         state |= tokens.loss_mask.astype(np.int64) << _MASK
         classes = logprob_classes(tokens.logprobs if logprob else None, n) if tokens.classes is None else tokens.classes
         state |= classes << _QUANTILE
-        for bit, spans in ((_FINDING, ranges), (_MARK, [mark] if mark else [])):
-            for a, b in spans:
-                # A finding may be a place between two tokens: it is drawn on the token after it.
-                low = max(a - tokens.start, 0)
-                high = max(b, a + 1) - tokens.start
-                if low < n and high > 0:
-                    state[low:high] |= 1 << bit
+        chosen = [marks.chosen] if marks.chosen else []
+        for bit, spans in ((_FAULT, marks.faults), (_NOTE, marks.notes), (_MARK, chosen)):
+            for low, high in _within(spans, tokens):
+                state[low:high] |= 1 << bit
+        state |= foreign_tokens(tokens, marks).astype(np.int64) << _FOREIGN
         return state
 
     def _fill(self, keys: list[int]) -> dict[int, str]:
@@ -203,6 +252,16 @@ class TokenPainter:
         # A hole in the vocabulary has no bytes. None draws its id, so that no token is hidden.
         return {token_id: data or None for token_id, data in texts.items()}
 
+    def pieces(self, ids: NDArray[np.int32]) -> list[bytes | None]:
+        """The bytes of each id; None without a tokenizer, or for an id outside the vocabulary."""
+        if self.table is None:
+            return [None] * len(ids)
+        known = (ids >= 0) & (ids < self.table.vocab_size)
+        found: list[bytes | None] = list(self.table.token_bytes(np.where(known, ids, 0).astype(np.int32)))
+        for i in np.flatnonzero(~known).tolist():
+            found[i] = None
+        return found
+
     def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """``[n]``: which of ``ids`` ``[n]`` are control tokens. All False without a tokenizer."""
         if self.table is None:
@@ -242,14 +301,7 @@ class TokenPainter:
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
-    def blocks(
-        self,
-        tokens: Tokens,
-        ranges: Sequence[tuple[int, int]] = (),
-        mark: tuple[int, int] | None = None,
-        logprob: bool = False,
-        size: int = 512,
-    ) -> list[Block]:
+    def blocks(self, tokens: Tokens, marks: Marks = NO_MARKS, logprob: bool = False, size: int = 512) -> list[Block]:
         """Text in runs of equal state, in blocks of about ``size`` tokens that never cut a character.
 
         ``logprob``: the class of the logprob is a part of the state, so the lens shows and there are more runs.
@@ -257,23 +309,15 @@ class TokenPainter:
         n = len(tokens)
         if not n:
             return []
-        state = self._states(tokens, ranges, mark, logprob)
-        table = self.table
-        pieces: list[bytes | None]
+        state = self._states(tokens, marks, logprob)
         special = self.special(tokens.ids)
-        if table is None:
-            pieces = [None] * n
-        else:
-            known = (tokens.ids >= 0) & (tokens.ids < table.vocab_size)
-            safe_ids = np.where(known, tokens.ids, 0).astype(np.int32)
-            pieces = list(table.token_bytes(safe_ids))
-            for i in np.flatnonzero(~known).tolist():
-                pieces[i] = None
+        pieces = self.pieces(tokens.ids)
         cuts = _block_cuts(pieces, size)
         # Each control token is its own run, so that two neighbours look like two.
         differs = (np.diff(state) != 0) | special[1:] | special[:-1]
         change = np.flatnonzero(differs) + 1
-        starts = np.unique(np.asarray([0, *change.tolist(), *cuts], dtype=np.int64))
+        gaps = {offset - tokens.start: gap for offset, gap in marks.gaps.items() if 0 <= offset - tokens.start <= n}
+        starts = np.unique(np.asarray([0, *change.tolist(), *cuts, *(at for at in gaps if at < n)], dtype=np.int64))
         stops = [*starts[1:].tolist(), n]
         block_starts = set(cuts)
         blocks: list[Block] = []
@@ -283,9 +327,11 @@ class TokenPainter:
                 blocks.append(Block(blocks[-1].stop if blocks else tokens.start, tokens.start + a, "".join(html)))
                 html = []
             names = _state_classes(int(state[a])) + (" x" if special[a] else "")
-            html.append(f"<span{_class_attribute(names.strip())} data-a={tokens.start + a}>")
+            # At the start of a block there is no run before the gap.
+            first, last = "" if html else gaps.get(a, ""), "" if b in block_starts else gaps.get(b, "")
+            html.append(f"<span{_class_attribute(names.strip())} data-a={tokens.start + a}>{first}")
             html.append(_run_html(tokens.ids, pieces, a, b))
-            html.append("</span>")
+            html.append(f"{last}</span>")
         blocks.append(Block(blocks[-1].stop if blocks else tokens.start, tokens.start + n, "".join(html)))
         return blocks
 

@@ -1,81 +1,109 @@
-"""The parts around the token pane: the legends of trainers' columns, the minimap and the strip of surprise."""
+"""The parts around the token pane: the minimap, the strip of each lens, and the note of a trainer's column."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.charts import MapTurn, extent, minimap, surprise_bars
+from inspector.html.charts import MapTurn, extent, minimap, strip_means, strip_path, trained_path
 from inspector.html.tokens import Tokens
-from inspector.trajectories.lenses import Legend, Swatch
+from inspector.trajectories import scales
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, PagePlace, View
+from inspector.trajectories.scales import Scale
 from inspector.trajectories.token_pane import Reader
 from inspector.trajectories.turns import FindingItem, Turn
 from rollouts.tito.trajectory import Origin
 
 
-def value_note(place: PagePlace, values: NDArray[np.float32] | None, reader: Reader) -> str:
+def value_note(place: PagePlace, values: NDArray[np.float32] | None, scale: Scale | None, reader: Reader) -> str:
     """Why a trainer's column colours none of the tokens shown; empty when it colours some."""
-    if values is None:
+    if values is None or scale is None:
         return ""
     shown = values[reader.start : reader.stop]
     shown = shown[np.isfinite(shown)]
-    if shown.any():
+    if (np.abs(shown) >= scale.edges[0]).any():
         return ""
     here = "in this window" if place.view == View.TOKENS else "in this row"
-    why = f"every value {here} is 0" if shown.size else f"it has no value {here}"
-    if shown.size and "advantage" in place.lens:
+    why = f"every value {here} is {'0' if not shown.any() else f'closer to 0 than {scale.edges[0]:g}'}"
+    if not shown.size:
+        why = f"it has no value {here}"
+    elif "advantage" in place.lens:
         why += ", as when every sample of a group has the same reward: no learning signal"
     return f"The lens “{place.lens.replace('_', ' ')}” colours nothing: {why}."
 
 
-def value_legend(name: str, values: NDArray[np.float32], signed: bool) -> Legend:
-    """The legend of a trainer's column."""
+@dataclass(frozen=True)
+class Strip:
+    """The values of a lens over the tokens shown, as one path in a viewBox of 1000 x 40."""
+
+    lens: str
+    path: str
+    is_signed: bool
+    caption: str
+
+
+def _strip(lens: str, values: NDArray[np.float32], scale: Scale, what: str, unit: str, here: str) -> Strip:
+    edges, means = strip_means(values)
+    heights = [None if mean is None else scale.height(mean) for mean in means]
     known = values[np.isfinite(values)]
-    largest = float(np.abs(known).max()) if known.size else 0.0
-    step = largest / (4 if signed else 8)
-    swatches = [
-        Swatch(f"key-{'s' if signed else 'q'}{n}", f"{(n - 4 if signed else n) * step:.3g}", "up to this value")
-        for n in range(9)
-    ]
-    return Legend(tuple(swatches), ends=(name.replace("_", " "), ""))
+    percent = scale is scales.SHARE
+    mean = f"{100 * known.mean():.3g} %" if percent else f"{known.mean():.3g}{f' {unit}' if unit else ''}"
+    marks = "full height is 100 %" if percent else f"steps at {', '.join(scale.edge_texts)}"
+    return Strip(
+        lens, strip_path(edges, heights, scale.is_signed), scale.is_signed, f"{what}, {marks} · mean {here} {mean}"
+    )
 
 
-def strips(
+def lens_strips(
+    place: PagePlace, shown: Tokens, values: NDArray[np.float32] | None, scale: Scale | None
+) -> Iterator[Strip]:
+    """The strip of each built-in lens, and that of a trainer's column that is shown: means of equal stretches."""
+    if not len(shown):
+        return
+    here = "in this window" if place.view == View.TOKENS else "in this row"
+    yield _strip("mask", shown.loss_mask.astype(np.float32), scales.SHARE, "share of trained tokens", "", here)
+    sampled = shown.origin == Origin.SAMPLED
+    yield _strip("origin", sampled.astype(np.float32), scales.SHARE, "share of sampled tokens", "", here)
+    # A trainer's row may hold 0.0 for a token that was not sampled. That 0.0 does not mean certainty.
+    if shown.logprobs is not None and np.isfinite(surprise := np.where(sampled, -shown.logprobs, np.nan)).any():
+        yield _strip("logprob", surprise, scales.SURPRISE, "surprise of sampled tokens in nats", "nats", here)
+    if values is not None and scale is not None:
+        part = values[shown.start : shown.start + len(shown)]
+        part = -part if scale.is_surprise else part
+        if np.isfinite(part).any():
+            name = place.lens.replace("_", " ")
+            what = ("minus " if scale.is_surprise else "") + name + (f" in {scale.unit}" if scale.unit else "")
+            yield _strip(place.lens, part, scale, what, scale.unit, here)
+
+
+def row_map(
     turns: Sequence[Turn],
     findings: Sequence[FindingItem],
     place: PagePlace,
     reader: Reader,
-    shown: Tokens,
     n: int,
     own: str,
 ) -> dict[str, Any]:
-    """The minimap of a row of ``n`` tokens, and the surprise of the tokens ``shown``. ``own``: the page's address."""
-    pieces = minimap([MapTurn(one.start, one.stop, one.number, one.role, one.part) for one in turns], n)
+    """The minimap of a row of ``n`` tokens. ``own``: the page's address."""
+    pieces = minimap(
+        [MapTurn(one.start, one.stop, one.number, one.role, one.part, one.n_trained or 0) for one in turns], n
+    )
     view = View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view
-    # A trainer's row may hold 0.0 for a token that was not sampled. That 0.0 does not mean certainty.
-    sampled = None if shown.logprobs is None else np.where(shown.origin == Origin.SAMPLED, shown.logprobs, np.nan)
-    bars = surprise_bars(sampled, reader.start)
-
+    here = [item for item in findings[:MAX_FINDINGS] if item.row == place.row]
+    counts = f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained"
     return {
-        "map": [(piece, own + place.marked(piece.start, piece.stop, view=view)) for piece in pieces],
+        "pieces": [(piece, own + place.marked(piece.start, piece.stop, view=view)) for piece in pieces],
+        "trained": trained_path(pieces),
         # The turns were found by role headers, because nobody recorded the origins.
-        "map_by_roles": any(turn.part == "reply" for turn in turns),
-        "map_text": f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained",
-        "map_findings": [
-            {"severity": item.severity, **extent(start, start, n)}
-            for item in findings[:MAX_FINDINGS]
-            if item.row == place.row
-            for start, _ in item.places
+        "by_roles": any(turn.part == "reply" for turn in turns),
+        "text": f"{counts}, {len(here)} finding{'s' * (len(here) != 1)}",
+        "findings": [
+            {"severity": item.severity, **extent(start, start, n)} for item in here for start, _ in item.places
         ],
-        "map_window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
-        "map_mark": extent(*place.mark, n) if place.mark else None,
-        "bars": bars,
-        "bars_start": reader.start,
-        "bars_stop": reader.stop,
-        "bars_text": ("in this window" if place.view == View.TOKENS else "in this row")
-        + (f", highest {max(bar.mean for bar in bars):.2f} nats" if bars else ""),
+        "window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
+        "mark": extent(*place.mark, n) if place.mark else None,
     }

@@ -6,7 +6,7 @@ A lens that is a scale from 0 to 8 only computes ``classes``. A trainer's column
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +125,19 @@ LENSES: tuple[LensSpec, ...] = (
 def find(slug: str) -> LensSpec | None:
     """The built-in lens; None for a trainer's column."""
     return next((lens for lens in LENSES if lens.slug == slug), None)
+
+
+LENS_OF_KIND = {
+    "advantage_misplaced": "advantages",
+    "logprob_invalid": "logprob",
+    "logprobs_other_distribution": "mismatch",
+}
+
+
+def lens_of(kind: str, columns: Sequence[str]) -> str:
+    """The lens that shows findings of a kind best, in a row with these columns of a trainer."""
+    lens = LENS_OF_KIND.get(kind, DEFAULT)
+    return lens if find(lens) is not None or lens in columns else DEFAULT
 
 
 def notes(tokens: Tokens, here: str) -> dict[str, str]:

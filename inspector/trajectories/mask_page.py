@@ -13,7 +13,7 @@ from inspector.templatetags.inspector_tags import finding_title
 from inspector.trajectories import reads as data
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
-from inspector.trajectories.turns import RoleShare, Turn, mask_table, worst_place
+from inspector.trajectories.turns import RoleShare, Turn, mask_table, worst_finding
 from rollouts import models
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary
@@ -66,7 +66,7 @@ class MaskPage(TrajectoryHead):
 def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[MaskPage, dict[str, Any]]:
     """The page: the audit of the row that the address names."""
     rows, steps = parts.rows_and_steps(trajectory)
-    worst = worst_place(data.read_findings(trajectory, steps, rows))
+    worst = worst_finding(data.read_findings(trajectory, steps, rows))
     place = read_place(request.GET, [row.n_tokens for row in rows], fault=worst)
     painter, _ = data.painter_of(trajectory.run.tokenizer)
     page = MaskPage(

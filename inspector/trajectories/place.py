@@ -9,6 +9,7 @@ from enum import StrEnum
 from urllib.parse import urlencode
 
 from inspector.trajectories import lenses
+from inspector.trajectories.turns import FindingItem
 from inspector.web.twins import whole_number
 
 WINDOW = 4096
@@ -16,6 +17,9 @@ WINDOW = 4096
 
 MAX_RUN_VIEW_TOKENS = 400_000
 """The most tokens that one response of the run view reads. The browser fetches the rest as the reader scrolls."""
+
+TOKEN_KINDS = {"noncanonical_sampling", "boundary_merge", "invalid_utf8", "row_not_sampled", "tokenizer_mismatch"}
+"""Finding kinds that may leave the text alike and change only how it is cut: the token view shows that."""
 
 MAX_FINDINGS = 300
 """The most findings that one page lists."""
@@ -77,17 +81,20 @@ def read_place(
     row_lengths: Sequence[int],
     keep: Iterable[str] = (),
     columns: Mapping[int, Sequence[str]] | None = None,
-    fault: tuple[int, int, int] | None = None,
+    fault: FindingItem | None = None,
 ) -> PagePlace:
     """The place that query parameters name. Never raises: a wrong value is corrected, and ``notices`` says so.
 
     ``columns``: row index -> names of its trainer's columns, each a lens. ``keep``: parameters of the run's list.
-    ``fault``: row, start and stop of the worst finding, which is shown when the address names no place.
+    ``fault``: the worst finding, which is shown when the address names no place, in a view and a lens that show it.
     """
     notices: list[str] = []
-    if fault is not None and not any(params.get(name) for name in ("row", "t", "w")):
+    if fault is not None and fault.row is not None and not any(params.get(name) for name in ("row", "t", "w")):
         named = {name: params[name] for name in params}  # a QueryDict holds lists
-        params = named | {"row": str(fault[0]), "t": f"{fault[1]}-{fault[2]}"}
+        lens = lenses.lens_of(fault.kind, (columns or {}).get(fault.row, ()))
+        view = View.TOKENS if fault.kind in TOKEN_KINDS else View.RUNS
+        place = {"row": str(fault.row), "t": "{}-{}".format(*fault.places[0])}
+        params = {"lens": lens, "view": view.value} | {k: v for k, v in named.items() if v} | place
     row = _whole(params.get("row"), 0)
     if row is None or not 0 <= row < max(len(row_lengths), 1):
         last = max(len(row_lengths) - 1, 0)

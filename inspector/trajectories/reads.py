@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -28,6 +29,7 @@ from rollouts.services.tokenizers import byte_table
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
 from rollouts.tito.roles import RoleTurn, role_turns
+from rollouts.tito.row_places import place_in_row
 from rollouts.tito.trajectory import Origin
 from rollouts.tokenizers import TokenizerUnusable
 
@@ -83,9 +85,34 @@ def read_findings(
                     finding.prompt_tokens_repaid, finding.lost_in_one_row),
                 finding.expected_text, finding.actual_text, finding.missing,
                 tuple((start, max(stop, start + 1)) for start, stop in parts.places_of(finding)),
+                trained_tokens=(finding.trained_tokens_lost or 0) + (finding.trained_tokens_wrong or 0),
             )
         )  # fmt: skip
-    return items
+    return _placed(trajectory, items, steps, rows)
+
+
+def _placed(
+    trajectory: models.StoredTrajectory,
+    items: list[FindingItem],
+    steps: Sequence[StepSummary],
+    rows: Sequence[RowSummary],
+) -> list[FindingItem]:
+    """The findings; one that no row holds gets the place of what a row trains instead. Reads the arrays for these."""
+    trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}
+    loose = [item for item in items if item.row is None and item.step in trained_in]
+    if not loose or trajectory.n_tokens > MAX_PLACED_TOKENS:
+        return items
+    (value,) = selectors.load_trajectories([trajectory])
+    own = dict(zip([row.index for row in rows if not row.follows_steps], value.rows, strict=True))
+    placed = {}
+    for item in loose:
+        assert item.step is not None
+        row = trained_in[item.step]
+        found = place_in_row(value.steps, own[row.index], item.step, item.start, item.stop)
+        if found is not None:
+            places = ((found[0], max(found[1], found[0] + 1)),)
+            placed[item.number] = replace(item, row=row.index, places=places, is_held=False)
+    return [placed.get(item.number, item) for item in items]
 
 
 def read_turns(
@@ -105,6 +132,9 @@ def read_turns(
     reasons = {step.index: step.finish_reason for step in steps}
     return make_turns(spans, roles, findings, row.index, row.steps if row.follows_steps else None, reasons)
 
+
+MAX_PLACED_TOKENS = 300_000
+"""The most tokens of a trajectory that are aligned with its rows for a page."""
 
 MISMATCH = "mismatch"
 """A lens of two columns: the trainer's logprob minus the sampler's, which is the log of the importance ratio."""

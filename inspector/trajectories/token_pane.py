@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from django.utils.safestring import SafeString
 
-from inspector.html.tokens import Block, TokenPainter, Tokens
+from inspector.html.tokens import Block, Marks, TokenPainter, Tokens, foreign_tokens
 from inspector.trajectories import lenses
 from inspector.trajectories.place import MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View
 from inspector.trajectories.turns import Turn
@@ -30,6 +30,8 @@ class TurnSection:
     """The address of the turn in the token view."""
     html: SafeString | None = None
     blocks: tuple[Block, ...] = ()
+    n_foreign: int = 0
+    """Tokens of the part that are trained, and not as they were sampled."""
 
     @property
     def is_continued(self) -> bool:
@@ -44,7 +46,8 @@ class TurnSection:
         n = self.turn.n_trained
         if n is None:
             return ""
-        return "all trained" if n and n == self.turn.n_tokens else f"{n:,} trained" if n else "not trained"
+        words = "all trained" if n and n == self.turn.n_tokens else f"{n:,} trained" if n else "not trained"
+        return words + (f", {self.n_foreign:,} not as sampled" if self.n_foreign else "")
 
     @property
     def findings_text(self) -> str:
@@ -75,10 +78,9 @@ def wanted_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:
 
 
 def build_reader(
-    place: PagePlace, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter
+    place: PagePlace, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter, marks: Marks
 ) -> Reader:
     """``tokens`` are those of :func:`wanted_range`. The window limits time and size, not the row."""
-    ranges = [place for turn in turns for item in turn.findings for place in item.places]
     size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
     start, stop = place.window, min(place.window + size, n_tokens)
     lens = lenses.find(place.lens)
@@ -90,16 +92,20 @@ def build_reader(
         if b < a or (b == a and turn.n_tokens) or (turn.start == turn.stop and not start <= turn.start <= stop):
             continue
         url = place.marked(turn.start, turn.stop, view=View.TOKENS)
+        # A gap at the end of a turn is that of the next turn, except at the end of the row.
+        gaps = {offset: gap for offset, gap in marks.gaps.items() if a <= offset < b or offset == b == n_tokens}
+        here = replace(marks, gaps=gaps)
+        n_foreign = int(foreign_tokens(tokens.slice(a, b), marks).sum())
         if place.view == View.TOKENS:
             left, right = min(MARGIN, a - tokens.start), min(MARGIN, tokens.start + len(tokens) - b)
             part = tokens.slice(a - left, b + right)
-            html = painter.window(part, ranges, place.mark, margin=(left, right))
-            sections.append(TurnSection(turn, a, b, url, html=html))
+            html = painter.window(part, here, margin=(left, right))
+            sections.append(TurnSection(turn, a, b, url, html=html, n_foreign=n_foreign))
             continue
         if written > RUNS_BYTES:
             stop = a
             break
-        blocks = painter.blocks(tokens.slice(a, b), ranges, place.mark, logprob=splits)
+        blocks = painter.blocks(tokens.slice(a, b), here, logprob=splits)
         kept = 0
         for block in blocks:
             written += len(block.html.encode())
@@ -107,11 +113,11 @@ def build_reader(
             if written > RUNS_BYTES:
                 break
         b = blocks[kept - 1].stop if blocks else b
-        sections.append(TurnSection(turn, a, b, url, blocks=tuple(blocks[:kept])))
+        sections.append(TurnSection(turn, a, b, url, blocks=tuple(blocks[:kept]), n_foreign=n_foreign))
         if kept < len(blocks):
             stop = b
             break
-    here = "in this window" if place.view == View.TOKENS else "in this row"
+    shown = "in this window" if place.view == View.TOKENS else "in this row"
     links: dict[str, str] = {}
     if start > 0:
         before = max(start - WINDOW, 0) if place.view == View.TOKENS else 0
@@ -119,4 +125,4 @@ def build_reader(
     if stop < n_tokens:
         key = "next_url" if place.view == View.TOKENS else "more_url"
         links[key] = place.query(window=stop, mark=None)
-    return Reader(tuple(sections), start, stop, n_tokens, lens_notes=lenses.notes(tokens, here), **links)
+    return Reader(tuple(sections), start, stop, n_tokens, lens_notes=lenses.notes(tokens, shown), **links)

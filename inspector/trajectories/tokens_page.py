@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
 from django.urls import reverse
 
-from inspector.html.tokens import Tokens, value_classes
+from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories import legends, lenses
 from inspector.trajectories import reads as data
+from inspector.trajectories.finding_marks import DiffIds, drawn_diff, finding_diffs, row_marks
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, fingerprint, head_of
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View, read_place
+from inspector.trajectories.scales import scale_of
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
 from inspector.trajectories.token_window import TokenWindow, read_window
-from inspector.trajectories.turns import FindingItem, Turn, worst_place
+from inspector.trajectories.turns import FindingItem, Turn, worst_finding
 from rollouts.formats import lacks_of
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
@@ -141,7 +144,7 @@ def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory) ->
     rows, steps = parts.rows_and_steps(trajectory)
     columns = data.read_columns(trajectory)
     findings = data.read_findings(trajectory, steps, rows)
-    worst = worst_place(findings)
+    worst = worst_finding(findings, wanted=params)
     place = read_place(params, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns, fault=worst)
     turns = data.read_turns(trajectory, rows[place.row], steps, findings) if rows else []
     return TokensRead(rows, steps, place, findings, turns, columns)
@@ -187,29 +190,36 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
     tokens = data.read_tokens(trajectory, rows[place.row], start, stop) if rows else _no_tokens()
     keys = [(lens.slug, lens.legend) for lens in lenses.LENSES]
     lens = lenses.find(place.lens)
-    values = None
+    values = scale = None
     if lens is not None:
         paint = lens.paint
         tokens = replace(tokens, classes=lens.classes(tokens)) if lens.classes else tokens
     else:  # read_place accepts a column only when the row has it
         values = data.read_values(trajectory, rows[place.row], place.lens)
-        classes = value_classes(values, n_tokens)
-        signed = bool((values[np.isfinite(values)] < 0).any())
-        paint = "signed" if signed else "value"
-        keys.append((place.lens, legends.value_legend(place.lens, values, signed)))
+        scale = scale_of(place.lens, values)
+        classes = scale.classes(values, n_tokens)
+        paint = scale.paint
+        keys.append((place.lens, scale.legend(place.lens)))
         tokens = replace(tokens, classes=classes[tokens.start : tokens.start + len(tokens)])
-    reader = build_reader(place, turns, tokens, n_tokens, painter)
+    ids = parts.ids_of_findings(trajectory, MAX_FINDINGS) if found.findings else []
+    diffs = finding_diffs(found.findings, ids, found.steps)
+    marks = row_marks(place, found.findings, diffs, tokens, n_tokens, painter)
+    reader = build_reader(place, turns, tokens, n_tokens, painter, marks)
     shown = tokens.slice(reader.start, reader.stop)
     window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, keep=())
     columns = found.columns.get(place.row, [])
     return {
         "place": place,
         "reader": reader,
-        "strips": legends.strips(turns, found.findings, place, reader, shown, n_tokens, own),
+        "map": legends.row_map(turns, found.findings, place, reader, n_tokens, own),
+        "strips": list(legends.lens_strips(place, shown, values, scale)),
+        # What is drawn over the tokens beside the lens, for the legend.
+        "has_gaps": bool(marks.gaps),
+        "has_foreign": any(section.n_foreign for section in reader.sections),
         "window_json_url": f"{own}.json{window_query}",
         "tokenizer_missing": missing,
         "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
-        "findings": _finding_entries(found, trajectory, own),
+        "findings": _finding_entries(found, trajectory, own, diffs, tokens, painter),
         "no_findings": _no_findings(trajectory),
         "checks": check_lines(trajectory),
         "row_tabs": [
@@ -241,7 +251,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
         # The lens as the style sheet knows it: a trainer's column is "value" or "signed".
         "lens_paint": paint,
         "legends": keys,
-        "value_note": legends.value_note(place, values, reader),
+        "value_note": legends.value_note(place, values, scale, reader),
         "go_fields": _go_fields(place),
         "mark_text": f"{place.mark[0]}-{place.mark[1]}" if place.mark else "",
         "window_text": f"tokens {reader.start:,}-{reader.stop:,} of {n_tokens:,}",
@@ -255,8 +265,8 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
 
 def _row_query(place: PagePlace, findings: Sequence[FindingItem], row: int) -> str:
     """The address of a row's tab: at the worst finding of the row, else at its start."""
-    worst = worst_place(findings, row)
-    return place.query(row=row, mark=worst[1:] if worst else None, window=0)
+    worst = worst_finding(findings, row)
+    return place.query(row=row, mark=worst.places[0] if worst else None, window=0)
 
 
 def _no_tokens() -> Tokens:
@@ -271,30 +281,43 @@ def _window_for(view: View, place: PagePlace, n_tokens: int) -> int:
     return 0 if n_tokens <= MAX_RUN_VIEW_TOKENS else place.window
 
 
-def _finding_entries(found: TokensRead, trajectory: StoredTrajectory, own: str) -> list[dict[str, Any]]:
+def _finding_entries(
+    found: TokensRead,
+    trajectory: StoredTrajectory,
+    own: str,
+    diffs: Sequence[DiffIds | None],
+    tokens: Tokens,
+    painter: TokenPainter,
+) -> list[dict[str, Any]]:
     """The findings in the list beside the pane, with their addresses."""
     place = found.place
     compare = reverse("trajectory-compare", args=[trajectory.code])
     deltas = reverse("trajectory-deltas", args=[trajectory.code])
     breaks = {(step.index, step.shared_length) for step in found.steps if step.breaks}
     entries = []
-    for item in found.findings[:MAX_FINDINGS]:
+    for item, one_diff in zip_longest(found.findings[:MAX_FINDINGS], diffs):
         mark = item.places[0]
         where = f"step {item.step}" if item.step is not None else f"row {item.row}"
         is_probe = item.step is None and item.row is None  # refused before anything was sampled
         if is_probe:
             where = "the template’s probe"
         stop = f"-{item.stop:,}" if item.stop > item.start + 1 else ""
-        sides = {"step": item.step, **({"side": "prompt"} if (item.step, item.start) in breaks else {})}
-        compare_url = f"{compare}?{urlencode(sides)}" if item.is_comparable else ""
+        asked = {"step": item.step, **({"side": "prompt"} if (item.step, item.start) in breaks else {})}
+        compare_url = f"{compare}?{urlencode(asked)}" if item.is_comparable else ""
         delta_url = f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else ""
-        url = own + place.query(row=item.row or 0, mark=mark if item.row is not None else None, window=0)
+        lens = lenses.lens_of(item.kind, found.columns.get(item.row or 0, ()))
+        lens = place.lens if lens == lenses.DEFAULT else lens
+        url = own + place.query(row=item.row or 0, mark=mark if item.row is not None else None, window=0, lens=lens)
         entries.append(
             {
                 "item": item,
                 "place": f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
+                "trained_place": "" if item.is_held else f"row {item.row}, token {mark[0]:,}",
                 # When a strategy made other rows, no row holds the stream of the step. Then another page shows it.
                 "url": url if item.row is not None else compare_url or delta_url or url,
+                # Another lens shows it: its link is followed, and no script lights it in this one.
+                "needs_lens": lens != place.lens,
+                "diff": drawn_diff(one_diff, place, tokens, painter),
                 "current": item.row == place.row and place.mark == mark,
                 "compare_url": compare_url,
                 "script_url": "" if is_probe else reverse("finding-script", args=[trajectory.code, item.number]),

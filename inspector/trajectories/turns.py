@@ -22,7 +22,7 @@ from rollouts.tito.trajectory import Origin
 
 @dataclass(frozen=True)
 class FindingItem:
-    """A finding in the list and in the JSON: its place in a row, and its sentences."""
+    """A finding in the list and in the JSON: its place in its step or row, its places in the row, its sentences."""
 
     number: int
     kind: str
@@ -42,6 +42,10 @@ class FindingItem:
     missing: str = ""
     places: tuple[tuple[int, int], ...] = ()
     """Every stretch of the row that it marks, each at least one token."""
+    is_held: bool = True
+    """False: the row trains other tokens in its place. ``places`` are theirs, ``start`` and ``stop`` of the step."""
+    trained_tokens: int = 0
+    """Sampled tokens that it loses, and trained tokens that it makes wrong; 0 where that is not known."""
 
     @property
     def is_comparable(self) -> bool:
@@ -171,7 +175,7 @@ def make_turns(
                 span.stop,
                 n_trained,
                 finish_reasons.get(step, "") if span.part == "completion" else "",
-                tuple(item for item in here if span.start <= item.start < max(span.stop, span.start + 1)),
+                tuple(item for item in here if span.start <= item.places[0][0] < max(span.stop, span.start + 1)),
             )
         )
     return turns
@@ -190,18 +194,36 @@ def cost_sentence(lost: int | None, wrong: int | None, rows: int, repaid: int, o
     if rows > 1:
         parts.append(f"{rows:,} rows instead of one")
     if repaid:
-        parts.append(f"{repaid:,} prompt token{'s' * (repaid != 1)} paid again")
+        parts.append(f"{repaid:,} prompt token{'s' * (repaid != 1)} recomputed")
     if one_row:
         parts.append(f"{one_row:,} would be lost if one row went on over the break")
     return ", ".join(parts)
 
 
-def worst_place(findings: Sequence[FindingItem], row: int | None = None) -> tuple[int, int, int] | None:
-    """Row, start and stop of the worst error or warning that a row holds; of several the first."""
-    faults = [item for item in findings if item.severity != Severity.INFO and item.row is not None and item.places]
-    held = [item for item in faults if row is None or item.row == row]
-    worst = min(held, key=lambda item: item.severity != Severity.ERROR, default=None)
-    return None if worst is None or worst.row is None else (worst.row, *worst.places[0])
+SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+"""From bad to harmless."""
+
+
+def worst_finding(
+    findings: Sequence[FindingItem], row: int | None = None, wanted: Mapping[str, str] | None = None
+) -> FindingItem | None:
+    """The worst finding that a row holds: by severity, then by trained tokens; of several the first. No info finding.
+
+    ``wanted``: the filter of the list that led here. Where it asks for a kind or a severity, the worst of those,
+    an info finding too.
+    """
+    asked = wanted or {}
+    kind, severity = asked.get("finding", ""), asked.get("severity", "")
+    held = [item for item in findings if item.row is not None and item.places and (row is None or item.row == row)]
+    if kind or severity:
+        chosen = [i for i in held if (not kind or i.kind == kind) and (not severity or i.severity == severity)]
+        if chosen:
+            return _worst(chosen)
+    return _worst([item for item in held if item.severity != Severity.INFO])
+
+
+def _worst(held: Sequence[FindingItem]) -> FindingItem | None:
+    return min(held, key=lambda item: (SEVERITIES.index(Severity(item.severity)), -item.trained_tokens), default=None)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from django.db.models.functions import Length, Substr
 from rollouts.models import Content, StoredFinding, StoredRow, StoredStep
 from rollouts.models import StoredTrajectory as Stored
 from rollouts.tito.diagnose.finding import Axis, Severity
-from rollouts.tito.trajectory import Floats
+from rollouts.tito.trajectory import Floats, Ids
 from rollouts.token_store import reading
 
 READING_ORDER = ("step_index", "row_index", "start", "id")
@@ -173,6 +173,12 @@ def content_starts(keys: Iterable[str], n_characters: int) -> list[tuple[str, in
 def findings_in_order(trajectory: Stored) -> QuerySet[StoredFinding]:
     """All findings in reading order, without their ids. One query."""
     return trajectory.findings.defer("expected_ids", "actual_ids").order_by(*READING_ORDER)
+
+
+def ids_of_findings(trajectory: Stored, limit: int) -> list[tuple[Ids, Ids]]:
+    """Expected and actual ids of the first findings, in reading order. One query."""
+    found = trajectory.findings.order_by(*READING_ORDER)
+    return list(found.values_list("expected_ids", "actual_ids")[:limit])
 
 
 def places_of(finding: StoredFinding) -> list[tuple[int, int]]:

@@ -71,7 +71,7 @@ function mark(link) {
 function openFinding(link) {
   mark(link);
   const [row, start, stop] = [link.dataset.row, Number(link.dataset.a), Number(link.dataset.b)];
-  if (row === "" || row !== pane()?.dataset.row || !reveal(start, Math.max(stop, start + 1))) location.assign(link.href);
+  if (link.dataset.needsLens !== undefined || row === "" || row !== pane()?.dataset.row || !reveal(start, Math.max(stop, start + 1))) location.assign(link.href);
 }
 
 /** Bring a range that is already on the page into view; false when it is not there. */
@@ -111,8 +111,8 @@ function roam(element) {
 }
 
 function moveFocus(event) {
-  const element = event.target.closest?.("#pane i");
-  if (!element) return false;
+  const element = event.target.closest?.("#pane i, #pane .gap");
+  if (!element || element.matches(".gap")) return false;
   const here = offsetOf(element);
   let next = null;
   if (event.key === "ArrowLeft") next = elementAt(here - 1);
@@ -245,7 +245,8 @@ function clearRange() {
 }
 
 // --- the pointer ----------------------------------------------------------------------------------------------------------
-const tokenUnder = (event) => event.target.closest?.("#pane[data-view=tokens] .toks i");
+// A gap is a link inside the token before it.
+const tokenUnder = (event) => (event.target.closest?.(".gap") ? null : event.target.closest?.("#pane[data-view=tokens] .toks i"));
 
 document.addEventListener("mouseover", (event) => {
   const token = tokenUnder(event);
@@ -272,7 +273,7 @@ document.addEventListener("click", (event) => {
     return;
   }
   const jump = event.target.closest?.("a.finding-jump");
-  if (jump && !event.ctrlKey && !event.metaKey && !event.shiftKey && jump.dataset.row === pane()?.dataset.row) {
+  if (jump && !event.ctrlKey && !event.metaKey && !event.shiftKey && jump.dataset.row === pane()?.dataset.row && jump.dataset.needsLens === undefined) {
     event.preventDefault();
     openFinding(jump);
     return;

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -6,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts.tito.align import AlignedGroup, Fold, align_ids, align_same_bytes, fold
-from rollouts.tito.trajectory import ids_array
+from rollouts.tito.row_places import place_in_row, sampled_instead
+from rollouts.tito.trajectory import Row, Step, ids_array
 
 ids = st.lists(st.integers(0, 4), max_size=40)
 
@@ -93,3 +95,19 @@ def test_folding_keeps_context_where_a_difference_is() -> None:
     assert fold(groups, context=50) == groups
     assert fold(groups, context=4, least=46) == groups
     assert fold(groups, context=4, least=45) == [*folded[:3], groups[2]]
+
+
+def test_the_place_of_what_a_row_trains_instead() -> None:
+    first = Step(ids_array([1, 2]), ids_array([10, 11, 12, 13, 9]))
+    second = Step(ids_array([1, 2, 10, 30, 13, 9, 3]), ids_array([20, 21, 9]))
+    ids = ids_array([1, 2, 10, 30, 13, 9, 3, 22, 9])
+    row = Row(ids, np.isin(ids, [10, 30, 13, 9, 22]), step_indices=(0, 1))
+    steps = (first, second)
+    assert sampled_instead(steps, row, 3, 4).tolist() == [11, 12]
+    assert sampled_instead(steps, row, 7, 8).tolist() == [20, 21]
+    assert not len(sampled_instead(steps, row, 3, 5))
+    # Offsets of a step are those of its own stream.
+    assert [place_in_row(steps, row, 0, start, start + 1) for start in (2, 3, 5)] == [(2, 3), (3, 4), (4, 5)]
+    assert place_in_row(steps, row, 1, 7, 9) == (7, 8)
+    assert place_in_row(steps, row, 1, 3, 4) == (3, 4)
+    assert place_in_row(steps, replace(row, step_indices=(0,)), 1, 3, 4) is None

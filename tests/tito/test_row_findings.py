@@ -286,6 +286,7 @@ def test_a_row_marks_each_trained_id_that_was_not_sampled() -> None:
     broken, of_row = found(made, steps=(first, second))
     assert (of_row.kind, of_row.row, of_row.start) == ("row_not_sampled", 0, cut.start)
     assert of_row.places == ((cut.start, cut.start + 1), (len(again), len(again) + 1))
+    assert of_row.expected_ids.tolist() == first.stream[cut].tolist() and of_row.actual_ids.tolist() == [7]
     assert (of_row.cost.trained_tokens_lost, of_row.cost.trained_tokens_wrong) == (3, 2)
     # The row holds the place of the break too. Of all behind the break, this row loses the two ids alone.
     assert (broken.step, broken.row, broken.start) == (1, 0, cut.start)

@@ -5,9 +5,20 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
-from inspector.html.charts import SHARES, ChartFrame, MapTurn, extent, minimap, share_bars, surprise_bars
+from inspector.html.charts import (
+    SHARES,
+    ChartFrame,
+    MapTurn,
+    extent,
+    minimap,
+    share_bars,
+    strip_means,
+    strip_path,
+    trained_path,
+)
+from inspector.html.tokens import NO_LOGPROB, logprob_classes
+from inspector.trajectories.scales import Scale, scale_of
 
 
 def test_columns_stand_on_the_base_line_and_the_largest_fills_the_height() -> None:
@@ -37,12 +48,28 @@ def test_a_minimap_covers_the_row_and_merges_what_is_too_narrow_to_be_seen() -> 
     assert minimap([], 0) == []
 
 
-def test_surprise_is_drawn_for_known_values_alone() -> None:
-    logprobs = np.array([-2.0, np.nan, -1.0, -np.inf], np.float32)
-    first, second = surprise_bars(logprobs, start=100)
-    assert (first.start, first.stop, first.mean, first.height) == (100, 101, pytest.approx(2.0), "39.00")
-    assert (second.start, second.mean, second.height) == (102, pytest.approx(1.0), "20.00")
-    assert surprise_bars(None, 0) == []
+def test_a_minimap_shows_the_share_that_is_trained() -> None:
+    pieces = minimap([MapTurn(0, 50, 1, "user", "prompt"), MapTurn(50, 100, 2, "assistant", "completion", 25)], 100)
+    assert trained_path(pieces) == "M500.00 17h500.00v2.0h-500.00z"
+
+
+def test_a_strip_draws_known_values_alone_at_heights_that_do_not_depend_on_the_row() -> None:
+    edges, means = strip_means(np.array([2.0, np.nan, 1.0, np.inf], np.float32))
+    assert (edges.tolist(), means) == ([0, 1, 2, 3, 4], [2.0, None, 1.0, None])
+    assert strip_path(edges, [0.5, None, 0.0, None], False) == "M0.0 40v-19.5h249.6v19.5zM500.0 40v-1.0h249.6v1.0z"
+    assert strip_path(edges[:2], [-1.0], True) == "M0.0 20v19.0h999.6v-19.0z"
+    steps = Scale((0.1, 1.0, 2.0, 4.0), is_signed=True)
+    assert [steps.height(value) for value in (0.0, 0.1, -2.0, 100.0)] == [0.0, 0.25, -0.75, 1.0]
+
+
+def test_a_small_constant_is_not_the_loudest_colour() -> None:
+    constant = np.full(4, -0.01, np.float32)
+    assert scale_of("mismatch", constant).classes(constant, 5).tolist() == [3, 3, 3, 3, NO_LOGPROB]
+    large = np.array([-0.8, 0.0, 0.06, np.nan], np.float32)
+    assert scale_of("mismatch", large).classes(large, 4).tolist() == [0, 4, 6, NO_LOGPROB]
+    # The trainer's log-probabilities have the thresholds of the sampler's.
+    half = np.full(4, -0.5, np.float32)
+    assert scale_of("prev_logprobs", half).classes(half, 4).tolist() == logprob_classes(half, 4).tolist()
 
 
 def test_a_place_on_a_strip_is_always_wide_enough_to_be_seen() -> None:

@@ -18,9 +18,9 @@ from inspector.trajectories import group_compare
 from inspector.trajectories.deltas_page import CONTEXT_LINES, _marked
 from inspector.trajectories.side_by_side import first_places
 from rollouts import models, services
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
-from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
+from rollouts.tito.trajectory import NO_IDS, Origin, Row, Step, Trajectory
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import HOSTILE, own_row
@@ -212,6 +212,100 @@ def test_an_address_without_a_place_opens_at_the_worst_finding(make, reader):
     assert reader.get(reverse("trajectory", args=[clean.code]) + ".json").json()["mark"] is None
 
 
+def test_the_worst_finding_touches_most_trained_tokens_and_the_filter_comes_first(make, reader):
+    whole = make.conversation("a")
+
+    def at(start, kind, severity=Severity.ERROR, lost=0):
+        return Finding(Axis.STREAM, kind, severity, step=2, start=start, stop=start + 1, evidence="Odd.",
+                       cost=Cost(lost))  # fmt: skip
+
+    found = [
+        at(30, "unclassified"), at(40, "unclassified", lost=9), at(50, "unclassified", Severity.WARNING, 99),
+        at(60, "noncanonical_sampling", Severity.INFO),
+    ]  # fmt: skip
+    stored = only(make.run([whole], [found]))
+    for query, mark in (
+        ("", [40, 41]),
+        ("?finding=noncanonical_sampling", [60, 61]),
+        ("?severity=warning", [50, 51]),
+        ("?finding=boundary_merge", [40, 41]),
+        ("?t=70", [70, 71]),
+    ):
+        assert reader.get(reverse("trajectory-json", args=[stored.code]) + query).json()["mark"] == mark
+    # Where a finding changes only how the text is cut, the token view shows it.
+    assert 'data-view="runs"' in page_text(reader.get(url(stored)))
+    assert 'data-view="tokens"' in page_text(reader.get(url(stored, "?finding=noncanonical_sampling")))
+    assert 'data-view="runs"' in page_text(reader.get(url(stored, "?finding=noncanonical_sampling&view=runs")))
+
+
+def test_a_finding_about_a_column_opens_under_the_lens_of_that_column(make, reader):
+    found = [Finding(Axis.ROW, "advantage_misplaced", Severity.ERROR, row=0, start=3, stop=9, evidence="Odd.")]
+    stored = only(make.run([own_row(advantages=np.ones(40, np.float32))], [found]))
+    assert 'data-lens="signed"' in page_text(reader.get(url(stored)))
+    other = page_text(reader.get(url(stored, "?row=0")))
+    assert 'data-lens="mask"' in other and "data-needs-lens" in other and "lens=advantages&amp;t=3-9" in other
+    without = only(make.run([own_row()], [found]))
+    assert 'data-lens="mask"' in page_text(reader.get(url(without)))
+
+
+@pytest.mark.parametrize("view", ["runs", "tokens"])
+def test_missing_tokens_are_drawn_where_they_are_missing_and_in_the_card(make, reader, view):
+    broken, (finding,) = make.broken("b")
+    missing = replace(finding, stop=finding.start, actual_ids=NO_IDS)
+    replaced = replace(finding, stop=finding.start + 1, actual_ids=finding.actual_ids[:1])
+    for one, words in ((missing, "2 tokens missing here"), (replaced, "2 sampled tokens replaced here")):
+        stored = only(make.run([broken], [[one]]))
+        html = page_text(reader.get(url(stored, f"?view={view}")))
+        text = make.tokenizer.decode(finding.expected_ids)
+        assert f'<a class=gap href="#finding-1" data-gap="{words}: {text}"' in html
+        assert 'id="finding-1"' in html and Pane(html.split('id="pane"')[1]).text == make.tokenizer.decode(
+            broken.steps[1].stream
+        )
+        card = html[html.index('class="token-diff"') : html.index('class="cost"')]
+        assert card.count("<dt>sampled</dt>") == card.count("<dt>read next</dt>") == 1
+        for token_id in finding.expected_ids.tolist():
+            assert f"<small>{token_id}</small>" in card[card.index("<del>") : card.index("</del>")]
+        assert ("<em>nothing</em>" in card) == (one is missing)
+    noted = only(make.run([broken], [[replace(missing, severity=Severity.INFO)]]))
+    assert "class=gap" not in page_text(reader.get(url(noted, f"?row=1&view={view}"))).split('id="pane"')[1]
+
+
+def test_trained_tokens_that_were_not_sampled_are_marked_and_counted(make, reader):
+    row = own_row(40).rows[0]
+    found = [Finding(Axis.ROW, "observation_trained", Severity.ERROR, row=0, start=9, stop=12, evidence="Odd.")]
+    stored = only(make.run([Trajectory("row", rows=(row,))], [found]))
+    html = page_text(reader.get(url(stored, "?view=tokens")))
+    assert len(re.findall("<i [^>]*\\bw\\b", html)) == 2  # token 9 is not trained
+    assert "2 not as sampled" in html and "trained, not as sampled" in html
+    known = replace(row, origin=np.where(np.arange(40) < 15, Origin.TEMPLATE, Origin.SAMPLED).astype(np.uint8))
+    told = only(make.run([Trajectory("row", rows=(known,))]))
+    assert len(re.findall("<i [^>]*\\bw\\b", page_text(reader.get(url(told, "?view=tokens"))))) == 5
+
+
+def test_a_finding_in_no_row_is_shown_where_the_row_trains_something_else(make, reader):
+    value = make.conversation("a", turns=2)
+    first, second = value.steps
+    n_prompt = len(first.prompt_ids)
+    # The row merges two sampled tokens into one.
+    ids = np.concatenate([second.stream[: n_prompt + 4], [first.completion_ids[0]], second.stream[n_prompt + 6 :]])
+    mask = np.zeros(len(ids), bool)
+    mask[n_prompt : n_prompt + 30] = mask[-31:] = True
+    start = len(second.prompt_ids) + 3
+    found = [
+        Finding(Axis.STREAM, "noncanonical_sampling", Severity.INFO, step=0, start=n_prompt + 4, stop=n_prompt + 6,
+                evidence="Drifts."),
+        Finding(Axis.STREAM, "noncanonical_sampling", Severity.INFO, step=1, start=start, stop=start + 1,
+                evidence="Drifts."),
+    ]  # fmt: skip
+    row = Row(ids.astype(np.int32), mask, step_indices=(0, 1))
+    stored = only(make.run([replace(value, rows=(row,))], [found]))
+    report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
+    places = [(one["row"], one["is_held"], one["places"]) for one in report["findings"]]
+    assert places == [(0, False, [[n_prompt + 4, n_prompt + 5]]), (0, False, [[start - 1, start]])]
+    html = page_text(reader.get(url(stored, "?row=0")))
+    assert f"In their place: row 0, token {n_prompt + 4}." in html
+
+
 def test_a_mask_that_was_not_checked_is_never_said_to_be_right(make, reader):
     without = only(make.run([Trajectory("none")]))
     unknown = only(make.run([own_row()], tokenizer=None, chat_template=None))
@@ -278,19 +372,19 @@ def n_of_class(name: str, html: str) -> int:
 
 
 def test_a_trainers_columns_are_lenses(make, reader):
-    advantages = np.linspace(-1, 1, 40).astype(np.float32)
+    advantages = np.linspace(-2, 2, 40).astype(np.float32)
     trainer = np.full(40, -1.5, np.float32)
     stored = only(make.run([own_row(advantages=advantages, prev_logprobs=trainer)]))
     report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
     assert report["lenses"] == ["mask", "origin", "logprob", "mismatch", "advantages", "prev_logprobs"]
-    assert report["window"]["tokens"][39]["columns"] == {"advantages": 1.0, "prev_logprobs": -1.5}
+    assert report["window"]["tokens"][39]["columns"] == {"advantages": 2.0, "prev_logprobs": -1.5}
     html = page_text(reader.get(url(stored, "?view=tokens&lens=advantages")))
     assert 'data-lens="signed"' in html and "colours nothing" not in html
     drawn = html.split('id="pane"')[1]
     assert n_of_class("q0", drawn) and n_of_class("q8", drawn)
     # The trainer gives every trained token half a nat less than the sampler did.
     mismatch = page_text(reader.get(url(stored, "?view=tokens&lens=mismatch"))).split('id="pane"')[1]
-    assert n_of_class("q0", mismatch) == 20 and not n_of_class("q8", mismatch)
+    assert n_of_class("q1", mismatch) == 20 and not n_of_class("q8", mismatch)
 
 
 @pytest.mark.parametrize("number", ["²", "١", "9" * 30, "-1", ""])
@@ -314,7 +408,7 @@ def test_each_name_of_the_trainers_logprobs_has_the_mismatch_lens(make, reader, 
     report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
     assert report["lenses"] == ["mask", "origin", "logprob", "mismatch", name]
     drawn = page_text(reader.get(url(stored, "?view=tokens&lens=mismatch"))).split('id="pane"')[1]
-    assert n_of_class("q0", drawn) == 20 and not n_of_class("q8", drawn)
+    assert n_of_class("q1", drawn) == 20 and not n_of_class("q8", drawn)
 
 
 def test_a_column_without_signal_says_so(make, reader):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inspector.html.text import characters, split_fragments, text_html
-from inspector.html.tokens import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
+from inspector.html.tokens import NO_LOGPROB, Marks, TokenPainter, Tokens, gap_html, logprob_classes
 
 
 class Table:
@@ -142,19 +142,36 @@ def test_states_are_classes_and_default_tokens_have_none():
     painter = TokenPainter(Table())
     html = painter.window(
         tokens([256, 256, 262], 100, origin=[0, 1, 2], mask=[False, True, False], logprobs=[np.nan, -0.5, np.nan]),
-        ranges=[(101, 102)],
-        mark=(102, 103),
+        Marks(faults=[(101, 102)], notes=[(100, 102)], chosen=(102, 103), foreign=[(100, 102)]),
     )
     assert [attrs for tag, attrs in Copied(html).tags if tag == "i"] == [
-        {},
-        {"class": "o1 m q3 f"},
+        {"class": "fi"},
+        {"class": "o1 m q3 f w"},
         {"class": "o2 k x"},
     ]
 
 
 def test_a_finding_between_two_tokens_is_drawn_on_the_next():
-    html = TokenPainter(Table()).window(tokens([65, 66, 67]), ranges=[(1, 1)])
+    html = TokenPainter(Table()).window(tokens([65, 66, 67]), Marks(faults=[(1, 1)]))
     assert html == "<i>A</i><i class=f>B</i><i>C</i>"
+
+
+def test_a_gap_stands_in_the_token_behind_it_and_no_copy_holds_its_text():
+    gap = gap_html("2 tokens missing here", '<b>"\n\u202e', "#finding-1")
+    marks = Marks(gaps={101: gap})
+    painter = TokenPainter(Table())
+    for html in (
+        painter.window(tokens([65, 66, 67], 100), marks),
+        "".join(block.html for block in painter.blocks(tokens([65, 66, 67], 100), marks)),
+    ):
+        read = Copied(html)
+        assert "".join(read.text) == "ABC"
+        label = '2 tokens missing here: <b>"⏎<U+202E>'
+        found = {"class": "gap", "href": "#finding-1", "data-gap": label, "aria-label": f"{label}. Show both sides."}
+        assert [attrs for tag, attrs in read.tags if tag == "a"] == [found]
+        assert html.index("A") < html.index("<a") < html.index("B")
+    # In the token view each child of the pane is one token.
+    assert Copied(painter.window(tokens([65, 66, 67], 100), marks)).pieces == ["A", "B", "C"]
 
 
 def test_without_a_tokenizer_ids_are_shown_as_ids():

@@ -7,7 +7,7 @@ from functools import partial
 
 from rollouts.tito.diagnose.finding import Axis, Severity
 
-VERSION = 12
+VERSION = 13
 """Raise it when the same trajectory may get other findings than before."""
 
 

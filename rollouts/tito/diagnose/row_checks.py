@@ -6,14 +6,14 @@ A check returns a :class:`RowFault` or None. Offsets count in the row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.snippets import counted
-from rollouts.tito.trajectory import Floats, Mask, Row
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Row
 
 _LOGPROBS = ("logprob", "log_prob")
 TRAINER_LOGPROBS = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
@@ -40,6 +40,8 @@ class RowFault:
     """``error``, ``warning`` or ``info``; empty = that of the kind."""
     places: tuple[tuple[int, int], ...] = ()
     """Every stretch, when there are several."""
+    expected_ids: Ids = field(default_factory=lambda: NO_IDS, compare=False)
+    """The ids that should stand at ``[start, stop)``; empty = not known."""
 
 
 def length_mismatch(row: Row) -> RowFault | None:

@@ -27,6 +27,7 @@ from rollouts.tito.diagnose.verdict import bounded
 from rollouts.tito.interfaces import Renderer, RenderFailed
 from rollouts.tito.prefix import common_prefix, stream_length
 from rollouts.tito.recorded_renders import with_json
+from rollouts.tito.row_places import sampled_instead
 from rollouts.tito.snippets import counted
 from rollouts.tito.token_origins import mask_runs
 from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
@@ -251,6 +252,8 @@ def _finding(case: DiagnosisContext, index: int, row: Row, fault: RowFault, step
         row=index,
         start=fault.start,
         stop=fault.stop,
+        expected_ids=bounded(fault.expected_ids),
+        expected_text=case.text(fault.expected_ids),
         actual_ids=bounded(ids),
         actual_text=case.widened(row.ids, min(fault.start, len(row.ids)), min(fault.stop, len(row.ids))),
         places=fault.places[:MAX_STRETCH],
@@ -301,7 +304,7 @@ def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> RowFault | 
     return RowFault(
         "row_not_sampled", *places[0],
         f"The row trains {counted(n, 'token')} that its steps did not sample, the first at offset {places[0][0]}.",
-        wrong=n, lost=lost, places=tuple(places),
+        wrong=n, lost=lost, places=tuple(places), expected_ids=sampled_instead(case.steps, row, *places[0]),
     )  # fmt: skip
 
 

@@ -1,0 +1,129 @@
+"""Where findings are drawn over a row: marks, the places where tokens are missing, and the two sides of a card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from django.utils.safestring import SafeString
+
+from inspector.html.token_diff import token_diff
+from inspector.html.tokens import Marks, TokenPainter, Tokens, gap_html
+from inspector.trajectories.place import PagePlace
+from inspector.trajectories.turns import FindingItem
+from rollouts.selectors.parts import StepSummary
+from rollouts.tito.diagnose.context import MAX_STRETCH
+from rollouts.tito.diagnose.finding import Axis, Severity
+from rollouts.tito.trajectory import NO_IDS, Ids, Origin
+
+NOT_SAMPLED = {
+    "row_not_sampled", "observation_trained", "generation_prompt_trained", "appended_eos_trained", "separator_trained",
+}  # fmt: skip
+"""Kinds whose places are trained tokens that were not sampled as they stand."""
+
+CONTEXT = 3
+"""Tokens that a card shows on each side of a difference."""
+
+
+@dataclass(frozen=True)
+class DrawnDiff:
+    """The two sides of a finding: what stands on the left and on the right, in words and as HTML."""
+
+    left_name: str
+    left: SafeString
+    right_name: str
+    right: SafeString
+
+
+@dataclass(frozen=True, eq=False)
+class DiffIds:
+    """The ids of the two sides, the left ones as they were sampled or as the template writes them."""
+
+    item: FindingItem
+    left_name: str
+    left: Ids
+    right_name: str
+    right: Ids
+    is_missing_left: bool
+    """The row holds the right side, and the left one is what it lacks."""
+
+
+def finding_diffs(
+    findings: Sequence[FindingItem], ids: Sequence[tuple[Ids, Ids]], steps: Sequence[StepSummary]
+) -> list[DiffIds | None]:
+    """The sides of the first findings; None where a finding has one side. ``ids``: expected and actual ids of each."""
+    breaks = {(step.index, step.shared_length) for step in steps if step.breaks}
+    return [_diff(item, *both, breaks) for item, both in zip(findings, ids, strict=False)]
+
+
+def _diff(item: FindingItem, expected: Ids, actual: Ids, breaks: set[tuple[int, int]]) -> DiffIds | None:
+    if not len(expected) and not len(actual):
+        return None
+    if item.severity == Severity.INFO:
+        again = item.kind == "noncanonical_sampling"
+        return DiffIds(item, "sampled", actual, "encoded again", expected, False) if again else None
+    if (item.step, item.start) in breaks:
+        return DiffIds(item, "sampled", expected, "read next", actual, True)
+    if item.axis == Axis.DELTA:
+        return DiffIds(item, "template", expected, "stands here", actual, True)
+    if item.kind == "row_not_sampled" and len(expected):
+        return DiffIds(item, "sampled", expected, "trained", actual, True)
+    return None
+
+
+def row_marks(
+    place: PagePlace,
+    findings: Sequence[FindingItem],
+    diffs: Sequence[DiffIds | None],
+    tokens: Tokens,
+    n_tokens: int,
+    painter: TokenPainter,
+) -> Marks:
+    """What the findings draw over the row that the place names."""
+    here = [item for item in findings if item.row == place.row]
+    noted, wrong = ([i for i in here if (i.severity == Severity.INFO) == info] for info in (True, False))
+    gaps: dict[int, str] = {}
+    for one in filter(None, diffs):
+        if one.item.row != place.row or not one.is_missing_left or not len(one.left):
+            continue
+        offset = min(one.item.places[0][0], n_tokens)
+        text = painter.table.text(one.left) if painter.table is not None else ""
+        gaps.setdefault(offset, gap_html(_gap_words(one), text, f"#finding-{one.item.number}"))
+    known = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())
+    return Marks(
+        faults=[span for item in wrong for span in item.places],
+        notes=[span for item in noted for span in item.places],
+        foreign=[span for item in here if item.kind in NOT_SAMPLED for span in item.places],
+        origins_tell=known,
+        chosen=place.mark,
+        gaps=gaps,
+    )
+
+
+def _gap_words(one: DiffIds) -> str:
+    n = len(one.left)
+    count = f"{n:,}{' or more' * (n >= MAX_STRETCH)}"
+    if not len(one.right):
+        return f"{count} token{'s' * (n != 1)} missing here"
+    what = "sampled token" if one.left_name == "sampled" else "token"
+    return f"{count} {what}{'s' * (n != 1)} replaced here"
+
+
+def drawn_diff(one: DiffIds | None, place: PagePlace, tokens: Tokens, painter: TokenPainter) -> DrawnDiff | None:
+    """The sides of a card, between a few tokens of the row where the page has read them."""
+    if one is None:
+        return None
+    before = behind = NO_IDS
+    right_name = one.right_name
+    if one.item.row == place.row and one.item.places:
+        start, stop = one.item.places[0]
+        if one.item.is_held:
+            stop = start + (len(one.right) if one.is_missing_left else len(one.left))
+        a, b = start - tokens.start, stop - tokens.start
+        if 0 <= a <= b <= len(tokens):
+            before, behind = tokens.ids[max(a - CONTEXT, 0) : a], tokens.ids[b : b + CONTEXT]
+            if right_name == "read next" and bool(np.any(tokens.loss_mask[a:b])):
+                right_name = "trained"
+    left, right = token_diff(painter, one.left, one.right, before, behind)
+    return DrawnDiff(one.left_name, left, right_name, right)

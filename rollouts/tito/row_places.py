@@ -1,0 +1,71 @@
+"""Where a row stands against what its steps sampled, when it does not hold the sampled tokens as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollouts.tito.align import AlignedGroup, align_ids
+from rollouts.tito.trajectory import NO_IDS, Ids, Row, Step
+
+
+def sampled_instead(steps: Sequence[Step], row: Row, start: int, stop: int) -> Ids:
+    """The sampled ids in whose place the trained tokens ``[start, stop)`` of a row stand. Empty: it is not clear."""
+    groups = _trained_groups(steps, row)
+    if groups is None:
+        return NO_IDS
+    sampled, trained, aligned = groups
+    first, last = np.searchsorted(trained, (start, stop)).tolist()
+    here = next((g for g in aligned if not g.equal and (g.right_start, g.right_stop) == (first, last)), None)
+    return NO_IDS if here is None else sampled[here.left_start : here.left_stop]
+
+
+def place_in_row(steps: Sequence[Step], row: Row, step: int, start: int, stop: int) -> tuple[int, int] | None:
+    """The tokens of a row that stand in the place ``[start, stop)`` of a step's stream.
+
+    None when the row does not train the step, or ends before the place. An empty place lies before a token.
+    """
+    if step not in row.step_indices or not len(row.ids):
+        return None
+    n_prompt = len(steps[step].prompt_ids)
+    if start < n_prompt:
+        aligned = align_ids(steps[step].stream[: max(stop, start + 1)], row.ids)
+        place = _opposite(aligned, start, stop)
+    else:
+        groups = _trained_groups(steps, row)
+        if groups is None:
+            return None
+        _, trained, aligned = groups
+        index = row.step_indices.index(step)
+        before = sum(len(steps[earlier].completion_ids) for earlier in row.step_indices[:index]) - n_prompt
+        first, last = _opposite(aligned, before + start, before + stop)
+        if first >= len(trained):
+            return None
+        low = int(trained[first])
+        place = low, int(trained[last - 1]) + 1 if last > first else low
+    return None if place[0] >= len(row.ids) else place
+
+
+def _trained_groups(steps: Sequence[Step], row: Row) -> tuple[Ids, np.ndarray, list[AlignedGroup]] | None:
+    """What the row's steps sampled, the offsets of the trained tokens of the row, and their alignment."""
+    named = row.step_indices
+    if not named or max(named) >= len(steps) or len(row.loss_mask) != len(row.ids):
+        return None
+    sampled = np.concatenate([NO_IDS, *(steps[index].completion_ids for index in named)])
+    trained = np.flatnonzero(row.loss_mask)
+    return sampled, trained, align_ids(sampled, row.ids[trained])
+
+
+def _opposite(groups: Sequence[AlignedGroup], start: int, stop: int) -> tuple[int, int]:
+    """The stretch on the right that stands against ``[start, stop)`` on the left."""
+    first = last = groups[-1].right_stop if groups else 0
+    for group in reversed(groups):
+        if group.left_stop > start or (group.left_stop == group.left_start == start):
+            first = group.right_start + (max(start - group.left_start, 0) if group.equal else 0)
+    for group in groups:
+        if group.left_start < stop:
+            last = (
+                group.right_start + min(stop, group.left_stop) - group.left_start if group.equal else group.right_stop
+            )
+    return first, max(first, last)
