@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from rollouts import models
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.trajectory import Row
+from rollouts.tito.trajectory import NO_IDS, Row
 from tests.web.trajectory_samples import HOSTILE, Maker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -108,6 +108,28 @@ def test_the_copied_text_is_the_sampled_text(open_page, stored, make):
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == make.tokenizer.decode(step.completion_ids)
     assert HOSTILE in copied
+
+
+def test_a_gap_leads_to_both_sides_and_belongs_to_no_token_and_no_copy(open_page, make):
+    broken, (finding,) = make.broken("b")
+    missing = replace(finding, stop=finding.start, actual_ids=NO_IDS)
+    page = open_page(path(make.run([broken], [[missing]]).trajectories.get(), "?view=tokens"))
+    # The card of the token behind the gap, and a copy over the gap.
+    page.click("#pane .k")
+    expect(page.locator("#token-card .card-title")).to_have_text(f"token {finding.start}")
+    page.keyboard.press("Escape")
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('#pane .toks'))")
+    page.keyboard.press("Control+c")
+    prompt = broken.steps[1].prompt_ids
+    assert page.evaluate("navigator.clipboard.readText()") == make.tokenizer.decode(prompt)
+    # A key or a press leads to the card, and chooses no token.
+    page.evaluate("getSelection().removeAllRanges()")
+    page.locator("#pane .gap").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#finding-1:target .token-diff")).to_be_visible()
+    assert page.locator("#token-card").is_hidden()
+    # The map is for the pointer; the list of turns has the same places for the keyboard.
+    assert page.locator(".minimap a:not([tabindex='-1'])").count() == 0 < page.locator(".outline a").count()
 
 
 def test_keys_walk_turns_findings_siblings_and_lenses(open_page, stored):

@@ -719,6 +719,11 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_tokens(make, rea
     with CaptureQueriesContext(connection) as second:
         assert reader.get(url(large, query)).status_code == 200
     assert len(first) == len(second) <= 20
+    broken, found = make.broken("b")
+    many = only(make.run([broken], [found * 40]))
+    with CaptureQueriesContext(connection) as third:
+        assert reader.get(url(many, query)).status_code == 200
+    assert len(third) <= len(first) + 2
 
 
 def test_a_row_of_300k_tokens_fits_into_two_and_a_half_megabytes(make, reader):
