@@ -14,7 +14,7 @@ from inspector.chat_templates.repair_page import named
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollouts import services
 from rollouts.engines import engine_spec
-from rollouts.environments import ENVIRONMENTS, Prompt, PromptsRejected, read_prompts
+from rollouts.environments import ENVIRONMENTS, FAMILY_OF, Prompt, PromptsRejected, read_prompts
 from rollouts.models import Project, Run
 from rollouts.selectors.access import Access
 from rollouts.selectors.checks import find_check
@@ -41,14 +41,12 @@ def _strategies() -> list[tuple[str, str]]:
     ]
 
 
-def _families(names: Any) -> list[Any]:
-    """Choices; a name `family:name` stands under its family."""
-    plain = [(name, name) for name in names if ":" not in name]
+def _environments() -> list[Any]:
+    """Choices: the environments without a heading, then each heading with its own."""
+    plain = [(name, name) for name in ENVIRONMENTS if name not in FAMILY_OF]
     families: dict[str, list[tuple[str, str]]] = {}
-    for name in names:
-        family, colon, rest = name.partition(":")
-        if colon:
-            families.setdefault(family.replace("_", " "), []).append((name, rest.replace("_", " ")))
+    for name, heading in FAMILY_OF.items():
+        families.setdefault(heading, []).append((name, name.partition(":")[2].replace("_", " ")))
     return [*plain, *families.items()]
 
 
@@ -147,7 +145,7 @@ class NewRunForm(PlainForm):
         for name, choices in (
             ("model", [(one, one) for one in served_models()]),
             ("strategy", _strategies()),
-            ("environment", _families(ENVIRONMENTS)),
+            ("environment", _environments()),
         ):
             self._field(name).choices = choices
         for name in ("temperature", "top_p", "min_p", "environment_seconds"):
@@ -182,6 +180,16 @@ class NewRunForm(PlainForm):
         """Whether the part about chat templates has values or errors, and so is shown open."""
         names = [f"{name}{part}" for name in TEMPLATES for part in ("", "_text", "_file")] + ["template_kwargs"]
         return any(name in self.errors or self[name].value() for name in names)
+
+    def opens_more(self) -> bool:
+        """Whether a folded field has an error or another value than its default, and so is shown open."""
+        names = self._folded()
+        return any(name in self.errors or self[name].value() not in ("", self._defaults.get(name)) for name in names)
+
+    def _folded(self) -> list[str]:
+        """The fields under "Change something"."""
+        shown = {"model", "strategy", "environment", "prompts", "template_kwargs"}
+        return [name for name in self.fields if name not in shown and not name.startswith(TEMPLATES)]
 
     def clean_prompts_file(self) -> list[Prompt]:
         upload = self.cleaned_data.get("prompts_file")

@@ -30,12 +30,13 @@ from inspector.web.twins import fields_of, from_columns, whole_number
 from rollouts import selectors
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.figures import is_large
 from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import run_control
 
 TRAJECTORIES_PER_PAGE = 50
 LOOK_SECONDS = 5
-"""The page asks for progress every two seconds. Figures and list cost more, so they are read less often."""
+"""The page asks for progress every two seconds. Figures and list of a large run cost more: they are read less often."""
 _MARKED_FIELDS = (
     "pk", "status", "stop_reason", "reward", "n_steps", "n_rows", "n_tokens", "n_trained", "n_findings", "error",
     "checks",
@@ -161,7 +162,8 @@ def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResp
     had = Had.read(request.GET.get("have", ""))
     part = progress_part(run)
     now, found = replace(had, progress=progress_mark(part)), None
-    if had.is_old:
+    # Progress, figures and list are read together, so that they tell the same second. Those of a large run cost more.
+    if had.is_old or (now.progress != had.progress and not is_large(run)):
         found = list_page(run, wanted)
         now = all_of(run, part, found)
     if (now.progress, now.figures, now.list) == (had.progress, had.figures, had.list):

@@ -21,6 +21,16 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     },
 }
 
+FAMILY_OF: dict[str, str] = {
+    **{f"skyrl_gym:{name}": "skyrl gym" for name in skyrl_gym.OFFERED},
+    **{
+        f"reasoning_gym:{name}": f"reasoning gym, {topic}"
+        for topic, names in reasoning_gym.FAMILIES.items()
+        for name in names
+    },
+}
+"""Name of an environment -> the heading under which forms offer it. Others stand without a heading."""
+
 _WITHHELD = {
     **{f"skyrl_gym:{name}": why for name, why in skyrl_gym.WITHHELD.items()},
     **{f"reasoning_gym:{name}": why for name, why in reasoning_gym.WITHHELD.items()},

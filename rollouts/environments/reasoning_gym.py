@@ -12,24 +12,38 @@ from typing import Any
 
 from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task, import_package
 
-DATASETS: tuple[str, ...] = tuple(
-    """
-    ab advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation
-    bitwise_arithmetic boxnet caesar_cipher calendar_arithmetic chain_sum circuit_logic coin_flip
-    color_cube_rotation complex_arithmetic count_bits count_primes course_schedule cryptarithm
-    decimal_arithmetic decimal_chain_sum dice emoji_mystery family_relationships figlet_font
-    fraction_simplification futoshiki game_of_life gcd graph_color group_anagrams
-    gsm_symbolic jugs kakurasu knights_knaves largest_island lcm leg_counting letter_counting letter_jumble
-    mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid needle_haystack
-    number_filtering number_format number_sequence number_sorting palindrome_generation palindrome_partitioning
-    path_star polynomial_equations pool_matrix power_function prime_factorization products propositional_logic
-    quantum_lock rearc rectangle_count rotate_matrix rotten_oranges rubiks_cube rush_hour self_reference
-    sentence_reordering shortest_path simple_equations simple_geometry sokoban spell_backward
-    string_manipulation string_splitting string_synthesis sudoku survo syllogism time_intervals tower_of_hanoi
-    tsumego word_sequence_reversal word_sorting
-    """.split()  # noqa: SIM905 - ninety quoted names would say no more
-)
-"""The data sets on offer: all that the package registers, except those in ``WITHHELD``."""
+FAMILIES: dict[str, list[str]] = {
+    "algebra": "complex_arithmetic polynomial_equations simple_equations".split(),  # noqa: SIM905
+    "algorithmic": """
+        ab base_conversion binary_alternation caesar_cipher count_primes cryptarithm game_of_life graph_color
+        group_anagrams jugs letter_counting letter_jumble manipulate_matrix number_filtering number_sorting
+        palindrome_generation palindrome_partitioning pool_matrix rotate_matrix rotten_oranges sentence_reordering
+        spell_backward string_manipulation string_splitting string_synthesis word_sequence_reversal word_sorting
+    """.split(),  # noqa: SIM905
+    "arc": "arc_1d arc_agi rearc".split(),  # noqa: SIM905
+    "arithmetic": """
+        basic_arithmetic bitwise_arithmetic calendar_arithmetic chain_sum count_bits decimal_arithmetic
+        decimal_chain_sum dice fraction_simplification gcd gsm_symbolic lcm leg_counting number_format
+        power_function prime_factorization products time_intervals
+    """.split(),  # noqa: SIM905
+    "code": "bf".split(),  # noqa: SIM905
+    "cognition": """
+        color_cube_rotation figlet_font modulo_grid needle_haystack number_sequence rectangle_count rubiks_cube
+    """.split(),  # noqa: SIM905
+    "games": """
+        boxnet emoji_mystery futoshiki kakurasu mahjong_puzzle maze mini_sudoku rush_hour sokoban sudoku survo
+        tower_of_hanoi tsumego
+    """.split(),  # noqa: SIM905
+    "geometry": "advanced_geometry simple_geometry".split(),  # noqa: SIM905
+    "graphs": """
+        course_schedule family_relationships largest_island path_star quantum_lock shortest_path
+    """.split(),  # noqa: SIM905
+    "logic": "aiw circuit_logic knights_knaves propositional_logic self_reference syllogism".split(),  # noqa: SIM905
+    "probability": "coin_flip".split(),  # noqa: SIM905
+}
+"""Topic of the package -> its data sets on offer: all that it registers, except those in ``WITHHELD``."""
+
+DATASETS: tuple[str, ...] = tuple(sorted(name for names in FAMILIES.values() for name in names))
 
 _EVALUATES = "its scorer evaluates the model's answer as Python code."
 _BY_PROCESS = "it makes other tasks in every process, so a run could not be repeated."

@@ -83,6 +83,8 @@ def test_every_data_set_of_the_package_is_offered_or_withheld():
     from reasoning_gym.factory import DATASETS
 
     assert sorted([*reasoning_gym.DATASETS, *reasoning_gym.WITHHELD]) == sorted(DATASETS)
+    topics = {name: made.__module__.split(".")[1] for name, (made, _) in DATASETS.items()}
+    assert all(topics[name] == topic for topic, names in reasoning_gym.FAMILIES.items() for name in names)
 
 
 def test_no_offered_scorer_evaluates_what_a_model_wrote():

@@ -16,6 +16,7 @@ from django.test import Client
 
 from rollouts.models import Run, Tokenizer
 from rollouts.tito.strategies import STRATEGIES
+from tests.web.samples import stored_run
 
 pytestmark = pytest.mark.django_db
 
@@ -51,6 +52,23 @@ def test_environments_of_a_family_are_grouped_behind_the_calculator(web: Client)
     assert choices.index('value="calculator"') < choices.index("<optgroup")
     labels = re.findall(r'<optgroup label="([^"]*)"', choices)
     assert labels == list(dict.fromkeys(labels)) and all(":" not in label for label in labels)
+    assert max(heading.count("<option") for heading in choices.split("<optgroup")) < 30, "no list of ninety"
+
+
+def test_a_first_launch_sees_four_fields_and_the_rest_is_folded_until_it_is_needed(web: Client) -> None:
+    page = web.get("/runs/new").content.decode()
+    before, folded = page.split('id="more"')
+    assert re.findall(r'<(?:select|input type="number")[^>]* id="id_(\w+)"', before) == [
+        "model",
+        "strategy",
+        "environment",
+        "prompts",
+    ]
+    assert not folded.startswith(" open") and 'id="id_temperature"' in folded
+    for wrong in ({"temperature": "-1"}, {"seed": "x"}):
+        assert 'id="more" open' in web.post("/runs/new", wrong).content.decode()
+    again = stored_run(1, kind="launch", settings={"temperature": 0.5})
+    assert 'id="more" open' in web.get(f"/runs/new?again={again.code}").content.decode()
 
 
 @pytest.mark.parametrize(
