@@ -22,6 +22,7 @@ SORTS = {
     "-n_tokens": "longest first",
     "n_tokens": "shortest first",
     "-n_findings": "most findings first",
+    "-index": "run order, last first",
 }
 """The orders that the list offers; `selectors.SORTS` knows more."""
 STATUSES = tuple(StoredTrajectory.Status.values)
@@ -32,6 +33,24 @@ PARAMETERS = {
     "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed",
 }  # fmt: skip
 """Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
+
+
+@dataclass(frozen=True)
+class SortHead:
+    """The link in the head of a column by which a list can be sorted."""
+
+    url: str
+    order: str
+    """The order now: ``ascending``, ``descending``, or empty = it is sorted by another column."""
+    words: str
+    """The order that the link leads to."""
+
+
+_HEADS = {
+    "index": ("index", "-index"), "findings": ("-n_findings", "index"), "reward": ("-reward", "reward"),
+    "tokens": ("-n_tokens", "n_tokens"),
+}  # fmt: skip
+"""Column -> the orders that pressing its head leads to, in turn."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +109,16 @@ class TrajectoryFilter(TrajectoryFilters):
         named = {**dict(self.pairs()), **changes}
         kept = {name: value for name, value in named.items() if value}
         return f"?{urlencode(kept)}" if kept else ""
+
+    def heads(self) -> dict[str, SortHead]:
+        """Column -> the link in its head."""
+        found = {}
+        for column, (first, second) in _HEADS.items():
+            chosen = self.sort.removeprefix("-") == first.removeprefix("-")
+            to = second if self.sort == first else first
+            order = ("descending" if self.sort.startswith("-") else "ascending") if chosen else ""
+            found[column] = SortHead(self.query(sort="" if to == "index" else to) or "?", order, SORTS[to])
+        return found
 
     @property
     def is_set(self) -> bool:

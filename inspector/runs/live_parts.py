@@ -17,6 +17,7 @@ from django.urls import reverse
 from inspector.html.charts import histogram
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.group_page import group_url
 from inspector.runs.pages import RunValues, TrajectoryLine
 from inspector.runs.refusal import refusal
 from inspector.runs.values import (
@@ -39,7 +40,7 @@ LOOK_SECONDS = 5
 """The page asks for progress every two seconds. Figures and list of a large run cost more: they are read less often."""
 _MARKED_FIELDS = (
     "pk", "status", "stop_reason", "reward", "n_steps", "n_rows", "n_tokens", "n_trained", "n_findings", "error",
-    "checks",
+    "checks", "prompt_line", "answer_line",
 )  # fmt: skip
 """The columns of a trajectory that its line shows and that can change."""
 _MOVING = ("elapsed_seconds", "tokens_per_second", "remaining_seconds")
@@ -95,8 +96,47 @@ def figures_mark(run: Run) -> str:
 
 def list_page(run: Run, wanted: TrajectoryFilter) -> selectors.ListPart:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
-    filters = replace(wanted, hide_queued=run.kind == Run.Kind.LAUNCH and is_active(run) and not wanted.status)
-    return selectors.list_trajectories(run, filters, wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
+    return selectors.list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
+
+
+def _listed(run: Run, wanted: TrajectoryFilter) -> TrajectoryFilter:
+    return replace(wanted, hide_queued=run.kind == Run.Kind.LAUNCH and is_active(run) and not wanted.status)
+
+
+def place_part(
+    run: Run,
+    wanted: TrajectoryFilter,
+    found: selectors.ListPart,
+    queued: int,
+    summary: selectors.RunSummary | None = None,
+) -> dict[str, Any]:
+    """How many trajectories pass the filter, and the place of the first line among them, from 1.
+
+    None = more than are counted. At most three queries, none for the first page where a total of the run tells it.
+    ``queued``: the trajectories that nobody has begun.
+    """
+    listed = _listed(run, wanted)
+    if replace(listed, hide_queued=False).pass_all:
+        total: int | None = run.n_trajectories - queued * listed.hide_queued
+    else:
+        total = _known_total(listed, summary) if summary is not None else None
+    if total is None:
+        counted = selectors.count_trajectories(run, listed)
+        total = counted if counted <= selectors.MOST_COUNTED else None
+    before = selectors.count_before(found.items[0], listed, wanted.sort) if wanted.after and found.items else 0
+    return {"total": total, "first": before + 1 if before <= selectors.MOST_COUNTED or listed.pass_all else None}
+
+
+def _known_total(listed: TrajectoryFilter, summary: selectors.RunSummary) -> int | None:
+    """The total of a filter by one thing that the figures count."""
+    by_one = {
+        "kind": summary.finding_trajectories, "status": summary.by_status, "stop_reason": summary.stop_reasons,
+    }  # fmt: skip
+    for name, counts in by_one.items():
+        others: dict[str, Any] = {name: ""}
+        if (value := getattr(listed, name)) and replace(listed, **others).pass_all:
+            return counts.get(value, 0)
+    return None
 
 
 def list_mark(found: selectors.ListPart) -> str:
@@ -114,6 +154,8 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart) -> 
             item,
             url=f"/trajectories/{item.code}{query}",
             kinds=kinds.get(item.pk, {}),
+            group_url=group_url(run.code, item.group) if item.group else "",
+            rows_per_call=round(item.n_rows / item.n_steps, 2) if item.n_steps else None,
             not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
@@ -172,5 +214,9 @@ def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResp
     if now.figures != had.figures:
         part |= {**figures_part(run, wanted), "new_figures": True}
     if found is not None and now.list != had.list:
-        part |= {**list_part(run, wanted, found), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE}
+        part |= {
+            **list_part(run, wanted, found), **place_part(run, wanted, found, part["progress"].queued),
+            "heads": wanted.heads(), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE,
+            "most_counted": selectors.MOST_COUNTED,
+        }  # fmt: skip
     return render(request, "runs/_changed.html", part)

@@ -158,13 +158,21 @@ class TrajectoryLine:
     index: int
     external_id: str
     group: str
+    group_url: str
+    """Address of its group; empty = it has none."""
     status: str
     error: str
     stop_reason: str
+    prompt_line: str | None
+    """First line of the task: of the last user message of its first request; null = not known."""
+    answer_line: str | None
+    """First line of its last answer, without reasoning; null = not known."""
     reward: float | None
     reward_parts: dict[str, float]
     steps: int
     rows: int
+    rows_per_call: float | None
+    """Rows for each engine call, two decimals: at best one row of all; null without steps."""
     tokens: int
     sampled: int
     trained: int
@@ -216,6 +224,10 @@ class RunPage(Page):
     """One part of the list."""
     next: str | None
     """What ``after`` takes for the following part; None on the last."""
+    total: int | None
+    """How many trajectories pass the filter; None = more than are counted."""
+    first: int | None
+    """Place of the first line among them, from 1; None = further on than is counted."""
     notices: tuple[str, ...]
     """Sentences about parameters that were left out because they made no sense."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -24,6 +26,8 @@ from rollouts.selectors.jobs import latest_jobs
 from rollouts.selectors.registered import chat_template_labels
 
 MAX_REJECTIONS = 100
+MAX_LINES = 6
+"""Numbers of rejected lines that are named for one reason."""
 
 
 def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
@@ -44,6 +48,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         queued=shell["progress"].queued,
         notices=wanted.notices,
         **parts.list_part(run, wanted, found),
+        **parts.place_part(run, wanted, found, shell["progress"].queued, shell["summary"]),
     )
     if wants_json(request):
         return json_page(shown)
@@ -52,6 +57,9 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         "run": shown.run,
         "filter": wanted,
         "sorts": SORTS,
+        "rejected_groups": _rejected_groups(shown.rejections),
+        "heads": wanted.heads(),
+        "most_counted": selectors.MOST_COUNTED,
         "settings_words": settings_words(run.settings, form_labels()),
         "target": run,
         **_template_names(run),
@@ -62,6 +70,30 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
     }
     return page(request, "runs/detail.html", shown, **only_html)
+
+
+@dataclass(frozen=True)
+class RejectedGroup:
+    """Lines of a file that were rejected for one reason."""
+
+    file: str
+    reason: str
+    times: int
+    lines: str
+    """Numbers of the first lines; empty = the whole file."""
+
+
+def _rejected_groups(rejections: Sequence[RejectedLine]) -> list[RejectedGroup]:
+    """Each reason once, in the order in which they came."""
+    found: dict[tuple[str, str], list[int | None]] = {}
+    for one in rejections:
+        found.setdefault((one.file, one.reason), []).append(one.line)
+    groups = []
+    for (file, reason), lines in found.items():
+        numbers = [f"{line:,}" for line in lines if line]
+        more = f" and {len(numbers) - MAX_LINES:,} more" if len(numbers) > MAX_LINES else ""
+        groups.append(RejectedGroup(file, reason, len(lines), "; ".join(numbers[:MAX_LINES]) + more))
+    return groups
 
 
 def _template_names(run: Run) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from inspector.runs import compare_page, cost_page, import_views, job_views, launch_views, views
+from inspector.runs import compare_page, cost_page, group_page, import_views, job_views, launch_views, views
 from inspector.web.twins import twins
 
 urlpatterns = [
@@ -16,6 +16,8 @@ urlpatterns = [
     path("runs/<code:code>/resume", views.resume, name="run-resume"),
     path("runs/<code:code>/delete", views.delete, name="run-delete"),
     *twins("runs/<code:code>/cost", cost_page.cost, name="run-cost"),
+    # The twin first: the name of a group may hold anything.
+    *reversed(twins("runs/<code:code>/groups/<path:key>", group_page.group, name="run-group")),
     *twins("runs/<code:code>/replay", job_views.replay, name="run-replay"),
     *twins("runs/<code:code>/diagnose", job_views.diagnose, name="run-diagnose"),
     path("runs/<code:code>/export", job_views.export, name="run-export"),

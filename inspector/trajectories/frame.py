@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
-from urllib.parse import urlencode
 
 from django.http import HttpRequest
 from django.urls import reverse
 
+from inspector.runs.group_page import group_url
 from inspector.trajectories.neighbours import find_siblings, no_siblings
 from inspector.web.twins import Page
 from rollouts import selectors
@@ -151,7 +151,7 @@ def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> li
     else:
         facts.append(HeaderField("status", trajectory.status))
     if trajectory.group:
-        url = "" if is_alone else f"{reverse('run', args=[run.code])}?{urlencode({'group': trajectory.group})}"
+        url = "" if is_alone else group_url(run.code, trajectory.group)
         facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=url))
     facts.append(HeaderField("steps", f"{trajectory.n_steps:,}"))
     facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if trajectory.n_rows > 1 else ""))

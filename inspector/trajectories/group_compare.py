@@ -12,7 +12,7 @@ from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary
 from rollouts.tito.align import align_ids
 
-MAX_OTHERS = 40
+MAX_OTHERS = 512
 """The most trajectories of the group that are offered."""
 MAX_ROW_TOKENS = 200_000
 """The most tokens of a row that one request aligns."""

@@ -36,7 +36,10 @@ def no_siblings() -> Siblings:
 
 
 def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) -> Siblings:
-    """The trajectories before and after it in the list that led to it. Two queries."""
+    """The trajectories before and after it in the list that led to it, and its place there.
+
+    Two queries in the run's own order, at most eleven in a filtered and sorted list.
+    """
     wanted = TrajectoryFilter.read(params)
     before, after = selectors.neighbours(trajectory, wanted, wanted.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"
@@ -48,11 +51,9 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) ->
     is_sorted = wanted.sort != "index"
     if is_sorted:
         words = ", ".join(filter(None, [words, f"order: {SORTS.get(wanted.sort, wanted.sort)}"]))
-    number = f"{trajectory.index + 1:,} of {max(run.n_trajectories, trajectory.index + 1):,}"
     # The parts of a large import are read side by side.
-    place = f"number {number}" if is_sorted else number
-    if trajectory.index >= PROVISIONAL:
-        place = "numbered when the import has ended"
+    is_numbered = trajectory.index < PROVISIONAL
+    place = _place(trajectory, wanted) if is_numbered else "numbered when the import has ended"
     return Siblings(
         previous_url=reverse(name, args=[before.code]) + query if before else "",
         next_url=reverse(name, args=[after.code]) + query if after else "",
@@ -62,3 +63,15 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) ->
         clear_url=reverse(name, args=[trajectory.code]),
         list_url=reverse("run", args=[run.code]) + wanted.query(),
     )
+
+
+def _place(trajectory: StoredTrajectory, wanted: TrajectoryFilter) -> str:
+    """`5 of 252`: its place among those that pass the filter."""
+    if not selectors.passes(trajectory, wanted):
+        return "not in the filtered list"
+    place = selectors.count_before(trajectory, wanted, wanted.sort) + 1
+    total = max(selectors.count_trajectories(trajectory.run, wanted), place)
+    most = selectors.MOST_COUNTED
+    if wanted.pass_all and total > most:
+        return f"{place:,} of {total:,}" if wanted.sort == "index" or place <= most else f"of {total:,}"
+    return (f"{place:,} of " if place <= most else "of ") + (f"{total:,}" if total <= most else f"more than {most:,}")

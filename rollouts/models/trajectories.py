@@ -50,6 +50,10 @@ class StoredTrajectory(models.Model):
     n_lost = models.PositiveIntegerField(
         null=True, help_text="Sampled tokens that no row trains as they were sampled. None = not known."
     )
+    prompt_line = models.CharField(
+        max_length=160, null=True, help_text="First line of the task; null = an older version stored it."
+    )
+    answer_line = models.CharField(max_length=160, null=True, help_text="First line of the last answer.")
     n_findings = models.PositiveIntegerField(default=0)
     worst_severity = models.CharField(max_length=10, blank=True)
     checks = models.JSONField(
@@ -80,4 +84,8 @@ class StoredTrajectory(models.Model):
             models.Index(fields=["run", "status", "index"], name="trajectory_by_status"),
             # How many trajectories of a run have which worst severity, for the list of runs.
             models.Index(fields=["run", "worst_severity"], condition=~Q(worst_severity=""), name="trajectory_by_worst"),
+            # What an older version stored without the lines of lists.
+            models.Index(
+                fields=["id"], condition=Q(prompt_line__isnull=True, status="done"), name="trajectory_without_lines"
+            ),
         ]

@@ -14,10 +14,14 @@ from rollouts.selectors.runs import (
 )
 from rollouts.selectors.trajectories import load_step_prompt, load_trajectories, load_trajectory
 from rollouts.selectors.trajectory_list import (
+    MOST_COUNTED,
     SORTS,
     ListPart,
     TrajectoryFilters,
+    count_before,
+    count_trajectories,
     filter_trajectories,
     list_trajectories,
     neighbours,
+    passes,
 )

@@ -233,12 +233,13 @@ def column_values(trajectory: Stored, row: int, names: Collection[str]) -> dict[
 
 
 def others_of_group(trajectory: Stored, limit: int) -> list[Stored]:
-    """The other ended trajectories of the group that have rows, in run order. At most one query."""
+    """The other ended trajectories of the group that have rows, the best reward first. At most one query."""
     if not trajectory.group:
         return []
     group = Stored.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
     ended = group.filter(status=Stored.Status.DONE).exclude(pk=trajectory.pk)
-    return list(ended.order_by("index").only("code", "external_id", "reward", "run_id", "status")[:limit])
+    found = ended.order_by("index").only("code", "external_id", "index", "reward", "run_id", "status")[:limit]
+    return sorted(found, key=lambda one: (one.reward is None, -(one.reward or 0.0), one.index))
 
 
 def step_wise_scopes(trajectory: Stored) -> list[StepWiseRows]:

@@ -10,7 +10,7 @@ import json
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -20,6 +20,9 @@ from rollouts.tito.diagnose.finding import Severity
 
 SORTS = ("index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings")
 """The orders of a list of trajectories; a minus sign means descending."""
+
+MOST_COUNTED = 10_000
+"""What passes a filter is counted so far: it bounds what a page of a large run costs."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class TrajectoryFilters:
     """Only trajectories that have a finding."""
     hide_queued: bool = False
     """Leave out queued trajectories."""
+
+    @property
+    def pass_all(self) -> bool:
+        """Nothing is filtered out."""
+        return all(getattr(self, one.name) == one.default for one in fields(TrajectoryFilters))
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,39 @@ def neighbours(
     before = _take(found, _stretches_before(sort, place), 1)
     after = _take(found, _stretches(sort, place), 1)
     return before[0] if before else None, after[0] if after else None
+
+
+def count_trajectories(run: models.Run, filters: TrajectoryFilters, most: int = MOST_COUNTED) -> int:
+    """The number of trajectories that pass, or ``most + 1`` where there are more than ``most``.
+
+    At most one query; none where the totals of the run tell it.
+    """
+    if filters.pass_all:
+        return run.n_trajectories
+    return _count(filter_trajectories(run, filters), most)
+
+
+def count_before(
+    trajectory: models.StoredTrajectory, filters: TrajectoryFilters, sort: str, most: int = MOST_COUNTED
+) -> int:
+    """The number of trajectories before it in a list, or ``most + 1`` where there are more. At most two queries."""
+    sort = sort if sort in SORTS else "index"
+    if filters.pass_all and sort == "index":
+        return trajectory.index
+    found = filter_trajectories(trajectory.run, filters)
+    n = 0
+    for condition, _ in _stretches_before(sort, (getattr(trajectory, sort.removeprefix("-")), trajectory.index)):
+        n += _count(found.filter(condition), most - n) if n <= most else 0
+    return n
+
+
+def passes(trajectory: models.StoredTrajectory, filters: TrajectoryFilters) -> bool:
+    """Whether a trajectory passes. At most one query."""
+    return filters.pass_all or filter_trajectories(trajectory.run, filters).filter(pk=trajectory.pk).exists()
+
+
+def _count(found: QuerySet[models.StoredTrajectory], most: int) -> int:
+    return found.order_by().values("pk")[: most + 1].count()
 
 
 Place = tuple[float | None, int]

@@ -11,10 +11,12 @@ import numpy as np
 from rollouts import models
 from rollouts.selectors.streams import StoredSteps
 from rollouts.services.bulk import bare
+from rollouts.services.previews import stored_preview
 from rollouts.services.token_segments import delete_files
 from rollouts.tito import token_origins
 from rollouts.tito.coding import ARRAYS, CodedStep
 from rollouts.tito.prefix import links_of
+from rollouts.tito.preview import Preview
 from rollouts.tito.trajectory import Link, Step, Trajectory
 from rollouts.token_store import Place, TokenItem, store_of
 from rollouts.token_store.items import row_item, step_item
@@ -44,6 +46,8 @@ class EncodedTrajectory:
     """As many as the trajectory has."""
     row_places: Sequence[Place | None]
     """For each row with its own arrays, as ``EncodedStep.place``."""
+    preview: Preview
+    """Its lines in lists."""
 
 
 def encode_step(earlier: StoredSteps, step: Step, link: Link | None = None) -> EncodedStep:
@@ -62,7 +66,7 @@ def encode_trajectories(
     ``put_for``: put their arrays into the store of this run, which is slow, so that no transaction may be open. With a
     ``token_table`` the origin of the tokens between completions is found where no strategy wrote it.
     """
-    found = [_encoded(trajectory) for trajectory in trajectories]
+    found = [_encoded(trajectory, token_table) for trajectory in trajectories]
     if token_table is not None:
         later = [
             (one.tokens, step, one.coded.messages_shared)
@@ -94,11 +98,12 @@ def drop_arrays(encoded: Iterable[EncodedTrajectory]) -> None:
     delete_files({place.segment.key for place in places if place is not None})
 
 
-def _encoded(trajectory: Trajectory) -> EncodedTrajectory:
+def _encoded(trajectory: Trajectory, token_table: ByteTable | None) -> EncodedTrajectory:
     values = StoredSteps()
     links = links_of(trajectory)
     steps = [encode_step(values, step, link) for step, link in zip(trajectory.steps, links, strict=True)]
-    return EncodedTrajectory(models.new_code(), values, steps, [None] * len(trajectory.rows))
+    preview = stored_preview(trajectory.steps, trajectory.rows, token_table)
+    return EncodedTrajectory(models.new_code(), values, steps, [None] * len(trajectory.rows), preview)
 
 
 def _items(one: EncodedTrajectory, trajectory: Trajectory) -> Iterator[TokenItem]:

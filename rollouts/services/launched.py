@@ -16,6 +16,7 @@ from rollouts.selectors.streams import stored_steps
 from rollouts.services.bulk import change_whole
 from rollouts.services.contents import Contents
 from rollouts.services.findings import add_findings, set_findings, worst_severity
+from rollouts.services.previews import stored_preview
 from rollouts.services.text import without_paths
 from rollouts.services.trajectories import bump_run, reward_totals
 from rollouts.services.write_steps import StepWriter, count_tokens
@@ -128,12 +129,14 @@ def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
             added.setdefault(key, []).append(writer.add_step(key, steps[key], step))
         writer.save()
         per_run: dict[int, Counter[str]] = defaultdict(Counter)
-        per_trajectory = []
+        per_trajectory, lines = [], []
         for key, stored in sorted(added.items()):
             n_sampled, n_tokens = count_tokens(stored)
             per_trajectory.append((len(stored), n_tokens, n_sampled, key))
+            lines.append((*stored_preview(steps[key].steps), key))
             per_run[runs[key]] += Counter(n_steps=len(stored), n_tokens=n_tokens, n_sampled=n_sampled)
         change_whole(models.StoredTrajectory, ("n_steps", "n_tokens", "n_sampled"), per_trajectory, add=True)
+        change_whole(models.StoredTrajectory, ("prompt_line", "answer_line"), lines)
         for run_key, totals in sorted(per_run.items()):
             models.Run.objects.filter(pk=run_key).update(
                 heartbeat_at=timezone.now(), **{name: F(name) + n for name, n in totals.items()}

@@ -12,6 +12,7 @@ from rollouts import models
 from rollouts.selectors.streams import stored_steps
 from rollouts.services.bulk import reserve_keys
 from rollouts.services.findings import replace_findings
+from rollouts.services.previews import stored_preview
 from rollouts.services.trajectories import bump_run, next_index, reward_totals
 from rollouts.services.write_steps import StepWriter
 from rollouts.tito.trajectory import Step
@@ -42,9 +43,10 @@ def append_steps(
             held = steps[record.pk]
             held += [writer.add_step(record.pk, values[record.pk], step) for step in new]
             writer.add_rows(record, held, values[record.pk], None)
+            record.prompt_line, record.answer_line = stored_preview(values[record.pk].steps, (), token_table)
         models.StoredRow.objects.filter(trajectory__in=before).delete()
         writer.save()
-        fields = ["status", "finished_at", "n_trained", "n_lost", *_TOTALS]
+        fields = ["status", "finished_at", "n_trained", "n_lost", "prompt_line", "answer_line", *_TOTALS]
         models.StoredTrajectory.objects.bulk_update(records.values(), fields, batch_size=100)
         grown = {
             total: sum(getattr(record, total) - before[record.pk][n] for record in records.values())

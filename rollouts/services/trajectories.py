@@ -65,6 +65,8 @@ def save_trajectories(
                 created_at=now,
                 finished_at=now,
                 checks=None if checks is None else checks[n],
+                prompt_line=one.preview.prompt,
+                answer_line=one.preview.answer,
             )
             steps = [
                 writer.add_step(record.pk, one.values, step, coded)

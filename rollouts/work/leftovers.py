@@ -17,6 +17,7 @@ from rollouts import files, services
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.services.audit import drop_old_events
+from rollouts.services.previews import fill_previews
 from rollouts.services.token_segments import delete_orphans, delete_replaced
 from rollouts.work import exporting, imports, retention, token_moves
 from rollouts.work.uploads import drop_uploads, kept_codes
@@ -29,13 +30,16 @@ LIST_SECONDS = 24 * 3600
 """How often the segments of the file storage are listed."""
 DRAFT_AGE_SECONDS = 24 * 3600.0
 """No request takes so long. An older draft belongs to a process that is gone."""
+PREVIEW_SECONDS = 20.0
+"""How long one sweep writes the lines of trajectories that an older version stored."""
 
 
 def sweep() -> None:
     """Remove uploads that no import reads again, files of exports that are not offered, and old drafts.
 
     Imports that were never sent are ended, and runs that keep their arrays in segments are gathered. Lines of the audit
-    log that are too old go. Raises :class:`rollouts.files.StorageDown`.
+    log that are too old go. Trajectories of an older version get their lines for lists, last, because arrays
+    are read for it. Raises :class:`rollouts.files.StorageDown`.
     """
     drop_old_events()
     retention.sweep()
@@ -57,6 +61,7 @@ def sweep() -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    fill_previews(PREVIEW_SECONDS)
 
 
 def _sweep_segments() -> None:

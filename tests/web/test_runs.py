@@ -171,9 +171,9 @@ def test_the_list_of_runs_names_a_few_kinds_and_counts_the_others(web: Client) -
 def test_a_column_without_a_value_is_not_drawn(web: Client) -> None:
     run = services.create_run("import", "bare")
     services.save_trajectories(run, [trajectory("a", None, "")])
-    assert ">Group</th>" not in (page := web.get(f"/runs/{run.code}").content.decode()) and ">Reward</th>" not in page
+    assert ">Group</th>" not in (page := web.get(f"/runs/{run.code}").content.decode()) and ">Reward</a>" not in page
     services.save_trajectories(run, [trajectory("b", 0.0, "g")])
-    assert ">Group</th>" in (page := web.get(f"/runs/{run.code}").content.decode()) and ">Reward</th>" in page
+    assert ">Group</th>" in (page := web.get(f"/runs/{run.code}").content.decode()) and ">Reward</a>" in page
 
 
 @pytest.mark.parametrize(
