@@ -48,6 +48,8 @@ class ShareBar(Bar):
     trajectories: int
     of: int
     url: str
+    has_label: bool = True
+    """Its label stands below the axis: of narrow bars only some have the room."""
 
     @property
     def has_room(self) -> bool:
@@ -97,6 +99,8 @@ class ChartFrame:
 
 REWARDS = ChartFrame(width=560, top=18, base=124, gap=2)
 SHARES = ChartFrame(width=960, top=18, base=170, gap=3)
+LABEL_ROOM = 96
+"""Units between two labels of an axis."""
 STRIP_WIDTH = 1000
 """Width of the viewBox of a row's minimap and of the strip of a lens."""
 STRIP_HEIGHT = 40
@@ -122,16 +126,37 @@ def histogram(summary: RunSummary) -> dict[str, Any] | None:
         for one, box in zip(bins, REWARDS.columns([one.n for one in bins]), strict=True)
     )
     low, high, mean = bins[0].start, bins[-1].stop, summary.reward_mean
-    mean_x = round((mean - low) / (high - low) * REWARDS.width, 2) if mean is not None and high > low else None
+    is_exact = all(one.start == one.stop for one in bins)  # a bar for each value: no axis, so no place for the mean
+    mean_x = None
+    if mean is not None and high > low and not is_exact:
+        mean_x = round((mean - low) / (high - low) * REWARDS.width, 2)
     # Below the base line there is room for the lowest and the highest reward.
     sizes = {"width": REWARDS.width, "height": REWARDS.base + 20, "base": REWARDS.base}
-    return {**sizes, "bars": bars, "low": low, "high": high, "total": summary.n_rewards, "mean": mean, "mean_x": mean_x}
+    return {
+        **sizes,
+        "is_exact": is_exact,
+        "bars": bars,
+        "low": low,
+        "high": high,
+        "total": summary.n_rewards,
+        "mean": mean,
+        "mean_x": mean_x,
+    }
 
 
 def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[ShareBar]:
     """A column for each (label, trajectories, of, url)."""
     columns = SHARES.columns([_share(n, of) for _, n, of, _ in entries])
-    return [ShareBar(*box, *entry) for entry, box in zip(entries, columns, strict=True)]
+    every = -(-LABEL_ROOM * len(entries) // SHARES.width)
+    return [
+        ShareBar(*box, *entry, has_label=place % max(every, 1) == 0)
+        for place, (entry, box) in enumerate(zip(entries, columns, strict=True))
+    ]
+
+
+def highest_share(bars: Sequence[ShareBar]) -> str:
+    """The share of the tallest bar, which is the top of the axis, as text."""
+    return max(bars, key=lambda bar: _share(bar.trajectories, bar.of)).percent if bars else ""
 
 
 def extent(start: int, stop: int, n_tokens: int) -> dict[str, str]:

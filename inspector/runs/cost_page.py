@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
-from inspector.html.charts import SHARES, share_bars
+from inspector.html.charts import SHARES, highest_share, share_bars
 from inspector.runs.cached_figures import cost_of
 from inspector.runs.pages import CostPage, KindLine, RunValues
 from inspector.runs.strategies import strategies_of
@@ -15,7 +16,7 @@ from inspector.templatetags.inspector_tags import finding_title, plural
 from inspector.web.access import reads_run
 from inspector.web.twins import page
 from rollouts.models import Run
-from rollouts.selectors.figures import KindCost, TrainedTotals, slice_size
+from rollouts.selectors.figures import KindCost, RunCost, TrainedTotals, slice_size
 
 TICKS = 18
 """Room for the labels below the axis."""
@@ -44,16 +45,20 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     slice_bars = share_bars(
         [(f"trajectories {a:,} to {b:,}", n, of, f"{here}?from={a}&to={b}&flawed=1{also}") for a, b, n, of in slices]
     )
-    charts = [
-        {"id": "by-step", "title": "By step", "head": "Step", "bars": step_bars,
+    charts: list[dict[str, Any]] = [
+        {"id": "by-step", "title": "By step", "head": "Step", "bars": step_bars, "axis": "step",
          "text": "Share of all trajectories that have a finding at that step."},
         {"id": "along", "title": "Along the run", "head": "Trajectories", "bars": slice_bars,
+         "axis": "position in the run",
          "text": "Share of trajectories with a finding, from the first trajectory of the run to the last."},
     ]  # fmt: skip
+    for chart in charts:
+        chart["top"] = highest_share(chart["bars"])
     return page(
-        request, "runs/cost.html", shown, charts=charts, totals_text=_totals_text(found.totals),
+        request, "runs/cost.html", shown, charts=charts, sums=_sums(found), totals_text=_totals_text(found.totals),
         chosen=finding_title(kind) if kind else "",
-        width=SHARES.width, base=SHARES.base, bottom=SHARES.base + TICKS, beyond=found.spread.steps_beyond,
+        width=SHARES.width, base=SHARES.base, top=SHARES.top, bottom=SHARES.base + TICKS,
+        beyond=found.spread.steps_beyond,
     )  # fmt: skip
 
 
@@ -67,6 +72,17 @@ def _kind(one: KindCost, total: int, sampled: int, here: str) -> KindLine:
         wrong_percent=_percent(one.trained_tokens_wrong, sampled),
         url=f"{here}?finding={one.kind}",
     )
+
+
+def _sums(found: RunCost) -> dict[str, int | None]:
+    """The last line of the table. Lost and wrong come from the rows, so that no token counts twice."""
+    known = bool(found.totals.sampled)
+    return {
+        "lost": found.totals.lost if known else None,
+        "wrong": found.totals.foreign if known else None,
+        "rows_more": sum(one.rows_more for one in found.kinds),
+        "recomputed": sum(one.prompt_tokens_repaid for one in found.kinds),
+    }
 
 
 def _totals_text(totals: TrainedTotals) -> str:

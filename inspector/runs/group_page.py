@@ -70,8 +70,11 @@ class GroupPage(Page):
     scored: int
     """How many of them have a reward."""
     reward_mean: float | None
+    """Over those that have a reward."""
     reward_min: float | None
+    """The lowest reward."""
     reward_max: float | None
+    """The highest reward."""
     zero_variance: bool
     """All rewards are equal, and none is still to come: the group teaches nothing."""
     advantages: str

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Mapping
+from dataclasses import fields
 from typing import IO, Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
+from inspector.runs.filters import TrajectoryFilter
 from inspector.runs.jobs import JobLine, for_page, is_offered
 from inspector.web.access import found_or_404, reads_run, writes_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
@@ -76,8 +77,11 @@ def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job |
     return redirect(f"{reverse('run', args=[run.code])}#work")
 
 
-def wanted_of(params: Mapping[str, str]) -> Wanted:
-    """The export that a form or an address asks for. Raises ``ValueError`` with a sentence."""
+def wanted_of(params: QueryDict) -> Wanted:
+    """The export that a form or an address asks for: with `which=list`, of what passes the filter of the list.
+
+    Raises ``ValueError`` with a sentence.
+    """
     numbers = {}
     for name in ("pad_to", "pad_id"):
         text = params.get(name, "").strip()
@@ -93,7 +97,24 @@ def wanted_of(params: Mapping[str, str]) -> Wanted:
         leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out",
         pad_to=numbers["pad_to"],
         pad_id=numbers["pad_id"] or 0,
+        only=_only(params) if params.get("which") == "list" else None,
     )
+
+
+def _only(params: QueryDict) -> dict[str, Any] | None:
+    wanted = TrajectoryFilter.read(params)
+    if wanted.notices:
+        raise ValueError(wanted.notices[0])
+    chosen = {one.name: getattr(wanted, one.name) for one in fields(TrajectoryFilters)}
+    return {name: value for name, value in chosen.items() if value not in ("", None, False)} or None
+
+
+def _address(run: Run, wanted: Wanted, params: QueryDict) -> str:
+    """The address of the file that a request writes."""
+    query = {name: value for name, value in wanted.as_options().items() if name != "only"}
+    if wanted.only:
+        query |= {"which": "list", **dict(TrajectoryFilter.read(params).pairs())}
+    return f"{reverse('run-export', args=[run.code])}?{urlencode(query)}"
 
 
 def fits_a_request(run: Run, wanted: Wanted) -> bool:
@@ -136,7 +157,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     # The whole file first, because a refusal must come before the first byte is sent.
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
-        exporting.write_run(run, filter_trajectories(run, TrajectoryFilters()), wanted, file)
+        exporting.write_run(run, filter_trajectories(run, wanted.filters), wanted, file)
     except ExportRefused as refusal:
         file.close()
         return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)), run.code)
@@ -149,7 +170,8 @@ def export(request: HttpRequest, run: Run) -> Any:
 
 def file_name(run: Run, wanted: Wanted) -> str:
     strategy = f"_{wanted.strategy}" if wanted.strategy else ""
-    return f"run_{run.code}_{wanted.format}{strategy}{exporting.suffix_of(wanted.format)}"
+    part = "_part" if wanted.only else ""
+    return f"run_{run.code}_{wanted.format}{strategy}{part}{exporting.suffix_of(wanted.format)}"
 
 
 @writes_run
@@ -162,7 +184,7 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
     if is_active(run):
         return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
     if fits_a_request(run, wanted) and not wants_json(request):
-        return redirect(f"{reverse('run-export', args=[run.code])}?{urlencode(wanted.as_options())}")
+        return redirect(_address(run, wanted, request.POST))
     job, send = services.ask_job(run, Job.Kind.EXPORT, wanted.as_options(), request.user)
     if not send:
         sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."

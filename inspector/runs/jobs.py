@@ -113,6 +113,8 @@ def what_of(job: Job) -> str:
         parts.append("faulty rows too")
     if options.get("leave_out"):
         parts.append("faulty trajectories left out")
+    if only := options.get("only"):
+        parts.append("only " + ", ".join(f"{name} {value}".replace("_", " ") for name, value in only.items()))
     return ", ".join(parts)
 
 

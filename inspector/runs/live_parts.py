@@ -36,6 +36,10 @@ from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import run_control
 
 TRAJECTORIES_PER_PAGE = 50
+TOP_KINDS = 5
+"""Kinds of findings that the page of a run shows unfolded."""
+MAX_REASONS = 5
+"""Reasons of failed trajectories that it names."""
 LOOK_SECONDS = 5
 """The page asks for progress every two seconds. Figures and list of a large run cost more: they are read less often."""
 _MARKED_FIELDS = (
@@ -78,10 +82,14 @@ def progress_mark(part: dict[str, Any]) -> str:
 def figures_part(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
     """Findings by kind, rewards, and why trajectories ended."""
     summary = summary_of(run)
+    kinds = finding_choices(summary, wanted)
     return {
         "summary": summary,
         "chart": histogram(summary),
-        "kinds": finding_choices(summary, wanted),
+        "kinds": kinds[:TOP_KINDS],
+        "more_kinds": kinds[TOP_KINDS:],
+        "more_open": any(kind.chosen for kind in kinds[TOP_KINDS:]),
+        "failures": list(selectors.failure_reasons(run).items())[:MAX_REASONS],
         "by_severity": findings_sentences(summary),
         "all_clear": all_clear(summary.checks),
         "stops": stop_choices(summary, wanted),

@@ -16,7 +16,7 @@ from inspector.web.twins import Page, from_columns
 from rollouts.engines import engine_spec
 from rollouts.formats import lacks_of
 from rollouts.models import Run
-from rollouts.selectors import RunSummary
+from rollouts.selectors import RunSummary, RunTotals
 from rollouts.selectors.figures import KindCost
 
 
@@ -94,6 +94,14 @@ class ListedRun(RunValues):
 
     worst: tuple[str, int] | None
     """The gravest severity of its findings, and how many trajectories have it."""
+    severities: dict[str, int]
+    """Worst severity -> trajectories, the gravest first; empty where they are not counted."""
+    top_cause: str | None
+    """The most frequent kind among those of the gravest usual severity."""
+    rows_per_call: float | None
+    """Training rows for each engine call, two decimals; null without steps."""
+    tags: list[str]
+    """By name."""
     project: str | None
     """Name of its project, for a user who sees several."""
 
@@ -146,6 +154,8 @@ class RunsPage(Page):
     """One part of the list, newest first."""
     next: str | None
     """What ``after`` takes for the following part; None on the last."""
+    totals: RunTotals
+    """Over all runs that pass the filter."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +222,8 @@ class RunPage(Page):
     """The first lines that could not be read."""
     tokenizer_note: str
     """That ids cannot be read as text; empty while all is well."""
+    tags: list[str]
+    """By name."""
     jobs: list[JobLine]
     """Work that was asked for on the run, the newest first."""
     jobs_live: bool
@@ -261,7 +273,7 @@ class CostPage(Page):
     totals: dict[str, int | None]
     """Over trajectories with steps: tokens ``sampled``, ``trained``, ``lost`` and ``foreign``. None = not known."""
     kinds: list[KindLine]
-    """The cost by kind, the most frequent first."""
+    """The cost by kind, the one that costs most tokens first."""
     by_step: list[dict[str, int]]
     """Trajectories with a finding at each of the first steps."""
     steps_beyond: int

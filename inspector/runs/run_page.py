@@ -42,6 +42,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         summary=shell["summary"],
         rejections=[from_columns(RejectedLine, one) for one in rejections],
         tokenizer_note=tokenizer_note(run, shell["summary"]),
+        tags=selectors.tags_of([run]).get(run.pk, []),
         jobs=[JobLine.of(job, run) for job in jobs],
         jobs_live=any(is_active(job) for job in jobs),
         filter={**dict(wanted.pairs()), "sort": wanted.sort},

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from inspector.runs import compare_page, cost_page, group_page, import_views, job_views, launch_views, views
+from inspector.runs import change_page, compare_page, cost_page, group_page, import_views, job_views, launch_views, views
 from inspector.web.twins import twins
 
 urlpatterns = [
@@ -11,6 +11,7 @@ urlpatterns = [
     *twins("runs/new", launch_views.new, name="run-new"),
     path("runs/demo", launch_views.demo, name="run-demo"),
     *twins("runs/compare", compare_page.compare, name="run-compare"),
+    *twins("runs/change", change_page.change, name="runs-change"),
     *twins("runs/<code:code>", views.detail, name="run"),
     path("runs/<code:code>/cancel", views.cancel, name="run-cancel"),
     path("runs/<code:code>/resume", views.resume, name="run-resume"),

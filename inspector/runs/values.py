@@ -166,7 +166,7 @@ class Choice:
 
 
 def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
-    """Findings by kind: errors, then warnings, then infos, and of each severity the most frequent first."""
+    """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first."""
     most = max(summary.finding_counts.values(), default=0)
     # While a run works, or after it was cancelled, trajectories without a diagnosis do not count.
     total = sum(n for status, n in summary.by_status.items() if status not in ("queued", "running", "cancelled"))
@@ -195,12 +195,17 @@ def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choic
                 next(iter(severities), ""),
             )
         )
-    return sorted(choices, key=lambda choice: SEVERITIES.index(choice.severity) if choice.severity else 9)
+
+    def place(choice: Choice) -> tuple[int, int, int, int]:
+        tokens, one_row = summary.finding_tokens.get(choice.name) or 0, summary.finding_one_row.get(choice.name, 0)
+        return SEVERITIES.index(choice.severity) if choice.severity else 9, -tokens, -one_row, -choice.count
+
+    return sorted(choices, key=place)
 
 
 def severity_count(severity: str, n: int) -> str:
-    """`1 error`, `2 warnings`, `3 info findings`."""
-    return plural(n, "info finding" if severity == "info" else severity)
+    """`1 error`, `2 warnings`, `3 notes`."""
+    return plural(n, "note" if severity == "info" else severity)
 
 
 def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
@@ -210,7 +215,7 @@ def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
     said = [
         ("error", counts.get("error", 0), "with an error"),
         ("warning", counts.get("warning", 0), "with a warning and no error"),
-        ("info", counts.get("info", 0), "with info findings alone"),
+        ("info", counts.get("info", 0), "with only notes"),
         ("", clean, "without a finding" + " in what was checked" * any(one.not_decidable for one in summary.checks)),
     ]
     held = [one for one in said if one[1]]

@@ -10,7 +10,8 @@ from django.views.decorators.http import require_safe
 
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import STATUSES, TrajectoryFilter
-from inspector.runs.pages import ListedRun, RunsPage, RunValues
+from inspector.runs.listed import listed_run, severity_bar
+from inspector.runs.pages import RunsPage, RunValues
 from inspector.runs.refusal import refusal
 from inspector.runs.run_page import jobs_part, whole_page
 from inspector.web.access import (
@@ -26,31 +27,35 @@ from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts import selectors
 from rollouts.models import Role, Run
 from rollouts.selectors.activity import is_active
-from rollouts.selectors.figures import worst_of
+from rollouts.selectors.figures import severities_of
 from rollouts.work import run_control
 
 RUNS_PER_PAGE = 25
+MAX_TAGS = 200
+"""Tags that the filter of the list offers."""
 
 
 @require_safe
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """Runs, newest first. `?text=`, `?status=`, `?kind=` and `?project=` filter; `?after=` takes `next` of a part."""
-    asked = {name: request.GET.get(name, "")[:200] for name in ("text", "status", "kind", "project", "after")}
-    filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"])
+    """Runs, newest first. `?text=`, `?status=`, `?kind=`, `?project=`, `?tag=` filter; `?after=` takes `next` of a part."""
+    asked = {name: request.GET.get(name, "")[:200] for name in ("text", "status", "kind", "project", "tag", "after")}
+    filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"], asked["tag"])
     try:
         part = selectors.visible_runs(access(request), filters, asked["after"], RUNS_PER_PAGE)
     except ValueError:  # an address that was cut short shows the newest
         part = selectors.visible_runs(access(request), filters, "", RUNS_PER_PAGE)
     shown = part.items
-    worst = worst_of(shown)
+    severities, tags = severities_of(shown), selectors.tags_of(shown)
     data = RunsPage(
         runs=[
-            ListedRun.of(run, worst=worst.get(run.pk), project=project_name(request, run.project_id)) for run in shown
+            listed_run(run, severities.get(run.pk, {}), tags.get(run.pk, []), project_name(request, run.project_id))
+            for run in shown
         ],
         next=part.next or None,
+        totals=selectors.total_runs(access(request), filters),
     )
-    filtered = any(asked[name] for name in ("text", "status", "kind", "project"))
+    filtered = any(asked[name] for name in ("text", "status", "kind", "project", "tag"))
     live = any(is_active(run) for run in shown)
     mark = parts.mark_of(data)
     polled = is_fragment(request, "runs")
@@ -60,6 +65,8 @@ def index(request: HttpRequest) -> HttpResponse:
     return page(
         request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live, mark=mark,
         projects=projects_to_filter(request),
+        known_tags=selectors.known_tags(access(request), MAX_TAGS),
+        lines=[(run, severity_bar(run)) for run in data.runs],
     )  # fmt: skip
 
 

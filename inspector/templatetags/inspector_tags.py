@@ -21,7 +21,7 @@ from rollouts.tito.diagnose.kinds import KINDS, FindingKind
 
 register = template.Library()
 
-STATUS_GLYPHS = {"queued": "○", "running": "◐", "done": "●", "failed": "✕", "cancelled": "⊘", "live": "●"}
+STATUS_GLYPHS = {"queued": "○", "running": "◐", "done": "✓", "failed": "✕", "cancelled": "⊘", "live": "●"}
 SEVERITY_GLYPHS = {"error": "▲", "warning": "◆", "info": "●"}
 NO_VALUE = "–"
 

@@ -25,7 +25,7 @@ from rollouts.models.people import (
 )
 from rollouts.models.replays import Replay, ReplayRows
 from rollouts.models.rows import RowColumn, RowTokens, StoredRow
-from rollouts.models.runs import Rejection, Run, RunFigures
+from rollouts.models.runs import Rejection, Run, RunFigures, RunTag
 from rollouts.models.steps import StepTokens, StoredStep
 from rollouts.models.template_checks import TemplateCheck
 from rollouts.models.token_segments import TokenSegment
@@ -56,6 +56,7 @@ __all__ = [
     "RowTokens",
     "Run",
     "RunFigures",
+    "RunTag",
     "ShareLink",
     "StepTokens",
     "StoredFinding",

@@ -94,6 +94,20 @@ class Run(models.Model):
         return f"{self.name} ({self.code})"
 
 
+class RunTag(models.Model):
+    """A word by which people find a run again."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="tags")
+    name = models.CharField(max_length=40)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "name"], name="tag_once_on_run")]
+        indexes = [
+            # The runs with a tag, and the tags that there are.
+            models.Index(fields=["name", "run"], name="tag_by_name")
+        ]
+
+
 class RunFigures(models.Model):
     """The figures on the pages of a large run. The worker that ended the run counts them once."""
 

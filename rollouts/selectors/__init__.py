@@ -5,11 +5,17 @@ from rollouts.selectors.runs import (
     GroupStats,
     RunFilters,
     RunSummary,
+    RunTotals,
     count_running,
+    failure_reasons,
     finding_kinds,
     group_stats,
+    known_tags,
     list_rejections,
     run_summary,
+    runs_with_codes,
+    tags_of,
+    total_runs,
     visible_runs,
 )
 from rollouts.selectors.trajectories import load_step_prompt, load_trajectories, load_trajectory

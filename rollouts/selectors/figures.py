@@ -16,7 +16,7 @@ from rollouts.models import Run, RunFigures, StoredFinding, StoredTrajectory
 from rollouts.selectors.runs import NOT_INFO, RunSummary, run_summary, summary_from
 from rollouts.tito.diagnose.finding import Severity
 
-VERSION = 4
+VERSION = 5
 """Goes up when the rules of counting change."""
 LARGE = 5_000
 """With more trajectories, counting is too slow for a page."""
@@ -40,6 +40,13 @@ class KindCost:
     prompt_tokens_repaid: int
     lost_in_one_row: int
     """What would be lost if a row went on over each break."""
+    severity: str
+    """The worst severity of these findings."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens lost and wrong, as far as they are known."""
+        return (self.trained_tokens_lost or 0) + (self.trained_tokens_wrong or 0)
 
 
 @dataclass(frozen=True)
@@ -112,8 +119,8 @@ def summary_in(body: dict[str, Any]) -> RunSummary:
     return summary_from(body["summary"])
 
 
-def worst_of(runs: Sequence[Run]) -> dict[int, tuple[str, int]]:
-    """Key of a run -> the worst severity of its findings, and the number of trajectories with it. At most two queries.
+def severities_of(runs: Sequence[Run]) -> dict[int, dict[str, int]]:
+    """Key of a run -> worst severity -> the number of its trajectories that have it. At most two queries.
 
     A large run without stored figures is left out.
     """
@@ -130,9 +137,7 @@ def worst_of(runs: Sequence[Run]) -> dict[int, tuple[str, int]]:
         for run, severity, n in held.values_list("run", "worst_severity").annotate(n=Count("pk")):
             counts.setdefault(run, {})[severity] = n
     return {
-        run: next((severity.value, held[severity]) for severity in Severity if held.get(severity))
-        for run, held in counts.items()
-        if any(held.get(severity) for severity in Severity)
+        run: {one.value: held[one] for one in Severity if held.get(one)} for run, held in counts.items() if any(held)
     }
 
 
@@ -159,7 +164,7 @@ def run_totals(run: Run) -> TrainedTotals:
 
 
 def run_kinds(run: Run) -> list[KindCost]:
-    """The cost of each kind of a run, the most frequent first. Two queries."""
+    """The cost of each kind of a run, the one that costs most tokens first. Two queries."""
     rows = (
         StoredFinding.objects.filter(run=run)
         .values("kind")
@@ -168,6 +173,7 @@ def run_kinds(run: Run) -> list[KindCost]:
             trajectories=Count("trajectory", distinct=True),
             prompt_tokens_repaid=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0),
             lost_in_one_row=Sum("lost_in_one_row", filter=NOT_INFO, default=0),
+            **{severity.value: Count("pk", filter=Q(severity=severity)) for severity in Severity},
             **{f"sum_{name}": Sum(name, filter=NOT_INFO, default=0) for name in _UNSURE},
             **{f"unknown_{name}": Count("pk", filter=NOT_INFO & Q(**{name: None})) for name in _UNSURE},
         )
@@ -184,8 +190,13 @@ def run_kinds(run: Run) -> list[KindCost]:
         for name in _UNSURE:
             total, unknown = held.pop(f"sum_{name}"), held.pop(f"unknown_{name}")
             held[name] = None if unknown else total
-        found.append(KindCost(**held, rows_more=more[held["kind"]]))
-    return found
+        counts = {severity.value: held.pop(severity.value) for severity in Severity}
+        worst = next(severity for severity, n in counts.items() if n)
+        found.append(KindCost(**held, rows_more=more[held["kind"]], severity=worst))
+    order = [severity.value for severity in Severity]
+    return sorted(
+        found, key=lambda one: (-one.tokens, -one.lost_in_one_row, order.index(one.severity), -one.trajectories)
+    )
 
 
 _UNSURE = ("trained_tokens_lost", "trained_tokens_wrong")

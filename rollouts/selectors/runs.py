@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Avg, Count, F, FloatField, Max, Min, Q, QuerySet, Sum, Value
+from django.db.models import Avg, Count, Exists, F, FloatField, Max, Min, OuterRef, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Floor, Least
 
 from rollouts import models
@@ -23,7 +23,10 @@ N_BINS = 20
 
 @dataclass(frozen=True)
 class RewardBin:
-    """A bar of the histogram: rewards in ``[start, stop)``. The last bar includes ``stop``."""
+    """A bar of the histogram: rewards in ``[start, stop)``. The last bar includes ``stop``.
+
+    Where all rewards are one of two values, there is a bar for each: ``start`` and ``stop`` are the value.
+    """
 
     start: float
     stop: float
@@ -77,6 +80,8 @@ class RunFilters:
     kind: str = ""
     project: str = ""
     """A whole code. A project that is unknown or hidden has no runs."""
+    tag: str = ""
+    """A whole tag."""
 
 
 def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -> CursorPart[models.Run]:
@@ -92,17 +97,58 @@ def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -
     return cut_part("runs", items, limit, lambda run: (run.created_at, run.pk))
 
 
+def runs_with_codes(access: Access, codes: Sequence[str]) -> list[models.Run]:
+    """Of these codes the runs that may be seen, with their projects, newest first. One query."""
+    found = access.limit(models.Run.objects.select_related("project")).filter(code__in=list(codes))
+    return list(found.order_by("-created_at", "-id"))
+
+
+def tags_of(runs: Sequence[models.Run]) -> dict[int, list[str]]:
+    """Key of a run -> its tags by name. One query."""
+    found: dict[int, list[str]] = {}
+    for run, name in models.RunTag.objects.filter(run__in=runs).order_by("name").values_list("run", "name"):
+        found.setdefault(run, []).append(name)
+    return found
+
+
+def known_tags(access: Access, limit: int) -> list[str]:
+    """The first tags by name of the runs that may be seen. One query."""
+    found = access.limit(models.RunTag.objects.all(), "run__project")
+    return list(found.order_by("name").values_list("name", flat=True).distinct()[:limit])
+
+
 def _filtered(found: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
     """The runs of ``found`` that pass."""
     if filters.project:
         found = found.filter(project__code=filters.project)
     if text := filters.text:
         found = found.filter(Q(name__icontains=text) | Q(model__icontains=text) | Q(code=text))
+    if filters.tag:
+        found = found.filter(Exists(models.RunTag.objects.filter(run=OuterRef("pk"), name=filters.tag)))
     if filters.status in models.Run.Status.values:
         found = found.filter(status=filters.status)
     if filters.kind in models.Run.Kind.values:
         found = found.filter(kind=filters.kind)
     return found
+
+
+@dataclass(frozen=True)
+class RunTotals:
+    """Added up over runs."""
+
+    runs: int
+    trajectories: int
+    tokens: int
+    complete: bool
+    """False: there are more runs, of which the newest are counted."""
+
+
+def total_runs(access: Access, filters: RunFilters, most: int = 1000) -> RunTotals:
+    """Over the runs that may be seen and pass, the newest ``most``. One query."""
+    found = _filtered(access.limit(models.Run.objects.all()), filters).order_by("-created_at", "-id")
+    held = list(found.values_list("n_trajectories", "n_tokens")[: most + 1])
+    counted = held[:most]
+    return RunTotals(len(counted), sum(n for n, _ in counted), sum(n for _, n in counted), len(held) <= most)
 
 
 def unfinished_launches(access: Access, limit: int) -> list[models.Run]:
@@ -130,6 +176,14 @@ def find_trajectory(code: str) -> models.StoredTrajectory | None:
 def count_running(run: models.Run) -> int:
     """Trajectories of a run that a worker is making. One query."""
     return run.trajectories.filter(status=models.StoredTrajectory.Status.RUNNING).count()
+
+
+def failure_reasons(run: models.Run, limit: int = 1000) -> dict[str, int]:
+    """Why trajectories failed -> how many did, of the first ``limit``. One query, or none where none failed."""
+    if not run.n_failed:
+        return {}
+    failed = run.trajectories.filter(status=models.StoredTrajectory.Status.FAILED).order_by("index")
+    return dict(Counter(failed.values_list("error", flat=True)[:limit]).most_common())
 
 
 def list_rejections(run: models.Run, limit: int) -> list[models.Rejection]:
@@ -223,7 +277,13 @@ def _histogram(
     # The database counts, because a run may have a million trajectories.
     position = Floor((F("reward") - Value(low)) / Value(width), output_field=FloatField())
     bins = found.filter(reward__isnull=False).annotate(bin=Least(Cast(position, FloatField()), Value(N_BINS - 1.0)))
-    counts = {int(number): count for number, count in bins.values_list("bin").annotate(n=Count("pk"))}
+    held = bins.values_list("bin").annotate(n=Count("pk"), low=Min("reward"), high=Max("reward"))
+    counts, ends = {}, set()
+    for number, count, least, most in held:
+        counts[int(number)] = count
+        ends |= {least, most}
+    if ends == {low, high}:
+        return [RewardBin(low, low, counts[0]), RewardBin(high, high, counts[N_BINS - 1])]
     return [RewardBin(low + i * width, low + (i + 1) * width, counts.get(i, 0)) for i in range(N_BINS)]
 
 

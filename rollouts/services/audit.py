@@ -93,6 +93,10 @@ class Action(StrEnum):
     """A file of a run left the server."""
     DELETED = "run deleted"
     """A run was deleted."""
+    RENAMED = "run renamed"
+    """A run got another name; the detail says from what."""
+    TAGGED = "run tagged"
+    """A run got a tag, or lost one; the detail says which."""
     RESTORED = "backup restored"
     """A backup was restored."""
 

@@ -23,6 +23,7 @@ from rollouts.formats.registry import Join
 from rollouts.formats.writers import exports
 from rollouts.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
 from rollouts.models import Job
+from rollouts.selectors import TrajectoryFilters, filter_trajectories
 from rollouts.services.jobs import Beat, JobFailed, JobLost, end_job, files_in_use
 from rollouts.services.shards import shards_of
 from rollouts.tito.batches import batched
@@ -76,6 +77,8 @@ class Wanted:
     pad_to: int | None = None
     """From the network at most ``MAX_PADDING``."""
     pad_id: int = 0
+    only: Mapping[str, Any] | None = None
+    """Which trajectories are written: fields of ``TrajectoryFilters`` by name; None = all."""
 
     def __post_init__(self) -> None:
         if self.format not in WRITERS:
@@ -86,6 +89,11 @@ class Wanted:
             raise ValueError("Faulty rows are either written all the same or left out; choose one of the two.")
         if self.pad_to is not None and (self.format != "sft" or self.pad_to < 1):
             raise ValueError("Padding takes a number of tokens from 1 on, and goes with the format sft alone.")
+
+    @property
+    def filters(self) -> TrajectoryFilters:
+        """Which trajectories are written."""
+        return TrajectoryFilters(**(self.only or {}))
 
     def as_options(self) -> dict[str, Any]:
         """The options of the job: every field that is not the default."""
@@ -141,6 +149,8 @@ class WrittenPart(NamedTuple):
 def sentence_of(parts: Sequence[WrittenPart], wanted: Wanted) -> str:
     """How many trajectories were left out. Raises :class:`ExportRefused` where nothing is left to write."""
     n, n_read, n_out = (sum(getattr(part, name) for part in parts) for name in ("n", "n_read", "n_out"))
+    if wanted.only and not n_read:
+        raise ExportRefused("No finished trajectory passes the filter of this export, so there is nothing to write.")
     if n_out and not n:
         first = next(part.first for part in parts if part.n_out)
         raise ExportRefused(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
@@ -272,7 +282,10 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     """
     whole = job.whole or job
     assert whole.run is not None
+    draft, wanted = draft_of(job), Wanted(**whole.options)
     records = finished_trajectories(whole.run, *range_of(job))
+    if wanted.only:
+        records = records.filter(pk__in=filter_trajectories(whole.run, wanted.filters).values("pk"))
     total = records.count()
     beat(n_done=0, n_total=total)
     notes: list[str] = []
@@ -283,7 +296,6 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
         n_done += 1
         beat.now_and_then(n_done=n_done)
 
-    draft, wanted = draft_of(job), Wanted(**whole.options)
     try:
         with draft.open("wb") as file:
             part = write_part(whole.run, records, wanted, file, tell=notes.append, tick=tick)

@@ -95,6 +95,11 @@ ROWS: dict[str, list[Row]] = {
     "runs/demo": [post(member_gets(302, foreign=302))],
     "runs/compare": [get(LIST), get("door door 404 200 200 200 200 200", query="run={run}&run={run}")],
     # One run.
+    "runs/change": [
+        get(LIST),
+        get(member_gets(200), query="run={run}"),
+        post(member_gets(302), form={"run": "{run}", "do": "tag", "tags": "x"}, json=200),
+    ],
     "runs/<code:code>": [get(READ)],
     "runs/<code:code>/cancel": [post(member_gets(302))],
     "runs/<code:code>/resume": [post(member_gets(302))],

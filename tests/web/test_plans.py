@@ -179,11 +179,12 @@ def test_a_plan_without_an_index_is_seen(run: models.Run) -> None:
 @pytest.mark.parametrize(
     ("address", "most"),
     [
-        ("/", 6),
-        ("/?text=list&status=done", 6),
-        ("/?after={run}", 7),
-        ("/runs/{run}", 18),
-        ("/runs/{run}.json?finding=branch&sort=-reward", 18),
+        ("/", 9),
+        ("/?text=list&status=done&tag=x", 9),
+        ("/?after={run}", 10),
+        ("/runs/{run}", 19),
+        ("/runs/{run}.json?finding=branch&sort=-reward", 19),
+        ("/runs/{run}.json?flawed=1&min=0&sort=-reward", 19),
         ("/runs/{run}/cost", 12),
         ("/trajectories/{trajectory}?finding=branch&sort=n_tokens", 24),
         ("/templates", 6),

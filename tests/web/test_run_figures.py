@@ -86,15 +86,15 @@ def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("address", "most"),
-    # session, user, run, roles, figures, jobs, trajectories, group stats, kinds of findings, tokenizers; the cost asks
-    # for the replays too
+    # session, user, run, roles, figures, jobs, trajectories, tags, group stats, kinds of findings, tokenizers; what
+    # passes a filter is counted; the cost asks for the replays too
     [
-        ("", 10),
-        (".json", 9),
+        ("", 11),
+        (".json", 10),
         ("/cost", 6),
         ("/cost?finding=branch", 6),
-        ("?finding=branch&at=0", 10),
-        ("?flawed=1", 10),
+        ("?finding=branch&at=0", 12),
+        ("?flawed=1", 12),
     ],
 )
 def test_a_large_run_asks_a_handful(web: Client, address: str, most: int, django_assert_num_queries: Any) -> None:

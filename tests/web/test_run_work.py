@@ -139,6 +139,41 @@ def test_a_padded_export_of_a_short_run_may_be_a_large_one(web: Client, sent: li
     assert web.get(f"/runs/{run.code}/export", asked | {"pad_to": "250000"}).status_code == 200
 
 
+def test_an_export_holds_what_passes_the_filter(web: Client, monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
+    run = stored_run(6)
+    page = web.get(f"/runs/{run.code}?finding=boundary_merge&max=1").content.decode()
+    assert (
+        "3 that pass the filter" in page
+        and "all 6" in page
+        and "x-which" not in web.get(f"/runs/{run.code}").content.decode()
+    )
+    asked = {"finding": "boundary_merge", "max": "1", "which": "list"}
+
+    def ids_in(answer: Any) -> list[str]:
+        return [json.loads(line)["external_id"] for line in b"".join(answer.streaming_content).decode().splitlines()]
+
+    address = web.post(f"/runs/{run.code}/exports", asked).url
+    assert "finding=boundary_merge" in address and "which=list" in address
+    answer = web.get(address)
+    assert ids_in(answer) == ["t001", "t003", "t005"] and "_part" in answer["Content-Disposition"]
+    assert len(ids_in(web.get(f"/runs/{run.code}/export?finding=boundary_merge"))) == 6, "without which=list all"
+    for nothing in ({"group": "none"}, {"min": "x"}):
+        assert web.get(f"/runs/{run.code}/export", {"which": "list", **nothing}).status_code == 422
+    monkeypatch.setattr(job_views, "MAX_TOKENS_IN_REQUEST", 3)
+    web.post(f"/runs/{run.code}/exports", asked)
+    (job,) = run.jobs.all()
+    assert job.options == {"only": {"kind": "boundary_merge", "reward_max": 1.0}} and sent == [job.pk]
+    do_job(job.pk)
+    page = web.get(f"/runs/{run.code}")
+    assert "only kind boundary merge, reward max 1.0" in page.content.decode()
+    assert ids_in(web.get(f"/runs/{run.code}/jobs/{job.code}/file")) == ["t001", "t003", "t005"]
+    web.post(f"/runs/{run.code}/exports", {"group": "none", "which": "list"})
+    empty = run.jobs.get(status="queued")
+    do_job(empty.pk)
+    empty.refresh_from_db()
+    assert empty.status == "failed" and "passes the filter" in empty.error
+
+
 def test_a_small_export_is_downloaded_at_once(web: Client, sent: list[int]) -> None:
     run = stored_run(2)
     answer = web.post(f"/runs/{run.code}/exports", {"format": "sft", "force": "1", "strategy": "", "pad_to": ""})

@@ -66,11 +66,12 @@ def test_the_list_is_paged_by_key(web: Client, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_list_asks_as_many_queries_for_one_run_as_for_twenty(web: Client, django_assert_num_queries: Any) -> None:
     stored_run(2)
-    with django_assert_num_queries(5):  # session, user, roles, runs, the gravest of their findings
+    # session, user, roles, runs, their severities, their tags, totals, the tags of the filter
+    with django_assert_num_queries(8):
         web.get("/")
     for number in range(20):
         stored_run(2, f"run {number}")
-    with django_assert_num_queries(5):
+    with django_assert_num_queries(8):
         web.get("/")
 
 
@@ -80,8 +81,8 @@ def test_the_list_says_which_runs_have_errors(web: Client, monkeypatch: pytest.M
     stored_run(2, "clean", findings=[[], []])
     assert [run["worst"] for run in web.get("/runs.json").json()["runs"]] == [None, ["info", 1], ["error", 2]]
     page = one_line(web.get("/"))
-    assert f'href="/runs/{bad.code}?severity=error"' in page and "2 trajectories with an error" in page
-    assert page.count("only info") == 1
+    assert f'href="/runs/{bad.code}?severity=error"' in page and "2 with an error" in page
+    assert page.count("only notes") == 2
     monkeypatch.setattr(figures, "LARGE", 0)
     assert web.get("/runs.json?text=bad").json()["runs"][0]["worst"] is None
     services.take_figures(bad)
@@ -104,7 +105,7 @@ def test_a_run_asks_as_many_queries_for_two_trajectories_as_for_sixty(
     web: Client, django_assert_max_num_queries: Any, django_assert_num_queries: Any
 ) -> None:
     small, large = stored_run(2), stored_run(60, "large")
-    with django_assert_max_num_queries(15) as few:
+    with django_assert_max_num_queries(16) as few:
         web.get(f"/runs/{small.code}")
     with django_assert_num_queries(len(few)):
         web.get(f"/runs/{large.code}")
@@ -135,11 +136,11 @@ def test_a_run_says_its_findings_in_words_and_the_worst_first(web: Client) -> No
     assert "1 trajectory, 33.3 %" in page and "3 tokens lost or wrong" in page
     assert "1 trajectory with an error" in page and "1 without a finding" in page and "with a warning" not in page
     noted = stored_run(2, "noted", findings=[[finding("branch", Severity.INFO)], []])
-    assert "1 trajectory with info findings alone" in web.get(f"/runs/{noted.code}").content.decode()
+    assert "1 trajectory with only notes" in web.get(f"/runs/{noted.code}").content.decode()
     lines = web.get(f"/runs/{run.code}.json").json()["trajectories"]
     assert [line["kinds"] for line in lines] == [{"branch": "info"}, {"bos_mismatch": "error", "branch": "info"}, {}]
-    chips = web.get("/?text=sample").content.decode()
-    assert "</b> Branch" in chips and chips.index("</b> Branch") < chips.index("</b> BOS doubled")
+    # The gravest cause stands first in the list of runs, though the other one is more frequent.
+    assert web.get("/runs.json?text=sample").json()["runs"][0]["top_cause"] == "bos_mismatch"
 
 
 def test_a_run_that_holds_nothing_and_a_finding_that_it_has_not(web: Client) -> None:
@@ -162,10 +163,55 @@ def test_the_share_of_a_finding_is_of_those_that_were_judged(web: Client) -> Non
     assert "1 trajectory, 50.0 %" in web.get(f"/runs/{run.code}").content.decode()
 
 
-def test_the_list_of_runs_names_a_few_kinds_and_counts_the_others(web: Client) -> None:
+def test_the_list_of_runs_names_one_cause_and_counts_the_others(web: Client) -> None:
     stored_run(1, findings=[[finding(kind) for kind in sorted(KINDS)[:7]]])
     page = one_line(web.get("/"))
-    assert page.count('class="chip" href="/runs/') == 5 and "and 3 kinds more" in page
+    assert page.count("?finding=") == 1 and "and 6 kinds more" in page and 'class="is-error"' in page
+    assert "1 run, 1 trajectory, 9 tokens" in page
+
+
+def test_five_causes_are_shown_by_cost_and_the_others_are_folded(web: Client) -> None:
+    kinds = sorted(kind for kind, held in KINDS.items() if held.severity == Severity.ERROR)[:7]
+    costs = [replace(finding(kind), cost=Cost(trained_tokens_lost=n)) for n, kind in enumerate(kinds)]
+    here = f"/runs/{stored_run(1, findings=[costs]).code}"
+    page = one_line(web.get(here))
+    shown, folded = page.split('id="more-kinds"')
+    assert [kind for kind in kinds if f'id="kind-{kind}"' in shown] == kinds[2:] and "2 kinds more" in folded
+    assert shown.index(f'id="kind-{kinds[6]}"') < shown.index(f'id="kind-{kinds[5]}"')
+    assert 'id="more-kinds" open' in one_line(web.get(f"{here}?finding={kinds[0]}"))
+    costly = web.get(f"{here}/cost.json").json()["kinds"]
+    assert [line["kind"] for line in costly] == kinds[::-1] and costly[0]["severity"] == "error"
+    assert "All kinds, each token once" in one_line(web.get(f"{here}/cost"))
+
+
+def test_rewards_of_two_values_are_two_bars(web: Client) -> None:
+    def bins(*rewards: float) -> list[tuple[float, float, int]]:
+        run = services.create_run("import", "rewards")
+        services.save_trajectories(run, [trajectory(f"t{n}", reward) for n, reward in enumerate(rewards)])
+        services.end_run(run, Run.Status.DONE)
+        held = web.get(f"/runs/{run.code}.json").json()["summary"]["reward_bins"]
+        page = one_line(web.get(f"/runs/{run.code}"))
+        assert ("2 at 1" in page) == (len(held) == 2)
+        return [(one["start"], one["stop"], one["n"]) for one in held]
+
+    assert bins(0, 1, 1) == [(0, 0, 1), (1, 1, 2)]
+    assert len(bins(0, 0.001, 1, 1)) == 20
+    assert bins(1, 1, 1) == [(1, 1, 3)]
+
+
+def test_one_reason_is_told_once(web: Client) -> None:
+    run = stored_run(8)
+    run.trajectories.filter(index__lt=5).update(status="failed", error="The engine refused.")
+    run.trajectories.filter(index=5).update(status="failed", error="Another reason.")
+    Run.objects.filter(pk=run.pk).update(n_failed=6)
+    page = one_line(web.get(f"/runs/{run.code}"))
+    assert "5 times:</b>" in page and "Once:</b>" in page
+    assert page.count(">The engine refused.<") == 2 and page.count("same reason</span>") == 4
+    Rejection.objects.bulk_create(Rejection(run=run, file="a.jsonl", line=n, reason="No ids.") for n in range(1, 33))
+    Run.objects.filter(pk=run.pk).update(n_rejected=32)
+    page = one_line(web.get(f"/runs/{run.code}"))
+    assert page.count("No ids.") == 1 and "1; 2; 3; 4; 5; 6 and 26 more" in page
+    assert page.index('id="rejected"') < page.index('id="run-list"')
 
 
 def test_a_column_without_a_value_is_not_drawn(web: Client) -> None:

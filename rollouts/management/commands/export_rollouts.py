@@ -45,7 +45,7 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
-            wanted = Wanted(**{field.name: options[field.name] for field in fields(Wanted)})
+            wanted = Wanted(**{field.name: options[field.name] for field in fields(Wanted) if field.name in options})
         except ValueError as error:
             raise CommandError(f"--pad-to: {error}") from error
         target = Path(options["output"])

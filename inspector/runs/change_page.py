@@ -1,0 +1,118 @@
+"""`/runs/change`: rename, tag, untag or delete several runs. The page names each of them before anything goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.contrib import messages
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
+
+from inspector.runs.pages import RunValues
+from inspector.templatetags.inspector_tags import plural
+from inspector.web.access import access, may_delete, require
+from inspector.web.twins import Page, page, wants_json
+from rollouts import selectors
+from rollouts.models import Role, Run
+from rollouts.services.tags import add_tags, read_tags, remove_tags, rename_run
+from rollouts.work import run_control
+
+MAX_RUNS = 100
+"""Runs that are changed at once."""
+
+
+@dataclass(frozen=True)
+class ChosenRun:
+    """A run that was chosen."""
+
+    run: RunValues
+    tags: list[str]
+    may_delete: bool
+    """The user made it, or is an admin of its project."""
+
+
+@dataclass(frozen=True)
+class ChangePage(Page):
+    """The runs that were chosen, and what was said about the last wish."""
+
+    runs: list[ChosenRun]
+    """Newest first."""
+    error: str
+    """Why nothing was changed; empty otherwise."""
+    done: str
+    """What was changed; empty before a POST."""
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+def change(request: HttpRequest) -> HttpResponse:
+    """`?run=CODE` for each run. POST with ``do``: ``rename``, ``tag``, ``untag`` or ``delete``; all or nothing."""
+    params = request.POST if request.method == "POST" else request.GET
+    codes = list(dict.fromkeys(params.getlist("run")))
+    runs = selectors.runs_with_codes(access(request), codes[: MAX_RUNS + 1])
+    held = {run.code for run in runs}
+    if missing := [code for code in codes[: MAX_RUNS + 1] if code not in held]:
+        raise Http404(f"There is no run with the code {missing[0][:64]}. It may have been deleted.")
+    for run in runs:
+        require(request, run, Role.MEMBER)
+    error = done = ""
+    if request.method == "POST":
+        try:
+            done = _do(request, runs, len(codes))
+        except ValueError as refusal:
+            error = str(refusal)
+    if done and not wants_json(request):
+        messages.success(request, done)
+        return redirect("runs")
+    deleted = done and request.POST.get("do") == "delete"
+    return page(
+        request, "runs/change.html", _page(request, [] if deleted else runs, error, done), 422 if error else 200
+    )
+
+
+def _page(request: HttpRequest, runs: list[Run], error: str, done: str) -> ChangePage:
+    tags = selectors.tags_of(runs) if runs else {}
+    chosen = [ChosenRun(RunValues.of(run), tags.get(run.pk, []), may_delete(request, run)) for run in runs]
+    return ChangePage(runs=chosen, error=error, done=done)
+
+
+def _do(request: HttpRequest, runs: list[Run], n: int) -> str:
+    """Does what the form asks for. Raises ``ValueError`` with a sentence; then nothing was changed."""
+    asked, posted = request.POST.get("do", ""), request.POST
+    if not runs:
+        raise ValueError("No run is chosen. Tick some in the list of runs.")
+    if n > MAX_RUNS:
+        raise ValueError(f"{n:,} runs are chosen; at most {MAX_RUNS} are changed at once.")
+    if asked == "delete":
+        return _delete(request, runs)
+    with transaction.atomic():
+        if asked == "rename":
+            for run in runs:
+                rename_run(run, posted.get(f"name-{run.code}", run.name))
+            return f"{plural(len(runs), 'run')} saved."
+        if asked in ("tag", "untag"):
+            names = read_tags(posted.get("tags", ""))
+            for run in runs:
+                (add_tags if asked == "tag" else remove_tags)(run, names)
+            said = "tagged" if asked == "tag" else "no longer tagged"
+            return f"{plural(len(runs), 'run')} {said} “{', '.join(names)}”."
+    raise ValueError("Say what is to be done: rename, tag, untag or delete.")
+
+
+def _delete(request: HttpRequest, runs: list[Run]) -> str:
+    if request.POST.get("sure") != "yes":
+        raise ValueError("Nothing was deleted: tick the box beside the button first.")
+    kept = [run.name for run in runs if not may_delete(request, run)]
+    if kept:
+        raise ValueError(
+            f"Nothing was deleted: others made “{'”, “'.join(kept[:5])}”, and only an admin of the project deletes "
+            "these. Leave them out."
+        )
+    for run in runs:
+        run_control.delete(run)
+    return f"{plural(len(runs), 'run')} deleted: {', '.join(run.name[:60] for run in runs[:5])}" + (
+        f" and {len(runs) - 5:,} more." if len(runs) > 5 else "."
+    )

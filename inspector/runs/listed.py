@@ -1,0 +1,62 @@
+"""A run as a line of the list of runs: how grave its findings are, and the cause that stands first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inspector.runs.filters import SEVERITIES
+from inspector.runs.pages import ListedRun
+from rollouts.models import Run
+from rollouts.tito.diagnose.kinds import KINDS
+
+BAR_WIDTH = 200
+"""Width of the viewBox of the bar."""
+LEAST = 3.0
+"""The least width of a part, so that one of thousands is seen."""
+
+
+@dataclass(frozen=True)
+class BarPart:
+    """The trajectories of one worst severity, as a part of a bar."""
+
+    severity: str
+    n: int
+    x: str
+    width: str
+
+
+def listed_run(run: Run, severities: Mapping[str, int], tags: list[str], project: str | None) -> ListedRun:
+    """``severities``: worst severity -> trajectories."""
+    return ListedRun.of(
+        run,
+        worst=next(iter(severities.items()), None),
+        severities=dict(severities),
+        top_cause=top_cause(run.finding_counts),
+        rows_per_call=round(run.n_rows / run.n_steps, 2) if run.n_steps else None,
+        tags=tags,
+        project=project,
+    )
+
+
+def top_cause(counts: Mapping[str, int]) -> str | None:
+    """The kind of the gravest usual severity that has most findings."""
+    return min(
+        (kind for kind, n in counts.items() if n), key=lambda kind: (_rank(kind), -counts[kind], kind), default=None
+    )
+
+
+def _rank(kind: str) -> int:
+    known = KINDS.get(kind)
+    return SEVERITIES.index(known.severity) if known else len(SEVERITIES)
+
+
+def severity_bar(run: ListedRun) -> list[BarPart]:
+    """The parts of a bar that stands for all trajectories of a run, the gravest first."""
+    total = max(run.trajectories, sum(run.severities.values()))
+    parts, x = [], 0.0
+    for severity, n in run.severities.items():
+        width = max(BAR_WIDTH * n / total, LEAST)
+        parts.append(BarPart(severity, n, f"{x:.1f}", f"{width:.1f}"))
+        x += width
+    return parts
