@@ -38,7 +38,7 @@ MAX_TAGS = 200
 @require_safe
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """Runs, newest first. `?text=`, `?status=`, `?kind=`, `?project=`, `?tag=` filter; `?after=` takes `next` of a part."""
+    """Runs, newest first. `?text=`, `?status=`, `?kind=`, `?project=`, `?tag=` filter; `?after=`: `next` of a part."""
     asked = {name: request.GET.get(name, "")[:200] for name in ("text", "status", "kind", "project", "tag", "after")}
     filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"], asked["tag"])
     try:
