@@ -2,7 +2,16 @@
 
 from django.urls import path
 
-from inspector.runs import change_page, compare_page, cost_page, group_page, import_views, job_views, launch_views, views
+from inspector.runs import (
+    change_page,
+    compare_page,
+    cost_page,
+    group_page,
+    import_views,
+    job_views,
+    launch_views,
+    views,
+)
 from inspector.web.twins import twins
 
 urlpatterns = [

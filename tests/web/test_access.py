@@ -275,7 +275,7 @@ def test_a_member_sees_the_same_addresses_filled_in(places: Places) -> None:
         answer = ask(places, "member", "GET", url)
         if answer.status_code not in (200, 302) or not secrets_in(places, answer, url):
             empty.append(address)
-    assert empty == ["/?after={run}"]  # it is the last run
+    assert not empty
 
 
 def test_a_form_makes_things_in_no_project_of_others(places: Places) -> None:
