@@ -130,9 +130,9 @@ def place_part(
         total = _known_total(listed, summary) if summary is not None else None
     if total is None:
         counted = selectors.count_trajectories(run, listed)
-        total = counted if counted <= selectors.MOST_COUNTED else None
+        total = counted if counted <= selectors.MAX_COUNTED else None
     before = selectors.count_before(found.items[0], listed, wanted.sort) if wanted.after and found.items else 0
-    return {"total": total, "first": before + 1 if before <= selectors.MOST_COUNTED or listed.pass_all else None}
+    return {"total": total, "first": before + 1 if before <= selectors.MAX_COUNTED or listed.pass_all else None}
 
 
 def _known_total(listed: TrajectoryFilter, summary: selectors.RunSummary) -> int | None:
@@ -225,6 +225,6 @@ def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResp
         part |= {
             **list_part(run, wanted, found), **place_part(run, wanted, found, part["progress"].queued),
             "heads": wanted.heads(), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE,
-            "most_counted": selectors.MOST_COUNTED,
+            "most_counted": selectors.MAX_COUNTED,
         }  # fmt: skip
     return render(request, "runs/_changed.html", part)

@@ -60,7 +60,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         "sorts": SORTS,
         "rejected_groups": _rejected_groups(shown.rejections),
         "heads": wanted.heads(),
-        "most_counted": selectors.MOST_COUNTED,
+        "most_counted": selectors.MAX_COUNTED,
         "settings_words": settings_words(run.settings, form_labels()),
         "target": run,
         **_template_names(run),

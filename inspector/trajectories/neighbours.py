@@ -71,7 +71,7 @@ def _place(trajectory: StoredTrajectory, wanted: TrajectoryFilter) -> str:
         return "not in the filtered list"
     place = selectors.count_before(trajectory, wanted, wanted.sort) + 1
     total = max(selectors.count_trajectories(trajectory.run, wanted), place)
-    most = selectors.MOST_COUNTED
+    most = selectors.MAX_COUNTED
     if wanted.pass_all and total > most:
         return f"{place:,} of {total:,}" if wanted.sort == "index" or place <= most else f"of {total:,}"
     return (f"{place:,} of " if place <= most else "of ") + (f"{total:,}" if total <= most else f"more than {most:,}")

@@ -20,7 +20,7 @@ from rollouts.selectors.runs import (
 )
 from rollouts.selectors.trajectories import load_step_prompt, load_trajectories, load_trajectory
 from rollouts.selectors.trajectory_list import (
-    MOST_COUNTED,
+    MAX_COUNTED,
     SORTS,
     ListPart,
     TrajectoryFilters,

@@ -21,7 +21,7 @@ from rollouts.tito.diagnose.finding import Severity
 SORTS = ("index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings")
 """The orders of a list of trajectories; a minus sign means descending."""
 
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 """What passes a filter is counted so far: it bounds what a page of a large run costs."""
 
 
@@ -142,7 +142,7 @@ def neighbours(
     return before[0] if before else None, after[0] if after else None
 
 
-def count_trajectories(run: models.Run, filters: TrajectoryFilters, most: int = MOST_COUNTED) -> int:
+def count_trajectories(run: models.Run, filters: TrajectoryFilters, most: int = MAX_COUNTED) -> int:
     """The number of trajectories that pass, or ``most + 1`` where there are more than ``most``.
 
     At most one query; none where the totals of the run tell it.
@@ -153,7 +153,7 @@ def count_trajectories(run: models.Run, filters: TrajectoryFilters, most: int = 
 
 
 def count_before(
-    trajectory: models.StoredTrajectory, filters: TrajectoryFilters, sort: str, most: int = MOST_COUNTED
+    trajectory: models.StoredTrajectory, filters: TrajectoryFilters, sort: str, most: int = MAX_COUNTED
 ) -> int:
     """The number of trajectories before it in a list, or ``most + 1`` where there are more. At most two queries."""
     sort = sort if sort in SORTS else "index"

@@ -138,7 +138,7 @@ def test_totals_stand_under_the_filter(web: Client, monkeypatch: pytest.MonkeyPa
     assert "not in the filtered list" in one_line(web.get(f"/trajectories/{third.code}?max=0"))
     best = one_line(web.get(f"/trajectories/{third.code}?sort=-reward&finding=boundary_merge"))
     assert '<span class="move-at">3 of 30</span>' in best
-    monkeypatch.setattr(selectors, "MOST_COUNTED", 10)
+    monkeypatch.setattr(selectors, "MAX_COUNTED", 10)
     for function in (selectors.count_trajectories, selectors.count_before):
         monkeypatch.setattr(function, "__defaults__", (10,))
     assert web.get(f"{here}.json?min=1").json()["total"] is None
