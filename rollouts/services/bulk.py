@@ -13,6 +13,8 @@ from django.db.models.base import ModelState
 from rollouts.fields import ArrayField
 
 M = TypeVar("M", bound=models.Model)
+WHOLE_FROM = 8
+"""Rows from which on PostgreSQL gets them by one statement: COPY takes a round trip more."""
 
 
 def reserve_keys(model: type[models.Model], n: int) -> Iterator[int]:
@@ -92,12 +94,26 @@ def insert_values(model: type[models.Model], rows: Sequence[Sequence[Any]], igno
     connection = connections[DEFAULT_DB_ALIAS]
     quote = connection.ops.quote_name
     fields = model._meta.concrete_fields
-    columns = ", ".join(quote(str(field.column)) for field in fields)
-    marks = ", ".join(["%s"] * len(fields))
-    ignore = " ON CONFLICT DO NOTHING" if ignore_conflicts else ""
+    table, columns = quote(model._meta.db_table), ", ".join(quote(str(field.column)) for field in fields)
     with connection.cursor() as cursor:
-        cursor.executemany(f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES ({marks}){ignore}", rows)
-        return int(cursor.rowcount)
+        if connection.vendor != "postgresql" or len(rows) < WHOLE_FROM:
+            marks = ", ".join(["%s"] * len(fields))
+            ignore = " ON CONFLICT DO NOTHING" if ignore_conflicts else ""
+            cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks}){ignore}", rows)
+            return int(cursor.rowcount)
+        # A statement for each row takes the server and this process twice as long.
+        types = [str(field.db_type(connection)).partition("(")[0] for field in fields]
+        if ignore_conflicts:
+            arrays = ", ".join(f"%s::{kind}[]" for kind in types)
+            statement = f"INSERT INTO {table} ({columns}) SELECT * FROM unnest({arrays}) ON CONFLICT DO NOTHING"
+            cursor.execute(statement, [list(values) for values in zip(*rows, strict=True)])
+            return int(cursor.rowcount)
+        statement = f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)"
+        with connection.wrap_database_errors, cursor.copy(statement) as copy:
+            copy.set_types(types)
+            for row in rows:
+                copy.write_row(row)
+        return len(rows)
 
 
 def change_whole(

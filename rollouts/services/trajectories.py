@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Max
 from django.utils import timezone
 
@@ -80,6 +80,8 @@ def save_trajectories(
         counts: Counter[str] = Counter()
         if findings is not None:
             counts = add_findings(run, [one for one in zip(records, findings, strict=True) if one[1]])
+        if connection.vendor == "postgresql":
+            connection.check_constraints()  # at the commit other workers would wait for the row of the run meanwhile
         bump_run(
             run,
             counts,
@@ -108,7 +110,7 @@ def reward_totals(rewards: Iterable[float | None]) -> dict[str, float]:
 
 def bump_run(run: models.Run, counts: Mapping[str, int], **added: float) -> None:
     """Add to the run's totals. The row is locked, because the counts of findings are read and written back."""
-    held = models.Run.objects.select_for_update().get(pk=run.pk)
+    held = models.Run.objects.select_for_update(no_key=True).get(pk=run.pk)
     kinds = Counter(held.finding_counts)
     kinds.update(counts)
     values: dict[str, Any] = {name: getattr(held, name) + value for name, value in added.items()}

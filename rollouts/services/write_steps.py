@@ -130,7 +130,6 @@ class StepWriter:
             derive_origins(self._later, self._token_table)
         for row, key in zip(self._rows, reserve_keys(models.StoredRow, len(self._rows)), strict=True):
             row.id = key
-        self.contents.save()
         # In the order of their ids, so that two writers of the same ids cannot deadlock.
         insert_whole(sorted(trajectories, key=attrgetter("external_id")))
         insert_whole(self._steps)
@@ -155,6 +154,8 @@ class StepWriter:
             for stored, row in self._own
             for name, values in row.columns.items()
         )
+        # Last, because other writers of the same bodies wait for the end of this transaction.
+        self.contents.save()
 
     def _stored_row(
         self, record: models.StoredTrajectory, index: int, row: Row, place: Place | None
