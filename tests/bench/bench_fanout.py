@@ -3,9 +3,11 @@
 Each worker is a process that takes waiting jobs, as a Celery worker does, without a broker. Two ratios are printed: of
 the clock, which wants two cores that nobody else uses; and of processor seconds: those of one worker against those of
 the busier one of two, with the processes of their tokenizers. The second one also holds on a busy machine, but knows
-nothing of waiting for the database.
+nothing of waiting for the database. Also printed is how many cores one worker keeps busy, with its tokenizer and with
+its connection's process of PostgreSQL: where that is more than one, two cores cannot do twice as much.
 
-The database is that of ``DATABASE_URL``; SQLite, with its one writer, without it.
+The database is that of ``DATABASE_URL``; SQLite, with its one writer, without it. ``BENCH_FANOUT_STORE=segments`` puts
+the arrays into segments.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 MB = 1_000_000
 SIZE = int(os.environ.get("BENCH_FANOUT_MB", "100")) * MB
 PAIRS = int(os.environ.get("BENCH_FANOUT_PAIRS", "3"))
+STORE = os.environ.get("BENCH_FANOUT_STORE", "database")
 PART = int(os.environ.get("BENCH_FANOUT_PART_MB", "8")) * MB
 
 
@@ -44,13 +47,19 @@ def worker(ended: Path) -> None:
             time.sleep(0.01)
         else:
             jobs.work_on(job, share=True)
-    took = sum(processor_seconds(pid) for pid in family())
-    (ended.parent / f"{ended.name}.{os.getpid()}").write_text(str(took))
+    took, backend = sum(processor_seconds(pid) for pid in family()), 0.0
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            backend = processor_seconds(cursor.fetchone()[0])
+    (ended.parent / f"{ended.name}.{os.getpid()}").write_text(f"{took} {backend}")
 
 
-def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, float, float]:
-    """The run, the seconds of the clock, and the processor seconds of the busiest of ``n`` workers."""
-    run = services.create_run(Run.Kind.IMPORT, f"{n} workers", tokenizer=services.find_tokenizer(str(tokenizer)))
+def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, float, list[tuple[float, float]]]:
+    """The run, the seconds of the clock, and the processor seconds of each of ``n`` workers and of its backend."""
+    run = services.create_run(
+        Run.Kind.IMPORT, f"{n} workers", tokenizer=services.find_tokenizer(str(tokenizer)), token_store=STORE
+    )
     ended = folder / run.code
     with mock.patch("rollouts.work.imports.send", lambda job: ""), mock.patch.object(jobs, "send_task", lambda *_: ""):
         imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", data)], "auto", True)
@@ -71,10 +80,10 @@ def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, 
     ended.touch()
     for pid in pids:
         os.waitpid(pid, 0)
-    busiest = max(float((folder / f"{run.code}.{pid}").read_text()) for pid in pids)
+    spent = [(folder / f"{run.code}.{pid}").read_text().split() for pid in pids]
     run.refresh_from_db()
     assert run.status == Run.Status.DONE and not run.n_rejected, run.error
-    return run, clock, busiest
+    return run, clock, [(float(took), float(backend)) for took, backend in spent]
 
 
 def test_import_by_two_workers(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,16 +91,20 @@ def test_import_by_two_workers(tiny_tokenizer: Path, tmp_path: Path, monkeypatch
     path = tmp_path / "a.jsonl"
     write_gym_file(path, load(tiny_tokenizer), SIZE)
     data = path.read_bytes()
-    print(f"\n{connection.vendor}, {len(data) / MB:.0f} MB, parts of {PART / MB:.0f} MB, {os.cpu_count()} cores")
+    print(
+        f"\n{connection.vendor}, {STORE}, {len(data) / MB:.0f} MB, parts of {PART / MB:.0f} MB, {os.cpu_count()} cores"
+    )
     for _ in range(PAIRS):
-        found = {}
+        clocks, spent, stored = {}, {}, []
         for n in (1, 2):
-            run, clock, busiest = import_by(n, data, tiny_tokenizer, tmp_path)
-            found[n] = clock, busiest, run.n_trajectories, run.n_tokens, dict(run.finding_counts)
+            run, clocks[n], spent[n] = import_by(n, data, tiny_tokenizer, tmp_path)
+            stored.append((run.n_trajectories, run.n_tokens, dict(run.finding_counts)))
             services.delete_run(run)
-        assert found[1][2:] == found[2][2:]
+        assert stored[0] == stored[1]
+        (took, backend), busiest = spent[1][0], max(took for took, _ in spent[2])
         print(
-            f"one worker {found[1][0]:6.1f} s, two {found[2][0]:6.1f} s: "
-            f"{found[1][0] / found[2][0]:.2f}x by the clock, "
-            f"{found[1][1] / found[2][1]:.2f}x by processor seconds"
+            f"one worker {clocks[1]:6.1f} s, two {clocks[2]:6.1f} s: {clocks[1] / clocks[2]:.2f}x by the clock, "
+            f"{took / busiest:.2f}x by processor seconds; one worker keeps {took / clocks[1]:.2f} cores busy, its "
+            f"connection's process {backend / clocks[1]:.2f} more; {stored[0][1] / clocks[1]:,.0f} and "
+            f"{stored[0][1] / clocks[2]:,.0f} tokens/s"
         )
