@@ -18,7 +18,7 @@ from rollouts.selectors import GroupStats, RunSummary
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.gallery import KEY
 from rollouts.selectors.jobs import latest_jobs
-from rollouts.services.imports import has_partial_file
+from rollouts.services.imports import has_partial_file, is_read_in_parts
 from rollouts.tasks.jobs import MAX_ATTEMPTS
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.launch import engine_queue
@@ -29,6 +29,10 @@ BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_ca
 PARTIAL = (
     "A part of the file that is being read is shown already. It is taken out again if the file cannot be read to its "
     "end."
+)
+IN_PARTS = (
+    "Workers read parts of the files. What is read is shown already. Lines that cannot be read are listed when all "
+    "parts are read; a file that cannot be read to its end is taken out again then."
 )
 
 
@@ -114,7 +118,7 @@ class Progress:
     waiting: str
     """Why the run makes no progress, and what to do; empty while all is well."""
     partial: str
-    """That a part of a file is shown, which goes if the file cannot be read to its end; empty = no part is."""
+    """What of the files is not shown yet, or may go again; empty = nothing."""
     starting: bool
     """A worker has begun a launch, and no step is stored yet."""
     running: int
@@ -143,7 +147,7 @@ def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progres
         tokens_per_second=round((run.n_sampled if launch else run.n_tokens) / elapsed, 1) if elapsed > 0.5 else None,
         remaining_seconds=round(elapsed / done * (total - done), 1) if has_pace else None,
         waiting=waiting_sentence(run, now) if active else "",
-        partial=PARTIAL if has_partial_file(run) else "",
+        partial=IN_PARTS if is_read_in_parts(run) else PARTIAL if has_partial_file(run) else "",
         starting=launch and run.status == Run.Status.RUNNING and not run.n_steps,
         running=running,
         queued=max(run.n_trajectories - finished - running, 0) if launch and active else 0,

@@ -11,6 +11,8 @@ from typing import IO, Any
 import numpy as np
 
 from rollouts.formats import limits
+from rollouts.formats.containers.cutting import parts_of
+from rollouts.formats.containers.file_part import FilePart
 from rollouts.formats.containers.source import Source
 from rollouts.formats.shapes import BadLine, decode
 from rollouts.tito.trajectory import Trajectory
@@ -48,6 +50,8 @@ Write = Callable[[Iterable[Trajectory], IO[bytes]], int]
 """Writes trajectories and returns their number."""
 Join = Callable[[Iterable[IO[bytes]], IO[bytes]], None]
 """Writes one file that holds what several files of a format hold, in their order."""
+Cut = Callable[[Source, int], list[FilePart]]
+"""Parts of about so many bytes, in the order of the file; empty if it cannot be cut. Raises :class:`FileRefused`."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ class Format:
     suffix: str = ".jsonl"
     join: Join | None = None
     """Makes one file of those that :attr:`write` wrote of parts; None = a file is written in one."""
-    by_line: bool = False
-    """A line is one trajectory and needs no other line, so workers may read parts of a file side by side."""
+    cut: Cut | None = None
+    """Cuts a large file into parts, which workers read side by side and which together read like the file."""
 
 
 def join_lines(parts: Iterable[IO[bytes]], file: IO[bytes]) -> None:
@@ -129,7 +133,7 @@ def line_format(
     name: str, title: str, detect: Detect, read_line: Callable[[Any, int], Trajectory], lacks: str = ""
 ) -> Format:
     """A format whose files hold one trajectory a line."""
-    return Format(name, title, detect, lambda source: each_line(source, read_line), lacks, by_line=True)
+    return Format(name, title, detect, lambda source: each_line(source, read_line), lacks, cut=parts_of)
 
 
 def having(*keys: str) -> Detect:

@@ -38,6 +38,17 @@ def has_partial_file(run: models.Run) -> bool:
     return is_active(run) and run.bytes_total > 0 and run.n_trajectories > imported(run)["next_index"]
 
 
+def begin_parts(run: models.Run, bytes_total: int) -> None:
+    """Remember that any workers read parts of the files, until :func:`note_imported`."""
+    run.settings[IMPORTED], run.bytes_total = imported(run) | {"in_parts": True}, bytes_total
+    run.save(update_fields=["settings", "bytes_total"])
+
+
+def is_read_in_parts(run: models.Run) -> bool:
+    """Whether workers read parts of the files of a run now. What they reject is listed when all have ended."""
+    return is_active(run) and bool(imported(run).get("in_parts"))
+
+
 def note_imported(run: models.Run, done: Mapping[str, Any], bytes_done: int, alive: Alive = lambda: None) -> None:
     """Remember what is complete: ``done`` has the keys ``files``, ``next_index`` and ``formats``."""
     with transaction.atomic():

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from rollouts.models import ACTIVE, Job
 from rollouts.services.jobs import beat_job, close_shards, end_job
+from rollouts.services.text import without_paths
 
 
 def cut_job(job: Job, parts: Sequence[Mapping[str, Any]], **fields: Any) -> list[Job]:
@@ -113,8 +114,17 @@ def release_shard(shard: Job) -> bool:
 
     The caller stores nothing of the shard afterwards.
     """
+    return _released(shard, attempt=F("attempt") - 1)
+
+
+def retry_shard(shard: Job, error: str) -> bool:
+    """The same for a shard that broke off: the try counts, and the others go on meanwhile."""
+    return _released(shard, error=without_paths(error))
+
+
+def _released(shard: Job, **fields: Any) -> bool:
     ours = Job.objects.filter(pk=shard.pk, attempt=shard.attempt, status=Job.Status.RUNNING)
-    return bool(ours.update(status=Job.Status.QUEUED, heartbeat_at=timezone.now(), attempt=F("attempt") - 1))
+    return bool(ours.update(status=Job.Status.QUEUED, heartbeat_at=timezone.now(), **fields))
 
 
 def _progress(n_done: int, n: int) -> str:

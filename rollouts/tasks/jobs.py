@@ -28,7 +28,7 @@ from rollouts.services.jobs import (
     touch_job,
 )
 from rollouts.services.outages import is_outage, said_of
-from rollouts.services.shards import cut_job, end_shard, is_cut, open_shards, release_shard, tell_whole
+from rollouts.services.shards import cut_job, end_shard, is_cut, open_shards, release_shard, retry_shard, tell_whole
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat
 from rollouts.work import (
     diagnosis,
@@ -53,7 +53,8 @@ ADOPT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 5.0
 """How often a worker renews the heartbeat of its job."""
 MAX_ATTEMPTS = 5
-"""A job may kill its workers. After so many lost workers, or so many outages, it fails."""
+"""A job may kill its workers. After so many lost workers, or so many outages, it fails; so does a shard that breaks off
+so often."""
 
 HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
     Job.Kind.DIAGNOSE: diagnosis.do_job,
@@ -151,7 +152,10 @@ def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
         if is_outage(error):
             raise
         log.exception("job broke off job=%s kind=%s", job.code, job.kind)
-        _fail(job, f"It broke off: {type(error).__name__}: {error}"[:2000])
+        sentence = f"It broke off: {type(error).__name__}: {error}"[:2000]
+        # A shard begins again by itself; what the others have read or will read stays.
+        if job.whole_id is None or job.attempt >= MAX_ATTEMPTS or not retry_shard(job, sentence):
+            _fail(job, sentence)
 
 
 def _shared(job: Job, sharing: Sharing, beat: Beat, share: bool) -> bool:

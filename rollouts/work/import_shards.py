@@ -17,13 +17,12 @@ from django.db import IntegrityError
 
 from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source
-from rollouts.formats.containers.cutting import parts_of
 from rollouts.formats.containers.file_part import FilePart
 from rollouts.models import Job, Run, new_code
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.runs import find_run
-from rollouts.services.imports import PROVISIONAL, beat_import, drop_range, imported
+from rollouts.services.imports import PROVISIONAL, beat_import, begin_parts, drop_range, imported
 from rollouts.services.jobs import Beat, JobFailed, JobLost, beat_job
 from rollouts.services.rejections import MAX_REJECTIONS
 from rollouts.services.text import storable_text
@@ -38,9 +37,9 @@ PART_BYTES = 16 << 20
 """Bytes of the files that a shard reads. Imports of less than two such parts are read by one worker."""
 MAX_PARTS = 256
 LOOK_AT = 20
-"""Trajectories at the beginning of a file that may name its tokenizer."""
+"""Trajectories at the beginning of a piece that may name its tokenizer."""
 MAX_LOOKED_AT = 20
-"""Files whose beginning is looked at."""
+"""Pieces whose beginning is looked at."""
 STORE_ATTEMPTS = 5
 """Two workers may store the same id in one moment. One of them tries again."""
 
@@ -69,9 +68,9 @@ def cut(job: Job, beat: Beat) -> list[dict[str, Any]]:
     groups = _grouped(_pieces(sources, job.options["format"] or "auto", n_bytes), n_bytes)
     if len(groups) < 2:
         return []
-    Run.objects.filter(pk=run.pk).update(bytes_total=total)
+    begin_parts(run, total)
     if run.tokenizer is None and job.options["use_recorded_tokenizer"]:
-        _choose_tokenizer(run, sources, job.options["format"] or "auto")
+        _choose_tokenizer(run, job.options["files"], [piece for group in groups for piece in group])
     return _with_ranges(groups)
 
 
@@ -82,14 +81,11 @@ def _pieces(sources: Sequence[Source], format_name: str, n_bytes: int) -> Iterat
         try:
             if source.size >= 2 * n_bytes:
                 found, _ = formats.read(source, format_name)
-                chosen, parts = found.name, parts_of(source, n_bytes) if found.by_line else []
+                chosen, parts = found.name, found.cut(source, n_bytes) if found.cut else []
         except FileRefused:
             pass  # the worker that reads it says why
         for part in parts:
-            groups = None if part.groups is None else [part.groups.start, part.groups.stop]
-            yield whole | {
-                "format": chosen, "bytes": part.size, "part": [part.start, part.size, part.line], "groups": groups
-            }  # fmt: skip
+            yield whole | {"format": chosen, "bytes": part.size, **part.to_json()}
         if not parts:
             yield whole
 
@@ -118,11 +114,11 @@ def _with_ranges(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return shards
 
 
-def _choose_tokenizer(run: Run, sources: Sequence[Source], format_name: str) -> None:
-    """Take the registered tokenizer that the first file with trajectories names."""
-    for source in sources[:MAX_LOOKED_AT]:
+def _choose_tokenizer(run: Run, files: Sequence[str], pieces: Sequence[Mapping[str, Any]]) -> None:
+    """Take the registered tokenizer that the first piece with trajectories names."""
+    for piece in pieces[:MAX_LOOKED_AT]:
         try:
-            items = islice(formats.read(source, format_name)[1], LOOK_AT)
+            items = islice(formats.read(_source(files, piece), piece["format"])[1], LOOK_AT)
             names = {one.tokenizer for one in items if isinstance(one, Trajectory)}
         except FileRefused:
             continue
@@ -169,11 +165,8 @@ def _source(files: Sequence[str], piece: Mapping[str, Any]) -> Source:
     file = file_of(files[piece["file"]])
     source = Source.of_path(file) if isinstance(file, Path) else file
     source.name = piece["name"]
-    if "part" not in piece:
-        return source
-    groups = None if piece["groups"] is None else range(*piece["groups"])
-    start, size, line = piece["part"]
-    return source.of_part(FilePart(start, size, line, groups))
+    part = FilePart.of_json(piece)
+    return source if part is None else source.of_part(part)
 
 
 class _Piece(FileImport):

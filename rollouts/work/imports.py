@@ -21,7 +21,7 @@ from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.runs import find_run
 from rollouts.services.audit import Action, record
-from rollouts.services.imports import drop_incomplete, end_import, imported, note_imported, reject_file
+from rollouts.services.imports import begin_parts, drop_incomplete, end_import, imported, note_imported, reject_file
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.rejections import add_rejections
 from rollouts.services.shards import hand_on_shards, open_shards
@@ -153,6 +153,7 @@ def resume(run: models.Run) -> None:
     if is_new:
         if waiting := open_shards(job):
             services.start_run(run)
+            begin_parts(run, run.bytes_total)
         _send(run, job)
         if is_active(run):
             send_shards(waiting)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import QueryDict
 from django.utils import timezone
 
+from inspector.runs.values import IN_PARTS, progress
 from inspector.trajectories.neighbours import find_siblings
 from rollouts import models, services
+from rollouts.formats import FORMATS
 from rollouts.formats.containers import cutting
 from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.services.imports import IMPORTED, PROVISIONAL
@@ -141,6 +146,15 @@ FILES: dict[str, Files] = {
         ("a.jsonl", BIG), ("calls.jsonl", jsonl(CALL, changed(CALL, "session_id", to="s2"))), ("x.pt", b"\x80\x04abc"),
         ("b.jsonl", gym(*range(50, 80))), ("train.jsonl", jsonl(TRAIN)), ("empty.jsonl", b""),
     ],
+    "sessions between each other": [
+        ("a.jsonl", jsonl(*[changed(CALL, "session_id", to=f"s{n % 9 + n // 30}") for n in range(60)]) + b"{\n"),
+        ("b.jsonl", gym(*range(20)) + jsonl(changed(CALL, "session_id", to="s3"))),
+        ("c.jsonl", jsonl(*[changed(CALL, "session_id", to=f"s{n // 2}") for n in range(40)])),
+    ],
+    "packed lines": [
+        ("a.jsonl.gz", b"".join(gzip.compress(gym(n, n + 100)) for n in range(20))),
+        ("b.jsonl.zst", b"".join(zstandard.compress(BIG[at : at + 999]) for at in range(0, len(BIG), 999))),
+    ],
     "row groups": [("a.parquet", parquet()), ("b.jsonl", BIG)],
     "our own format": [
         ("own.jsonl", b"".join(own_line(chain(f"t{n}", broken_at=1 if n % 3 else None, hostile="")) for n in range(40)))
@@ -197,6 +211,24 @@ def test_the_list_has_the_order_of_the_files_while_parts_are_read() -> None:
     assert find_siblings(first, QueryDict(), "tokens").at == "numbered when the import has ended"
     assert run.bytes_done == 0 or run.bytes_done <= run.bytes_total
     assert Job.objects.get(pk=job.pk).progress == f"2 of {len(shards)} parts"
+
+
+def test_rejected_lines_are_told_when_all_parts_are_read() -> None:
+    """In the order of the files, whoever found them first; until then the page says that they will come."""
+    bad = gym(*range(9)) + b"{\n" + gym(*range(9, 20)) + b"{\n\n{\n" + gym(*range(20, 30)) + b"nonsense"
+    job = cut([("a.jsonl", bad), ("b.jsonl", b"{\n" + bad)])
+    taken = take_job(job.shards.order_by("-pk")[0].pk)
+    assert taken is not None
+    jobs.work_on(taken, share=True)
+    run = run_of(job)
+    assert run.n_rejected == 0 and progress(run).partial == IN_PARTS
+    do_all(random.Random(3))
+    run = run_of(job)
+    lines = list(run.rejections.order_by("pk").values_list("file", "line"))
+    assert lines == [
+        *(("a.jsonl", line) for line in (10, 22, 24, 35)), *(("b.jsonl", line) for line in (1, 11, 23, 25, 36)),
+    ]  # fmt: skip
+    assert run.n_rejected == 9 and progress(run).partial == ""
 
 
 def test_a_part_that_cannot_be_read_takes_its_file_along(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +293,33 @@ def test_a_lost_worker_costs_its_shard_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert len(adopt_jobs()) == 1
     do_all(random.Random(2))
     assert tables(run_of(job)) == expected
+
+
+@pytest.mark.parametrize("n_faults", [2, jobs.MAX_ATTEMPTS])
+def test_a_shard_that_breaks_off_begins_again_alone(n_faults: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file; what the other shards have read of it is not read again. A fault that stays ends the import."""
+    files = FILES["one file"]
+    expected = tables(in_one(files))
+    job = cut(files)
+    faults = [RuntimeError("A fault of the program.")] * n_faults
+    read: list[str] = []
+    real = imports.diagnosis_for
+
+    def diagnosed(value: Any, run: Run) -> Any:
+        if value.external_id == "21-2" and faults:
+            raise faults.pop()
+        read.append(value.external_id)
+        return real(value, run)
+
+    monkeypatch.setattr(imports, "diagnosis_for", diagnosed)
+    do_all(random.Random(n_faults))
+    if n_faults < jobs.MAX_ATTEMPTS:
+        assert tables(run_of(job)) == expected and not faults
+        twice = sorted(int(name.split("-")[0]) for name in set(read) if read.count(name) > 1)
+        assert len(set(read)) == 40 and 0 < len(twice) <= 3 and all(abs(n - 21) < 4 for n in twice)
+    else:
+        run = run_of(job)
+        assert (run.status, run.n_trajectories) == ("failed", 0) and "A fault of the program." in run.error
 
 
 def test_a_worker_that_was_only_slow_stores_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,8 +467,7 @@ def test_cutting_reads_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) ->
     """A file that is not large is not opened to cut it."""
     cut_files: list[str] = []
     real: Callable[..., Any] = cutting.parts_of
-    monkeypatch.setattr(
-        import_shards, "parts_of", lambda source, n: (cut_files.append(source.name), real(source, n))[1]
-    )
+    spy = replace(FORMATS["nemo_gym"], cut=lambda source, n: (cut_files.append(source.name), real(source, n))[1])
+    monkeypatch.setitem(FORMATS, "nemo_gym", spy)
     cut([("a.jsonl", BIG), ("b.jsonl", gym(90))])
     assert cut_files == ["a.jsonl"]

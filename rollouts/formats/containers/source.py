@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
 
-import zstandard
-
 from rollouts.formats import limits
 from rollouts.formats.containers import parquet
-from rollouts.formats.containers.file_part import FilePart, Slice
+from rollouts.formats.containers.file_part import FilePart, SessionLines, Slice
 from rollouts.formats.containers.json_array import ARRAY, elements, objects
+from rollouts.formats.containers.packed import DAMAGE, PACKED, unpacking
 from rollouts.formats.containers.refused import BadLine, FileRefused
 
 CONVERT = (
@@ -24,8 +21,6 @@ CONVERT = (
     "with `python manage.py convert_pickle IN OUT`, and import what that writes."
 )
 
-_DAMAGE = (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError, OSError)
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 Kind = Literal["plain", "gzip", "zstd", "parquet"]
 
 
@@ -57,6 +52,7 @@ class Source:
         self._opener = opener
         self._raw: BinaryIO | None = None
         self._is_looked_over = False
+        self._n_own = 0
         self.part: FilePart | None = None
         """The part of the file that is read; None = all of it."""
         self.line = 0
@@ -84,11 +80,11 @@ class Source:
         return cls(name, lambda: io.BytesIO(data), len(data))
 
     def of_part(self, part: FilePart) -> Source:
-        """The same file, of which a part is read, as one of the formats whose lines need no other line.
+        """The same file, of which a part is read, as :attr:`Format.cut` of its format made it.
 
         Lines have the numbers that they have in the file. ``size`` and ``position`` are those of the part.
         """
-        if part.groups is not None:
+        if part.groups is not None or part.sessions is not None:
             source = Source(self.name, self._opener, part.size)
         else:
             source = Source(self.name, lambda: io.BufferedReader(Slice(self._opener(), part), 1 << 20), part.size)
@@ -101,6 +97,10 @@ class Source:
         raw = self._raw
         if raw is None or self._is_looked_over:
             return 0
+        if self.part is not None and self.part.sessions is not None:
+            return self._n_own
+        if self.part is not None and self.part.packed is not None and not raw.closed:
+            return self.size * raw.tell() // self.part.packed.n
         if self.part is not None and self.part.groups is not None and not raw.closed:
             return min(max(raw.tell() - self.part.start, 0), self.size)
         return self.size if raw.closed else min(raw.tell(), self.size)
@@ -126,8 +126,8 @@ class Source:
             head = raw.read(4096)
         if not head:
             raise FileRefused(f"{self.name} is empty.")
-        if head.startswith(_PACKED):
-            return "gzip" if head.startswith(_PACKED[0]) else "zstd"
+        if head.startswith(PACKED):
+            return "gzip" if head.startswith(PACKED[0]) else "zstd"
         if head.startswith(b"PAR1"):
             return "parquet"
         _refuse_binary(head, self.name)
@@ -139,13 +139,13 @@ class Source:
         self._raw = raw = self._opener()
         if kind == "plain":
             return raw
-        inside = gzip.GzipFile(fileobj=raw) if kind == "gzip" else _Zstd(raw)
-        stream = io.BufferedReader(_Bounded(inside, raw, self.name), 1 << 20)
+        assert kind != "parquet"
+        stream = io.BufferedReader(_Bounded(unpacking(raw, kind), raw, self.name), 1 << 20)
         try:
             head = stream.peek(4096)[:4096]
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise FileRefused(f"{self.name} is damaged or cut off: {error}.") from error
-        if head.startswith((*_PACKED, b"PAR1")):
+        if head.startswith((*PACKED, b"PAR1")):
             raise FileRefused(f"{self.name} holds another packed file. Unpack it once, and import what comes out.")
         _refuse_binary(head, self.name)
         return stream
@@ -162,6 +162,9 @@ class Source:
             return
         limit = limits.current().limits.line_bytes
         with self.open() as stream:
+            if self.part is not None and self.part.sessions is not None:
+                yield from self._session_lines(stream, self.part.sessions, limit)
+                return
             if self.is_document:
                 first = self._readline(stream, 1 << 20).removeprefix(b"\xef\xbb\xbf")
                 found = objects(self._pieces(first, stream), limit)
@@ -196,6 +199,23 @@ class Source:
                 else:
                     blank = self._one_more_blank(blank)
 
+    def _session_lines(self, stream: IO[bytes], sessions: SessionLines, limit: int) -> Iterator[SourceLine]:
+        is_own = iter(sessions.own.tolist())
+        self._n_own = 0
+        for start, line, n_lines in sessions.spans:
+            stream.seek(start)
+            for number in range(line, line + n_lines):
+                data = piece = self._readline(stream, limit + 1)
+                n_bytes = len(data)
+                while len(piece) and not piece.endswith(b"\n"):
+                    piece = self._readline(stream, 1 << 20)
+                    n_bytes += len(piece)
+                self._go_on()
+                if next(is_own):
+                    self._n_own += n_bytes
+                    data = data.removeprefix(b"\xef\xbb\xbf") if number == 1 else data
+                    yield _checked(number, data if n_bytes <= limit + 1 else None)
+
     def _one_more_blank(self, blank: int) -> int:
         self._go_on()
         limits.current().check_blank(self.name, blank + 1)
@@ -229,7 +249,7 @@ class Source:
     def _read(self, read: Callable[[int], bytes], limit: int) -> bytes:
         try:
             return read(limit)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise FileRefused(f"{self.name} is damaged or cut off: {error}.") from error
 
 
@@ -255,39 +275,6 @@ def _checked(number: int, data: bytes | None) -> SourceLine:
     reading = limits.current()
     problem = reading.too_long() if data is None else reading.check_line(data)
     return SourceLine(number, None if problem else data, problem)
-
-
-class _Zstd:
-    """Reads zstd frames one after the other. Unlike the library's reader it notices a file that was cut off."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-        self._frame: Any = None
-        self._held = b""
-        self._offset = 0
-
-    def read(self, n: int) -> bytes:
-        while self._offset == len(self._held):
-            # Small bites: one byte of a bomb can stand for 30 kB.
-            self._offset, self._held = 0, b""
-            data = self._raw.read(2048)
-            if not data:
-                if self._frame is not None:
-                    raise EOFError("the last frame has no end")
-                return b""
-            while data:
-                self._frame = self._frame or self._decompressor.decompressobj()
-                self._held += self._frame.decompress(data)
-                if not self._frame.eof:
-                    break
-                data, self._frame = self._frame.unused_data, None
-        data = self._held[self._offset : self._offset + n]
-        self._offset += len(data)
-        return data
-
-    def close(self) -> None:
-        self._raw.close()
 
 
 class _Bounded(io.RawIOBase):

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from rollouts.formats import limits, shapes
+from rollouts.formats.containers.cutting import parts_of
 from rollouts.formats.containers.json_text import canonical_json
 from rollouts.formats.containers.source import Source
 from rollouts.formats.registry import Format, Rejected, each_line, has_keys, join_lines
@@ -293,5 +294,5 @@ def _plain_floats(values: Floats | None) -> list[Any] | None:
 
 
 FORMAT = Format(
-    "own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write, join=join_lines, by_line=True
+    "own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write, join=join_lines, cut=parts_of
 )

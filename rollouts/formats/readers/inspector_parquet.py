@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
+from rollouts.formats.containers.cutting import parts_of
 from rollouts.formats.readers import inspector_jsonl
 from rollouts.formats.registry import Format, has_keys
 from rollouts.tito.trajectory import Trajectory
@@ -65,5 +66,5 @@ def detect(values: Sequence[Any]) -> bool:
 
 FORMAT = Format(
     "own_parquet", "Rollout Inspector Parquet (lossless)", detect, inspector_jsonl.read_records, write=write,
-    join=join, suffix=".parquet", by_line=True,
+    join=join, suffix=".parquet", cut=parts_of,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollouts.formats import shapes
+from rollouts.formats.containers.cutting import parts_of
 from rollouts.formats.containers.source import Source
 from rollouts.formats.readers import prompts
 from rollouts.formats.registry import NO_REQUESTS, Format, Rejected, each_line, has_keys
@@ -145,4 +146,4 @@ def detect(values: Sequence[Any]) -> bool:
     return has_keys(values[0], "response") and has_keys(values[0]["response"], "output")
 
 
-FORMAT = Format("nemo_gym", "NeMo Gym rollouts", detect, read, NO_REQUESTS, by_line=True)
+FORMAT = Format("nemo_gym", "NeMo Gym rollouts", detect, read, NO_REQUESTS, cut=parts_of)

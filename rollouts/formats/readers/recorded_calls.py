@@ -7,11 +7,12 @@ trajectory by itself, so bare answers of a server are read too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rollouts.formats import limits, shapes
 from rollouts.formats.containers.source import Source
-from rollouts.formats.readers.sessions import Session, read_sessions
+from rollouts.formats.readers.sessions import Session, read_sessions, session_parts
 from rollouts.formats.registry import Format, Rejected, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Request, Step, Trajectory
@@ -143,4 +144,7 @@ def detect(values: Sequence[Any]) -> bool:
     )
 
 
-FORMAT = Format("recorded_calls", "Recorded calls (requests and answers of a vLLM server)", detect, read)
+FORMAT = Format(
+    "recorded_calls", "Recorded calls (requests and answers of a vLLM server)", detect, read,
+    cut=partial(session_parts, session_id=_session_id),
+)  # fmt: skip

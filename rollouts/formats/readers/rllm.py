@@ -6,13 +6,14 @@ A gateway in cumulative mode writes of each prompt only what it adds to the stre
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rollouts.formats import shapes
 from rollouts.formats.containers.source import Source
-from rollouts.formats.readers.sessions import Session, read_sessions
+from rollouts.formats.readers.sessions import Session, read_sessions, session_parts
 from rollouts.formats.registry import Format, Rejected, has_keys
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import Ids, Request, Step, Trajectory
@@ -81,4 +82,4 @@ def detect(values: Sequence[Any]) -> bool:
     return has_keys(one, "prompt_token_ids", "completion_token_ids") and ("trace_id" in one or "session_id" in one)
 
 
-FORMAT = Format("rllm", "rLLM gateway traces", detect, read)
+FORMAT = Format("rllm", "rLLM gateway traces", detect, read, cut=partial(session_parts, session_id=_session_id))

@@ -9,13 +9,22 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rollouts.formats import limits, shapes
-from rollouts.formats.containers.source import Source
+from rollouts.formats.containers.cutting import holds_lines
+from rollouts.formats.containers.file_part import FilePart, SessionLines
+from rollouts.formats.containers.source import Source, SourceLine
 from rollouts.formats.registry import Rejected
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.prefix import shared_with_stream
 from rollouts.tito.trajectory import Ids, Mask, Step, Trajectory
+
+MAX_GAP = 1 << 20
+"""Bytes between two lines of a part of :func:`session_parts` that are read rather than jumped over."""
+
+MAX_READS = 8
+"""How often the parts of :func:`session_parts` together read the file at most."""
 
 
 @dataclass
@@ -101,11 +110,12 @@ def read_sessions(
     by_length: bool = False,
 ) -> Iterator[Trajectory | Rejected]:
     """Yields trajectories in the order in which they end. The file is read twice, first for session ids alone, so only
-    unfinished trajectories are in memory.
+    unfinished trajectories are in memory. Of a part of :func:`session_parts` the first reading is done.
 
     A line that cannot be read rejects its whole session. ``by_length`` orders steps by prompt length, not by line.
     """
-    is_last = _last_lines(source, session_id)
+    sessions_of_part = source.part and source.part.sessions
+    is_last = sessions_of_part.last if sessions_of_part else _last_of_each(_sessions_of_lines(source, session_id))
     sessions: dict[str, Session] = {}
     for n, line in enumerate(source.lines()):
         name = ""
@@ -117,6 +127,7 @@ def read_sessions(
                 add_line(session, value)
         except BadLine as error:
             rejected = Rejected(line.number, str(error))
+            name = name or _name_of(line, session_id) or ""
             if name:
                 # No part of the session is stored, so its memory is freed.
                 sessions[name] = Session(name, rejected=rejected)
@@ -137,19 +148,111 @@ def _ended(session: Session, by_length: bool) -> Trajectory | Rejected:
     return Rejected(session.rejected.line, reason)
 
 
-def _last_lines(source: Source, session_id: SessionId) -> Mask:
-    """A mask ``[lines]`` of the lines that are the last of their session. Memory holds one hash for each line."""
-    keys = array("q")
-    with source.looked_over():
-        for line in source.lines():
-            try:
-                keys.append(hash(session_id(_names(line.checked()), line.number)))
-            except BadLine:
-                keys.append(0)  # of no session, as the second reading will say
-    found = np.frombuffer(keys, np.int64)
-    is_last: Mask = np.zeros(len(found), dtype=np.bool_)
-    is_last[len(found) - 1 - np.unique(found[::-1], return_index=True)[1]] = True
+def session_parts(source: Source, n_bytes: int, session_id: SessionId) -> list[FilePart]:
+    """Parts of about so many bytes, whole sessions each, in the order in which the sessions end.
+
+    The file is read once, for session ids alone. Parts are larger where sessions lie so mixed that all parts together
+    would read the file more than ``MAX_READS`` times. Empty if it is too small, packed, Parquet or one JSON array.
+    Raises :class:`FileRefused`.
+    """
+    if source.size < 2 * n_bytes or source.kind() != "plain" or not holds_lines(source):
+        return []
+    index = _Index(source, session_id)
+    while source.size >= 2 * n_bytes:
+        parts = index.cut(n_bytes)
+        if sum(index.n_read(spans) for spans in parts) <= MAX_READS * index.n_read([index.all]):
+            return [index.part(spans) for spans in parts] if len(parts) > 1 else []
+        n_bytes *= 2
+    return []
+
+
+Spans = list[NDArray[np.int64]]
+"""The places of the lines of a part, in stretches that are read whole."""
+
+
+class _Index:
+    """Where each line of a file lies, and which session it belongs to."""
+
+    def __init__(self, source: Source, session_id: SessionId) -> None:
+        numbers, stops = array("q"), array("q")
+
+        def note(line: SourceLine) -> None:
+            numbers.append(line.number)
+            stops.append(source.position)
+
+        self.of_line = _sessions_of_lines(source, session_id, note)
+        self.is_last = _last_of_each(self.of_line)
+        self.all = np.arange(len(numbers))
+        self.stops, last = np.frombuffer(stops, np.int64), np.frombuffer(numbers, np.int64)
+        self.starts = np.append(0, self.stops[:-1])[: len(numbers)]
+        # Blank lines belong to the line behind them.
+        self.firsts, self.lasts = np.append(0, last[:-1])[: len(numbers)] + 1, last
+
+    def cut(self, n_bytes: int) -> list[Spans]:
+        """Parts of about so many bytes."""
+        if not len(self.all):
+            return []
+        sizes = np.bincount(self.of_line, self.stops - self.starts)
+        order = self.of_line[self.is_last]
+        part_of = np.empty(len(sizes), np.int64)
+        part_of[order] = (np.cumsum(sizes[order]) - sizes[order]) // n_bytes
+        of_line = part_of[self.of_line]
+        lines = np.argsort(of_line, kind="stable")
+        return [self._spans(own) for own in np.split(lines, np.flatnonzero(np.diff(of_line[lines])) + 1)]
+
+    def _spans(self, own: NDArray[np.int64]) -> Spans:
+        return np.split(own, np.flatnonzero(self.starts[own[1:]] - self.stops[own[:-1]] >= MAX_GAP) + 1)
+
+    def n_read(self, spans: Spans) -> int:
+        """Lines that are read for a part."""
+        return sum(int(self.lasts[span[-1]] - self.firsts[span[0]]) + 1 for span in spans if len(span))
+
+    def part(self, spans: Spans) -> FilePart:
+        masks, places = [], []
+        for span in spans:
+            first = int(self.firsts[span[0]])
+            mask = np.zeros(self.n_read([span]), np.bool_)
+            mask[self.lasts[span] - first] = True
+            masks.append(mask)
+            places.append((int(self.starts[span[0]]), first, len(mask)))
+        own = np.concatenate(spans)
+        held = SessionLines(tuple(places), np.concatenate(masks), self.is_last[own])
+        return FilePart(places[0][0], int((self.stops - self.starts)[own].sum()), places[0][1], sessions=held)
+
+
+def _sessions_of_lines(
+    source: Source, session_id: SessionId, note: Callable[[SourceLine], object] = lambda _: None
+) -> NDArray[np.int64]:
+    """``[lines]``: a number for the session of each line. A line that names none is a session by itself.
+
+    Memory holds one hash for each line. ``note`` is called with each line.
+    """
+    keys, nameless = array("q"), array("q")
+    for line in source.lines():
+        note(line)
+        name = _name_of(line, session_id)
+        if name is None:
+            nameless.append(len(keys))
+        keys.append(0 if name is None else hash(name))
+    values, found = np.unique(np.frombuffer(keys, np.int64), return_inverse=True)
+    of_line: NDArray[np.int64] = found.astype(np.int64)
+    of_line[np.frombuffer(nameless, np.int64)] = len(values) + np.arange(len(nameless))
+    return np.unique(of_line, return_inverse=True)[1].astype(np.int64)
+
+
+def _last_of_each(of_line: NDArray[np.int64]) -> Mask:
+    """A mask ``[lines]`` of the lines that are the last of their session."""
+    is_last: Mask = np.zeros(len(of_line), dtype=np.bool_)
+    is_last[len(of_line) - 1 - np.unique(of_line[::-1], return_index=True)[1]] = True
     return is_last
+
+
+def _name_of(line: SourceLine, session_id: SessionId) -> str | None:
+    """None = the line cannot be read."""
+    try:
+        return session_id(_names(line.checked()), line.number)
+    except BadLine:
+        return None
 
 
 class _Answer(msgspec.Struct):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rollouts.formats import shapes
 from rollouts.formats.containers.source import Source
 from rollouts.formats.readers.nemo_gym import assistant_message
-from rollouts.formats.readers.sessions import Session, read_sessions
+from rollouts.formats.readers.sessions import Session, read_sessions, session_parts
 from rollouts.formats.registry import NO_REQUESTS, Format, Rejected, having
 from rollouts.formats.shapes import BadLine
 from rollouts.tito.trajectory import Step, Trajectory
@@ -47,5 +48,10 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
 
 
 FORMAT = Format(
-    "token_capture", "NeMo Gym token capture", having("prompt_token_ids", "generation_token_ids"), read, NO_REQUESTS
+    "token_capture",
+    "NeMo Gym token capture",
+    having("prompt_token_ids", "generation_token_ids"),
+    read,
+    NO_REQUESTS,
+    cut=partial(session_parts, session_id=_rollout_id),
 )
