@@ -189,6 +189,7 @@ def cost_sentence(lost: int | None, wrong: int | None, rows: int, repaid: int, o
             parts.append(f"{words.format('s')}: not known")
         elif tokens:
             parts.append(f"{tokens:,} {words.format('s' * (tokens != 1))}")
+    one_row = one_row if rows > 1 else 0  # one row alone went on over the break already
     if one_row and not lost and lost is not None:
         parts.append("no sampled token lost")
     if rows > 1:

@@ -418,6 +418,16 @@ def test_a_column_without_signal_says_so(make, reader):
     assert "has no lens “entropy”" in page_text(reader.get(url(stored, "?lens=entropy")))
 
 
+def test_the_strip_and_the_legend_of_a_column_state_thresholds_that_no_row_changes(make, reader):
+    for largest in (0.2, 4.0):
+        values = np.linspace(0, largest, 40).astype(np.float32)
+        html = page_text(reader.get(url(only(make.run([own_row(entropy=values)])), "?lens=entropy")))
+        assert "entropy in nats, steps at 0.01, 0.1, 0.3, 0.7, 1.4, 2.1, 3, 5 · mean in this row" in html
+        assert "≥0.7</span>" in html and "the same thresholds in every row" in html
+        assert html.count('class="lens-strip"') == 4 and 'data-for="entropy">' in html
+    assert 'data-for="mask" hidden' in html
+
+
 def test_the_groups_rewards_are_named(make, reader):
     run = make.run([make.conversation("a"), make.conversation("b")])
     html = page_text(reader.get(url(run.trajectories.get(index=0))))
