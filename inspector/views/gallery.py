@@ -69,14 +69,17 @@ class GalleryPage(Page):
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """The kinds of findings, each with its trajectory. A POST loads the trajectories into a project, once."""
+    run = find_gallery(gallery.version(), access(request))
     if request.method == "POST":
-        try:
-            gallery.load(chosen_project(request).chosen, request.user)
-        except ValueError as error:  # the tokenizer of the demo policy cannot be registered
-            messages.error(request, f"The gallery was not loaded: {error}", extra_tags="error")
+        project = chosen_project(request).chosen
+        if run is None or "project" in request.POST:
+            try:
+                run = gallery.load(project, request.user)
+            except ValueError as error:  # the tokenizer of the demo policy cannot be registered
+                messages.error(request, f"The gallery was not loaded: {error}", extra_tags="error")
         if not wants_json(request):
             return redirect("gallery")
-    shown = _page(find_gallery(gallery.version(), access(request)))
+    shown = _page(run)
     return page(
         request,
         "gallery.html",

@@ -38,13 +38,15 @@ def test_the_bundle_is_small_and_called_after_kinds() -> None:
 
 
 @pytest.mark.django_db
-def test_the_gallery_is_loaded_once_in_a_project_and_each_trajectory_has_its_finding() -> None:
+def test_the_gallery_is_loaded_once_in_a_project_and_each_trajectory_has_its_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     out = StringIO()
     call_command("load_gallery", "--json", stdout=out)
     said = json.loads(out.getvalue())
     run = Run.objects.get()
     assert said == {"run": run.code, "trajectories": said["trajectories"], "findings": run.finding_counts}
-    by_name = {one.external_id: one for one in run.trajectories.all()}
+    by_name = {one.external_id: one for one in run.trajectories.order_by("index")}
     assert [by_name[name].code for name in by_name] == said["trajectories"]
     assert by_name[CLEAN].n_findings == 0 and by_name[CLEAN].checks
     for name in by_name.keys() - {CLEAN}:
@@ -55,6 +57,10 @@ def test_the_gallery_is_loaded_once_in_a_project_and_each_trajectory_has_its_fin
     errors = {one.kind for one in run.findings.filter(severity="error")}
     assert len(errors) >= 8
     assert gallery.load() == run and Run.objects.count() == 1
+    found = [None, run]  # another process loads it while this one diagnoses
+    with monkeypatch.context() as patch:
+        patch.setattr(gallery, "find_gallery", lambda *_: found.pop(0))
+        assert gallery.load() == run and Run.objects.count() == 1 and not found
     other = gallery.load(Project.objects.create(name="another"))
     assert other != run and other.finding_counts == run.finding_counts
 
