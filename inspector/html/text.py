@@ -58,6 +58,11 @@ def visible_text(text: str) -> str:
     return _INVISIBLE_CHARACTERS.sub(lambda match: _VISIBLE.get(match[0]) or f"<U+{ord(match[0]):04X}>", text)
 
 
+def bytes_text(data: bytes) -> str:
+    """Bytes as text for a label; a byte that belongs to no character is written as ``<A1>``. It is not escaped."""
+    return "".join(f"<{chunk[0]:02X}>" if char is None else char for _, chunk, char in characters(data))
+
+
 def bytes_html(data: bytes) -> str:
     """Bytes that are no UTF-8: shown in hexadecimal, copied as U+FFFD."""
     return "".join(f"<b class=z data-x={byte:02X}>\ufffd</b>" for byte in data)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from django.utils.safestring import SafeString
 
+from inspector.html.text import bytes_text
 from inspector.html.token_diff import token_diff
-from inspector.html.tokens import Marks, TokenPainter, Tokens, gap_html
+from inspector.html.tokens import MAX_GAP_TEXT, Marks, TokenPainter, Tokens, gap_html
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.turns import FindingItem
 from rollouts.selectors.parts import StepSummary
@@ -21,6 +22,9 @@ NOT_SAMPLED = {
     "row_not_sampled", "observation_trained", "generation_prompt_trained", "appended_eos_trained", "separator_trained",
 }  # fmt: skip
 """Kinds whose places are trained tokens that were not sampled as they stand."""
+
+Break = tuple[int, int]
+"""A step, and the offset at which its prompt leaves the stream of its parent."""
 
 CONTEXT = 3
 """Tokens that a card shows on each side of a difference."""
@@ -53,11 +57,22 @@ def finding_diffs(
     findings: Sequence[FindingItem], ids: Sequence[tuple[Ids, Ids]], steps: Sequence[StepSummary]
 ) -> list[DiffIds | None]:
     """The sides of the first findings; None where a finding has one side. ``ids``: expected and actual ids of each."""
-    breaks = {(step.index, step.shared_length) for step in steps if step.breaks}
+    by_index = {step.index: step for step in steps}
+    breaks = {(step.index, step.shared_length): _was_sampled(step, by_index) for step in steps if step.breaks}
     return [_diff(item, *both, breaks) for item, both in zip(findings, ids, strict=False)]
 
 
-def _diff(item: FindingItem, expected: Ids, actual: Ids, breaks: set[tuple[int, int]]) -> DiffIds | None:
+def _was_sampled(step: StepSummary, by_index: Mapping[int, StepSummary]) -> bool:
+    """Whether the token at which a prompt leaves the stream of its parent was sampled, and not read by the engine."""
+    earlier = by_index.get(-1 if step.parent is None else step.parent)
+    while earlier is not None:
+        if step.shared_length >= earlier.prompt_length:
+            return step.shared_length < earlier.prompt_length + earlier.completion_length
+        earlier = None if earlier.parent is None or earlier.breaks else by_index.get(earlier.parent)
+    return False
+
+
+def _diff(item: FindingItem, expected: Ids, actual: Ids, breaks: Mapping[Break, bool]) -> DiffIds | None:
     if not len(expected) and not len(actual):
         return None
     if item.severity == Severity.INFO:
@@ -65,8 +80,9 @@ def _diff(item: FindingItem, expected: Ids, actual: Ids, breaks: set[tuple[int, 
         return DiffIds(item, "sampled", actual, "encoded again", expected, False) if again else None
     if item.kind == "duplicate_call":
         return None  # both answers are whole, each in its row
-    if (item.step, item.start) in breaks:
-        return DiffIds(item, "sampled", expected, "read next", actual, True)
+    if item.step is not None and (item.step, item.start) in breaks:
+        left_name = "sampled" if breaks[item.step, item.start] else "read before"
+        return DiffIds(item, left_name, expected, "read next", actual, True)
     if item.axis == Axis.DELTA:
         return DiffIds(item, "template", expected, "stands here", actual, True)
     if item.kind == "row_not_sampled" and len(expected):
@@ -90,7 +106,7 @@ def row_marks(
         if one.item.row != place.row or not one.is_missing_left or not len(one.left):
             continue
         offset = min(one.item.places[0][0], n_tokens)
-        text = painter.table.text(one.left) if painter.table is not None else ""
+        text = bytes_text(b"".join(piece or b"" for piece in painter.pieces(one.left[:MAX_GAP_TEXT])))
         gaps.setdefault(offset, gap_html(_gap_words(one), text, f"#finding-{one.item.number}"))
     known = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())
     return Marks(

@@ -14,6 +14,7 @@ from django.contrib.staticfiles.storage import staticfiles_storage
 from django.test import Client
 from django.urls import reverse
 
+from inspector.html.text import bytes_text
 from inspector.trajectories import group_compare
 from inspector.trajectories.deltas_page import CONTEXT_LINES, _marked
 from inspector.trajectories.side_by_side import first_places
@@ -268,6 +269,22 @@ def test_missing_tokens_are_drawn_where_they_are_missing_and_in_the_card(make, r
         assert ("<em>nothing</em>" in card) == (one is missing)
     noted = only(make.run([broken], [[replace(missing, severity=Severity.INFO)]]))
     assert "class=gap" not in page_text(reader.get(url(noted, f"?row=1&view={view}"))).split('id="pane"')[1]
+
+
+def test_what_an_engine_read_before_is_not_called_sampled(make, reader):
+    broken, (finding,) = make.broken("b")
+    first, second = broken.steps
+    changed = second.prompt_ids.copy()
+    changed[3] = changed[4]
+    found = replace(finding, start=3, stop=4, expected_ids=second.prompt_ids[3:4], actual_ids=changed[3:4])
+    stored = only(make.run([replace(broken, steps=(first, replace(second, prompt_ids=changed)))], [[found]]))
+    html = page_text(reader.get(url(stored)))
+    assert "<dt>read before</dt>" in html and "<dt>sampled</dt>" not in html
+    assert 'data-gap="1 token replaced here: ' in html
+
+
+def test_half_a_character_is_named_by_its_bytes():
+    assert bytes_text("é".encode() + b"\xc3 <A") == "é<C3> <A"
 
 
 def test_trained_tokens_that_were_not_sampled_are_marked_and_counted(make, reader):
