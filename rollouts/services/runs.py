@@ -152,7 +152,7 @@ def recount(run: models.Run) -> None:
     """Count the totals of a run again, after trajectories were removed."""
     with transaction.atomic():
         # What another worker stores meanwhile is counted here, or is added after this.
-        models.Run.objects.select_for_update().filter(pk=run.pk).first()
+        models.Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
         values = _totals(run)
         models.Run.objects.filter(pk=run.pk).update(**values)
     for name, value in values.items():

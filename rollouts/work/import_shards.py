@@ -33,8 +33,10 @@ from rollouts.work.ids_of_parts import MAX_NAME, hash_of, packed
 from rollouts.work.imports import FileImport, ImportCancelled, names_of, rare_collections
 from rollouts.work.uploads import file_of
 
-PART_BYTES = 16 << 20
-"""Bytes of the files that a shard reads. Imports of less than two such parts are read by one worker."""
+PART_BYTES = 8 << 20
+"""Bytes of the files that a shard reads. Imports of less than two such parts are read by one worker.
+
+At the end of an import the other workers wait for one shard at most."""
 MAX_PARTS = 256
 LOOK_AT = 20
 """Trajectories at the beginning of a piece that may name its tokenizer."""

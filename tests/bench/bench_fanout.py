@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -28,6 +29,7 @@ from rollouts.services.job_queue import take_next_job
 from rollouts.tasks import jobs
 from rollouts.tokenizers import load
 from rollouts.work import import_shards, imports
+from rollouts.work.diagnosis import codec_of
 from tests.bench.gym_file import write_gym_file
 from tests.bench.processes import family, processor_seconds
 
@@ -40,14 +42,21 @@ STORE = os.environ.get("BENCH_FANOUT_STORE", "database")
 PART = int(os.environ.get("BENCH_FANOUT_PART_MB", "8")) * MB
 
 
-def worker(ended: Path) -> None:
-    """Do what waits until the file ``ended`` is there; then write the processor seconds that it took."""
+def worker(run: Run, ready: Path, ended: Path) -> None:
+    """Do what waits until the file ``ended`` is there; then write the processor seconds that it took.
+
+    It has its tokenizer before it is ``ready``, as a worker that lives for days.
+    """
+    codec = codec_of(run)
+    assert codec is not None and codec.encode("ready") is not None
+    ready.touch()
+    before = sum(processor_seconds(pid) for pid in family())
     while not ended.exists():
         if (job := take_next_job(64)) is None:
             time.sleep(0.01)
         else:
             jobs.work_on(job, share=True)
-    took, backend = sum(processor_seconds(pid) for pid in family()), 0.0
+    took, backend = sum(processor_seconds(pid) for pid in family()) - before, 0.0
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_backend_pid()")
@@ -61,18 +70,22 @@ def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, 
         Run.Kind.IMPORT, f"{n} workers", tokenizer=services.find_tokenizer(str(tokenizer)), token_store=STORE
     )
     ended = folder / run.code
-    with mock.patch("rollouts.work.imports.send", lambda job: ""), mock.patch.object(jobs, "send_task", lambda *_: ""):
+    ready = [folder / f"{run.code}.ready.{number}" for number in range(n)]
+    connections.close_all()
+    pids = []
+    for one in ready:
+        if (pid := os.fork()) == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            try:
+                with mock.patch.object(jobs, "send_task", lambda *_: ""), mock.patch.object(jobs, "send_shards", list):
+                    worker(run, one, ended)
+            finally:
+                os._exit(0)
+        pids.append(pid)
+    while not all(one.exists() for one in ready):
+        time.sleep(0.01)
+    with mock.patch("rollouts.work.imports.send", lambda job: ""):
         imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", data)], "auto", True)
-        connections.close_all()
-        pids = []
-        for _ in range(n):
-            if (pid := os.fork()) == 0:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-                try:
-                    worker(ended)
-                finally:
-                    os._exit(0)
-            pids.append(pid)
     began = time.monotonic()
     while Job.objects.filter(run=run, status__in=("queued", "running")).exists():
         time.sleep(0.02)
@@ -88,6 +101,8 @@ def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, 
 
 def test_import_by_two_workers(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_shards, "PART_BYTES", PART)
+    if STORE == "segments":
+        import_module("rollouts.token_store.segment_file")  # it loads pyarrow, once in the life of a worker
     path = tmp_path / "a.jsonl"
     write_gym_file(path, load(tiny_tokenizer), SIZE)
     data = path.read_bytes()
