@@ -9,7 +9,6 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.runs.group_page import group_url
 from inspector.trajectories.neighbours import find_siblings, no_siblings
 from inspector.web.twins import Page
 from rollouts import selectors
@@ -126,7 +125,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         "run": run,
         "tokenizer": run.tokenizer,
         "here": tab.here,
-        "facts": _header_fields(trajectory, run, is_alone),
+        "facts": _header_fields(trajectory, run, siblings.group_url),
         "tabs": [
             PageLink(one.label, reverse(one.url_name, args=[trajectory.code]) + keep, one.slug == tab.slug)
             for one in tabs
@@ -140,7 +139,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
     }
 
 
-def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> list[HeaderField]:
+def _header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> list[HeaderField]:
     reward = trajectory.reward
     parts = ", ".join(f"{name} {value:g}" for name, value in list((trajectory.reward_parts or {}).items())[:6]
                       if isinstance(value, int | float))  # fmt: skip
@@ -151,8 +150,7 @@ def _header_fields(trajectory: StoredTrajectory, run: Run, is_alone: bool) -> li
     else:
         facts.append(HeaderField("status", trajectory.status))
     if trajectory.group:
-        url = "" if is_alone else group_url(run.code, trajectory.group)
-        facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=url))
+        facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=group_url))
     facts.append(HeaderField("steps", f"{trajectory.n_steps:,}"))
     facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if trajectory.n_rows > 1 else ""))
     # Rows without steps rarely tell which of their tokens were sampled. A loss mask does not tell it.

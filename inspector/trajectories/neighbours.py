@@ -8,6 +8,7 @@ from django.http import QueryDict
 from django.urls import reverse
 
 from inspector.runs.filters import PARAMETERS, SORTS, TrajectoryFilter
+from inspector.runs.group_page import group_url
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
 from rollouts.services.imports import PROVISIONAL
@@ -28,11 +29,13 @@ class Siblings:
     filter_text: str
     clear_url: str
     list_url: str
+    group_url: str
+    """The trajectories of the same prompt; empty = it has no group."""
 
 
 def no_siblings() -> Siblings:
     """For the visitor of a share link to one trajectory, who may not open its neighbours."""
-    return Siblings("", "", "", "", "", "", "")
+    return Siblings("", "", "", "", "", "", "", "")
 
 
 def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) -> Siblings:
@@ -62,6 +65,7 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) ->
         filter_text=words,
         clear_url=reverse(name, args=[trajectory.code]),
         list_url=reverse("run", args=[run.code]) + wanted.query(),
+        group_url=group_url(run.code, trajectory.group) if trajectory.group else "",
     )
 
 
