@@ -11,6 +11,7 @@ from django import template
 from django.conf import settings
 from django.db.models import Model
 from django.template.context import Context
+from django.utils.encoding import escape_uri_path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
@@ -251,5 +252,5 @@ def json_twin(context: Context) -> str:
     if request is None or match is None or not getattr(match.func, "has_json_twin", False):
         return ""
     query = request.META.get("QUERY_STRING", "")
-    path = "/runs" if request.path == "/" else request.path
+    path = "/runs" if request.path == "/" else escape_uri_path(request.path)
     return f"{path}.json{'?' + query if query else ''}"

@@ -52,6 +52,7 @@ def test_a_group_is_shown_by_reward_with_advantages_and_shared_tokens(web: Clien
     page = one_line(web.get(f"/runs/{run.code}/groups/a/b%20c?to={lines['low']['code']}"))
     assert "<script>alert" not in page and "computed here from the rewards as GRPO does it" in page
     assert 'width="120.0"' in page and "2 of 4" in page and "low said" in page
+    assert f'href="/runs/{run.code}/groups/a/b%20c.json?to=' in page
     assert web.get(f"/runs/{run.code}/groups/nothing").status_code == 404
 
 

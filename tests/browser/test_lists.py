@@ -1,0 +1,45 @@
+"""The lists: a press anywhere on a line opens it, and what was chosen stays chosen while a run works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from rollouts import services
+from rollouts.models import Run
+from tests.web.samples import stored_run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Open = Callable[..., Any]
+
+
+def test_a_line_opens_its_trajectory_and_two_of_a_group_are_aligned(open_page: Open) -> None:
+    run = stored_run(4)
+    page = open_page(f"/runs/{run.code}?sort=-reward")
+    cell = page.locator("#run-list tbody tr").nth(1).locator("td[data-label=Tokens]")
+    cell.click(position={"x": 3, "y": 3}, force=True)
+    page.wait_for_url("**/trajectories/**")
+    expect(page.locator(".move-at")).to_have_text("2 of 4")
+    page.click(".traj-moves >> text=its group")
+    page.wait_for_url("**/groups/g1**")
+    page.locator("input[name=right]").last.check()
+    page.click("text=Align the two chosen")
+    page.wait_for_url("**/compare?with=**")
+
+
+def test_what_is_chosen_stays_chosen_while_a_run_works(open_page: Open) -> None:
+    done = stored_run(1, "done")
+    live = services.create_run("launch", "live", model="demo")
+    services.start_run(live)
+    page = open_page("/")
+    page.check(f"#pick-{done.code}")
+    Run.objects.filter(pk=live.pk).update(n_tokens=12345)
+    expect(page.locator("#runs")).to_contain_text("12,345", timeout=10_000)
+    assert page.is_checked(f"#pick-{done.code}") and not page.is_checked(f"#pick-{live.code}")
+    page.click("text=Rename, tag or delete")
+    page.wait_for_url(re.compile("/runs/change"))
+    assert page.input_value(f"input[name=name-{done.code}]") == "done"
