@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from inspector.html.charts import MapTurn, extent, minimap, strip_means, strip_path, trained_path
 from inspector.html.tokens import Tokens
-from inspector.trajectories import scales
+from inspector.trajectories import lenses, scales
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, PagePlace, View
 from inspector.trajectories.scales import Scale
 from inspector.trajectories.token_pane import Reader
@@ -33,7 +33,7 @@ def value_note(place: PagePlace, values: NDArray[np.float32] | None, scale: Scal
         why = f"it has no value {here}"
     elif "advantage" in place.lens:
         why += ", as when every sample of a group has the same reward: no learning signal"
-    return f"The lens “{place.lens.replace('_', ' ')}” colours nothing: {why}."
+    return f"The lens “{lenses.column_label(place.lens)}” colours nothing: {why}."
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def lens_strips(
         part = values[shown.start : shown.start + len(shown)]
         part = -part if scale.is_surprise else part
         if np.isfinite(part).any():
-            name = place.lens.replace("_", " ")
+            name = lenses.column_label(place.lens)
             what = ("minus " if scale.is_surprise else "") + name + (f" in {scale.unit}" if scale.unit else "")
             yield _strip(place.lens, part, scale, what, scale.unit, here)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.html.tokens import LOGPROB_EDGES, Tokens
+from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import Origin
 
 DEFAULT = "mask"
@@ -125,6 +126,13 @@ LENSES: tuple[LensSpec, ...] = (
 def find(slug: str) -> LensSpec | None:
     """The built-in lens; None for a trainer's column."""
     return next((lens for lens in LENSES if lens.slug == slug), None)
+
+
+def column_label(name: str) -> str:
+    """The words for a trainer's column, or for the lens that is made of two."""
+    if name == "mismatch":
+        return "trainer − sampler"
+    return "trainer logprobs" if name in TRAINER_LOGPROBS else name.replace("_", " ")
 
 
 LENS_OF_KIND = {

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.html.tokens import LOGPROB_EDGES, NO_LOGPROB
-from inspector.trajectories.lenses import Legend, Swatch
+from inspector.trajectories.lenses import Legend, Swatch, column_label
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Scale:
         else:
             swatches = [Swatch("key-q0", middle)]
             swatches += [Swatch(f"key-q{1 + n}", f"{sign}{size}") for n, (sign, size) in enumerate(steps)]
-        words = f"{name.replace('_', ' ')}{f' in {self.unit}' if self.unit else ''}"
+        words = f"{column_label(name)}{f' in {self.unit}' if self.unit else ''}"
         return Legend(tuple(swatches), ends=(words, "the same thresholds in every row"))
 
 

@@ -244,7 +244,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
                 for one in lenses.LENSES
             ),
             *(
-                LensLink(name.replace("_", " "), own + place.query(lens=name), name == place.lens)
+                LensLink(lenses.column_label(name), own + place.query(lens=name), name == place.lens)
                 for name in columns[:12]
             ),
         ],

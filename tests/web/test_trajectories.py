@@ -424,6 +424,8 @@ def test_each_name_of_the_trainers_logprobs_has_the_mismatch_lens(make, reader, 
     stored = only(make.run([own_row(**{name: np.full(40, -1.5, np.float32)})]))
     report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
     assert report["lenses"] == ["mask", "origin", "logprob", "mismatch", name]
+    html = page_text(reader.get(url(stored, "?lens=mismatch")))
+    assert ">trainer − sampler</a>" in html and ">trainer logprobs</a>" in html
     drawn = page_text(reader.get(url(stored, "?view=tokens&lens=mismatch"))).split('id="pane"')[1]
     assert n_of_class("q1", drawn) == 20 and not n_of_class("q8", drawn)
 
