@@ -144,6 +144,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "inspector.web.middleware.CompressionMiddleware",
     "inspector.web.middleware.PlainTextMiddleware",
     "inspector.web.middleware.PrivateAnswersMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -1,4 +1,4 @@
-"""Charts as geometry: bars in the units of a viewBox. Templates draw them.
+"""Charts as geometry: bars in the units of a viewBox. Templates draw them, except the many pieces of a minimap.
 
 Each coordinate is text with two decimals, because Django localizes numbers in templates, which is slow for many bars.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from django.utils.html import escape
+from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
 from rollouts.selectors import RunSummary
@@ -213,6 +216,22 @@ def trained_path(pieces: Sequence[TokenBar]) -> str:
         for piece in pieces
         if piece.trained
     )
+
+
+@lru_cache(maxsize=64)
+def drawn_map(turns: tuple[MapTurn, ...], n_tokens: int, address: str) -> tuple[SafeString, str]:
+    """The pieces of a minimap as links, and the path of its mask. Kept, because every window of a row shows the same.
+
+    ``address``: what ``str.format`` turns into the address of the tokens ``[start, stop)``.
+    """
+    pieces = minimap(turns, n_tokens)
+    links = [
+        f'<a href="{escape(address.format(one.start, max(one.stop, one.start + 1)))}" tabindex="-1">'
+        f"<title>{escape(one.label)}</title>"
+        f'<rect class="map-{escape(one.kind)}" x="{one.x}" y="{one.y}" width="{one.width}" height="{one.height}"/></a>'
+        for one in pieces
+    ]
+    return mark_safe("".join(links)), trained_path(pieces)
 
 
 def strip_means(values: NDArray[np.float32], most: int = 240) -> tuple[NDArray[np.int64], list[float | None]]:

@@ -299,6 +299,14 @@ class TokenPainter:
             html.append(f'<i class="{classes}" data-x="{piece.hex(" ").upper()}">{part.html}</i>')
         return html
 
+    def cuts(self, tokens: Tokens, size: int) -> list[int]:
+        """Row offsets between blocks of about ``size`` tokens: never in a character, after a line where one ends."""
+        if self.table is None:
+            return list(range(tokens.start + size, tokens.start + len(tokens), size))
+        known = (tokens.ids >= 0) & (tokens.ids < self.table.vocab_size)
+        pieces: list[bytes | None] = [*self.table.token_bytes(np.where(known, tokens.ids, 0).astype(np.int32))]
+        return [tokens.start + cut for cut in _block_cuts(pieces, size)]
+
     # Runs -------------------------------------------------------------------------------------------------------------
 
     def blocks(self, tokens: Tokens, marks: Marks = NO_MARKS, logprob: bool = False, size: int = 512) -> list[Block]:

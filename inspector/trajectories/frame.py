@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlencode
 
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.urls import reverse
 
 from inspector.trajectories.neighbours import find_siblings, no_siblings
@@ -114,12 +115,30 @@ def shows_one(request: HttpRequest) -> bool:
     return share is not None and share.run_id is None
 
 
+PLACE_FIELDS = ("row", "view", "lens", "t", "w", "find", "top")
+"""The parameters of the tokens page that the tabs beside it keep, in one parameter ``place``, to lead back there."""
+
+MAX_PLACE = 500
+
+
+def place_kept(request: HttpRequest, tab: Tab) -> str:
+    """The query of the tokens page that one reads, or came from; empty when it is at its default."""
+    source = request.GET if tab.build is None else QueryDict(request.GET.get("place", "")[:MAX_PLACE])
+    return urlencode([(name, source[name]) for name in PLACE_FIELDS if source.get(name)])[:MAX_PLACE]
+
+
+def _with(query: str, more: str) -> str:
+    return query + ("&" if query else "?") + more if more else query
+
+
 def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs: Sequence[Tab]) -> dict[str, Any]:
     """The variables of the header around the page ``tab``. At most three queries."""
     run = trajectory.run
     is_alone = shows_one(request)
     siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug)
     keep = siblings.keep_query
+    place = place_kept(request, tab)
+    beside = _with(keep, urlencode({"place": place}) if place else "")
     return {
         "trajectory": trajectory,
         "run": run,
@@ -127,7 +146,11 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         "here": tab.here,
         "facts": _header_fields(trajectory, run, siblings.group_url),
         "tabs": [
-            PageLink(one.label, reverse(one.url_name, args=[trajectory.code]) + keep, one.slug == tab.slug)
+            PageLink(
+                one.label,
+                reverse(one.url_name, args=[trajectory.code]) + (beside if one.build else _with(keep, place)),
+                one.slug == tab.slug,
+            )
             for one in tabs
             if one.is_offered(trajectory)
         ],
@@ -135,7 +158,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         # The visitor of a share link to this trajectory alone sees no other.
         "has_siblings": not is_alone,
         "run_url": siblings.list_url,
-        "trajectory_url": base_url(trajectory) + keep,
+        "trajectory_url": base_url(trajectory) + _with(keep, place),
     }
 
 

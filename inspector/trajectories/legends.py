@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.charts import MapTurn, extent, minimap, strip_means, strip_path, trained_path
+from inspector.html.charts import MapTurn, drawn_map, extent, strip_means, strip_path
 from inspector.html.tokens import Tokens
 from inspector.trajectories import lenses, scales
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, PagePlace, View
@@ -89,15 +89,14 @@ def row_map(
     own: str,
 ) -> dict[str, Any]:
     """The minimap of a row of ``n`` tokens. ``own``: the page's address."""
-    pieces = minimap(
-        [MapTurn(one.start, one.stop, one.number, one.role, one.part, one.n_trained or 0) for one in turns], n
-    )
+    spans = tuple(MapTurn(one.start, one.stop, one.number, one.role, one.part, one.n_trained or 0) for one in turns)
     view = View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view
     here = [item for item in findings[:MAX_FINDINGS] if item.row == place.row]
+    pieces, trained = drawn_map(spans, n, own + place.marked_template(view=view))
     counts = f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained"
     return {
-        "pieces": [(piece, own + place.marked(piece.start, piece.stop, view=view)) for piece in pieces],
-        "trained": trained_path(pieces),
+        "pieces": pieces,
+        "trained": trained,
         # The turns were found by role headers, because nobody recorded the origins.
         "by_roles": any(turn.part == "reply" for turn in turns),
         "text": f"{counts}, {len(here)} finding{'s' * (len(here) != 1)}",

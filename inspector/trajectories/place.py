@@ -72,6 +72,11 @@ class PagePlace:
         """:meth:`query` with the tokens ``[start, stop)`` marked, at least one, in the window that shows them."""
         return self.query(mark=(start, max(stop, start + 1)), window=0, **changes)
 
+    def marked_template(self, **changes: object) -> str:
+        """:meth:`marked` for many ranges: ``str.format`` with start and stop fills it."""
+        query = self.marked(0, 1, **changes).replace("{", "{{").replace("}", "}}")
+        return query.replace("t=0-1", "t={}-{}", 1)
+
 
 _RANGE = re.compile(r"\s*(\d{1,12})\s*(?:-\s*(\d{1,12})\s*)?")
 

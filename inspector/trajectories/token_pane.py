@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-
-from django.utils.safestring import SafeString
+from itertools import pairwise
 
 from inspector.html.tokens import Block, Marks, TokenPainter, Tokens, foreign_tokens
 from inspector.trajectories import lenses
@@ -14,6 +13,9 @@ from inspector.trajectories.turns import Turn
 
 RUNS_BYTES = 2_000_000
 """The most HTML of one response of the run view. The browser fetches the rest as the reader scrolls."""
+
+BLOCK = 256
+"""Tokens of a block in the token view. The browser lays out a block only when the reader comes near."""
 
 MARGIN = 3
 """Tokens that are read beyond each edge: a character of four bytes reaches at most three tokens over an edge."""
@@ -28,7 +30,6 @@ class TurnSection:
     stop: int
     url: str
     """The address of the turn in the token view."""
-    html: SafeString | None = None
     blocks: tuple[Block, ...] = ()
     n_foreign: int = 0
     """Tokens of the part that are trained, and not as they were sampled."""
@@ -97,10 +98,13 @@ def build_reader(
         here = replace(marks, gaps=gaps)
         n_foreign = int(foreign_tokens(tokens.slice(a, b), marks).sum())
         if place.view == View.TOKENS:
-            left, right = min(MARGIN, a - tokens.start), min(MARGIN, tokens.start + len(tokens) - b)
-            part = tokens.slice(a - left, b + right)
-            html = painter.window(part, here, margin=(left, right))
-            sections.append(TurnSection(turn, a, b, url, html=html, n_foreign=n_foreign))
+            drawn = []
+            for low, high in pairwise([a, *painter.cuts(tokens.slice(a, b), BLOCK), b]):
+                left, right = min(MARGIN, low - tokens.start), min(MARGIN, tokens.start + len(tokens) - high)
+                part = tokens.slice(low - left, high + right)
+                held = {at: gap for at, gap in gaps.items() if low <= at < high or at == high == b}
+                drawn.append(Block(low, high, painter.window(part, replace(marks, gaps=held), margin=(left, right))))
+            sections.append(TurnSection(turn, a, b, url, tuple(drawn), n_foreign))
             continue
         if written > RUNS_BYTES:
             stop = a

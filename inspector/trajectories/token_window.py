@@ -1,4 +1,4 @@
-"""One window of tokens in the JSON of the tokens page, each token with every field."""
+"""One window of tokens as JSON: each token with every field, or an array per field for the cards of the page."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories import reads as data
 from inspector.trajectories.place import WINDOW
 from inspector.trajectories.turns import Turn
+from inspector.web.twins import Page
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
 from rollouts.selectors.parts import RowSummary
@@ -69,6 +71,93 @@ def read_window(
     if has_columns:
         _add_columns(tokens, trajectory, row.index, start)
     return TokenWindow(start, stop, tokens)
+
+
+@dataclass(frozen=True)
+class CardColumns(Page):
+    """The fields of the tokens ``[start, stop)`` for the card of a token, as small as they are told apart there."""
+
+    row: int
+    """The index of the row."""
+    n_tokens: int
+    """Tokens of the whole row."""
+    start: int
+    """Row offset of the first token."""
+    stop: int
+    """Row offset behind the last token."""
+    ids: list[int]
+    """The id of each token. The other lists have the same length, unless they say otherwise."""
+    logprobs: list[int | None] | None
+    """In units of 0.0001 nat; null = not sampled, or none was recorded. None = no token has one."""
+    bytes: dict[str, str]
+    """Id -> its bytes in hexadecimal. An id without known bytes is missing."""
+    special: list[int]
+    """The ids that are control tokens."""
+    runs: list[tuple[int, str, bool]]
+    """Start of each run of tokens with one origin and one value of the loss mask, its origin, and that value."""
+    turns: list[tuple[int, int, int, str, int | None, str]]
+    """Start, stop, number, role, step and part of each turn that has a token here."""
+    findings: list[tuple[int, int, str]]
+    """Start, stop and words of each stretch that a finding marks here."""
+    columns: dict[str, list[float | None]]
+    """Column of a trainer -> values of six digits."""
+
+
+def card_columns(
+    trajectory: StoredTrajectory,
+    row: RowSummary | None,
+    start: int,
+    turns: Sequence[Turn],
+    painter: TokenPainter,
+    has_columns: bool,
+) -> CardColumns:
+    """At most ``WINDOW`` tokens of a row, from ``start`` on, for the card."""
+    if row is None:
+        return CardColumns(0, 0, 0, 0, [], None, {}, [], [], [], [], {})
+    start = min(start, row.n_tokens)
+    stop = min(start + WINDOW, row.n_tokens)
+    tokens = data.read_tokens(trajectory, row, start, stop)
+    known = np.unique(tokens.ids)
+    pieces = dict.fromkeys(known.tolist(), b"")
+    if painter.table is not None:
+        pieces = dict(zip(known.tolist(), painter.table.token_bytes(known), strict=True))
+    logprobs = None
+    if tokens.logprobs is not None and np.isfinite(tokens.logprobs).any():
+        small = np.round(np.nan_to_num(tokens.logprobs, nan=0.0, posinf=0.0, neginf=0.0) * 1e4).astype(np.int64)
+        logprobs = _where(np.isfinite(tokens.logprobs), small)
+    state = tokens.origin.astype(np.int64) * 2 + tokens.loss_mask
+    edges = np.flatnonzero(np.diff(state, prepend=-1))
+    origins = {origin.value: origin.slug for origin in Origin}
+    columns: dict[str, list[float | None]] = {}
+    if has_columns:
+        for name, values in selectors.row_columns(selectors.get_row(trajectory, row.index), start, stop).items():
+            padded = np.full(stop - start, np.nan)
+            padded[: len(values)] = values[: stop - start]
+            columns[name] = [float(f"{value:.6g}") if np.isfinite(value) else None for value in padded.tolist()]
+    return CardColumns(
+        row.index, row.n_tokens, start, stop, tokens.ids.tolist(), logprobs,
+        {str(token_id): piece.hex() for token_id, piece in pieces.items() if piece},
+        known[painter.special(known)].tolist(),
+        [
+            (start + at, origins.get(int(tokens.origin[at]), str(tokens.origin[at])), bool(tokens.loss_mask[at]))
+            for at in edges.tolist()
+        ],
+        [
+            (turn.start, turn.stop, turn.number, turn.role, turn.step_index, turn.part)
+            for turn in turns
+            if turn.start < stop and turn.stop > start
+        ],
+        [
+            (max(first, start), min(last, stop), f"{item.number}: {item.title} ({item.severity})")
+            for turn in turns for item in turn.findings for first, last in item.places
+            if first < stop and last > start
+        ],
+        columns,
+    )  # fmt: skip
+
+
+def _where(known: NDArray[np.bool_], values: NDArray[np.int64]) -> list[int | None]:
+    return [value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True)]
 
 
 def window_tokens(tokens: Tokens, turns: Sequence[Turn], painter: TokenPainter) -> list[TokenFields]:

@@ -20,7 +20,7 @@ from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View, read_place
 from inspector.trajectories.scales import scale_of
 from inspector.trajectories.token_pane import Reader, build_reader, wanted_range
-from inspector.trajectories.token_window import TokenWindow, read_window
+from inspector.trajectories.token_window import CardColumns, TokenWindow, card_columns, read_window
 from inspector.trajectories.turns import FindingItem, Turn, worst_finding
 from rollouts.formats import lacks_of
 from rollouts.models import StoredTrajectory
@@ -134,7 +134,7 @@ class LensLink(PageLink):
     """A lens in its switch."""
 
     slug: str = ""
-    """The slug of a built-in lens; empty for a column of a trainer, as ``request``."""
+    """The value of ``lens`` in an address: the slug of a built-in lens, or the name of a trainer's column."""
     request: str = ""
     """When the browser asks the server for the page with this lens: see ``LensSpec.request``."""
 
@@ -180,8 +180,17 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
     )  # fmt: skip
 
 
-def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str, Any]:
-    """The variables of the page's template."""
+def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
+    """The window that the page shows, for the cards of its tokens."""
+    place = found.place
+    row = found.rows[place.row] if found.rows else None
+    painter, _ = data.painter_of(trajectory.run.tokenizer)
+    has_columns = bool(found.columns.get(place.row))
+    return card_columns(trajectory, row, place.window, found.turns, painter, has_columns)
+
+
+def trajectory_html(trajectory: StoredTrajectory, found: TokensRead, whole: bool = True) -> dict[str, Any]:
+    """The variables of the page's template; without ``whole`` those of the reader alone: bar, strips and tokens."""
     place, rows, turns = found.place, found.rows, found.turns
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     own = base_url(trajectory)
@@ -208,7 +217,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
     shown = tokens.slice(reader.start, reader.stop)
     window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, keep=())
     columns = found.columns.get(place.row, [])
-    return {
+    shown_here = {
         "place": place,
         "reader": reader,
         "map": legends.row_map(turns, found.findings, place, reader, n_tokens, own),
@@ -216,12 +225,9 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
         # What is drawn over the tokens beside the lens, for the legend.
         "has_gaps": bool(marks.gaps),
         "has_foreign": any(section.n_foreign for section in reader.sections),
-        "window_json_url": f"{own}.json{window_query}",
+        "card_url": f"{own}/card.json{window_query}",
+        "find_url": f"{own}/find.json?row={place.row}",
         "tokenizer_missing": missing,
-        "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
-        "findings": _finding_entries(found, trajectory, own, diffs, tokens, painter),
-        "no_findings": _no_findings(trajectory),
-        "checks": check_lines(trajectory),
         "row_tabs": [
             RowTab(
                 f"row {row.index}", own + _row_query(place, found.findings, row.index), row.index == place.row,
@@ -231,9 +237,6 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
             for row in rows[:MAX_ROWS]
         ],
         "rows_rest": f"and {len(rows) - MAX_ROWS:,} more: ?row=N opens them" if len(rows) > MAX_ROWS else "",
-        "turns": turns,
-        "outline": [(turn, _turn_url(turn, place, reader)) for turn in turns[:MAX_OUTLINE]],
-        "outline_rest": f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
         "view_choices": [
             PageLink(name, own + place.query(view=view, window=_window_for(view, place, n_tokens)), view == place.view)
             for view, name in VIEW_NAMES.items()
@@ -244,7 +247,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
                 for one in lenses.LENSES
             ),
             *(
-                LensLink(lenses.column_label(name), own + place.query(lens=name), name == place.lens)
+                LensLink(lenses.column_label(name), own + place.query(lens=name), name == place.lens, name, "always")
                 for name in columns[:12]
             ),
         ],
@@ -258,9 +261,21 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead) -> dict[str
         "more_from": f"{reader.stop:,}",
         "nothing_here": _nothing(trajectory),
         "record_url": reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
+    }  # fmt: skip
+    if not whole:
+        return shown_here
+    marked = own + place.marked_template()
+    return shown_here | {
+        "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
+        "findings": _finding_entries(found, trajectory, own, diffs, tokens, painter),
+        "no_findings": _no_findings(trajectory),
+        "checks": check_lines(trajectory),
+        "turns": turns,
+        "outline": [(turn, _turn_url(turn, marked, reader)) for turn in turns[:MAX_OUTLINE]],
+        "outline_rest": f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",
         # The address that the page of a growing trajectory asks.
         "live_url": f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_active(trajectory) else "",
-    }  # fmt: skip
+    }
 
 
 def _row_query(place: PagePlace, findings: Sequence[FindingItem], row: int) -> str:
@@ -352,10 +367,10 @@ def _nothing(trajectory: StoredTrajectory) -> str:
     return "This trajectory has no tokens" + (": the source recorded none." if not trajectory.error else ".")
 
 
-def _turn_url(turn: Turn, place: PagePlace, reader: Reader) -> str:
+def _turn_url(turn: Turn, marked: str, reader: Reader) -> str:
     if reader.start <= turn.start < reader.stop:
         return f"#turn-{turn.number}"
-    return place.marked(turn.start, turn.start)
+    return marked.format(turn.start, turn.start + 1)
 
 
 def _go_fields(place: PagePlace) -> list[tuple[str, str]]:

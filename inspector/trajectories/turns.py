@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, groupby, pairwise
 from typing import Any
 
@@ -96,6 +97,11 @@ def roles_of(messages_json: str | None) -> list[str]:
 
 def role_label(part: str, roles: Sequence[str]) -> str:
     """``assistant`` for a completion; otherwise the roles of the span's messages, counted."""
+    return _role_label(part, tuple(roles))
+
+
+@lru_cache(maxsize=4096)
+def _role_label(part: str, roles: Sequence[str]) -> str:
     if part == "completion":
         return "assistant"
     if part == "prompt" and "history" in roles:

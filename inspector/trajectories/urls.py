@@ -24,6 +24,8 @@ def tab_urls(tabs: Sequence[Tab]) -> list[URLPattern]:
 
 urlpatterns = [
     *twins("trajectories/<code:code>", views.trajectory, name="trajectory"),
+    path("trajectories/<code:code>/card.json", views.card, name="trajectory-card"),
+    path("trajectories/<code:code>/find.json", views.find, name="trajectory-find"),
     path("trajectories/<code:code>/findings/<int:number>.py", reproduce_views.finding_script, name="finding-script"),
     *tab_urls(TABS),
     path("trajectories/<code:code>/strategies/again", views.strategies_again, name="trajectory-replay"),

@@ -15,10 +15,13 @@ from django.urls import reverse
 from django.utils.cache import get_conditional_response
 
 from inspector.trajectories import tabs, tokens_page
+from inspector.trajectories.find_page import find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
+from inspector.trajectories.place import read_place
 from inspector.web.access import reads_trajectory, role_of, sees_several_projects, writes_trajectory
-from inspector.web.twins import json_page, page, wants_json
+from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts.models import StoredTrajectory
+from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
 from rollouts.work import replays
 from rollouts.work.sending import send
@@ -72,6 +75,7 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
         # What a role may do, and whether a page names its project.
         user.pk if user is not None else "", role_of(request), sees_several_projects(request), run.project_id,
         getattr(getattr(request, "share", None), "pk", ""), request.headers.get("HX-Request", ""),
+        request.headers.get("HX-Target", ""),
         # Forms carry a token of the CSRF secret, and belong to one session.
         request.COOKIES.get(settings.CSRF_COOKIE_NAME, ""), request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""),
     )  # fmt: skip
@@ -87,8 +91,28 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
     found = tokens_page.read_tokens_page(request.GET, trajectory)
     if wants_json(request):
         return json_page(tokens_page.trajectory_page(trajectory, found))
+    if is_fragment(request, "reader") or is_fragment(request, "more"):
+        # Another window or lens, or the next part of a row: header and lists stay as they are.
+        return page(request, "trajectories/_reader.html", tokens_page.trajectory_html(trajectory, found, whole=False))
     frame = frame_of(request, trajectory, tabs.TOKENS, tabs.TABS)
     return page(request, "trajectories/detail.html", frame | tokens_page.trajectory_html(trajectory, found))
+
+
+@reads_trajectory
+@conditional
+def card(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """The fields of the tokens in a window, which the page fetches for its cards. Scripts read the page's twin."""
+    return json_page(tokens_page.card_page(trajectory, tokens_page.read_tokens_page(request.GET, trajectory)))
+
+
+@reads_trajectory
+@conditional
+def find(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """Every place of the text ``q`` in the row that the address names."""
+    rows, _ = parts.rows_and_steps(trajectory)
+    place = read_place(request.GET, [row.n_tokens for row in rows])
+    row = rows[place.row] if rows else None
+    return json_page(find_page(trajectory, row, request.GET.get("q", "")))
 
 
 def tab_view(tab: Tab) -> View:

@@ -105,6 +105,31 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   else asked.set(part.id, now);
 });
 
+// --- a page that the server has loaded again, as when a run ends: what had the focus has it again ----------------------
+const HELD = "focus-held";
+
+function nameOf(element) {
+  if (!element || element === document.body) return null;
+  if (element.id) return `#${CSS.escape(element.id)}`;
+  const name = ["href", "name"].find((attribute) => element.hasAttribute(attribute));
+  return name ? `${element.localName}[${name}="${CSS.escape(element.getAttribute(name))}"]` : element.localName;
+}
+
+document.addEventListener("htmx:beforeOnLoad", (event) => {
+  const name = nameOf(document.activeElement);
+  if (name && event.detail.xhr.getResponseHeader("HX-Refresh")) {
+    const place = [...document.querySelectorAll(name)].indexOf(document.activeElement);
+    sessionStorage.setItem(HELD, JSON.stringify([location.pathname, name, place]));
+  }
+});
+
+function focusAsBefore() {
+  const held = sessionStorage.getItem(HELD);
+  sessionStorage.removeItem(HELD);
+  const [path, name, place] = held ? JSON.parse(held) : [];
+  if (path === location.pathname) document.querySelectorAll(name)[place]?.focus({ preventScroll: true });
+}
+
 // --- keys --------------------------------------------------------------------------------------------------------------
 let pendingG = 0;
 
@@ -185,6 +210,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const element of document.querySelectorAll(".needs-js")) element.hidden = false;
   showMoments(document);
   document.querySelectorAll("[data-drop]").forEach(prepareZone);
+  focusAsBefore();
   document.querySelector("[aria-invalid=true]")?.focus();
 });
 setInterval(() => showMoments(document), 15000);

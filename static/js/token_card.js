@@ -1,6 +1,19 @@
-// The card of one token: every field, byte-true, from the page's JSON twin. Text goes in as text, never as HTML.
+// The card of one token: every field, byte-true, from the columns of the window. Text goes in as text, never as HTML.
 
 import { elementAt, isTokenView, offsetOf, pane } from "./token_places.js";
+
+// What a screen reader says of the token that the keyboard reached. The card itself is silent: the pointer opens it too.
+function announce(offset) {
+  const token = tokenAt(offset);
+  const announcer = document.getElementById("announcer");
+  if (!announcer || !token) return;
+  const parts = [
+    token.text === null ? `id ${token.id}` : JSON.stringify(token.text), `token ${count(offset)}`, token.origin,
+    token.loss_mask ? "trained" : "not trained",
+    ...(token.logprob === null ? [] : [`log-probability ${token.logprob.toFixed(2)}`]), ...token.findings,
+  ];
+  announcer.textContent = parts.join(", ");
+}
 
 let data = null;
 let loading = null;
@@ -15,13 +28,72 @@ export function resetCard() {
 }
 
 function load() {
-  loading ??= fetch(pane().dataset.json, { headers: { Accept: "application/json" } })
+  loading ??= fetch(pane().dataset.card, { headers: { Accept: "application/json" } })
     .then((response) => {
       if (!response.ok) throw new Error(`the server answered ${response.status}`);
       return response.json();
     })
     .then((body) => { data = body; });
   return loading;
+}
+
+/** The last of some entries that start with an offset, at or before `offset`. */
+function entryAt(entries, offset) {
+  let low = 0;
+  let high = entries.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (entries[middle][0] <= offset) low = middle; else high = middle - 1;
+  }
+  return entries[low];
+}
+
+function decoded(hex) {
+  const bytes = Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
+  try {
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
+  } catch {
+    return null;
+  }
+}
+
+const PARTS = { delta: "ids put in" };
+
+/** All fields of the token at a row offset; null outside the window. */
+export function tokenAt(offset) {
+  const at = offset - (data?.start ?? 0);
+  if (!data || at < 0 || at >= data.ids.length) return null;
+  const id = data.ids[at];
+  const hex = data.bytes[id] ?? null;
+  const [, origin, trained] = entryAt(data.runs, offset);
+  const [start, stop, number, role, step, part] = entryAt(data.turns, offset) ?? [];
+  return {
+    id,
+    bytes: hex,
+    text: hex === null ? null : decoded(hex),
+    special: data.special.includes(id),
+    origin,
+    loss_mask: trained,
+    logprob: data.logprobs?.[at] === undefined || data.logprobs[at] === null ? null : data.logprobs[at] / 1e4,
+    turn: number === undefined ? null : `turn ${number} · ${role}`,
+    step_place: (step ?? null) === null ? null
+      : `step ${step}, ${PARTS[part] ?? part} ${count(offset - start)} of ${count(stop - start)}`,
+    findings: data.findings.filter(([first, last]) => first <= offset && offset < last).map(([, , words]) => words),
+    columns: Object.entries(data.columns).map(([name, values]) => [name, values[at]]),
+  };
+}
+
+const MOST = 4096;
+
+/** The columns of a window that holds the tokens [start, stop); null for more than a window. */
+export async function columnsOf(start, stop) {
+  if (stop - start > MOST) return null;
+  await load();
+  if (data.start <= start && stop <= data.stop) return data;
+  const url = new URL(pane().dataset.card, location.href);
+  url.searchParams.set("w", start);
+  const answer = await fetch(url);
+  return answer.ok ? answer.json() : null;
 }
 
 const card = () => document.getElementById("token-card");
@@ -35,14 +107,14 @@ function line(list, name, value, className = "") {
   list.append(term, definition);
 }
 
-const number = (value) => value.toLocaleString("en-US");
+const count = (value) => value.toLocaleString("en-US");
 
 function fill(offset) {
   const box = card();
   const list = box.querySelector("dl");
   list.replaceChildren();
-  const token = data?.window.tokens[offset - data.window.start];
-  box.querySelector(".card-title").textContent = `token ${number(offset)}`;
+  const token = tokenAt(offset);
+  box.querySelector(".card-title").textContent = `token ${count(offset)}`;
   if (!token) return;
   line(list, "text", token.text === null ? (token.bytes === null ? "not known" : "part of a character") : JSON.stringify(token.text), "mono");
   line(list, "id", String(token.id), "mono");
@@ -54,13 +126,13 @@ function fill(offset) {
   } else {
     line(list, "logprob", token.origin === "sampled" ? "not recorded" : "none: not sampled");
   }
-  for (const [name, value] of Object.entries(token.columns ?? {})) {
-    line(list, name.replaceAll("_", " "), value === null ? "no value" : String(Number(value.toPrecision(6))), "mono");
+  for (const [name, value] of token.columns) {
+    line(list, name.replaceAll("_", " "), value === null ? "no value" : String(value), "mono");
   }
-  line(list, "in the row", `${number(offset)} of ${number(data.row.n_tokens)}, row ${data.row.index}`);
-  if (token.step !== null) line(list, "step", token.step_place);
+  line(list, "in the row", `${count(offset)} of ${count(data.n_tokens)}, row ${data.row}`);
+  if (token.step_place !== null) line(list, "step", token.step_place);
   if (token.turn !== null) line(list, "message", token.turn);
-  for (const finding of token.findings ?? []) line(list, "finding", finding, "card-finding");
+  for (const finding of token.findings) line(list, "finding", finding, "card-finding");
 }
 
 function probability(logprob) {
@@ -79,8 +151,8 @@ function place(element) {
   box.style.top = `${below + height > innerHeight && first.top > height + 16 ? first.top - height - 8 : below}px`;
 }
 
-/** Show the card of a token; `pin` keeps it until Esc. */
-export async function showCard(element, pin = false) {
+/** Show the card of a token; `pin` keeps it until Esc, `aloud` has it read out. */
+export async function showCard(element, pin = false, aloud = false) {
   if (!isTokenView() || !card()) return;
   const offset = offsetOf(element);
   if (offset === undefined || (pinned && !pin)) return;
@@ -96,6 +168,7 @@ export async function showCard(element, pin = false) {
   if (shown !== element) return;
   fill(offset);
   place(element);
+  if (aloud) announce(offset);
 }
 
 export function closeCard() {

@@ -26,27 +26,38 @@ export const elementAt = (offset) => elements.get(offset);
 
 /** The run that holds a row offset, in the run view. */
 export function runAt(offset) {
-  let found = null;
-  for (const run of pane().querySelectorAll(".toks span[data-a]")) {
-    if (Number(run.dataset.a) > offset) break;
-    found = run;
-  }
-  return found;
+  const holds = (box) => Number(box.dataset.a) <= offset && offset < Number(box.dataset.b);
+  const block = [...pane().querySelectorAll(".blk")].find(holds);
+  return [...(block?.querySelectorAll("span[data-a]") ?? [])].findLast((run) => Number(run.dataset.a) <= offset) ?? null;
 }
 
 let range = null;
 
 /** Select tokens [start, stop); null clears. The address follows, so that a reload shows the same. */
 export function select(next, keepAddress = false) {
-  for (const element of pane().querySelectorAll(".sel")) element.classList.remove("sel");
+  for (const element of pane().querySelectorAll(".sel, .at")) element.classList.remove("sel", "at");
   range = next;
   if (range && isTokenView()) {
     for (let at = range[0]; at < range[1]; at += 1) elements.get(at)?.classList.add("sel");
+  } else if (range) {
+    // The runs that begin in the range; the one that it begins in is lit up by `lightUp`.
+    for (const run of pane().querySelectorAll(".toks span[data-a]")) {
+      const at = Number(run.dataset.a);
+      if (at >= range[1]) break;
+      if (at >= range[0]) run.classList.add("sel");
+    }
   }
+  document.dispatchEvent(new CustomEvent("tokens:selected"));
   if (!keepAddress) history.replaceState(history.state, "", address());
   // The Share button's link opens what is selected.
   const shared = document.querySelector(".share input[name=query]");
   if (shared) shared.value = new URL(address()).search.slice(1);
+}
+
+/** Put a frame around the element where a range begins. */
+export function lightUp(element) {
+  for (const other of document.querySelectorAll(".toks .at")) other.classList.remove("at");
+  element.classList.add("at");
 }
 
 export const selected = () => range;

@@ -1,95 +1,89 @@
-// The trajectory page's keys, selection, lens and live parts. Without it every page still reads: all of it is links and forms.
+// The trajectory page's keys, selection, pointer and live parts. Without it every page still reads: all of it is links and forms.
 
+import { makeRoving, roveBy } from "./roving.js";
 import { cardIsPinned, closeCard, leaveToken, prepareCard, resetCard, showCard } from "./token_card.js";
 import { find } from "./token_find.js";
+import "./token_selection.js";
+import { chosenLens, keepLens, nextLens, setLens } from "./token_lens.js";
+import {
+  arriveAtFinding, forgetTurn, goFinding, goToEnd, goTurn, leaveSolo, openFinding, say, toggleSolo,
+} from "./token_moves.js";
 import {
   address, elementAt, exactText, isTokenView, offsetOf, pane, reindex, runAt, select, selected, textSelectionRange, toClipboard,
 } from "./token_places.js";
-
-const say = (text) => {
-  const status = document.getElementById("pane-status");
-  if (status) status.textContent = text;
-};
+import { addressInView, headLine, isElsewhere, keepPlace, noteAddress, placeInView, showPlace, swapReader } from "./token_view.js";
 
 let anchor = null;
-let firstG = 0;
+let firstG = -Infinity;
 
-// --- turns and findings ---------------------------------------------------------------------------------------------
-const heads = () => [...document.querySelectorAll("#pane .turn-head")];
-
-// The turn that j and k reached: near the end of a page a turn cannot be scrolled to the top. A scroll by hand forgets it.
-let turnAt = null;
-for (const name of ["wheel", "touchmove", "pointerdown"]) {
-  document.addEventListener(name, () => { turnAt = null; }, { passive: true });
+// --- other windows, lenses, views -------------------------------------------------------------------------------------
+/** Another window: its first token, or its last turn, is in view and has the focus. */
+async function openWindow(url, end = "start") {
+  if (!(await swapReader(url))) return;
+  arrive(false);
+  if (end === "end") return goToEnd(false);
+  document.getElementById("reader").scrollIntoView({ block: "start" });
+  focusPane();
 }
 
-function headLine() {
-  return (document.querySelector(".reader-bar")?.getBoundingClientRect().bottom ?? 0) + 4;
+/** Another lens or view of the same place. */
+async function swapInPlace(url) {
+  const place = placeInView();
+  const held = document.activeElement?.closest("#pane") ? null : focusedName();
+  const target = addressInView(url, place);
+  if (!(await swapReader(target))) return;
+  arrive(false);
+  if (place) showPlace(place);
+  if (!focusAgain(held)) focusPane(place?.offset);
 }
 
-function goTurn(step) {
-  const all = heads();
-  if (!all.length) return;
-  // Sections, not heads: a sticky head is always in view.
-  const line = headLine();
-  const tops = all.map((head) => head.parentElement.getBoundingClientRect().top);
-  let current = turnAt ?? -1;
-  if (turnAt === null) tops.forEach((top, i) => { if (top <= line + 2) current = i; });
-  const next = step > 0 || turnAt !== null ? current + step : tops[current] < line - 6 ? current : current - 1;
-  if (next < 0) return document.querySelector("[data-go=previous]")?.click();
-  if (next >= all.length) return document.querySelector("[data-go=next]")?.click();
-  turnAt = next;
-  all[next].parentElement.scrollIntoView({ block: "start" });
-  all[next].querySelector("a")?.focus({ preventScroll: true });
-  say(all[next].querySelector(".turn-name")?.textContent ?? "");
+/** A name of what has the focus inside the reader, so that it has it again in the reader that follows. */
+function focusedName() {
+  const element = document.activeElement;
+  if (!element?.closest("#reader, #live")) return null;
+  if (offsetOf(element) !== undefined) return { offset: offsetOf(element) };
+  for (const name of ["lensChoice", "viewChoice", "go"]) {
+    if (name in element.dataset) return { css: `[data-${name.replace(/[A-Z]/g, (c) => `-${c.toLowerCase()}`)}="${CSS.escape(element.dataset[name])}"]` };
+  }
+  if (element.id) return { css: `#${CSS.escape(element.id)}` };
+  const href = element.getAttribute("href");
+  return href ? { css: `#live a[href="${CSS.escape(href)}"]` } : {};
 }
 
-const findings = () => [...document.querySelectorAll("a.finding-jump")];
-let findingAt = -1;
-
-function goFinding(step) {
-  const all = findings();
-  if (!all.length) return say("no findings");
-  if (findingAt < 0) findingAt = all.findIndex((link) => link.getAttribute("aria-current") === "true");
-  findingAt = findingAt < 0 ? (step > 0 ? 0 : all.length - 1) : (findingAt + step + all.length) % all.length;
-  if (all[findingAt].dataset.row) return openFinding(all[findingAt]);
-  // It lies in no row: the key would leave the page and lose the list. Its link has the focus, Enter follows it.
-  mark(all[findingAt]);
-  all[findingAt].focus();
-  say(`finding ${findingAt + 1} of ${all.length}, in no row: Enter opens it`);
+function focusAgain(held) {
+  const element = held?.css && document.querySelector(held.css);
+  element?.focus({ preventScroll: true });
+  return Boolean(element);
 }
 
-function mark(link) {
-  const all = findings();
-  findingAt = all.indexOf(link);
-  all.forEach((other) => other.removeAttribute("aria-current"));
-  link.setAttribute("aria-current", "true");
-  link.scrollIntoView({ block: "nearest" });
-  say(`finding ${findingAt + 1} of ${all.length}`);
+/** The focus goes to a token, or to the head of the turn that holds the place: never to nothing. */
+function focusPane(offset) {
+  const token = isTokenView() ? (offset === undefined ? pane().querySelector(".toks i") : elementAt(offset)) : null;
+  if (token) roam(token);
+  const turn = offset === undefined ? null : runAt(offset)?.closest(".turn");
+  const target = token ?? (turn ?? pane()).querySelector(".turn-head a") ?? pane();
+  if (target === pane()) target.tabIndex = -1;
+  target.focus({ preventScroll: true });
 }
 
-function openFinding(link) {
-  mark(link);
-  const [row, start, stop] = [link.dataset.row, Number(link.dataset.a), Number(link.dataset.b)];
-  if (link.dataset.needsLens !== undefined || row === "" || row !== pane()?.dataset.row || !reveal(start, Math.max(stop, start + 1))) location.assign(link.href);
+function leaveWindow(direction) {
+  const link = document.querySelector(`[data-go=${direction}]`);
+  if (link) openWindow(link.href);
 }
 
-/** Bring a range that is already on the page into view; false when it is not there. */
-function reveal(start, stop) {
+function otherView() {
+  const link = document.querySelector("a[data-view-choice]:not([aria-current])");
+  if (link) swapInPlace(link.href);
+}
+
+function goToFarEnd(first) {
   const box = pane();
-  if (start < Number(box.dataset.a) || start >= Number(box.dataset.b)) return false;
-  const element = isTokenView() ? elementAt(start) : runAt(start);
-  if (!element) return false;
-  select([start, stop]);
-  // The run view knows runs, not tokens: open the page on the exact range only when the run is long.
-  if (!isTokenView()) flash(element);
-  element.scrollIntoView({ block: "center" });
-  return true;
-}
-
-function flash(element) {
-  for (const other of document.querySelectorAll(".toks .at")) other.classList.remove("at");
-  element.classList.add("at");
+  if (first ? box.dataset.a === "0" : box.dataset.b === box.dataset.n) return goToEnd(first);
+  const last = Math.max(Number(box.dataset.n) - 1, 0);
+  const url = addressInView(location.href, { offset: first ? 0 : last });
+  if (!isTokenView() || first) url.searchParams.set("w", first ? 0 : Math.max(last - 4095, 0));
+  url.searchParams.delete("t");
+  return openWindow(url, first ? "start" : "end");
 }
 
 // --- the selection ----------------------------------------------------------------------------------------------------
@@ -110,24 +104,36 @@ function roam(element) {
   element.tabIndex = 0;
 }
 
+const ARROWS = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1 };
+
+/** True when the key moved among the tokens, or pinned one. */
 function moveFocus(event) {
-  const element = event.target.closest?.("#pane i, #pane .gap");
-  if (!element || element.matches(".gap")) return false;
+  // Where tokens are missing, a link of its own stands in the token behind the gap.
+  if (event.target.closest?.(".gap")) return false;
+  let element = event.target.closest?.("#pane i");
+  // Without a token under the focus, an arrow starts at the one that the Tab key would reach.
+  if (!element && isTokenView() && event.target === document.body && event.key in ARROWS) element = pane().querySelector("i[tabindex='0']");
+  if (!element) return false;
   const here = offsetOf(element);
+  if (here === undefined) return false;
   let next = null;
   if (event.key === "ArrowLeft") next = elementAt(here - 1);
   else if (event.key === "ArrowRight") next = elementAt(here + 1);
   else if (event.key === "ArrowUp" || event.key === "ArrowDown") next = verticalNeighbour(element, here, event.key === "ArrowUp" ? -1 : 1);
   else if (event.key === "Home") next = element.parentElement.firstElementChild;
   else if (event.key === "End") next = element.parentElement.lastElementChild;
-  else if (event.key === "Enter" || event.key === " ") { choose(here, event.shiftKey); showCard(element, true); event.preventDefault(); return true; }
+  else if (event.key === "Enter" || event.key === " ") { choose(here, event.shiftKey); showCard(element, true, true); return true; }
   else return false;
-  event.preventDefault();
   if (!next) return true;
   roam(next);
   next.focus();
-  if (event.shiftKey) choose(offsetOf(next), true);
-  showCard(next, cardIsPinned());
+  if (event.shiftKey) {
+    // A range that does not end here is left alone: the new one starts here.
+    const range = selected();
+    if (!range || (here !== range[0] && here !== range[1] - 1)) anchor = here;
+    choose(offsetOf(next), true);
+  }
+  showCard(next, cardIsPinned(), true);
   return true;
 }
 
@@ -145,94 +151,62 @@ function verticalNeighbour(element, here, direction) {
   return best;
 }
 
-// --- the lens -----------------------------------------------------------------------------------------------------------
-const lensLinks = () => [...document.querySelectorAll("a[data-lens-choice]")];
-const lensLink = (lens) => lensLinks().find((link) => link.dataset.lensChoice === lens);
-
-/** A trainer's column has no link of its own here: the server draws it. */
-function needsRequest(lens) {
-  const when = [pane()?.dataset.lens, lens].map((name) => lensLink(name)?.dataset.lensRequest ?? "always");
-  return when.includes("always") || (!isTokenView() && when.includes("runs"));
-}
-
-function nextLens() {
-  const all = lensLinks().map((link) => link.dataset.lensChoice);
-  setLens(all[(all.indexOf(pane().dataset.lens) + 1) % all.length]);
-}
-
-function setLens(lens) {
-  const link = lensLink(lens);
-  if (!link) return;
-  if (needsRequest(lens)) return link.click();
-  document.getElementById("reader").dataset.lens = lens;
-  pane().dataset.lens = lens;
-  for (const other of document.querySelectorAll("[data-for]")) other.hidden = other.dataset.for !== lens;
-  for (const other of lensLinks()) {
-    if (other === link) other.setAttribute("aria-current", "true"); else other.removeAttribute("aria-current");
-  }
-  const url = new URL(location.href);
-  if (lens === "mask") url.searchParams.delete("lens"); else url.searchParams.set("lens", lens);
-  history.replaceState(history.state, "", url);
-  for (const other of document.querySelectorAll("a[data-keeps-lens]")) {
-    const target = new URL(other.href);
-    if (lens === "mask") target.searchParams.delete("lens"); else target.searchParams.set("lens", lens);
-    other.href = target.pathname + target.search;
-  }
-  say(`lens: ${link.textContent.trim()}`);
-}
-
 // --- keys -----------------------------------------------------------------------------------------------------------------
 const click = (selector) => document.querySelector(selector)?.click();
 
 const KEYS = {
-  j: () => goTurn(1),
-  k: () => goTurn(-1),
+  j: () => goTurn(1, leaveWindow),
+  k: () => goTurn(-1, leaveWindow),
   n: () => goFinding(1),
   p: () => goFinding(-1),
   h: () => click("[data-go=sibling-previous]"),
   l: () => click("[data-go=sibling-next]"),
-  ArrowLeft: () => click("[data-go=sibling-previous]"),
-  ArrowRight: () => click("[data-go=sibling-next]"),
-  "[": () => click("[data-go=previous]"),
-  "]": () => click("[data-go=next]"),
-  v: () => click("a[data-view-choice]:not([aria-current])"),
-  m: nextLens,
-  f: () => { pane().toggleAttribute("data-solo"); solo(); },
+  "[": () => leaveWindow("previous"),
+  "]": () => leaveWindow("next"),
+  v: otherView,
+  m: () => nextLens(swapInPlace),
+  f: toggleSolo,
   "/": () => document.querySelector("#find input")?.focus(),
   t: () => document.querySelector("#go-to input[name=t]")?.focus(),
   y: copyLink,
-  G: () => { heads().at(-1)?.parentElement.scrollIntoView({ block: "end" }); },
-  g: () => {
-    if (Date.now() - firstG < 700) heads()[0]?.parentElement.scrollIntoView({ block: "start" });
-    firstG = Date.now();
-  },
+  G: () => goToFarEnd(false),
 };
 
-function solo() {
-  const on = pane().hasAttribute("data-solo");
-  const line = headLine();
-  let current = null;
-  for (const head of heads()) if (head.parentElement.getBoundingClientRect().top <= line + 2) current = head.parentElement;
-  current ??= heads()[0]?.parentElement;
-  for (const head of heads()) head.parentElement.classList.toggle("solo", on && head.parentElement === current);
-  current?.scrollIntoView({ block: "start" });
-  say(on ? "one turn alone; f shows all" : "all turns");
+/** Esc ends one thing: what is typed, the Share form, the turn alone, or the pinned card with its range. */
+function escape() {
+  const typed = document.activeElement;
+  const share = document.querySelector("details.share[open]");
+  if (share) {
+    share.open = false;
+    share.querySelector("summary").focus();
+  } else if (typed?.matches("#reader input, #reader select")) {
+    focusPane(placeInView()?.offset);
+  } else if (cardIsPinned() || selected()) {
+    closeCard();
+    select(null, true);
+    clearRange();
+  } else {
+    closeCard();
+    leaveSolo();
+  }
 }
 
 document.addEventListener("keydown", (event) => {
-  if (!pane() || event.defaultPrevented) return;
-  if (event.key === "Escape") {
-    if (document.activeElement?.matches("input, textarea, select")) document.activeElement.blur();
-    else if (cardIsPinned()) closeCard();
-    else if (selected()) { select(null, true); clearRange(); }
-    closeCard();
+  if (!pane() || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape") return escape();
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("input, textarea, select, [contenteditable]")) return;
+  if (roveBy(event) || moveFocus(event)) return event.preventDefault();
+  if (event.key === "g") {
+    // Once it is the start of `g r`, `g n` and `g i`, which every page has.
+    if (event.timeStamp - firstG < 1200) goToFarEnd(true);
+    firstG = event.timeStamp;
     return;
   }
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.matches("input, textarea, select, [contenteditable]") || document.querySelector("dialog[open]")) return;
-  if (moveFocus(event)) return;
+  const follows = event.timeStamp - firstG < 1200 && "rni".includes(event.key);
+  firstG = -Infinity;
   const action = KEYS[event.key];
-  if (!action) return;
+  if (!action || follows) return;
   event.preventDefault();
   action();
 });
@@ -245,7 +219,6 @@ function clearRange() {
 }
 
 // --- the pointer ----------------------------------------------------------------------------------------------------------
-// A gap is a link inside the token before it.
 const tokenUnder = (event) => (event.target.closest?.(".gap") ? null : event.target.closest?.("#pane[data-view=tokens] .toks i"));
 
 document.addEventListener("mouseover", (event) => {
@@ -266,14 +239,18 @@ document.addEventListener("click", (event) => {
     return;
   }
   if (event.target.closest?.("[data-close-card]")) return closeCard();
-  const choice = event.target.closest?.("a[data-lens-choice]");
-  if (choice && !event.ctrlKey && !event.metaKey && !event.shiftKey && !needsRequest(choice.dataset.lensChoice)) {
+  const isPlain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
+  const link = isPlain && event.target.closest?.("a[data-lens-choice], a[data-view-choice], #reader a[data-go], a.skip-to-tokens");
+  if (link) {
     event.preventDefault();
-    setLens(choice.dataset.lensChoice);
+    if (link.dataset.lensChoice) setLens(link, swapInPlace);
+    else if ("viewChoice" in link.dataset) swapInPlace(link.href);
+    else if (link.dataset.go) openWindow(link.href);
+    else focusPane(placeInView()?.offset);
     return;
   }
   const jump = event.target.closest?.("a.finding-jump");
-  if (jump && !event.ctrlKey && !event.metaKey && !event.shiftKey && jump.dataset.row === pane()?.dataset.row && jump.dataset.needsLens === undefined) {
+  if (jump && isPlain && !("needsLens" in jump.dataset) && jump.dataset.row === pane()?.dataset.row) {
     event.preventDefault();
     openFinding(jump);
     return;
@@ -288,12 +265,35 @@ document.addEventListener("copy", (event) => {
   event.preventDefault();
 });
 
+// --- find ---------------------------------------------------------------------------------------------------------------
+/** The window that holds a row offset; what is typed stays typed. */
+async function openAt(offset) {
+  if (!(await swapReader(addressInView(location.href, { offset })))) return;
+  arrive(false);
+}
+
+async function findNext(backwards) {
+  const wanted = document.querySelector("#find input").value;
+  const url = new URL(location.href);
+  if (wanted) url.searchParams.set("find", wanted); else url.searchParams.delete("find");
+  history.replaceState(history.state, "", url);
+  noteAddress();
+  const answer = await find(wanted, backwards, placeInView()?.offset ?? 0, openAt);
+  const box = document.querySelector("#find input");
+  box.value = wanted;
+  box.focus({ preventScroll: true });
+  document.querySelector("#find output").textContent = answer;
+}
+
 document.addEventListener("submit", (event) => {
   if (event.target.id !== "find") return;
   event.preventDefault();
-  const backwards = event.submitter?.value === "previous";
-  const answer = find(event.target.querySelector("input").value, backwards);
-  event.target.querySelector("output").textContent = answer;
+  findNext(event.submitter?.value === "previous");
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !event.shiftKey || !event.target.matches?.("#find input")) return;
+  event.preventDefault();
+  findNext(true);
 });
 
 // Drag over the strip: a range of tokens to zoom into.
@@ -327,28 +327,87 @@ function beReachable(token) {
   if (first) first.tabIndex = 0;
 }
 
-function arrive() {
+// Each is one stop of the Tab key.
+const GROUPS = ".switch, .outline ol, .row-tabs, .tabs";
+const isBack = performance.getEntriesByType("navigation")[0]?.type === "back_forward";
+
+/** Read the reader that stands there. `moves`: the page was opened, so that its place comes into view. */
+function arrive(moves = true) {
   if (!pane()) return;
-  turnAt = null;
+  forgetTurn();
   reindex();
   resetCard();
-  const asked = new URL(location.href).searchParams.get("t")?.match(/^(\d+)(?:-(\d+))?$/);
+  makeRoving(document.querySelectorAll(GROUPS));
+  keepLens(chosenLens());
+  const params = new URL(location.href).searchParams;
+  const box = document.querySelector("#find input");
+  if (box && params.has("find")) box.value = params.get("find");
+  const asked = params.get("t")?.match(/^(\d+)(?:-(\d+))?$/);
+  const start = asked ? Number(asked[1]) : null;
   if (asked) {
-    const [start, stop] = [Number(asked[1]), Number(asked[2] ?? Number(asked[1]) + 1)];
     anchor = start;
-    select([start, stop], true);
-    (isTokenView() ? elementAt(start) : runAt(start) && pane().querySelector(".k"))?.scrollIntoView({ block: "center" });
+    select([start, Number(asked[2] ?? start + 1)], true);
   }
-  // Without a place in the address the page is drawn at its worst finding.
-  const fault = !asked && !location.hash && pane().querySelector(".k");
-  if (fault && fault.getBoundingClientRect().bottom > innerHeight) fault.scrollIntoView({ block: "center" });
   if (isTokenView()) {
-    beReachable(asked && elementAt(Number(asked[1])));
+    beReachable(asked && elementAt(start));
     prepareCard();
   }
-  const current = findings().findIndex((link) => link.getAttribute("aria-current") === "true");
-  if (current >= 0) say(`finding ${current + 1} of ${findings().length}`);
+  if (!moves) return;
+  const marked = isTokenView() && asked ? elementAt(start) : pane().querySelector(".k");
+  const top = params.get("top");
+  if (top) {
+    params.delete("top");
+    const url = new URL(location.href);
+    url.search = params;
+    history.replaceState(history.state, "", url);
+    noteAddress();
+  }
+  if (isBack && history.state?.place) {
+    showPlace(history.state.place);
+  } else if (top) {
+    showPlace({ offset: Number(top), y: 0 });
+  } else if (asked && marked) {
+    marked.scrollIntoView({ block: "center" });
+    // Arrows go on from the token that was asked for.
+    if (isTokenView()) marked.focus({ preventScroll: true });
+  } else if (marked && !location.hash && marked.getBoundingClientRect().bottom > innerHeight) {
+    // Without a place in the address the page is drawn at its worst finding.
+    marked.scrollIntoView({ block: "center" });
+  }
+  arriveAtFinding();
 }
+
+// The other tabs take along what is read here, so that the tab of the tokens leads back to it.
+const PLACE_FIELDS = ["row", "view", "lens", "t", "w", "find"];
+for (const name of ["pointerdown", "focusin"]) {
+  document.addEventListener(name, (event) => {
+    const tab = event.target.closest?.(".tabs a:not([aria-current])");
+    const place = tab && pane() && placeInView();
+    if (!place) return;
+    const here = addressInView(location.href, place).searchParams;
+    const kept = new URLSearchParams(PLACE_FIELDS.filter((field) => here.get(field)).map((field) => [field, here.get(field)]));
+    kept.set("row", pane().dataset.row);
+    if (pane().getBoundingClientRect().top < headLine()) kept.set("top", place.offset);
+    const target = new URL(tab.href);
+    target.searchParams.set("place", kept);
+    tab.href = target.pathname + target.search;
+  });
+}
+
+// Once a scroll rests: what a page writes into its history while it is left may be lost.
+let resting = 0;
+addEventListener("scroll", () => {
+  clearTimeout(resting);
+  resting = setTimeout(keepPlace, 150);
+}, { passive: true });
+addEventListener("popstate", async (event) => {
+  if (!pane() || !isElsewhere()) return;
+  const place = event.state?.place;
+  if (!(await swapReader(location.href, { push: false }))) return;
+  arrive(false);
+  if (place) showPlace(place);
+  focusPane(place?.offset);
+});
 
 // A live page is not exchanged under a reader's hand: it does not ask, and an answer that comes too late is dropped.
 for (const name of ["htmx:beforeRequest", "htmx:beforeSwap"]) {
@@ -356,17 +415,19 @@ for (const name of ["htmx:beforeRequest", "htmx:beforeSwap"]) {
     if (event.target.id === "live" && (cardIsPinned() || selected() || !getSelection().isCollapsed)) event.preventDefault();
   });
 }
+let heldFocus = null;
+document.addEventListener("htmx:beforeSwap", () => { heldFocus = focusedName(); });
 document.addEventListener("htmx:afterSettle", (event) => {
-  const id = event.detail.target?.id ?? event.target.id;
-  if (id === "reader") arrive();
   // The next part of the run view, or a live page that grew: the reader stays where they are.
-  else if (pane()) {
-    reindex();
-    if (id === "live") {
-      resetCard();
-      if (isTokenView()) beReachable();
-      prepareCard();
-    }
-  }
+  if (!pane()) return;
+  reindex();
+  const parts = pane().querySelectorAll(".blk");
+  if (parts.length) pane().dataset.b = parts[parts.length - 1].dataset.b;
+  if ((event.detail.target?.id ?? event.target.id) !== "live") return;
+  resetCard();
+  makeRoving(document.querySelectorAll(GROUPS));
+  if (isTokenView()) beReachable();
+  prepareCard();
+  if (heldFocus && document.activeElement === document.body && !focusAgain(heldFocus)) focusPane(heldFocus.offset);
 });
 arrive();

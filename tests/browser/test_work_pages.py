@@ -40,8 +40,11 @@ def test_a_run_that_stopped_is_resumed_by_its_button(open_page: Open, engines: N
     page.click("#resume")
     page.wait_for_selector("#run-live .status-queued")
     assert sent == [run.pk] and not page.is_visible("#resume")
+    page.locator(".crumbs a").first.focus()
     work.work_on(run.pk)
     page.wait_for_selector("#run-live .status-done")
+    # The page has loaded itself again, and the focus is where it was.
+    page.wait_for_function("() => document.activeElement.matches('.crumbs a')")
     run.refresh_from_db()
     assert (run.status, run.n_finished, run.n_failed) == ("done", 3, 0)
 

@@ -114,6 +114,8 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>/jobs/<code:job>/file": [get("door 410 404 410 410 410 410 410")],
     # One trajectory.
     "trajectories/<code:code>": [get(READ)],
+    "trajectories/<code:code>/card.json": [get(READ.replace("door", "401"))],
+    "trajectories/<code:code>/find.json": [get(READ.replace("door", "401"))],
     "trajectories/<code:code>/findings/<int:number>.py": [get(READ)],
     "trajectories/<code:code>/compare": [get(READ)],
     "trajectories/<code:code>/deltas": [get(READ)],

@@ -1,0 +1,64 @@
+"""Text in a whole row: every place of it, wherever the page is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inspector.trajectories import reads as data
+from inspector.web.twins import Page
+from rollouts.models import StoredTrajectory
+from rollouts.selectors.parts import RowSummary
+from rollouts.tokenizers import ByteTable
+
+MAX_PLACES = 2000
+"""The most places that one answer names."""
+
+MAX_WANTED = 1000
+"""Characters of the longest text that is looked for."""
+
+
+@dataclass(frozen=True)
+class FoundPlaces(Page):
+    """Where a text stands in a row."""
+
+    row: int
+    """The index of the row."""
+    wanted: str
+    """The text. Capital ASCII letters are taken for small ones, in the row too."""
+    n: int
+    """How many places there are. Two places never share a byte."""
+    places: list[tuple[int, int]]
+    """Tokens ``[start, stop)`` that hold each place; of many the first 2,000."""
+    missing: str
+    """Why nothing can be found; empty when the row was searched."""
+
+
+def find_text(table: ByteTable, ids: NDArray[np.int32], wanted: str) -> tuple[int, list[tuple[int, int]]]:
+    """The number of places of ``wanted`` in the text of ``ids`` ``[n]``, and the tokens of the first ``MAX_PLACES``."""
+    text, ends = table.joined(ids)
+    text, needle = text.lower(), wanted.encode().lower()
+    found: list[int] = []
+    at = text.find(needle)
+    while at >= 0 and len(found) < MAX_PLACES:
+        found.append(at)
+        at = text.find(needle, at + len(needle))
+    n = len(found) + (text.count(needle, at) if at >= 0 else 0)
+    first = np.searchsorted(ends, found, side="right")
+    last = np.searchsorted(ends, [place + len(needle) - 1 for place in found], side="right")
+    return n, [(int(a), int(b) + 1) for a, b in zip(first, last, strict=True)]
+
+
+def find_page(trajectory: StoredTrajectory, row: RowSummary | None, wanted: str) -> FoundPlaces:
+    """Every place of a text in a row. Reads the ids of the whole row."""
+    wanted = wanted[:MAX_WANTED]
+    if row is None:
+        return FoundPlaces(0, wanted, 0, [], "There is no row.")
+    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    if painter.table is None or not wanted:
+        return FoundPlaces(row.index, wanted, 0, [], missing or "No text was named: add ?q=TEXT.")
+    tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
+    n, places = find_text(painter.table, tokens.ids, wanted)
+    return FoundPlaces(row.index, wanted, n, places, "")

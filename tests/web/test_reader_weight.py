@@ -1,0 +1,82 @@
+"""What the tokens page weighs on the wire, and that what it sends for its cards is what the twin says."""
+
+from __future__ import annotations
+
+import gzip
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from django.http import FileResponse, HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import reverse
+
+from inspector.trajectories.place import WINDOW
+from inspector.web.middleware import CompressionMiddleware
+from rollouts import models
+from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from tests.web.long_rows import long_trajectory
+from tests.web.trajectory_samples import Maker, own_row
+
+pytestmark = pytest.mark.django_db
+
+FRAGMENT = {"Accept-Encoding": "gzip", "HX-Request": "true", "HX-Target": "reader"}
+MOST_ON_THE_WIRE = 60_000
+MOST_UNPACKED = 400_000
+
+
+def test_a_window_with_its_cards_is_small(web: Client, corpus: Path) -> None:
+    made = Maker(corpus / "tokenizers" / "qwen3")
+    row = made.run([long_trajectory(made.ids, 1_000_000)]).trajectories.get()
+    place = f"?view=tokens&w={200 * WINDOW}"
+    window = web.get(reverse("trajectory", args=[row.code]) + place, headers=FRAGMENT)
+    card = web.get(reverse("trajectory-card", args=[row.code]) + place, headers=FRAGMENT)
+    assert window["Content-Encoding"] == card["Content-Encoding"] == "gzip"
+    page = gzip.decompress(window.content).decode()
+    assert page.count("<i") >= WINDOW and "<html" not in page and len(page) < MOST_UNPACKED
+    assert len(window.content) + len(card.content) < MOST_ON_THE_WIRE
+
+
+def test_the_cards_say_what_the_twin_says(web: Client, make: Maker) -> None:
+    value = make.conversation("a", hostile=True)
+    spot = {"step": 1, "start": 30, "stop": 33, "evidence": "x", "remedy": "y"}
+    found = Finding(Axis.STREAM, "unclassified", Severity.ERROR, **spot)
+    stored = make.run([value], [[found]]).trajectories.get()
+    card = web.get(reverse("trajectory-card", args=[stored.code])).json()
+    tokens = web.get(reverse("trajectory-json", args=[stored.code])).json()["window"]["tokens"]
+    assert card["ids"] == [token["id"] for token in tokens] and card["n_tokens"] == len(tokens)
+    assert [card["bytes"].get(str(token["id"])) for token in tokens] == [token["bytes"] for token in tokens]
+    exact = [token["logprob"] for token in tokens]
+    assert card["logprobs"] == [None if value is None else round(value * 1e4) for value in exact]
+    runs = [*card["runs"], [len(tokens), "", False]]
+    states = [run[1:] for run, after in pairwise(runs) for _ in range(after[0] - run[0])]
+    assert states == [[token["origin"], token["loss_mask"]] for token in tokens]
+    assert set(card["special"]) == {token["id"] for token in tokens if token["special"]}
+    for start, stop, number, role, step, _ in card["turns"]:
+        assert all(token["turn"] == f"turn {number} · {role}" and token["step"] == step for token in tokens[start:stop])
+    ((start, stop, words),) = card["findings"]
+    assert [token["findings"] for token in tokens] == [[words] * (start <= i < stop) for i in range(len(tokens))]
+
+
+def test_columns_of_a_trainer_are_in_the_cards(web: Client, make: Maker) -> None:
+    stored = make.run([own_row(40, advantages=[0.123456789] * 39)]).trajectories.get()
+    card = web.get(reverse("trajectory-card", args=[stored.code])).json()
+    assert card["columns"] == {"advantages": [0.123457] * 39 + [None]}
+
+
+def test_a_row_less_trajectory_has_an_empty_card(web: Client, make: Maker) -> None:
+    run = make.run([make.conversation("a")])
+    empty = models.StoredTrajectory.objects.create(run=run, index=9, external_id="empty")
+    card = web.get(reverse("trajectory-card", args=[empty.code])).json()
+    assert card["ids"] == [] and card["runs"] == []
+
+
+def test_answers_differ_in_length_and_streams_pass_as_they_are(tmp_path: Path) -> None:
+    asked = RequestFactory(headers={"Accept-Encoding": "gzip"}).get("/")
+    answer = CompressionMiddleware(lambda request: HttpResponse("a secret " * 500))
+    # The padding hides the length of what is compressed, which BREACH measures.
+    assert len({len(answer(asked).content) for _ in range(40)}) > 3
+    (tmp_path / "rows.jsonl").write_text("x" * 5000)
+    stream = FileResponse((tmp_path / "rows.jsonl").open("rb"))
+    sent = CompressionMiddleware(lambda request: stream)(asked)
+    assert "Content-Encoding" not in sent and sent["Content-Length"] == "5000"
