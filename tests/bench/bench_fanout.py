@@ -12,21 +12,27 @@ the arrays into segments.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection, connections
 
 from rollouts import services
+from rollouts.formats import FORMATS, Source
 from rollouts.models import Job, Run
 from rollouts.services.job_queue import take_next_job
 from rollouts.tasks import jobs
+from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import load
 from rollouts.work import import_shards, imports
 from rollouts.work.diagnosis import codec_of
@@ -123,3 +129,49 @@ def test_import_by_two_workers(tiny_tokenizer: Path, tmp_path: Path, monkeypatch
             f"connection's process {backend / clocks[1]:.2f} more; {stored[0][1] / clocks[1]:,.0f} and "
             f"{stored[0][1] / clocks[2]:,.0f} tokens/s"
         )
+
+
+@pytest.mark.parametrize("mixed", [1, 64, 100_000])
+def test_finding_sessions(mixed: int, tmp_path: Path) -> None:
+    """Processor seconds of cutting a file of calls, of reading it whole, and of reading all parts.
+
+    ``mixed``: sessions that are written side by side; the last number is all of them.
+    """
+    rng, calls = np.random.default_rng(1), 8
+    path, n_sessions = tmp_path / "calls.jsonl", max(SIZE // 2 // (calls * 24_000), 2)
+    with path.open("wb") as file:
+        for first in range(0, n_sessions, mixed):
+            for call in range(calls):
+                for session in range(first, min(first + mixed, n_sessions)):
+                    file.write(call_of(session, call, rng))
+    source = Source.of_path(path)
+    chosen = FORMATS["recorded_calls"]
+    assert chosen.cut is not None
+    cut, parts = timed(lambda: chosen.cut(source, PART))  # type: ignore[misc]
+    whole, read = timed(lambda: [one.external_id for one in chosen.read(source) if isinstance(one, Trajectory)])
+    by_parts, found = timed(lambda: [
+        one.external_id for part in parts for one in chosen.read(source.of_part(part)) if isinstance(one, Trajectory)
+    ])  # fmt: skip
+    assert found == read and len(read) == n_sessions
+    print(
+        f"\n{source.size / MB:.0f} MB, {mixed} sessions side by side, {len(parts)} parts: cutting {cut:.2f} s, "
+        f"reading it whole {whole:.2f} s, all parts {by_parts:.2f} s"
+    )
+
+
+def call_of(session: int, call: int, rng: np.random.Generator) -> bytes:
+    """A line of a file of calls: 500 new tokens each time."""
+    ids = np.random.default_rng(session).integers(0, 150_000, 500 * (call + 1)).tolist()
+    logprobs = {"token_logprobs": (-rng.exponential(0.3, 250)).tolist()}
+    choice = {"token_ids": ids[-250:], "logprobs": logprobs, "message": {"role": "assistant", "content": "x" * 999}}
+    line = {
+        "session_id": f"s{session}", "request": {"messages": [{"role": "user", "content": "y" * 999}]},
+        "response": {"prompt_token_ids": ids[:-250], "choices": [choice]},
+    }  # fmt: skip
+    return json.dumps(line).encode() + b"\n"
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.process_time()
+    found = work()
+    return time.process_time() - began, found
