@@ -28,6 +28,7 @@ handler500 = errors.server_error
 urlpatterns = [
     path("", include("inspector.runs.urls")),
     path("", include("inspector.trajectories.urls")),
+    path("", include("inspector.search.urls")),
     path("", include("inspector.chat_templates.urls")),
     path("", include("inspector.team.urls")),
     path("", include("inspector.api.urls")),

@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (5, ("inspector.chat_templates",)),
     (5, ("inspector.runs",)),
     (5, ("inspector.trajectories",)),
-    (5, ("inspector.team", "inspector.views")),
+    (5, ("inspector.team", "inspector.search", "inspector.views")),
     (5, ("inspector.api",)),
     (5, ("inspector.apps", "inspector.asgi", "inspector.celery", "inspector.management")),
     (5, ("inspector.settings", "inspector.urls", "inspector.wsgi")),

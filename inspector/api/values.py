@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from inspector.runs.jobs import is_offered, sentence_of, what_of
 from inspector.runs.pages import RunValues, ShownRun
+from inspector.search.search_page import SearchResult
 from inspector.web.twins import Page, from_columns
 from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
@@ -172,6 +173,12 @@ class SearchPart(Page):
     """What ``cursor`` takes, with ``kind=runs``, for more runs; null = there are none."""
     next_trajectories: str | None
     """What ``cursor`` takes, with ``kind=trajectories``, for more trajectories; null = there are none."""
+    results: list[SearchResult]
+    """Ranges of tokens, findings or metadata, where ``by`` and ``q`` ask for them."""
+    next_results: str | None
+    """What ``cursor`` takes for more results; null = everything was searched. An empty part may have a next one."""
+    notes: list[str]
+    """Sentences about what could not be searched for results."""
 
 
 def run_line(run: Run) -> RunOfProject:

@@ -145,7 +145,7 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "g") {
     pendingG = event.timeStamp;
   } else if (pendingG && event.timeStamp - pendingG < 1200 && document.querySelector(".main-nav")) {
-    const place = { r: "/", n: "/runs/new", i: "/import" }[event.key];
+    const place = { r: "/", n: "/runs/new", i: "/import", s: "/search" }[event.key];
     pendingG = 0;
     if (place) location.assign(place);
   }

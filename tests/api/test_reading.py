@@ -115,6 +115,24 @@ def test_findings_of_a_trajectory_and_of_a_run(run: Run, ask: Ask) -> None:
     assert ask(f"/runs/{run.code}/findings?severity=info").json()["items"] == []
 
 
+def test_a_search_finds_places_part_by_part(run: Run, ask: Ask) -> None:
+    trajectory = run.trajectories.get(external_id="broken")
+    ids = ask(f"/trajectories/{trajectory.code}/rows/0/tokens?columns=ids").json()["ids"]
+    asked = f"/search?by=ids&q={ids[0]}+*+{ids[2]}&run={run.code}&limit=1"
+    part = ask(asked).json()
+    assert (part["runs"], part["trajectories"], len(part["results"])) == ([], [], 1)
+    found, cursor = part["results"], part["next_results"]
+    while cursor:
+        part = ask(f"{asked}&cursor={cursor}").json()
+        found, cursor = found + part["results"], part["next_results"]
+    places = [(one["trajectory"], one["row"], one["start"], one["stop"]) for one in found]
+    assert (trajectory.code, 0, 0, 3) in places and len(places) == len(set(places))
+    assert "character 1" in ask("/search?by=regex&q=*").json()["errors"]["q"][0]
+    assert ask("/search?by=ids&q=1&run=zzzzzzzzzzzz").status_code == 404
+    for asked in ("/search", "/search?text=a&by=ids&q=1", "/search?by=ids&q=1&cursor=AAAA"):
+        assert ask(asked).status_code == 422
+
+
 def test_a_search_finds_runs_and_trajectories(run: Run, ask: Ask) -> None:
     found = ask("/search?text=brok").json()
     assert [one["external_id"] for one in found["trajectories"]] == ["broken"] and found["runs"] == []

@@ -72,7 +72,8 @@ def test_a_hidden_project_is_as_one_that_does_not_exist(run: Run, ask: Ask, sent
             address = address.replace(code, "zzzzzzzzzzzz")
             hidden["detail"] = hidden["detail"].replace(code, "zzzzzzzzzzzz")
         assert hidden == assert_problem(ask(address, "foreign", method, body), 404)
-    for path in ("/runs", "/jobs", "/checks", f"/search?text={run.code}", "/search?text=broken"):
+    for path in ("/runs", "/jobs", "/checks", f"/search?text={run.code}", "/search?text=broken", "/search?by=ids&q=*+1",
+                 "/search?by=metadata&q=broken"):  # fmt: skip
         assert not any(value for value in ask(path, "foreign").json().values()), path
     assert sent == [] and Run.objects.filter(cancel_requested=False).count() == 1
 
@@ -106,7 +107,7 @@ PARAMETERS = {
     "/trajectories/{trajectory}/steps/0/tokens": ("start", "stop", "columns"),
     "/jobs": ("cursor", "limit", "status", "kind", "run"),
     "/checks": ("cursor", "limit"),
-    "/search": ("cursor", "limit", "text", "kind"),
+    "/search": ("cursor", "limit", "text", "kind", "by", "q", "run"),
 }  # fmt: skip
 CURSORS = [
     cursor("runs", "2026-01-01", 1), cursor("runs", "2026-01-01T00:00:00+00:00", 2**63), cursor("runs", True, True),

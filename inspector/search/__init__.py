@@ -1,0 +1,1 @@
+"""The pages that search runs: tokens, findings and metadata."""

@@ -1,0 +1,198 @@
+"""A part of a search as a page shows it and as its twin and the API write it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.safestring import SafeString, mark_safe
+
+from inspector.html.text import text_html
+from inspector.runs.filters import TrajectoryFilter
+from inspector.web.access import access
+from inspector.web.twins import Page
+from rollouts.models import Run
+from rollouts.selectors import RunFilters, TrajectoryFilters, visible_runs
+from rollouts.work.search import INDEXES, Found, SearchedPart, SearchQuestion, search
+
+RESULTS = 50
+"""The most results of one part of a page."""
+SHOWN = 500
+"""Results after which a page waits for the reader before it goes on."""
+SECONDS = 0.25
+"""About how long one request searches. Then it answers, and the page asks for the next part."""
+MAX_SEARCHES = 3
+"""Parts that this process searches at once."""
+MAX_RUNS = 10
+MAX_DRAWN = 400
+"""Characters of a result that the page draws."""
+KINDS = {
+    "text": "text",
+    "ids": "token ids",
+    "regex": "regular expression",
+    "metadata": "ids and metadata",
+}
+"""What the form offers -> its words."""
+_places = threading.BoundedSemaphore(MAX_SEARCHES)
+
+
+class SearchBusy(Exception):
+    """This process does enough searches already."""
+
+
+@dataclass(frozen=True)
+class SearchResult(Page):
+    """A range of tokens, or metadata, that a search found."""
+
+    trajectory: str
+    """Code of the trajectory."""
+    external_id: str
+    """Its name in the source."""
+    run: str
+    """Code of its run."""
+    run_name: str
+    """Name of its run."""
+    row: int | None
+    """The row that holds it; null = no row holds it, or it is metadata."""
+    step: int | None
+    """The step that brought the last of these tokens, or that has the finding; null = not known, or metadata."""
+    start: int | None
+    """First token: offset in the row, or in the stream of the step where ``row`` is null."""
+    stop: int | None
+    """Offset behind the last token."""
+    text: str
+    """The text of these tokens, or their ids where there is no tokenizer; of a finding what was found."""
+    before: str
+    """What stands before it."""
+    after: str
+    """What stands behind it."""
+    kind: str
+    """Kind of the finding; empty where something else was searched for."""
+    url: str
+    """Address of the page that shows it."""
+
+    @classmethod
+    def of(cls, found: Found) -> SearchResult:
+        """A result of :func:`rollouts.work.search.search`."""
+        return cls(
+            found.trajectory, found.external_id, found.run.code, found.run.name, found.row, found.step, found.start,
+            found.stop, found.text, found.before, found.after, found.kind, _address(found),
+        )  # fmt: skip
+
+    @property
+    def html(self) -> SafeString:
+        """The range and what stands around it; text_html escapes everything."""
+        text = self.text if len(self.text) <= MAX_DRAWN else f"{self.text[:MAX_DRAWN]} …"
+        before, text, after = (text_html(part) for part in (self.before, text, self.after))
+        return mark_safe(f"<span>{before}</span><mark>{text}</mark><span>{after}</span>")
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        if self.start is None or self.stop is None:
+            return "metadata"
+        where = f"row {self.row}" if self.row is not None else f"step {self.step}, in no row"
+        if self.stop - self.start == 1:
+            return f"{where}, token {self.start:,}"
+        return f"{where}, tokens {self.start:,} to {max(self.stop - 1, self.start):,}"
+
+
+def _address(found: Found) -> str:
+    page = reverse("trajectory", args=[found.trajectory])
+    if found.start is None or found.stop is None:
+        return page
+    if found.row is None:
+        return f"{reverse('trajectory-record', args=[found.trajectory])}?step={found.step or 0}"
+    return f"{page}?{urlencode({'row': found.row, 't': f'{found.start}-{max(found.stop, found.start + 1)}'})}"
+
+
+@dataclass(frozen=True)
+class FoundRun(Page):
+    """A run whose name, model or code holds the text."""
+
+    code: str
+    """Names it in addresses."""
+    name: str
+    """What its maker called it."""
+    url: str
+    """Address of its page."""
+
+
+@dataclass(frozen=True)
+class SearchPage(Page):
+    """A part of what a search finds."""
+
+    run: str | None
+    """Code of the run that is searched; null = all runs that the reader may see."""
+    by: str
+    """``text``, ``ids``, ``regex``, ``metadata`` or ``finding``; empty = nothing is searched for yet."""
+    q: str
+    """What is searched for."""
+    results: list[SearchResult]
+    """The newest run first, each run in its own order."""
+    complete: bool
+    """Everything was searched."""
+    next: str | None
+    """What ``cursor`` takes for the next part; null = there is none."""
+    done: int
+    """Trajectories that were searched, in this part and those before."""
+    total: int
+    """Trajectories of all the runs."""
+    notes: list[str]
+    """Sentences about what could not be searched."""
+    runs: list[FoundRun]
+    """Runs by name, model or code, in the first part of a search of metadata in all runs."""
+    index: str
+    """Which index of the database serves it."""
+
+
+def asked_of(params: Mapping[str, str], filters: TrajectoryFilters) -> SearchQuestion | None:
+    """The question of an address; None = nothing is asked yet. Raises ``PatternRefused`` with a sentence."""
+    text = params.get("q", "").replace("\0", "")
+    if not text and not filters.kind:
+        return None
+    return SearchQuestion.read(params.get("by") or "text", text, filters)
+
+
+def filters_of(params: Any) -> TrajectoryFilter:
+    """The filters of a run's list in an address; its order is left out, because a search has its own."""
+    return TrajectoryFilter.read(params)
+
+
+def search_page(
+    request: HttpRequest,
+    question: SearchQuestion,
+    run: Run | None,
+    cursor: str = "",
+    limit: int = RESULTS,
+    project: str = "",
+) -> tuple[SearchPage, SearchedPart]:
+    """A part of a search of what the caller may see.
+
+    Raises ``PatternRefused``, ``ValueError`` for a cursor that cannot be read, and :class:`SearchBusy`.
+    """
+    if not _places.acquire(blocking=False):
+        raise SearchBusy
+    try:
+        part = search(access(request), question, run, cursor, limit, SECONDS, project)
+    finally:
+        _places.release()
+    runs = []
+    if question.by == "metadata" and run is None and not cursor:
+        held = visible_runs(access(request), RunFilters(text=question.text, project=project), "", MAX_RUNS)
+        runs = [FoundRun(one.code, one.name, reverse("run", args=[one.code])) for one in held.items]
+    return SearchPage(
+        run.code if run is not None else None, question.by, question.text or question.filters.kind,
+        [SearchResult.of(found) for found in part.results], part.complete, part.next or None, part.done, part.total,
+        part.notes, runs, INDEXES[question.by],
+    ), part  # fmt: skip
+
+
+def nothing_asked(run: Run | None) -> SearchPage:
+    """The page before anything is searched for."""
+    return SearchPage(run.code if run is not None else None, "", "", [], True, None, 0, 0, [], [], "")

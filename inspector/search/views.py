@@ -1,0 +1,118 @@
+"""The pages that search, part by part: the first part is in the page, and the page asks for the others."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from inspector.search.search_page import (
+    KINDS,
+    SHOWN,
+    SearchBusy,
+    asked_of,
+    filters_of,
+    nothing_asked,
+    search_page,
+)
+from inspector.web.access import found_or_404, projects_to_filter, reads_trajectory, visible
+from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
+from rollouts import selectors
+from rollouts.models import Run, StoredRow, StoredTrajectory
+from rollouts.selectors.runs import find_run
+from rollouts.services.tokenizers import byte_table_of
+from rollouts.tito.diagnose.kinds import KINDS as FINDING_KINDS
+from rollouts.work.search import PatternRefused, PatternTooSlow, SearchQuestion, find_in_row
+
+MAX_PLACES = 5000
+"""The most places that one answer of a row names."""
+OWN = ("by", "q", "project")
+
+
+@require_safe
+@never_cache
+def everywhere(request: HttpRequest) -> HttpResponse:
+    """Search all runs that the reader may see. ``?by=`` and ``?q=``; the filters of a run's list narrow it."""
+    return _answer(request, None)
+
+
+@require_safe
+@never_cache
+def in_run(request: HttpRequest, code: str) -> HttpResponse:
+    """Search one run. A share link does not search: the reader needs a login and a role in the project."""
+    return _answer(request, found_or_404(visible(request, find_run(code=code)), "run", code))
+
+
+def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
+    filters, cursor = filters_of(request.GET), request.GET.get("cursor", "")
+    project = request.GET.get("project", "")[:64] if run is None else ""
+    shown, problem, status, busy = nothing_asked(run), "", 200, False
+    stopped = bool(request.GET.get("stop"))
+    try:
+        question = asked_of(request.GET, filters)
+        if question is not None and not (stopped and cursor):
+            shown, part = search_page(request, question, run, cursor, project=project)
+            stopped = part.too_slow
+    except SearchBusy:
+        if wants_json(request):
+            answer = error_page(request, 503, "The server is busy", "Other searches are under way. Ask again.")
+            answer["Retry-After"] = "2"
+            return answer
+        busy = True
+    except ValueError as refusal:  # also a pattern that makes no sense
+        problem, status = str(refusal), 422
+    if wants_json(request):
+        return json_page({"error": problem} if problem else shown, status)
+    following = shown.next or (cursor if busy or stopped else "")
+    waits = busy or bool(following)
+    n = (whole_number(request.GET.get("shown")) or 0) + len(shown.results)
+    kept = [(name, request.GET[name]) for name in OWN if request.GET.get(name)]
+    kept += [pair for pair in filters.pairs() if pair[0] != "sort"]
+    more: dict[str, Any] = {
+        "problem": problem,
+        "busy": busy,
+        "here": f"?{urlencode(kept)}",
+        "following": f"?{urlencode([*kept, ('cursor', following), ('shown', n)])}" if waits else "",
+        "goes_on": waits and not stopped and n // SHOWN == (n - len(shown.results)) // SHOWN,
+        "was_going_on": bool(request.GET.get("on")),
+        "cursor": following,
+        "n_shown": n,
+        "first": n - len(shown.results) + 1,
+        "begun": bool(shown.by or cursor or busy),
+    }
+    if is_fragment(request, "search-more"):
+        return page(request, "search/_part.html", shown, run=run, **more)
+    return page(
+        request, "search/index.html", shown, status, run=run, filter=filters, kinds=KINDS,
+        by=shown.by or request.GET.get("by") or "text", q=request.GET.get("q", "")[:2000],
+        finding_kinds=_finding_kinds(run), narrowed=_narrowed(filters), projects=projects_to_filter(request),
+        project=project, **more,
+    )  # fmt: skip
+
+
+def _finding_kinds(run: Run | None) -> list[str]:
+    return sorted(FINDING_KINDS if run is None else run.finding_counts)
+
+
+def _narrowed(filters: Any) -> list[tuple[str, str]]:
+    """The filters of the list that the form does not show."""
+    return [pair for pair in filters.pairs() if pair[0] not in ("finding", "sort")]
+
+
+@reads_trajectory
+def in_row(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """The places of one row, as JSON: ``?row=`` (default 0), ``?q=`` and ``?by=`` (text, ids or regex)."""
+    try:
+        question = SearchQuestion.read(request.GET.get("by") or "text", request.GET.get("q", "").replace("\0", ""))
+        row = selectors.get_row(trajectory, whole_number(request.GET.get("row") or "0") or 0)
+        places, complete = find_in_row(trajectory, row, question, byte_table_of(trajectory.run), MAX_PLACES)
+    except StoredRow.DoesNotExist:
+        return json_page({"error": "There is no such row."}, 404)
+    except PatternRefused as refusal:
+        return json_page({"error": str(refusal)}, 422)
+    except PatternTooSlow:
+        return json_page({"error": "The expression took too long. Make it more specific."}, 422)
+    return json_page({"row": row.index, "places": places, "complete": complete})

@@ -1,0 +1,87 @@
+"""Search the tokens, findings or metadata of a run or of all runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from rollouts.management import TerminalCommand, one_line
+from rollouts.models import Run
+from rollouts.selectors.access import EVERYTHING
+from rollouts.work.search import Found, PatternRefused, SearchedPart, SearchQuestion, search
+
+
+class Command(TerminalCommand):
+    help = "Search the tokens, findings or metadata of a run, or of all runs."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("run", metavar="RUN", help="the code of a run, or all")
+        wanted = parser.add_mutually_exclusive_group(required=True)
+        wanted.add_argument("--ids", help="ids in a row; * is any one id, `text` any id of a token with that text")
+        wanted.add_argument("--text", help="a text in the tokens")
+        wanted.add_argument("--regex", help="a regular expression in the text of the tokens")
+        wanted.add_argument("--metadata", help="a part of an id, a group, a task or other metadata")
+        wanted.add_argument("--finding", metavar="KIND", help="a kind of finding")
+        parser.add_argument("--limit", type=int, default=1000, help="the most results (default 1000)")
+        parser.add_argument("--seconds", type=float, default=60.0, help="the longest time (default 60)")
+        parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        run = None
+        if options["run"] != "all" and (run := Run.objects.filter(code=options["run"]).first()) is None:
+            raise CommandError(f"There is no run with the code {options['run']!r}. “all” searches every run.")
+        if options["limit"] < 1:
+            raise CommandError("--limit takes a number from 1 on.")
+        by = next(name for name in ("ids", "text", "regex", "metadata", "finding") if options[name] is not None)
+        try:
+            question = SearchQuestion.read(by, options[by])
+            parts = self._parts(question, run, options["limit"], options["seconds"])
+        except PatternRefused as refusal:
+            raise CommandError(str(refusal)) from refusal
+        results = [found for part in parts for found in part.results]
+        complete = not parts[-1].next and not any(part.too_slow for part in parts)
+        for note in dict.fromkeys(note for part in parts for note in part.notes):
+            self.stderr.write(note)
+        if options["json"]:
+            values = [result_value(found) for found in results]
+            self.stdout.write(json.dumps({"results": values, "complete": complete}))
+            return
+        for found in results:
+            place = "" if found.start is None else f", tokens {found.start}-{found.stop}"
+            where = f" step {found.step}" if found.row is None and found.step is not None else ""
+            where = where or ("" if found.row is None else f" row {found.row}")
+            self.stdout.write(f"{one_line(found.external_id)} ({found.trajectory}){where}{place}")
+            self.stdout.write(f"    {one_line(found.before)}[{one_line(found.text)}]{one_line(found.after)}")
+        cut = "" if complete else " A limit cut the search: --limit and --seconds raise it."
+        self.stdout.write(f"{len(results):,} result{'s' * (len(results) != 1)}.{cut}")
+
+    @staticmethod
+    def _parts(question: SearchQuestion, run: Run | None, limit: int, seconds: float) -> list[SearchedPart]:
+        """What is found until a limit is reached. A trajectory that takes an expression too long is left out."""
+        late, parts = time.monotonic() + seconds, list[SearchedPart]()
+        while not parts or (parts[-1].next and parts[-1].too_slow and time.monotonic() < late):
+            cursor = parts[-1].next if parts else ""
+            left = limit - sum(len(part.results) for part in parts)
+            parts.append(search(EVERYTHING, question, run, cursor, left, max(late - time.monotonic(), 0)))
+        return parts
+
+
+def result_value(found: Found) -> dict[str, Any]:
+    """A result as ``--json`` prints it."""
+    return {
+        "trajectory": found.trajectory,
+        "row": found.row,
+        "start": found.start,
+        "stop": found.stop,
+        "text": found.text,
+        "before": found.before,
+        "after": found.after,
+        "step": found.step,
+        "run": found.run.code,
+        "external_id": found.external_id,
+        "kind": found.kind,
+    }
