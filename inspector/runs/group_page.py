@@ -105,7 +105,7 @@ def _address(run: str, group: str) -> str:
 @reads_run
 def group(request: HttpRequest, run: Run, key: str) -> HttpResponse:
     """The group ``key``. `?to=CODE` names the reference; `?left=CODE&right=CODE` leads to the two side by side."""
-    found = trajectories_of_group(run, key, MAX_SIBLINGS)
+    found = trajectories_of_group(run, key, MAX_SIBLINGS) if "\0" not in key else []
     if not found:
         raise Http404(f"This run has no group “{key[:80]}”.")
     by_code = {one.code: one for one in found}

@@ -173,6 +173,12 @@ def plural(count: Any, noun: str) -> str:
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"
 
 
+@register.filter
+def percent_of(part: int | None, whole: int) -> str:
+    """`34.9 %`: a count as a share of another; empty where one of them is not known."""
+    return f"{100 * part / whole:.1f} %" if part is not None and whole else ""
+
+
 @register.simple_tag(takes_context=True)
 def theme_attribute(context: Context) -> SafeString:
     """` data-theme="dark"` from the cookie, so that the first paint has the right colours."""

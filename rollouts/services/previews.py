@@ -29,9 +29,13 @@ def pieces_of(table: ByteTable) -> Pieces:
     """Turns ids into texts, cut at control tokens."""
 
     def pieces(ids: Ids) -> list[str]:
+        whole, ends = table.joined(ids)
         known = (ids >= 0) & (ids < table.vocab_size)
-        cuts = np.flatnonzero(np.asarray(table.special).take(np.where(known, ids, 0)) & known)
-        return [table.text(part) for part in np.split(ids, np.sort(np.concatenate([cuts, cuts + 1]))) if len(part)]
+        control = np.flatnonzero(np.asarray(table.special).take(np.where(known, ids, 0)) & known)
+        # The bytes between two control tokens, and those behind the last one.
+        starts = [0, *ends[control].tolist()]
+        stops = [*(ends[control - 1] * (control > 0)).tolist(), len(whole)]
+        return [whole[a:b].decode("utf-8", "replace") for a, b in zip(starts, stops, strict=True) if b > a]
 
     return pieces
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from inspector.runs.group_page import group_url
 from rollouts import selectors, services
 from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors.groups import group_advantages
-from rollouts.services.previews import fill_previews
+from rollouts.services.previews import fill_previews, stored_preview
 from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
 from tests.web.samples import HOSTILE, finding, one_line, stored_run
+from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
 
@@ -53,7 +55,8 @@ def test_a_group_is_shown_by_reward_with_advantages_and_shared_tokens(web: Clien
     assert "<script>alert" not in page and "computed here from the rewards as GRPO does it" in page
     assert 'width="120.0"' in page and "2 of 4" in page and "low said" in page
     assert f'href="/runs/{run.code}/groups/a/b%20c.json?to=' in page
-    assert web.get(f"/runs/{run.code}/groups/nothing").status_code == 404
+    for nothing in ("nothing", "%00", "%FF", "a/b%20c/"):
+        assert web.get(f"/runs/{run.code}/groups/{nothing}").status_code == 404
 
 
 def test_two_of_a_group_are_aligned_and_a_wrong_choice_is_told(web: Client) -> None:
@@ -120,6 +123,20 @@ def test_the_list_shows_prompt_and_answer_and_what_an_older_version_stored_gets_
     ]
 
 
+def test_lines_are_read_from_ids_where_the_source_has_no_text(make: Maker) -> None:
+    whole, table = make.conversation("a"), make.table
+    told = ("What is 12 * 7?", "I compute 12 * 7 with the tool and check the result.")
+    bare = [replace(step, request=None) for step in whole.steps]
+    assert stored_preview(whole.steps, (), table) == stored_preview(bare, (), table) == told
+    first, last = bare[0], bare[-1]
+    row = Row(last.stream, np.arange(len(last.stream)) >= len(last.prompt_ids))
+    assert stored_preview((), [row], table).answer == told[1]
+    odd = np.concatenate([ids_array([-1, 10**9]), first.prompt_ids])
+    assert stored_preview([replace(first, prompt_ids=odd)], (), table) == told
+    nothing = replace(first, prompt_ids=ids_array([]), completion_ids=ids_array([]))
+    assert stored_preview([nothing], (), table) == ("", "")
+
+
 def test_totals_stand_under_the_filter(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run(60)
     here = f"/runs/{run.code}"
@@ -129,7 +146,7 @@ def test_totals_stand_under_the_filter(web: Client, monkeypatch: pytest.MonkeyPa
     assert (body["total"], body["first"], second["total"], second["first"]) == (60, 1, 60, 51)
     flawed = web.get(f"{here}.json?finding=boundary_merge&min=1&sort=-reward").json()
     assert flawed["total"] == 30
-    assert "30 trajectories that pass the filter, of 60 in the run" in one_line(
+    assert "30 trajectories that pass the filter, of 60 in the run: 50.0 %" in one_line(
         web.get(f"{here}?finding=boundary_merge")
     )
     third = run.trajectories.get(index=5)
