@@ -313,11 +313,6 @@ def stop_token_untrained(t: FaultyTurn, row: Row) -> Row:
 
 
 @row_case
-def never_trained(t: FaultyTurn, row: Row) -> Row:
-    return merged_rows((t.first,))[0]
-
-
-@row_case
 def prompt_split_wrong(t: FaultyTurn, row: Row) -> Row:
     return replace(row, extra={"prompt_length": int((~row.loss_mask).sum())})
 
