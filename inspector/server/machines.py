@@ -28,6 +28,7 @@ from django.db import connection as database
 from inspector.server.health import MIN_FREE_BYTES
 from rollouts import files
 from rollouts.selectors.database import clock_offset, database_identity
+from rollouts.services import storage_mark
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class Machine:
     database_kind: str
     files: str
     """Which file storage it uses."""
+    files_of: str = field(default="", kw_only=True)
+    """The database that the files belong to; empty = this version did not tell."""
     clock_seconds: float | None
     """By how much its clock is ahead of the database's; None = it has no clock of its own."""
     free_bytes: int
@@ -92,6 +95,7 @@ def describe(name: str, role: str, queues: Sequence[str] = ()) -> Machine:
         database=database_identity(),
         database_kind=database.vendor,
         files=_storage_identity(),
+        files_of=storage_mark.owner(),
         clock_seconds=clock_offset(),
         free_bytes=shutil.disk_usage(settings.INSPECTOR_DATA).free,
         queues=list(queues),
@@ -142,6 +146,8 @@ def differences(machines: Sequence[Machine]) -> list[Difference]:
     if len(hosts) > 1 and any(one.database_kind == "sqlite" for one in machines):
         sentence = f"SQLite is a file of one machine, and processes run on {_listed(hosts)}. Use PostgreSQL."
         found.append(Difference(sentence, True))
+    foreign = {(one.files_of, one.database) for one in machines if one.files_of}
+    found += [Difference(said, True) for pair in sorted(foreign) if (said := storage_mark.sentence_of(*pair))]
     for one in machines:
         if one.clock_seconds is not None and abs(one.clock_seconds) > MAX_CLOCK_SECONDS:
             way = "ahead of" if one.clock_seconds > 0 else "behind"

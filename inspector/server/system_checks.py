@@ -4,17 +4,21 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import DatabaseError
 
 from inspector.server.file_storage import FOLDER
 from inspector.server.paths import LOCAL_HOSTS
 from rollouts import confinement
+from rollouts.files.values import StorageDown
+from rollouts.selectors.database import database_identity
+from rollouts.services import storage_mark
 from rollouts.work.launch import served_models
 
 
@@ -64,6 +68,20 @@ def check_files(**_: Any) -> Iterable[CheckMessage]:
             hint="Make it writable, or set INSPECTOR_FILES to a folder that is.",
             id="inspector.E010",
         )
+
+
+@register(Tags.database)
+def check_owner_of_files(databases: Sequence[str] | None = None, **_: Any) -> Iterable[CheckMessage]:
+    """`manage.py check --database default`: the file storage belongs to this database."""
+    if not databases:
+        return
+    try:
+        owner = storage_mark.marked()
+        said = storage_mark.sentence_of(owner, database_identity()) if owner else ""
+    except (DatabaseError, StorageDown, OSError):
+        return  # other checks say so
+    if said:
+        yield Error(said, id="inspector.E011")
 
 
 @register()

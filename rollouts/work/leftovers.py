@@ -16,6 +16,7 @@ from django.utils import timezone
 from rollouts import files, services
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
+from rollouts.services import storage_mark
 from rollouts.services.audit import drop_old_events
 from rollouts.services.previews import fill_previews
 from rollouts.services.token_segments import delete_orphans, delete_replaced
@@ -38,21 +39,14 @@ def sweep() -> None:
     """Remove uploads that no import reads again, files of exports that are not offered, and old drafts.
 
     Imports that were never sent are ended, and runs that keep their arrays in segments are gathered. Lines of the audit
-    log that are too old go. Trajectories of an older version get their lines for lists, last, because arrays
-    are read for it. Raises :class:`rollouts.files.StorageDown`.
+    log that are too old go. Files of another database stay as they are. Trajectories of an older version get their
+    lines for lists, last, because arrays are read for it. Raises :class:`rollouts.files.StorageDown`.
     """
     drop_old_events()
     retention.sweep()
-    exporting.drop_files()
     token_moves.gather()
-    _sweep_segments()
     for run in _never_sent():
         services.end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
-    for code in kept_codes():
-        if not _is_read(code):
-            log.info("uploads removed run=%s", code)
-            drop_uploads(code)
-    files.remove_drafts(DRAFT_AGE_SECONDS)
     for path in _children(Path(settings.INSPECTOR_DATA) / "tmp"):
         if _age(path) <= DRAFT_AGE_SECONDS or path.name == exporting.drafts_folder().name:
             continue
@@ -61,7 +55,21 @@ def sweep() -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    if fault := storage_mark.fault():
+        log.error("leftovers in the file storage stay: %s", fault)
+    else:
+        _sweep_storage()
     fill_previews(PREVIEW_SECONDS)
+
+
+def _sweep_storage() -> None:
+    exporting.drop_files()
+    _sweep_segments()
+    for code in kept_codes():
+        if not _is_read(code):
+            log.info("uploads removed run=%s", code)
+            drop_uploads(code)
+    files.remove_drafts(DRAFT_AGE_SECONDS)
 
 
 def _sweep_segments() -> None:

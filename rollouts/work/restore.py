@@ -15,21 +15,31 @@ from django.core.management import call_command
 from django.core.management.color import no_style
 from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
 
 from rollouts import files
 from rollouts.models import Run, TemplateCheck, Tokenizer
+from rollouts.selectors.database import database_identity
+from rollouts.services import storage_mark
 from rollouts.work.backup import Manifest, Part, Unusable, read_manifest
 from rollouts.work.backup_tables import fill_table
 
 
-def restore(source: Storage, tell: Callable[[str], object]) -> Manifest:
+def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False) -> Manifest:
     """Restore a backup. The database is filled in one transaction, after the files.
 
-    Raises :class:`Unusable` with a sentence where something is not empty, not whole or not of a version that is known.
+    ``adopts``: the file storage may belong to another database, which is no longer used. Raises :class:`Unusable` with
+    a sentence where something is not empty, not whole, of another database or not of a version that is known.
     """
     manifest = read_manifest(source)
     executor, targets = _migrations_to_begin_with(manifest)
     _refuse_what_is_held(manifest)
+    owner = storage_mark.marked()
+    if owner and not adopts and owner != _identity():
+        raise Unusable(
+            f"The files of INSPECTOR_FILES belong to another database ({owner[:20]}). Name an empty place. Or add "
+            "--adopt-files if that database is no longer used."
+        )
     for part in manifest.files:
         _restore_file(source, part)
     tell(f"{len(manifest.files):,} files are restored.")
@@ -53,7 +63,15 @@ def restore(source: Storage, tell: Callable[[str], object]) -> Manifest:
                 cursor.execute(statement)
     tell(f"{sum(manifest.rows.values()):,} rows of {len(manifest.rows)} tables are restored.")
     call_command("migrate", interactive=False, verbosity=0)  # to this version
+    if owner:
+        storage_mark.adopt()
     return manifest
+
+
+def _identity() -> str:
+    """Of the database; empty = it has no tables yet."""
+    held = MigrationRecorder(connection).has_table()
+    return database_identity() if held else ""
 
 
 def _migrations_to_begin_with(manifest: Manifest) -> tuple[MigrationExecutor, list[tuple[str, str]]]:

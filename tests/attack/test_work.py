@@ -7,11 +7,13 @@ import os
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import current_app
+from django.core.cache import cache
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import CommandError, call_command
 from django.db import DataError, InterfaceError, OperationalError, connection
@@ -20,7 +22,8 @@ from django.utils import timezone
 
 from inspector.server import health
 from rollouts import files, services
-from rollouts.models import Job, Run, StoredTrajectory
+from rollouts.models import Job, Run, StoredTrajectory, TokenSegment
+from rollouts.services import storage_mark, token_segments
 from rollouts.services.imports import imported
 from rollouts.services.jobs import adopt_jobs, ask_job, take_job
 from rollouts.services.pushed import add_new_trajectories
@@ -485,6 +488,28 @@ def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_
     Job.objects.all().delete()
     leftovers.sweep()
     assert Run.objects.get(pk=live.pk).status == "failed" and not kept_of(live)
+
+
+def test_leftovers_of_another_database_stay(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two installations were given one place by mistake: what the other one has stored is no leftover."""
+    settings.INSPECTOR_DATA = tmp_path
+    cache.clear()
+    monkeypatch.setattr(token_segments, "ORPHAN_AGE", timedelta(0))
+    run = services.create_run("import", "ours")
+    TokenSegment.objects.create(run=run, key="segments/ours/a.parquet", n_items=1, n_tokens=1, n_bytes=1)
+    theirs = ["uploads/theirs/a.jsonl", "exports/theirs/run.jsonl", "segments/theirs/a.parquet"]
+    for key in theirs:
+        files.put(key, BytesIO(b"x"))
+    files.put(storage_mark.MARK, BytesIO(b"another"))
+    leftovers.sweep()
+    assert all(files.exists(key) for key in theirs)
+    assert "The file storage belongs to another database (another; this one is " in caplog.text
+    storage_mark.adopt()
+    leftovers.sweep()
+    assert not any(files.exists(key) for key in theirs)
+    cache.clear()
 
 
 def test_health_says_that_the_disk_is_full(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from rollouts import files, services
 from rollouts.fields import ArrayField
 from rollouts.formats.readers import inspector_jsonl
 from rollouts.models import AuditEvent, Job, Replay, ReplayRows, Run, StepTokens, StoredTrajectory, Tokenizer
+from rollouts.services import storage_mark
 from rollouts.services.api_tokens import create_api_token
 from rollouts.services.trajectories import save_trajectories
 from rollouts.services.users import local_user
@@ -134,8 +135,11 @@ def test_every_row_every_array_and_every_file_arrives(
         if hop == 2:
             saved = manage("backup", place, **{**machine, **last, "INSPECTOR_DATA": str(places / "data-1")})
             assert saved.returncode == 0 and "The backup is whole." in saved.stdout, saved.stderr
+            mark = places / "files-2" / storage_mark.MARK
+            mark.parent.mkdir(parents=True)
+            mark.write_text("another")
         alias, url = other_databases()
-        restored = manage("restore", place, DATABASE_URL=url, **machine)
+        restored = manage("restore", place, *["--adopt-files"] * (hop - 1), DATABASE_URL=url, **machine)
         assert restored.returncode == 0, restored.stderr
         assert AuditEvent.objects.using(alias).filter(action="backup restored").delete()[0] == 1
         for model in backup.saved_models():
@@ -143,8 +147,9 @@ def test_every_row_every_array_and_every_file_arrives(
         copied = {one.relative_to(places / f"files-{hop}"): one.read_bytes()
                   for one in (places / f"files-{hop}").rglob("*.jsonl")}  # fmt: skip
         assert copied == {Path("exports/abc/run.jsonl"): b'{"a": 1}\n' * 1000}
-        assert not (places / f"files-{hop}" / "machines").exists()
+        assert [one.name for one in (places / f"files-{hop}" / "machines").glob("*")] == ["database"] * (hop - 1)
         last = {"DATABASE_URL": url, "INSPECTOR_FILES": machine["INSPECTOR_FILES"]}
+    assert mark.read_text() not in ("", "another")
     arrays = {field.model for model in backup.saved_models() for field in model._meta.concrete_fields
               if isinstance(field, ArrayField)}  # fmt: skip
     assert len(arrays) >= 5 and not arrays & set(empty), "the test has no row with such an array"
@@ -311,6 +316,9 @@ def test_what_is_no_whole_backup_is_refused(filled: Run, places: Path) -> None:
         (saved / "manifest.json").write_text(json.dumps({**manifest, **changes}))
         return refused(saved)
 
+    files.put(storage_mark.MARK, io.BytesIO(b"another"))
+    assert "belong to another database (another). Name an empty place." in refused(saved)
+    storage_mark.adopt()
     assert "format 9" in with_manifest(format=9)
     assert "cannot be read" in with_manifest(rows="many")
     newer = [*manifest["migrations"], ["rollouts", "9999_of_tomorrow"]]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.core.management.base import SystemCheckError
 from django.db import connection
 from django.test import Client
 
@@ -19,6 +20,7 @@ from inspector.server import machines, workers
 from inspector.server.machines import Machine
 from rollouts import files
 from rollouts.models import Job, Run
+from rollouts.services import storage_mark
 from rollouts.services.users import local_user
 from tests.conftest import wait_until
 
@@ -57,7 +59,8 @@ def test_machines_that_are_alike_have_no_difference(here: Machine, live_redis: s
 @pytest.mark.parametrize(
     ("change", "sentence", "is_harmful"),
     [
-        ({"database": "other"}, "The database differs. ", True),
+        ({"database": "other", "files_of": "other"}, "The database differs. ", True),
+        ({"files_of": "other"}, "The file storage belongs to another database (other; ", True),
         ({"files": "other"}, "Give all of them the same INSPECTOR_FILES.", True),
         ({"secret": "other"}, "SECRET_KEY differs. ", True),
         ({"code": "other"}, "Install the same version and start them again.", True),
@@ -96,6 +99,19 @@ def test_a_storage_is_told_from_another(here: Machine, settings: Any, tmp_path: 
     assert machines.describe("b", "web").files == here.files
     files.delete(machines.MARK)
     assert machines.describe("b", "web").files != here.files
+
+
+def test_files_of_another_database_do_harm_until_they_are_adopted(here: Machine, live_redis: str) -> None:
+    serve_all()
+    files.put(storage_mark.MARK, io.BytesIO(b"another"))
+    said, error = doctor()
+    assert "Harmful: The file storage belongs to another database (another; " in said
+    assert error == "One of these does harm."
+    with pytest.raises(SystemCheckError, match="belongs to another database"):
+        call_command("check", databases=["default"])
+    said, error = doctor("--adopt-files")
+    assert error == "" and storage_mark.marked() == here.database
+    call_command("check", databases=["default"], stdout=io.StringIO())
 
 
 def test_the_clock_is_compared_with_that_of_another_machine(here: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

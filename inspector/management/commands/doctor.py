@@ -17,6 +17,7 @@ from inspector.server.workers import connect, list_workers
 from rollouts.files.values import StorageDown
 from rollouts.management import TerminalCommand
 from rollouts.selectors.workload import workload
+from rollouts.services import storage_mark
 
 
 class Command(TerminalCommand):
@@ -27,9 +28,16 @@ class Command(TerminalCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument(
+            "--adopt-files",
+            action="store_true",
+            help="first say that the files of INSPECTOR_FILES belong to this database from now on",
+        )
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
+            if options["adopt_files"]:
+                storage_mark.adopt()
             here = describe("this command", "command")
         except (DatabaseError, StorageDown, OSError) as error:
             raise CommandError(f"This machine cannot use what the machines share. {error}") from error

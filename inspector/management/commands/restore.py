@@ -22,11 +22,16 @@ class Command(TerminalCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--adopt-files",
+            action="store_true",
+            help="take over the files of INSPECTOR_FILES from a database that is no longer used",
+        )
         parser.add_argument("place", metavar="PLACE", help="the folder of a backup, or s3://BUCKET/PREFIX?...")
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
-            manifest = restore.restore(backup_place(options["place"]), self.stdout.write)
+            manifest = restore.restore(backup_place(options["place"]), self.stdout.write, options["adopt_files"])
         except (ValueError, OSError, StorageDown, IntegrityError) as error:
             raise CommandError(f"Nothing was restored into the database. {error}") from error
         record(Action.RESTORED, detail=f"made at {manifest.made_at}")
