@@ -303,9 +303,7 @@ class TokenPainter:
         """Row offsets between blocks of about ``size`` tokens: never in a character, after a line where one ends."""
         if self.table is None:
             return list(range(tokens.start + size, tokens.start + len(tokens), size))
-        known = (tokens.ids >= 0) & (tokens.ids < self.table.vocab_size)
-        pieces: list[bytes | None] = [*self.table.token_bytes(np.where(known, tokens.ids, 0).astype(np.int32))]
-        return [tokens.start + cut for cut in _block_cuts(pieces, size)]
+        return [tokens.start + cut for cut in _block_cuts(self.pieces(tokens.ids), size)]
 
     # Runs -------------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from rollouts import models
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import NO_IDS, Row
-from tests.web.trajectory_samples import HOSTILE, Maker
+from tests.web.trajectory_samples import HOSTILE, Maker, own_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -130,6 +130,15 @@ def test_a_gap_leads_to_both_sides_and_belongs_to_no_token_and_no_copy(open_page
     assert page.locator("#token-card").is_hidden()
     # The map is for the pointer; the list of turns has the same places for the keyboard.
     assert page.locator(".minimap a:not([tabindex='-1'])").count() == 0 < page.locator(".outline a").count()
+
+
+def test_a_trained_token_that_was_not_sampled_has_its_sign_in_both_views(open_page, make):
+    found = [Finding(Axis.ROW, "observation_trained", Severity.ERROR, row=0, start=10, stop=12, evidence="Odd.")]
+    stored = make.run([own_row()], [found]).trajectories.get()
+    for view in ("tokens", "runs"):
+        page = open_page(path(stored, f"?view={view}"))
+        drawn = "getComputedStyle(document.querySelector('#pane .w'), '::before').content"
+        assert page.evaluate(drawn).startswith('"≠"'), view
 
 
 def test_keys_walk_turns_findings_siblings_and_lenses(open_page, stored):
