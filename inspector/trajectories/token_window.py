@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.html.tokens import TokenPainter, Tokens
+from inspector.trajectories import lenses
 from inspector.trajectories import reads as data
 from inspector.trajectories.place import WINDOW
 from inspector.trajectories.turns import Turn
@@ -100,7 +101,7 @@ class CardColumns(Page):
     findings: list[tuple[int, int, str]]
     """Start, stop and words of each stretch that a finding marks here."""
     columns: dict[str, list[float | None]]
-    """Column of a trainer -> values of six digits."""
+    """Words for a trainer's column -> values of six digits."""
 
 
 def card_columns(
@@ -133,7 +134,9 @@ def card_columns(
         for name, values in selectors.row_columns(selectors.get_row(trajectory, row.index), start, stop).items():
             padded = np.full(stop - start, np.nan)
             padded[: len(values)] = values[: stop - start]
-            columns[name] = [float(f"{value:.6g}") if np.isfinite(value) else None for value in padded.tolist()]
+            columns[lenses.column_label(name)] = [
+                float(f"{value:.6g}") if np.isfinite(value) else None for value in padded.tolist()
+            ]
     return CardColumns(
         row.index, row.n_tokens, start, stop, tokens.ids.tolist(), logprobs,
         {str(token_id): piece.hex() for token_id, piece in pieces.items() if piece},

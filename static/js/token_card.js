@@ -127,7 +127,7 @@ function fill(offset) {
     line(list, "logprob", token.origin === "sampled" ? "not recorded" : "none: not sampled");
   }
   for (const [name, value] of token.columns) {
-    line(list, name.replaceAll("_", " "), value === null ? "no value" : String(value), "mono");
+    line(list, name, value === null ? "no value" : String(value), "mono");
   }
   line(list, "in the row", `${count(offset)} of ${count(data.n_tokens)}, row ${data.row}`);
   if (token.step_place !== null) line(list, "step", token.step_place);

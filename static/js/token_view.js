@@ -113,7 +113,8 @@ export async function swapReader(url, { push = true } = {}) {
   made.innerHTML = html;
   const reader = made.content.querySelector("#reader");
   document.getElementById("reader").replaceWith(reader);
-  window.htmx?.process(reader);
+  // Only what asks for more: htmx would look at every attribute of every token.
+  for (const element of reader.querySelectorAll("#more [hx-get]")) window.htmx?.process(element);
   if (push) history.pushState({}, "", target);
   shown = pageOf(location.href);
   return true;

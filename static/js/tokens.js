@@ -337,7 +337,7 @@ function arrive(moves = true) {
   forgetTurn();
   reindex();
   resetCard();
-  makeRoving(document.querySelectorAll(GROUPS));
+  makeRoving((moves ? document : document.getElementById("reader")).querySelectorAll(GROUPS));
   keepLens(chosenLens());
   const params = new URL(location.href).searchParams;
   const box = document.querySelector("#find input");
