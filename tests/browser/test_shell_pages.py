@@ -42,6 +42,7 @@ def test_the_theme_is_kept_and_drawn_by_the_server(open_page: Open) -> None:
 
 def test_the_list_of_keys_opens_with_a_key_and_not_while_typing(open_page: Open) -> None:
     page = open_page("/runs/new")
+    page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
     page.focus("#id_name")
     page.keyboard.press("?")
     assert not page.is_visible("dialog#keys") and page.input_value("#id_name") == "?"
