@@ -124,6 +124,7 @@ INSPECTOR_MODELS: dict[str, dict[str, Any]] = {
 
 # --- the web application ----------------------------------------------------------------------------------------------
 INSTALLED_APPS = [
+    "inspector.apps.InspectorConfig",  # the first, so that its commands replace Django's
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -134,7 +135,6 @@ INSTALLED_APPS = [
     "django_htmx",
     "ninja",  # the static files of the page /api/docs
     "rollouts",
-    "inspector.apps.InspectorConfig",
 ]
 MIDDLEWARE = [
     "inspector.web.middleware.ClientAddressMiddleware",

@@ -66,6 +66,11 @@ def find_account(pk: int) -> Any | None:
     return get_user_model().objects.filter(pk=pk).first()
 
 
+def server_admins() -> set[str]:
+    """The names of the admins of the server. One query."""
+    return set(get_user_model().objects.filter(is_superuser=True).values_list("username", flat=True))
+
+
 def all_accounts(text: str = "") -> list[Any]:
     """The accounts by name, each with ``n_projects``. ``text``: a part of the name."""
     found = get_user_model().objects.annotate(n_projects=Count("memberships")).order_by("username")

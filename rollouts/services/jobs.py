@@ -27,6 +27,17 @@ SHARED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.IMPORT)
 """The kinds whose large jobs are cut into shards."""
 
 
+_WRITTEN_DOWN = {
+    Job.Kind.EXPORT: Action.EXPORTED,
+    Job.Kind.DIAGNOSE: Action.DIAGNOSED,
+    Job.Kind.REPLAY: Action.REPLAYED,
+    Job.Kind.REPLAY_TRAJECTORY: Action.REPLAYED,
+    Job.Kind.CHECK_TEMPLATE: Action.CHECKED,
+    Job.Kind.REPAIR_TEMPLATE: Action.CHECKED,
+}
+"""The kinds that people ask for, and what the audit log says then. Who asks for an import says so there."""
+
+
 class JobLost(Exception):
     """The job is no longer ours: it was cancelled, taken over by another worker, or deleted."""
 
@@ -44,9 +55,10 @@ def ask_job(
     asked for; else it fails and a new job begins.
     """
     job, is_new = _ask_job(subject, kind, dict(options or {}), user)
-    if is_new and kind == Job.Kind.EXPORT:
+    if is_new and (action := _WRITTEN_DOWN.get(Job.Kind(kind))) is not None:
         asked = "".join(f", {name} {value}" for name, value in job.options.items())
-        record(Action.EXPORTED, subject, detail=f"job {job.code}{asked}")
+        of = subject.trajectory if isinstance(subject, Replay) else subject
+        record(action, of, detail=f"job {job.code}{asked}")
     return job, is_new
 
 

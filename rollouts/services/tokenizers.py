@@ -15,6 +15,8 @@ from django.db import IntegrityError, transaction
 
 from rollouts import files, models, tokenizers
 from rollouts.selectors.registered import tokenizers_of
+from rollouts.services import audit
+from rollouts.services.audit import Action
 from rollouts.services.projects import key_of
 from rollouts.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
 from rollouts.tokenizers.files import WANTED
@@ -128,9 +130,11 @@ def register_tokenizer(
     for candidate in (wanted, f"{wanted} ({files_sha256[:8]})"):
         try:
             with transaction.atomic():
-                record, _ = models.Tokenizer.objects.get_or_create(name=candidate, **of_project, defaults=fields)
+                record, created = models.Tokenizer.objects.get_or_create(name=candidate, **of_project, defaults=fields)
         except IntegrityError:
-            record = models.Tokenizer.objects.get(name=candidate, **of_project)
+            record, created = models.Tokenizer.objects.get(name=candidate, **of_project), False
+        if created:
+            audit.record(Action.TOKENIZER_ADDED, record, detail=record.source)
         if record.files_sha256 == files_sha256:
             return record
         if name is not None:

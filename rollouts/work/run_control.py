@@ -43,6 +43,7 @@ def resume(run: Run) -> None:
         launch.resume(run)
     else:
         imports.resume(run)
+    record(Action.RESUMED, run)
 
 
 def delete(run: Run, why: str = "") -> None:

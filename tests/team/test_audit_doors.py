@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from datetime import timedelta
@@ -68,7 +69,8 @@ def by(action: str) -> list[tuple[str, str, str]]:
 
 def test_launches_and_imports(bob: Any, events: Events) -> None:
     _, browser, press, call = bob
-    assert press("/runs/new", form_of(browser, "/runs/new")) == 302 and events() == by("run launched")
+    first = [("tokenizer registered", "bob", ADDRESS), *by("run launched")]
+    assert press("/runs/new", form_of(browser, "/runs/new")) == 302 and events() == first
     small = {"settings": {"prompts": 1, "group": 1}}
     assert call("post", "v1/launches", small) == 201 and events() == by("run launched")
     for address, send in (("/import", press), ("v1/imports", lambda url, form: call("post", url, data=form))):
@@ -78,7 +80,7 @@ def test_launches_and_imports(bob: Any, events: Events) -> None:
     assert call("post", "v1/runs", {"name": "x"}) == 201 and events() == by("run made to push to")
 
 
-def test_cancelling(bob: Any, events: Events) -> None:
+def test_cancelling_and_resuming(bob: Any, events: Events) -> None:
     _, browser, press, call = bob
     assert press("/runs/new", form_of(browser, "/runs/new")) == 302
     assert call("post", "v1/launches", {"settings": {"prompts": 1, "group": 1}}) == 201
@@ -87,6 +89,9 @@ def test_cancelling(bob: Any, events: Events) -> None:
     assert press(f"/runs/{one.code}/cancel") == 302 and events() == by("work cancelled")
     assert call("post", f"v1/runs/{other.code}/cancel") == 200 and events() == by("work cancelled")
     assert call("post", f"v1/runs/{other.code}/cancel") == 200 and events() == [], "it had ended"
+    assert press(f"/runs/{one.code}/resume") == 302 and events() == by("run resumed")
+    assert call("post", f"v1/runs/{other.code}/resume") == 200 and events() == by("run resumed")
+    assert call("post", f"v1/runs/{other.code}/resume") == 409 and events() == [], "it is queued"
 
 
 def test_exports_and_deletions(bob: Any, ours: Project, events: Events) -> None:
@@ -119,7 +124,18 @@ def test_commands_act_as_nobody(ours: Project, events: Events, tmp_path: Path) -
     call_command("api_token", "--revoke", str(ApiToken.objects.get().pk))
     assert events() == [("API token made", "", ""), ("API token revoked", "", "")]
     call_command("launch_rollouts", "--prompts", "1", "--group", "1", "--project", ours.name)
-    assert events() == [("run launched", "", "")]
+    assert events() == [("tokenizer registered", "", ""), ("run launched", "", "")]
+    call_command("diagnose", run.code)
+    assert AuditEvent.objects.get().detail.endswith("command") and events() == [("diagnosis asked", "", "")]
+
+
+def test_accounts_made_by_commands(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    call_command("createsuperuser", "--noinput", "--username", "root", "--email", "root@example.com")
+    assert AuditEvent.objects.get().detail == "root: admin of the server: command"
+    assert events() == [("account made", "", "")]
+    monkeypatch.setattr("getpass.getpass", lambda *_, **__: "correct horse battery")
+    call_command("changepassword", "root", stdout=io.StringIO())
+    assert AuditEvent.objects.get().detail == "root: command" and events() == [("password changed", "", "")]
 
 
 def test_retention_says_by_whom_and_why(ours: Project, events: Events, settings: Any) -> None:

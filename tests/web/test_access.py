@@ -25,12 +25,24 @@ from django.utils import timezone
 
 from inspector.celery import app
 from rollouts import services
-from rollouts.models import ApiToken, Job, LoginSession, Project, Role, Run, StoredTrajectory, TemplateCheck
+from rollouts.models import (
+    ApiToken,
+    AuditEvent,
+    Job,
+    LoginSession,
+    Project,
+    Role,
+    Run,
+    StoredTrajectory,
+    TemplateCheck,
+    Tokenizer,
+)
 from rollouts.services.api_tokens import create_api_token
 from rollouts.services.members import invite
 from rollouts.work import template_checks
 from tests.people import make_member
 from tests.web.access_table import PEOPLE, ROWS, TOKENS, Row
+from tests.web.test_forms import form_of
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -156,8 +168,10 @@ def _token(user: Any, project: Project, scopes: list[str], expires_at: Any = Non
     return token
 
 
-def ask(places: Places, caller: str, verb: str, url: str, form: dict[str, Any] | None = None) -> HttpResponse:
-    """The answer; what the request changed is undone."""
+def ask(
+    places: Places, caller: str, verb: str, url: str, form: dict[str, Any] | None = None, keep: bool = False
+) -> HttpResponse:
+    """The answer; what the request changed is undone, unless the caller of this wants to ``keep`` it."""
     client, headers = places.people.get(caller, Client(raise_request_exception=False)), {}
     if caller in places.tokens:
         headers["authorization"] = f"Bearer {places.tokens[caller]}"
@@ -175,7 +189,7 @@ def ask(places: Places, caller: str, verb: str, url: str, form: dict[str, Any] |
     cookies = copy.deepcopy(client.cookies)
     with transaction.atomic():
         answer: HttpResponse = getattr(client, verb.lower())(url, headers=headers, **body)
-        transaction.set_rollback(True)
+        transaction.set_rollback(not keep)
     client.cookies = cookies
     return answer
 
@@ -223,6 +237,82 @@ def test_every_caller_gets_what_the_table_says(places: Places) -> None:
                         for name in secrets_in(places, answer, url + str(form))
                     ]
     assert not faults, "\n".join(faults)
+
+
+# -- what is written down
+
+UPLOAD = b'{"prompt_ids": [[1, 2]], "completion_ids": [[3]]}'
+FORMS: dict[str, dict[str, Any]] = {
+    "import": {"project": "{project}", "format": "auto", "tokenizer": "none"},
+    "runs/new": {},  # as its page offers it
+    "templates": {"project": "{project}", "chat_template": "{{{{ messages }}}}"},
+    "templates/conversation": {
+        "project": "{project}", "tokenizer": f"{SECRET} tokenizer",
+        "conversation": '[{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "b"}}, '
+        '{{"role": "user", "content": "c"}}]',
+    },
+    "tokenizers": {"project": "{project}", "name": "another"},
+    "projects": {"name": "a project"},
+    "projects/<code:code>/delete": {},
+    "api/v1/launches": {"project": "{project}", "settings": {"prompts": 1, "group": 1}},
+}  # fmt: skip
+"""Route -> a form that is taken, where the table has one that is refused."""
+UNWRITTEN = {
+    "api/runs/<code:code>/trajectories": "the run is written down when it is made to be pushed to",
+    "api/v1/runs/<code>/trajectories": "the same",
+    "runs/<code:code>/exports": "it leads to the download of a small run, which is written down; test_audit_doors.py",
+    "runs/<code:code>/resume": "this run is done; test_audit_doors.py",
+    "api/v1/runs/<code>/resume": "the same",
+    "templates/matrix": "it asks for nothing new here: the questions have their checks",
+}
+"""Route that changes something -> why no line says so, or which test holds it."""
+
+
+def ready(places: Places, route: str) -> None:
+    """Bring the dataset into a state in which a POST to the address has something to do."""
+    run = Run.objects.get(code=places.values["run"])
+    if route.endswith(("replay", "diagnose", "exports")):
+        Job.objects.filter(run=run).delete()
+    elif route.endswith(("runs/<code:code>/cancel", "runs/<code>/cancel")):
+        Run.objects.filter(pk=run.pk).update(status="queued")
+    elif route.endswith("search"):
+        Job.objects.filter(template_check__code=places.values["check"]).update(status="done", n_done=1)
+        TemplateCheck.objects.filter(code=places.values["check"]).update(report={"checks": []})
+    elif route == "projects/<code:code>/delete":
+        Run.objects.filter(pk=run.pk).delete()
+        TemplateCheck.objects.all().delete()
+        Tokenizer.objects.filter(project__code=places.values["project"]).delete()
+
+
+def test_what_somebody_changes_is_written_down(places: Places, tiny_tokenizer: Path) -> None:
+    """A door that changes something, and of which the audit log says nothing, fails here."""
+    unsaid = []
+    for route in sorted({page_of(one) for one in routes()}):
+        for row in ROWS[route]:
+            if row.verb == "GET" or route in UNWRITTEN:
+                continue
+            url = places.url(route)
+            form = FORMS.get(route, row.form)
+            form = {n: places.fill(value) if isinstance(value, str) else value for n, value in form.items()}
+            if route == "runs/new":
+                form = form_of(places.people["server"], url) | {"project": places.values["project"]}
+            if route == "tokenizers":
+                form["upload"] = SimpleUploadedFile("tokenizer.json", (tiny_tokenizer / "tokenizer.json").read_bytes())
+            if route == "import":
+                form["files"] = SimpleUploadedFile("a.jsonl", UPLOAD)
+            callers = [*("server", "foreign")[:: -1 if "sessions" in route or "join" in route else 1], *TOKENS[:3]]
+            with transaction.atomic():
+                ready(places, route)
+                AuditEvent.objects.all().delete()
+                for caller in callers if row.tokens else callers[:2]:
+                    answers = [(caller, ask(places, caller, row.verb, url, form, keep=True).status_code)]
+                    if answers[-1][1] < 400:
+                        break
+                said = list(AuditEvent.objects.values_list("action", "user_name"))
+                if not said or not all(name for _, name in said):
+                    unsaid.append((row.verb, url, answers, said))
+                transaction.set_rollback(True)
+    assert not unsaid, "\n".join(map(str, unsaid))
 
 
 def plain(answer: HttpResponse, code: str) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 from inspector.server.backup_place import backup_place
 from rollouts.files.values import StorageDown
 from rollouts.management import TerminalCommand
+from rollouts.services.audit import Action, record
 from rollouts.work import backup
 
 
@@ -27,6 +28,7 @@ class Command(TerminalCommand):
             manifest = backup.back_up(backup_place(options["place"]), self.stdout.write)
         except (ValueError, OSError, StorageDown) as error:
             raise CommandError(f"Nothing that can be restored was saved. {error}") from error
+        record(Action.BACKED_UP, detail=f"to {options['place'].partition('?')[0]}")
         if manifest.gone:
             raise CommandError(
                 f"{len(manifest.gone)} files were deleted while they were saved, such as {manifest.gone[0]}. The "

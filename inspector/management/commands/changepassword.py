@@ -1,0 +1,18 @@
+"""`manage.py changepassword`: Django's command, with a line in the audit log."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Any
+
+from django.contrib.auth.management.commands import changepassword
+
+from rollouts.services.audit import Action, Actor, acting, record
+
+
+class Command(changepassword.Command):
+    def handle(self, *arguments: Any, **options: Any) -> str | None:
+        said = super().handle(*arguments, **options)
+        with acting(lambda: Actor(detail="command")):
+            record(Action.PASSWORD_CHANGED, detail=options["username"] or getpass.getuser())
+        return said
