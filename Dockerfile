@@ -38,6 +38,6 @@ RUN python -m compileall -q rollouts inspector
 USER 10001:10001
 VOLUME /data
 EXPOSE 8000
-ENTRYPOINT ["deploy/start"]
+ENTRYPOINT ["inspector/server/start"]
 CMD ["web"]
-HEALTHCHECK --interval=30s --timeout=10s --start-period=60s CMD ["deploy/start", "healthy"]
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s CMD ["inspector/server/start", "healthy"]

@@ -49,7 +49,7 @@ def _fault_of_web(port: str) -> str:
 
 
 def is_of(role: str, name: str, host: str) -> bool:
-    """Whether the worker of this name has the role, on this host: ``deploy/start`` names it so."""
+    """Whether the worker of this name has the role, on this host: ``inspector/server/start`` names it so."""
     before, _, after = name.rpartition("@")
     return after == host and before.partition(".")[0] == role
 

@@ -150,18 +150,18 @@ class Machines:
         return self.web, self.worker, self.engine, self.recorder, self.second
 
     def start_web(self) -> None:
-        self.web.start("web", "deploy/start", "web", BIND=self.url.removeprefix("http://"))
+        self.web.start("web", "inspector/server/start", "web", BIND=self.url.removeprefix("http://"))
 
     def start_worker(self) -> None:
-        self.worker.start("worker", "deploy/start", "worker", INSPECTOR_WORKERS="1")
+        self.worker.start("worker", "inspector/server/start", "worker", INSPECTOR_WORKERS="1")
 
     def start_second(self) -> None:
         """Start a second worker of jobs, and wait until it takes some."""
-        self.second.start("worker", "deploy/start", "worker", INSPECTOR_WORKERS="1")
+        self.second.start("worker", "inspector/server/start", "worker", INSPECTOR_WORKERS="1")
         wait_until(lambda: " ready." in self.second.log.read_text(), 60, "the second worker is ready")
 
     def start_engine(self) -> None:
-        self.engine.start("engine", "deploy/start", "engine", "demo")
+        self.engine.start("engine", "inspector/server/start", "engine", "demo")
 
     def is_up(self) -> bool:
         try:

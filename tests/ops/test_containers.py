@@ -111,7 +111,7 @@ def test_the_image_holds_what_runs_and_nothing_else() -> None:
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
     assert all((ROOT / name).exists() for name in kept)
-    assert {"inspector", "rollouts", "templates", "static", "manage.py", "deploy"} <= set(kept)
+    assert {"inspector", "rollouts", "templates", "static", "manage.py"} <= set(kept)
     assert not {"tests", "docs", ".git", "data"} & set(kept)
 
 
@@ -147,7 +147,7 @@ class Container:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        entrypoint = [str(self.app / part) if part.startswith("deploy/") else part for part in command]
+        entrypoint = [str(self.app / part) if part.startswith("inspector/") else part for part in command]
         log = (self.data.parent / f"{self.data.name}-{len(self.started)}.log").open("wb")
         process = subprocess.Popen(
             entrypoint, cwd=self.app, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -189,7 +189,7 @@ def test_every_role_starts_is_healthy_and_writes_to_its_data_alone(
     try:
         assert made["migrate"].succeeds([*entrypoint, *ours()["migrate"]["command"]]), made["migrate"].said()
         checks = {name: ours()[name]["healthcheck"]["test"] for name in made if name != "migrate"}
-        assert all(check[:2] == ["CMD", "deploy/start"] for check in checks.values())
+        assert all(check[:2] == ["CMD", "inspector/server/start"] for check in checks.values())
         for name in checks:
             assert not made[name].succeeds(checks[name][1:]), f"{name} is healthy before it runs"
             made[name].start([*entrypoint, *ours()[name]["command"]])
@@ -220,10 +220,10 @@ def test_every_role_starts_is_healthy_and_writes_to_its_data_alone(
 
 def test_the_health_check_of_the_image_knows_the_role_by_its_command_line() -> None:
     command = last("HEALTHCHECK").partition("CMD ")[2]
-    assert json.loads(command) == ["deploy/start", "healthy"]
+    assert json.loads(command) == ["inspector/server/start", "healthy"]
     assert alive.role_of("/opt/venv/bin/python\0/opt/venv/bin/gunicorn\0-c\0x\0") == "web"
     assert alive.role_of("python\0/opt/venv/bin/celery\0-A\0inspector\0worker\0") == "worker"
-    assert alive.role_of("/sbin/docker-init\0--\0deploy/start\0engine\0demo\0") == "engine"
+    assert alive.role_of("/sbin/docker-init\0--\0inspector/server/start\0engine\0demo\0") == "engine"
     assert alive.role_of("python\0manage.py\0migrate\0") == "" == alive.fault("")
 
 
