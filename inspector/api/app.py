@@ -20,9 +20,12 @@ from pydantic import TypeAdapter
 
 from inspector.api import checks, runs, search, trajectories, work
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
+from inspector.runs.pages import TrajectoryLine
 from inspector.web.problems import ApiProblem, ProblemDocument, problem
 from inspector.web.twins import Page
 from rollouts.formats.limits import memory_of
+from rollouts.selectors.runs import RewardBin, RunSummary
+from rollouts.tito.diagnose.checks import CheckTotal
 
 MAX_BODY_BYTES = 4 << 20
 """The largest JSON body."""
@@ -39,6 +42,10 @@ class BoundedParser(Parser):
         return msgspec.json.decode(request.body)
 
 
+OTHERS = (RunSummary, RewardBin, CheckTotal, TrajectoryLine, ProblemDocument, work.SettingsAsked)
+"""Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
+
+
 class DocumentedAPI(NinjaAPI):
     """The library's API. Its schema also has the problem document, and the docstrings of inherited fields."""
 
@@ -46,7 +53,7 @@ class DocumentedAPI(NinjaAPI):
         schema = super().get_openapi_schema(**kwargs)
         components = schema["components"]["schemas"]
         components["ProblemDocument"] = TypeAdapter(ProblemDocument).json_schema()
-        for page in _pages():
+        for page in (*_pages(), *OTHERS):
             # The library reads the docstrings of a class, and not those of the classes that it extends.
             held = components.get(page.__name__, {}).get("properties", {})
             texts = _field_docs(page) if held else {}
@@ -63,9 +70,9 @@ def _pages(base: type[Page] = Page) -> Iterator[type[Page]]:
 
 
 def _field_docs(page: type) -> dict[str, str]:
-    """Field -> its docstring, of a class and of those that it extends."""
+    """Field -> its docstring, of a dataclass and of those that it extends."""
     found: dict[str, str] = {}
-    for cls in reversed([one for one in page.__mro__ if issubclass(one, Page) and one is not Page]):
+    for cls in reversed([one for one in page.__mro__ if one not in (Page, object)]):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         assert isinstance(body, ast.ClassDef)
         for field, after in pairwise(body.body):

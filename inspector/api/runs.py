@@ -70,7 +70,9 @@ class RunsAsked(PartAsked):
     text: Text = ""
     """A part of the name or of the model, or a whole code."""
     status: StatusName = ""
+    """Only runs in this state."""
     kind: RunKind = ""
+    """Only launches, or only imports."""
     project: Text = ""
     """Code of a project."""
 
@@ -83,9 +85,11 @@ class TrajectoriesAsked(PartAsked):
     severity: SeverityName = ""
     """Only trajectories that have a finding of this severity."""
     status: StatusName = ""
+    """Only trajectories in this state."""
     stop: Text = ""
     """The stop reason."""
     group: Text = ""
+    """A whole group: the trajectories of one prompt."""
     text: Text = ""
     """A part of the external id."""
     min: FiniteFloat | None = None
@@ -99,7 +103,9 @@ class TrajectoriesAsked(PartAsked):
     last: Count | None = Field(None, alias="to")
     """The last position in the run."""
     tokens_min: Count | None = None
+    """The fewest tokens of a trajectory."""
     tokens_max: Count | None = None
+    """The most tokens of a trajectory."""
     flawed: bool = False
     """Only trajectories that have a finding."""
     sort: SortName = "index"
@@ -116,7 +122,9 @@ class FindingsAsked(PartAsked):
     """Which findings are listed."""
 
     kind: Text = ""
+    """Only findings of this kind."""
     severity: SeverityName = ""
+    """Only findings of this severity."""
 
 
 @router.get("/runs", response=RunsPart, openapi_extra=extra(422))

@@ -92,7 +92,9 @@ class JobsAsked(PartAsked):
     """Which jobs are listed."""
 
     status: StatusName = ""
+    """Only jobs in this state."""
     kind: JobKind = ""
+    """Only jobs that do this."""
     run: Text = ""
     """Code of a run."""
 

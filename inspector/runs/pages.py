@@ -163,31 +163,47 @@ class TrajectoryLine:
     """A trajectory as a line of its run's list."""
 
     code: str
+    """Names it in addresses."""
     url: str
     """Address of its page; keeps the list's filter for its siblings."""
     index: int
+    """Its position in the run, from 0."""
     external_id: str
+    """What the files or the environment call it."""
     group: str
+    """The trajectories of one prompt have the same; empty = not known."""
     group_url: str
     """Address of its group; empty = it has none."""
     status: str
+    """`queued`, `running`, `done`, `failed` or `cancelled`."""
     error: str
+    """Why it failed; empty = it did not."""
     stop_reason: str
+    """Why it ended; empty = not known."""
     prompt_line: str | None
     """First line of the task: of the last user message of its first request; null = not known."""
     answer_line: str | None
     """First line of its last answer, without reasoning; null = not known."""
     reward: float | None
+    """Null = it has none."""
     reward_parts: dict[str, float]
+    """Name of a part of the reward -> its value."""
     steps: int
+    """Engine calls."""
     rows: int
+    """Training rows."""
     rows_per_call: float | None
     """Rows for each engine call, two decimals: at best one row of all; null without steps."""
     tokens: int
+    """Tokens that are stored: what each step adds."""
     sampled: int
+    """Tokens that the engine sampled."""
     trained: int
+    """Tokens under the loss mask."""
     findings: int
+    """Findings of every severity."""
     worst_severity: str
+    """Of its findings; empty = it has none."""
     kinds: dict[str, str]
     """Kind of its findings -> the worst severity of that kind."""
     not_checked: int | None

@@ -29,8 +29,11 @@ class RewardBin:
     """
 
     start: float
+    """The least reward of the bar."""
     stop: float
+    """Where the next bar begins."""
     n: int
+    """Trajectories whose reward lies in it."""
 
 
 NOT_INFO = ~Q(severity=Severity.INFO)
@@ -44,12 +47,19 @@ class RunSummary:
     """What the run page shows beside the list."""
 
     by_status: dict[str, int]
+    """State -> trajectories."""
     n_rewards: int
+    """Trajectories with a reward."""
     reward_mean: float | None
+    """Of these rewards; None = there is none. So are the next three."""
     reward_min: float | None
+    """The least reward."""
     reward_max: float | None
+    """The greatest reward."""
     reward_std: float | None
+    """The standard deviation of these rewards, which are taken for all there are."""
     reward_bins: list[RewardBin]
+    """The histogram, the least rewards first; one bar when all are equal, none without rewards."""
     stop_reasons: dict[str, int]
     """Reason -> trajectories, the most frequent first. The empty reason counts trajectories without one."""
     finding_counts: dict[str, int]

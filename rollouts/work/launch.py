@@ -101,30 +101,41 @@ class LaunchSettings:
     """The settings of a launch. With the defaults a run works."""
 
     model: str = "demo"
+    """Name of a model that this installation serves."""
     engine: str = ""
     """Empty = the engine that the model is served with."""
     environment: str = "calculator"
+    """Where the prompts, the tools and the rewards come from."""
     strategy: str = "tool_delta"
+    """How the next prompt and the training rows are made."""
     prompts: int = 16
+    """Prompts of the environment."""
     group: int = 4
     """Trajectories of each prompt."""
     temperature: float = 1.0
+    """0 = always the likeliest token."""
     top_p: float = 1.0
+    """Only the likeliest tokens that have this probability together; 1 = all."""
     top_k: int = 0
+    """Only so many of the likeliest tokens; 0 = all."""
     min_p: float = 0.0
+    """Only tokens with this part of the likeliest one's probability; 0 = all."""
     max_tokens: int = 96
     """Largest number of tokens of one completion."""
     stop: list[str] = field(default_factory=list)
     """Texts that end a completion, beside the model's own stop tokens."""
     max_turns: int = 6
+    """Largest number of completions of one trajectory."""
     seed: int | None = None
     """None = a seed is drawn and stored."""
     environment_seconds: float = 30.0
+    """The longest that the environment may take for one turn."""
     chat_template: str = ""
     """Hash of a registered chat template; empty = the model's own."""
     rows_chat_template: str = ""
     """Hash of the template that the training rows are made with; empty = ``chat_template``."""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed to every render."""
     compare: str = "ignore_whitespace"
     """How a finished trajectory is compared with a full render of its conversation: one of ``COMPARE``."""
 

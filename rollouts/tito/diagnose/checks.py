@@ -169,6 +169,7 @@ class CheckTotal:
     """What a check came to over some trajectories. A trajectory with nothing to check counts nowhere."""
 
     name: str
+    """What the check is called on pages."""
     claim: str
     """What is true of a trajectory that passes."""
     checked: int = 0
