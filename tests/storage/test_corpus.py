@@ -38,10 +38,8 @@ def labels(corpus: Path, name: str) -> dict[str, dict[str, object]]:
     return json.loads((corpus / "labelled" / f"{name}.expect.json").read_text())  # type: ignore[no-any-return]
 
 
-# On PostgreSQL the next test imports the same files and compares every array.
-@pytest.mark.sqlite_only
 @pytest.mark.parametrize("name", NAMES)
-def test_every_planted_break_is_where_it_was_planted(corpus: Path, name: str, import_labelled) -> None:  # type: ignore[no-untyped-def]
+def test_every_planted_break_is_where_it_was_planted_and_comes_back(corpus: Path, name: str, import_labelled) -> None:  # type: ignore[no-untyped-def]
     run = import_labelled(name)
     expected = labels(corpus, name)
     assert (run.status, run.n_rejected) == ("done", 0)
@@ -61,10 +59,7 @@ def test_every_planted_break_is_where_it_was_planted(corpus: Path, name: str, im
             assert np.array_equal(prompt[:n], parent[:n])
             assert n == min(len(prompt), len(parent)) or prompt[n] != parent[n]
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_exported_and_imported_again_every_array_is_the_same(import_labelled, name: str) -> None:  # type: ignore[no-untyped-def]
-    run = import_labelled(name)
+    # Exported and imported again, every array is the same.
     before = list(selectors.load_trajectories(list(run.trajectories.order_by("index"))))
     file = io.BytesIO()
     assert formats.FORMATS["own_jsonl"].write(before, file) == len(before)  # type: ignore[misc]
