@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from django.db import connection
 
 from rollouts.client import Client
 from rollouts.models import Run, WorkStatus
 from rollouts.services.api_tokens import create_api_token
-from tests.conftest import wait_until
+from tests.conftest import database_url, wait_until
 from tests.faults import children_of
 from tests.machines.conftest import Browser, Machines
+from tests.machines.gates import Gate, OwnRedis
 from tests.machines.test_work import has_ended, launched
 from tests.s3 import S3Server
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres_only]
+
+OUTAGE_SECONDS = 2.0
 
 
 def storage_process(machine_pid: int) -> int | None:
@@ -29,13 +34,32 @@ def storage_process(machine_pid: int) -> int | None:
     return None
 
 
-def cut_connections() -> None:
-    """End every other connection to the database, as its restart does."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
-            "pg_backend_pid()"
-        )
+@pytest.fixture(scope="module")
+def own_redis() -> Iterator[OwnRedis]:
+    found = OwnRedis()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def redis_url(own_redis: OwnRedis) -> str:
+    return own_redis.url
+
+
+@pytest.fixture
+def gate(transactional_db: None) -> Iterator[Gate]:
+    """Between the machines and the database. The test itself goes around it."""
+    address = urlsplit(database_url())
+    found = Gate(address.hostname or "127.0.0.1", address.port or 5432)
+    yield found
+    found.shut()
+
+
+@pytest.fixture
+def machine_environment(gate: Gate) -> dict[str, str]:
+    address = urlsplit(database_url())
+    login = address.netloc.rpartition("@")[0]
+    return {"DATABASE_URL": address._replace(netloc=f"{login}@127.0.0.1:{gate.port}").geturl()}
 
 
 def assert_whole(code: str, n: int) -> None:
@@ -49,19 +73,26 @@ def assert_whole(code: str, n: int) -> None:
 
 
 def test_nothing_is_lost_with_a_machine_a_connection_or_the_storage(
-    machines: Machines, browser: Browser, s3: S3Server, django_user_model: type
+    machines: Machines, browser: Browser, s3: S3Server, gate: Gate, own_redis: OwnRedis, django_user_model: type
 ) -> None:
     small = launched(browser)
     browser.wait(f"/runs/{small}.json", has_ended)
     lines = browser.ask(f"/runs/{small}/export?format=own_jsonl")
 
-    # A run loses its storage process, the connections to the database and then the machine of the engine.
+    # A run loses its storage process, the database for some seconds, Redis, and then the machine of the engine.
     large = launched(browser, prompts="24", group="4")
     browser.wait(f"/runs/{large}.json", lambda page: page["progress"]["done"] > 2)
     storing = storage_process(machines.engine.processes["engine"].pid)
     assert storing is not None
     os.kill(storing, signal.SIGKILL)
-    cut_connections()
+    gate.shut()
+    time.sleep(OUTAGE_SECONDS)
+    before = Run.objects.get(code=large).n_steps
+    gate.open()
+    own_redis.kill()
+    time.sleep(OUTAGE_SECONDS)
+    own_redis.start()
+    wait_until(lambda: Run.objects.get(code=large).n_steps > before, 60, "the launch goes on")
     machines.engine.kill("engine")
     machines.start_engine()
 
