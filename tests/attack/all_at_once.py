@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import tempfile
 import threading
@@ -38,9 +39,22 @@ def checks(server: Server, stop: Event) -> None:
     _post_forms(server, stop, "/templates.json", bodies)
 
 
+def exports(server: Server, stop: Event) -> None:
+    """Two clients read exports of their run, one after the other."""
+
+    def client() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                server.get(f"/runs/{server.run}/export?format=own_jsonl")
+
+    for _ in range(2):
+        threading.Thread(target=client, daemon=True).start()
+    stop.wait()
+
+
 def everything(server: Server, stop: Event) -> None:
-    """Hostile pushes, tokenizers and templates, and 200 clients that stop in the middle of a head."""
-    attacks = (hostile_bodies.push_them, tokenizers, checks, slow_clients.half_heads)
+    """Hostile pushes, tokenizers, templates, exports, and 200 clients that stop in the middle of a head."""
+    attacks = (hostile_bodies.push_them, tokenizers, checks, exports, slow_clients.half_heads)
     threads = [threading.Thread(target=attack, args=(server, stop), daemon=True) for attack in attacks]
     for thread in threads:
         thread.start()

@@ -5,6 +5,8 @@
 Starts ``manage.py serve`` on a data folder of its own with a run of 200 trajectories. Readers get pages, each request
 over a new connection, first while the server has nothing else to do and then while the attack runs. Prints both, and
 the largest memory of the web server. ``--attack module:function`` names an attack of your own (:data:`Attack`).
+With ``--team`` the server runs in team mode, and the attack is that of a member of another project. What the readers'
+project holds must be the same afterwards, and the attacker must see nothing of it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import importlib
+import json
 import multiprocessing
 import os
 import random
@@ -26,7 +29,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -120,16 +123,14 @@ def serving(**environment: str) -> Iterator[Server]:
 
 def _ready(process: subprocess.Popen[Any], said: Path, data: Path, settings: dict[str, str]) -> Server:
     until = time.monotonic() + START_SECONDS
-    while not (link := re.search(r"http://([\d.]+):(\d+)(/login\?token=\S+)", said.read_text())):
+    while not (link := re.search(r"http://([\d.]+):(\d+)(/login\S*) ?", said.read_text())):
         if process.poll() is not None or time.monotonic() > until:
             raise RuntimeError(f"The server does not start. It said:\n{said.read_text()}")
         time.sleep(0.1)
     host, port = link[1], int(link[2])
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
-    connection.request("GET", link[3])
-    cookies = connection.getresponse().headers.get_all("Set-Cookie") or []
-    cookie = "; ".join(one.partition(";")[0] for one in cookies)
-    connection.close()
+    if not link[3].startswith("/login?"):  # in team mode each member logs in with a name
+        return Server(host, port, process.pid, data, "", "", "", ())
+    cookie = _login(host, port, link[3])
     printed = subprocess.run(
         [sys.executable, "manage.py", "api_token", "attack"],
         cwd=ROOT, env=settings, capture_output=True, text=True, check=True,
@@ -141,10 +142,75 @@ def _ready(process: subprocess.Popen[Any], said: Path, data: Path, settings: dic
     run = client.create_run("under attack")
     client.push(_calls(200))
     server = Server(host, port, process.pid, data, cookie, token[0], run, ())
+    return _with_pages(server)
+
+
+def _with_pages(server: Server) -> Server:
+    """The same with the addresses that readers get."""
+    run = server.run
     found = sorted(set(re.findall(rb"/trajectories/[0-9a-z]+", _body(server, f"/runs/{run}"))))
     one = found[0].decode()
     pages = ("/", "/runs.json", f"/runs/{run}", one, f"{one}/mask", f"{one}/record", "/tokenizers", "/help")
-    return Server(host, port, process.pid, data, cookie, token[0], run, pages)
+    return replace(server, pages=pages)
+
+
+_MEMBERS = """
+import json, django; django.setup()
+from django.contrib.auth import get_user_model
+from inspector.web.login import make_token
+from rollouts.models import ApiToken, Membership, Project, Role
+from rollouts.services.api_tokens import create_api_token
+made = {}
+for name in ("reader", "attacker"):
+    project = Project.objects.create(name=f"project of the {name}")
+    user = get_user_model().objects.create_user(name)
+    Membership.objects.create(project=project, user=user, role=Role.ADMIN)
+    made[name] = make_token(name), create_api_token(user, name, project=project, scopes=list(ApiToken.Scope))[1]
+print(json.dumps(made))
+"""
+
+
+def as_members(server: Server) -> tuple[Server, Server]:
+    """The server as a reader and as an attacker know it: admins of two projects, each with a run of its own."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    settings = {**kept, "INSPECTOR_DATA": str(server.data), "INSPECTOR_TEAM": "1",
+                "DJANGO_SETTINGS_MODULE": "inspector.settings"}  # fmt: skip
+    said = subprocess.run([sys.executable, "-c", _MEMBERS], cwd=ROOT, env=settings, capture_output=True, text=True)
+    if said.returncode:
+        raise RuntimeError(said.stderr)
+    found = []
+    for link, token in json.loads(said.stdout.splitlines()[-1]).values():
+        client = Client(f"http://{server.host}:{server.port}", token)
+        run = client.create_run("of a member")
+        client.push(_calls(200))
+        cookie = _login(server.host, server.port, f"/login?token={link}")
+        found.append(_with_pages(replace(server, cookie=cookie, token=token, run=run)))
+    return found[0], found[1]
+
+
+def _login(host: str, port: int, link: str) -> str:
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    connection.request("GET", link)
+    cookies = connection.getresponse().headers.get_all("Set-Cookie") or []
+    connection.close()
+    return "; ".join(one.partition(";")[0] for one in cookies)
+
+
+def held_by(server: Server) -> list[tuple[str, bytes]]:
+    """What a reader gets at the pages of the run, to be compared."""
+    return [(page, _body(server, f"{page}.json")) for page in server.pages if server.run in page or "/traj" in page]
+
+
+def leaks(reader: Server, attacker: Server) -> list[str]:
+    """Addresses of the reader's run that the attacker is not refused: pages, twins, pushes, deletion."""
+    pages = [page + end for page, _ in held_by(reader) for end in ("", ".json")]
+    seen = [f"GET {page}" for page in pages if attacker.get(page) != 404]
+    foreign = replace(attacker, run=reader.run)
+    form = {"Cookie": f"{attacker.cookie}; csrftoken={'c' * 32}", "X-CSRFToken": "c" * 32}
+    answers = {"push": foreign.push(b"{}")[0]}
+    for verb in ("delete", "cancel"):
+        answers[verb] = attacker.post(f"/runs/{reader.run}/{verb}", b"", form)[0]
+    return seen + [f"{verb}: {status}" for verb, status in answers.items() if status != 404]
 
 
 def _body(server: Server, path: str) -> bytes:
@@ -224,13 +290,16 @@ def read_pages(server: Server, seconds: float) -> Waits:
     return waits
 
 
-def measure(server: Server, attack: str, seconds: float) -> tuple[Waits, Waits]:
-    """What readers see before and while an attack runs. ``attack``: a name of ``ATTACKS``, or ``module:function``."""
+def measure(server: Server, attack: str, seconds: float, attacker_is: Server | None = None) -> tuple[Waits, Waits]:
+    """What readers see before and while an attack runs. ``attack``: a name of ``ATTACKS``, or ``module:function``.
+
+    ``attacker_is``: the server as the attacker knows it; None = as the readers do.
+    """
     read_pages(server, 3.0)  # what a first request loads
     idle = read_pages(server, seconds)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    attacker = context.Process(target=_run_attack, args=(ATTACKS.get(attack, attack), server, stop))
+    attacker = context.Process(target=_run_attack, args=(ATTACKS.get(attack, attack), attacker_is or server, stop))
     attacker.start()
     try:
         time.sleep(SETTLE_SECONDS)
@@ -258,6 +327,7 @@ ATTACKS = {
     "pushes": "tests.attack.hostile_bodies:push_them",
     "tokenizers": "tests.attack.all_at_once:tokenizers",
     "checks": "tests.attack.all_at_once:checks",
+    "exports": "tests.attack.all_at_once:exports",
     "all": "tests.attack.all_at_once:everything",
 }
 
@@ -266,9 +336,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attack", default="nothing", help=f"{', '.join(ATTACKS)}, or module:function")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long readers read, before and during")
+    parser.add_argument("--team", action="store_true", help="in team mode, attacked by a member of another project")
     asked = parser.parse_args()
-    with serving() as server:
-        idle, attacked = measure(server, asked.attack, asked.seconds)
+    faults: list[str] = []
+    with serving(**{"INSPECTOR_TEAM": "1"} if asked.team else {}) as server:
+        attacker = None
+        if asked.team:
+            server, attacker = as_members(server)
+            held = held_by(server)
+        idle, attacked = measure(server, asked.attack, asked.seconds, attacker)
+        if attacker is not None:
+            faults = leaks(server, attacker)
+            faults += [
+                f"changed: {page}" for (page, was), (_, now) in zip(held, held_by(server), strict=True) if was != now
+            ]
     print(f"{'page':34} {'idle p95':>9} {'attacked':>9} {'idle max':>9} {'attacked':>9}")
     for page in server.pages:
         name = page if len(page) < 34 else f"...{page[-31:]}"
@@ -278,6 +359,8 @@ def main() -> None:
     print(
         f"all: p95 {before * 1000:.0f} ms idle, {after * 1000:.0f} ms attacked: {after / max(before, 1e-9):.1f} times"
     )
+    if asked.team:
+        print(f"of the readers' project: {', '.join(faults) or 'nothing was seen by the attacker, nothing changed'}")
     print(f"longest {idle.quantile(1.0):.2f} s idle, {attacked.quantile(1.0):.2f} s attacked")
     print(f"requests {idle.n} idle, {attacked.n} attacked; not answered {dict(idle.failed)}, {dict(attacked.failed)}")
     for name, most in sorted(attacked.megabytes.items()):
