@@ -175,7 +175,10 @@ class FaultyTurn:
         template = options.pop("template", self.template)
         made = self.policy.sample(prompt, self.seed + 1, temperature=0.0)
         reply = self.policy.parse(prompt, made.completion_ids, tools)
-        last = self.policy.step(prompt, made, messages, tools, reply, template=template)
+        whole, origins = self.first.stream, None
+        if np.array_equal(prompt[: len(whole)], whole):
+            origins = self.policy.context.origins(prompt[len(whole) :], self.following)
+        last = self.policy.step(prompt, made, messages, tools, reply, template=template, delta_origin=origins)
         return self.ended(self.first, last)
 
     def ended(self, *steps: Step) -> Trajectory:
