@@ -79,7 +79,18 @@ def hostile(web: Client) -> Run:
 
 
 def addresses(run: Run) -> Iterator[str]:
-    yield from ("/", f"/?text={HOSTILE}", "/runs/new", "/import", "/tokenizers", "/shares", "/help", "/nothing-here")
+    yield from (
+        "/",
+        f"/?text={HOSTILE}",
+        "/runs/new",
+        "/import",
+        "/tokenizers",
+        "/shares",
+        "/help",
+        "/help/findings",
+        "/gallery",
+        "/nothing-here",
+    )
     yield from (f"/runs/{run.code}", f"/runs/{run.code}?finding={HOSTILE}&group={HOSTILE}&text={HOSTILE}&min={HOSTILE}")
 
 
