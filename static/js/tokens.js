@@ -270,6 +270,8 @@ document.addEventListener("copy", (event) => {
 async function openAt(offset) {
   if (!(await swapReader(addressInView(location.href, { offset })))) return;
   arrive(false);
+  // Before the text is selected: a field that gets the focus ends the selection.
+  document.querySelector("#find input").focus({ preventScroll: true });
 }
 
 async function findNext(backwards) {

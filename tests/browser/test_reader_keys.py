@@ -157,6 +157,16 @@ def test_windows_and_the_end_of_the_row_keep_the_focus(open_page, make, monkeypa
     page.keyboard.press("[")
     page.wait_for_selector("#pane[data-a='0'] i[tabindex='0']")
     assert page.evaluate(FOCUS) == "I"
+    # Find sees the whole row: the second answer of the tool lies in the next window.
+    page.keyboard.press("/")
+    page.keyboard.type("84<|IM")
+    for number in (1, 2):
+        page.keyboard.press("Enter")
+        expect(page.locator("#find output")).to_have_text(f"{number} of 3")
+    assert page.locator("#pane").get_attribute("data-a") == "4096"
+    assert page.evaluate("getSelection().toString()") == "84<|im" and "find=84" in page.url
+    page.keyboard.press("Escape")
+    assert page.evaluate(FOCUS) == "I"
     page.keyboard.press("G")
     page.wait_for_function(AT_THE_END)
     expect(page.locator("#pane-status")).to_have_text("end of the row")

@@ -80,3 +80,18 @@ def test_answers_differ_in_length_and_streams_pass_as_they_are(tmp_path: Path) -
     stream = FileResponse((tmp_path / "rows.jsonl").open("rb"))
     sent = CompressionMiddleware(lambda request: stream)(asked)
     assert "Content-Encoding" not in sent and sent["Content-Length"] == "5000"
+
+
+def test_a_text_is_found_in_the_whole_row(web: Client, make: Maker) -> None:
+    value = make.conversation("a", turns=2, size=40, hostile=True)
+    stored = make.run([value]).trajectories.get()
+    address = reverse("trajectory-find", args=[stored.code])
+    ids = value.steps[-1].stream
+    text = make.tokenizer.decode(ids)
+    for wanted in ("compute", "COMPUTE 12", "漢", "\u202eevil", "no such text"):
+        found = web.get(address, {"q": wanted}).json()
+        assert found["n"] == text.lower().count(wanted.lower()) == len(found["places"]), wanted
+        for start, stop in found["places"]:
+            assert wanted.lower() in make.tokenizer.decode(ids[start:stop]).lower()
+            assert wanted.lower() not in make.tokenizer.decode(ids[start : stop - 1]).lower()
+    assert web.get(address).json()["missing"]
