@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -35,7 +36,7 @@ KINDS = {
     "text": "text",
     "ids": "token ids",
     "regex": "regular expression",
-    "metadata": "ids and metadata",
+    "metadata": "names and metadata",
 }
 """What the form offers -> its words."""
 _places = threading.BoundedSemaphore(MAX_SEARCHES)
@@ -43,6 +44,17 @@ _places = threading.BoundedSemaphore(MAX_SEARCHES)
 
 class SearchBusy(Exception):
     """This process does enough searches already."""
+
+
+@contextmanager
+def search_turn() -> Iterator[None]:
+    """One of the searches that this process does at once. Raises :class:`SearchBusy` where there is none left."""
+    if not _places.acquire(blocking=False):
+        raise SearchBusy
+    try:
+        yield
+    finally:
+        _places.release()
 
 
 @dataclass(frozen=True)
@@ -176,12 +188,8 @@ def search_page(
 
     Raises ``PatternRefused``, ``ValueError`` for a cursor that cannot be read, and :class:`SearchBusy`.
     """
-    if not _places.acquire(blocking=False):
-        raise SearchBusy
-    try:
+    with search_turn():
         part = search(access(request), question, run, cursor, limit, SECONDS, project)
-    finally:
-        _places.release()
     runs = []
     if question.by == "metadata" and run is None and not cursor:
         held = visible_runs(access(request), RunFilters(text=question.text, project=project), "", MAX_RUNS)

@@ -17,9 +17,10 @@ from inspector.search.search_page import (
     filters_of,
     nothing_asked,
     search_page,
+    search_turn,
 )
 from inspector.web.access import found_or_404, projects_to_filter, reads_trajectory, visible
-from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
+from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
 from rollouts import selectors
 from rollouts.models import Run, StoredRow, StoredTrajectory
 from rollouts.selectors.runs import find_run
@@ -58,9 +59,7 @@ def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
             stopped = part.too_slow
     except SearchBusy:
         if wants_json(request):
-            answer = error_page(request, 503, "The server is busy", "Other searches are under way. Ask again.")
-            answer["Retry-After"] = "2"
-            return answer
+            return _busy()
         busy = True
     except ValueError as refusal:  # also a pattern that makes no sense
         problem, status = str(refusal), 422
@@ -93,6 +92,12 @@ def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
     )  # fmt: skip
 
 
+def _busy() -> HttpResponse:
+    answer = json_page({"error": "Other searches are under way. Ask again."}, 503)
+    answer["Retry-After"] = "2"
+    return answer
+
+
 def _finding_kinds(run: Run | None) -> list[str]:
     return sorted(FINDING_KINDS if run is None else run.finding_counts)
 
@@ -108,11 +113,14 @@ def in_row(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     try:
         question = SearchQuestion.read(request.GET.get("by") or "text", request.GET.get("q", "").replace("\0", ""))
         row = selectors.get_row(trajectory, whole_number(request.GET.get("row") or "0") or 0)
-        places, complete = find_in_row(trajectory, row, question, byte_table_of(trajectory.run), MAX_PLACES)
+        with search_turn():
+            places, complete = find_in_row(trajectory, row, question, byte_table_of(trajectory.run), MAX_PLACES)
     except StoredRow.DoesNotExist:
         return json_page({"error": "There is no such row."}, 404)
     except PatternRefused as refusal:
         return json_page({"error": str(refusal)}, 422)
+    except SearchBusy:
+        return _busy()
     except PatternTooSlow:
         return json_page({"error": "The expression took too long. Make it more specific."}, 422)
     return json_page({"row": row.index, "places": places, "complete": complete})

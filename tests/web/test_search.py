@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def test_the_page_shows_places_that_open(web: Client, run: Run) -> None:
     (one,) = found["results"]
     assert found["complete"] and found["next"] is None and found["total"] == 2 and "naïve" in one["text"]
     assert one["url"] == link[1].replace("&amp;", "&") and "trajectory_in_order" in found["index"]
-    assert f'href="/runs/{run.code}/search"' in one_line(web.get(f"/runs/{run.code}"))
+    assert f'href="/runs/{run.code}/search?group=g0"' in one_line(web.get(f"/runs/{run.code}?group=g0"))
 
 
 def test_parts_follow_each_other_until_the_end(web: Client, run: Run, monkeypatch: Any) -> None:
@@ -60,9 +61,10 @@ def test_a_search_stops_and_goes_on(web: Client, run: Run, monkeypatch: Any) -> 
     assert ">Stop<" in html
     cursor = re.search(r'name="cursor" value="([^"]+)"', html)
     assert cursor is not None
-    asked = {"q": "the", "cursor": cursor[1], "shown": "3", "stop": "1"}
+    asked = {"q": "the", "cursor": cursor[1], "shown": "3", "stop": "1", "on": "1"}
     stopped = one_line(web.get("/search", asked, headers={"HX-Request": "true", "HX-Target": "search-more"}))
     assert "Stopped after 3 places" in stopped and "found-place" not in stopped and "hx-trigger" not in stopped
+    assert '<span id="search-stop" hx-swap-oob="true"> </span>' in stopped  # the button goes
     assert "found-place" not in one_line(web.get("/search", asked)) and "Search on" in stopped
     monkeypatch.setattr(views, "SHOWN", 6)
     paused = one_line(web.get("/search", {**asked, "stop": ""}))
@@ -76,6 +78,8 @@ def test_a_busy_process_is_asked_again(web: Client, run: Run, monkeypatch: Any) 
     monkeypatch.setattr(views, "search_page", busy)
     answer = web.get("/search.json?q=the")
     assert (answer.status_code, answer["Retry-After"]) == (503, "2")
+    monkeypatch.setattr(search_page, "_places", threading.BoundedSemaphore(0))
+    assert web.get(f"/trajectories/{run.trajectories.get(index=0).code}/find?q=a").status_code == 503
     assert "load delay:1s" in one_line(web.get("/search?q=the"))
 
 

@@ -46,6 +46,8 @@ class _Place(NamedTuple):
     """How far that trajectory is searched: tokens of the buffer, or findings."""
     done: int
     """Trajectories in the runs before."""
+    total: int
+    """Trajectories of all the runs, counted for the first part."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,13 @@ def search(
     """
     runs = access.limit(Run.objects.all())
     runs = runs.filter(pk=run.pk) if run is not None else runs.filter(project__code=project) if project else runs
-    place = read_cursor(cursor, CURSOR, datetime, int, int, int, int)
-    if not place and isinstance(question.pattern, IdsPattern):
+    held = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
+    place = _Place(*held) if held else None
+    if place is None and isinstance(question.pattern, IdsPattern):
         _check_texts(question.pattern, runs)
-    part = SearchedPart(total=runs.aggregate(n=Sum("n_trajectories"))["n"] or 0)
-    _Walk(question, part, limit, time.monotonic() + seconds).go(runs, _Place(*place) if place else None)
+    total = place.total if place is not None else runs.aggregate(n=Sum("n_trajectories"))["n"] or 0
+    part = SearchedPart(total=total)
+    _Walk(question, part, limit, time.monotonic() + seconds).go(runs, place)
     return part
 
 
@@ -203,7 +207,7 @@ class _Walk:
         return False
 
     def _stop(self, run: Run, index: int, at: int, done: int) -> None:
-        self.part.next = cursor_of(CURSOR, run.created_at, run.pk, index, at, done)
+        self.part.next = cursor_of(CURSOR, run.created_at, run.pk, index, at, done, self.part.total)
         self.part.done = done + min(index, run.n_trajectories)
 
     def _search_batch(self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int, done: int) -> bool:
