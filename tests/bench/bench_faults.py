@@ -2,10 +2,12 @@
 
     python -m tests.bench.bench_faults --kills 200
     python -m tests.bench.bench_faults --kills 40 --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
+    python -m tests.bench.bench_faults --kills 40 --own-postgres
 
 Each round asks for a launch, an import, pushes, an export and a template check at once. It kills one to four processes
 with SIGKILL, chosen by the seed, and waits until the five have ended. What they stored must equal what an undisturbed
-round stored. The server is `manage.py serve` in a data folder of its own.
+round stored. The server is `manage.py serve` in a data folder of its own. With ``--own-postgres`` the measurement makes
+a PostgreSQL, and restarting it like a crash (``pg_ctl restart -m immediate``) is one more way to kill.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -85,8 +89,50 @@ TARGETS: dict[str, Test] = {
 }
 
 
-def kill(data: Path, target: str, rng: random.Random) -> bool:
+POSTGRES = "PostgreSQL, restarted"
+
+
+class OwnPostgres:
+    """A PostgreSQL of this measurement, with the installed programs, as the user `postgres` where we are root."""
+
+    def __init__(self, folder: Path) -> None:
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+        self._bin = found[-1].parent if found else Path(shutil.which("pg_ctl") or "pg_ctl").parent
+        self._prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+        self.folder = folder
+        folder.mkdir()
+        if self._prefix:
+            folder.parent.chmod(0o755)
+            shutil.chown(folder, "postgres")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"postgres://postgres@127.0.0.1:{port}/postgres"
+        self._run("initdb", "-U", "postgres", "-A", "trust")
+        self._options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
+        self._run("pg_ctl", "start", "-w", "-o", self._options, "-l", str(folder / "log"))
+
+    def _run(self, name: str, *arguments: str) -> None:
+        command = [*self._prefix, str(self._bin / name), "-D", str(self.folder / "cluster"), *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/")
+
+    def restart(self) -> None:
+        """End it at once, as a crash does, and start it again. It reads its log back before it answers."""
+        from django.db import connections
+
+        connections.close_all()
+        self._run("pg_ctl", "restart", "-m", "immediate", "-w", "-o", self._options, "-l", str(self.folder / "log"))
+
+    def close(self) -> None:
+        self._run("pg_ctl", "stop", "-m", "immediate")
+
+
+def kill(data: Path, target: str, rng: random.Random, postgres: OwnPostgres | None) -> bool:
     """Kill a process of this kind. False if there is none now."""
+    if target == POSTGRES:
+        if postgres is not None:
+            postgres.restart()
+        return postgres is not None
     running = processes(data)
     pids = sorted(pid for pid in running if TARGETS[target](pid, running))
     if not pids:
@@ -141,7 +187,9 @@ def ask_all(work: list[Work], n: int) -> None:
         one.ask(n)
 
 
-def kills_of_a_round(data: Path, rng: random.Random, most: int, work: list[Work]) -> list[str]:
+def kills_of_a_round(
+    data: Path, rng: random.Random, most: int, work: list[Work], postgres: OwnPostgres | None
+) -> list[str]:
     """Kill one to four processes at random moments of the work; several at once in a third of the rounds."""
     done = []
     at_once = rng.random() < 1 / 3
@@ -151,8 +199,9 @@ def kills_of_a_round(data: Path, rng: random.Random, most: int, work: list[Work]
         time.sleep(max(0.0, began + moment - time.monotonic()))
         if all(one.has_ended() for one in work):
             break
-        for target in rng.sample(sorted(TARGETS), len(TARGETS)):
-            if kill(data, target, rng):
+        targets = [*sorted(TARGETS), *[POSTGRES] * (postgres is not None)]
+        for target in rng.sample(targets, len(targets)):
+            if kill(data, target, rng, postgres):
                 done.append(target)
                 break
     return done
@@ -180,7 +229,7 @@ def judge(one: Work, counts: Counter[str]) -> str:
     return f"{said}; and Resume did not help: {verdict or 'it has not ended'}"
 
 
-def rounds(data: Path, url: str, options: argparse.Namespace) -> dict[str, Counter[str]]:
+def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostgres | None) -> dict[str, Counter[str]]:
     from tests.bench import fault_work
 
     rng = random.Random(options.seed)
@@ -208,7 +257,7 @@ def rounds(data: Path, url: str, options: argparse.Namespace) -> dict[str, Count
             print("the server is not well after 120 s", flush=True)
         ask_all(work, n)
         began = time.monotonic()
-        done = kills_of_a_round(data, rng, options.kills - killed.total(), work)
+        done = kills_of_a_round(data, rng, options.kills - killed.total(), work, postgres)
         killed.update(done)
         last = time.monotonic()
         ended: dict[str, float] = {}
@@ -246,9 +295,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=600, help="begin no round after so many minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", default="", help="DATABASE_URL of an empty database (default: SQLite)")
+    parser.add_argument("--own-postgres", action="store_true", help="make a PostgreSQL, and restart it too")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="inspector-faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix="inspector-faults-") as folder, contextlib.ExitStack() as stack:
         data = Path(folder) / "data"
+        postgres = OwnPostgres(Path(folder) / "postgres") if options.own_postgres else None
+        if postgres is not None:
+            stack.callback(postgres.close)
+            options.database = postgres.url
         os.environ |= {"INSPECTOR_DATA": str(data), "DATABASE_URL": options.database, "HF_HUB_OFFLINE": "1",
                        "DJANGO_SETTINGS_MODULE": "inspector.settings"}  # fmt: skip
         os.environ.pop("REDIS_URL", None)
@@ -256,7 +310,7 @@ def main() -> None:
             import django
 
             django.setup()
-            counts = rounds(data, url, options)
+            counts = rounds(data, url, options, postgres)
         print(table(counts))
         print(json.dumps(counts))
 
