@@ -226,7 +226,7 @@ def _against_prompt(trajectory: models.StoredTrajectory, step: StepSummary, pain
         lost = step.parent_length - step.shared_length
         verdict = (
             f"The prompt of step {step.index} leaves the stream of step {step.parent} at token {step.shared_length:,}: "
-            f"{lost:,} of its {step.parent_length:,} tokens are not read again as they were."
+            f"{lost:,} of {step.parent_length:,} tokens differ from what was sampled."
         )
     return comparison, PairWords(
         title=f"Step {step.index}: expected against read",

@@ -200,8 +200,8 @@ def share_is_over(request: HttpRequest) -> HttpResponse:
     return error_page(
         request,
         410,
-        "This share link is over",
-        "It has expired or was revoked, or the person who made it has left the project. Ask for a new one.",
+        "This link has expired or was revoked",
+        "It ends too when the person who made it leaves the project. Ask for a new one.",
     )
 
 

@@ -111,7 +111,7 @@ def test_the_visitor_of_a_link_sees_nothing_that_writes(web: Client, visitor: Cl
         and "Log out" not in page
         and "Share" not in page.split("<main")[1].split("Shared run")[1]
     )
-    assert "Shared with you" in page
+    assert "Read-only link" in page
     assert visitor.post(f"/runs/{run.code}/cancel").status_code == 302
     run.refresh_from_db()
     assert not run.cancel_requested

@@ -29,7 +29,7 @@ class Purpose(StrEnum):
     """Rendering each message alone and joining equals rendering the conversation."""
     MASKS = "masks from generation tags"
     """``{% generation %}`` marks exactly what the model sampled."""
-    REPRODUCIBLE = "same render every day"
+    REPRODUCIBLE = "no date in the render"
     """No date in the render, one BOS."""
     FACTS = "good to know"
     """Properties that neither pass nor fail for training."""

@@ -191,7 +191,8 @@ def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Fin
         if not drifts:
             continue
         start, drift = len(case.steps[index].prompt_ids), drifts[0]
-        more = f", and {len(drifts) - 1} more places" if len(drifts) > 1 else ""
+        others = len(drifts) - 1
+        more = f", and at {others} more place{'s' * (others > 1)}" if others else ""
         half = " It holds bytes that are not a whole character." if any(d.invalid_utf8 for d in drifts) else ""
         verdict = Verdict(
             "noncanonical_sampling",
