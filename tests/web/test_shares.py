@@ -146,7 +146,7 @@ def test_a_link_that_is_over_says_so_also_to_a_browser_that_used_it(web: Client,
     for address in (path, f"/runs/{run.code}"):
         answer = visitor.get(address)
         assert answer.status_code == 410 and b"secret name" not in answer.content
-        assert "over" in answer.content.decode()
+        assert "This link has expired or was revoked" in answer.content.decode()
     assert visitor.get(f"/runs/{run.code}.json").status_code == 410
     assert web.get("/shares.json").json()["shares"][0]["state"] == end
 
