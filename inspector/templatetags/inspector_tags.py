@@ -133,6 +133,12 @@ def finding_title(kind: str) -> str:
 
 
 @register.filter
+def kinds_besides(counts: Mapping[str, int], kind: str) -> str:
+    """The findings of the other kinds, as `Chat template drift 3; BOS doubled or missing 1`."""
+    return "; ".join(f"{finding_title(one)} {number(count)}" for one, count in counts.items() if one != kind)
+
+
+@register.filter
 def finding_meaning(kind: str) -> str:
     """One sentence that says what happened; empty for a kind of a later version."""
     known = KINDS.get(kind)

@@ -167,6 +167,8 @@ def test_the_list_of_runs_names_one_cause_and_counts_the_others(web: Client) -> 
     stored_run(1, findings=[[finding(kind) for kind in sorted(KINDS)[:7]]])
     page = one_line(web.get("/"))
     assert page.count("?finding=") == 1 and "and 6 kinds more" in page and 'class="is-error"' in page
+    others = re.search(r'title="([^"]*)">and 6 kinds more', page)
+    assert others is not None and others[1].count("; ") == 5 and others[1].endswith(" 1")
     assert "1 run, 1 trajectory, 9 tokens" in page
 
 
