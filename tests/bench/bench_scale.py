@@ -285,8 +285,9 @@ def main() -> None:
         start = time.monotonic()
         fill(options.scale)
         print(f"filled in {time.monotonic() - start:.0f} s")
-    for model in (Run, StoredTrajectory, StoredStep, StoredFinding):
-        print(f"{model.objects.count():>9,} {model._meta.verbose_name_plural}")
+    held = {"runs": Run, "trajectories": StoredTrajectory, "steps": StoredStep, "findings": StoredFinding}
+    for words, model in held.items():
+        print(f"{model.objects.count():>9,} {words}")
     logging.disable(logging.INFO)
     web, slow, late = Client(), Slow(options.explain or 1e9), []
     web.force_login(user)
