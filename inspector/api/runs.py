@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Query, Router
-from pydantic import Field, FiniteFloat
+from ninja import Query, Router, Schema
+from pydantic import ConfigDict, Field, FiniteFloat
 
 from inspector.api.answers import answer, fresh, part_of, the_run
 from inspector.api.documented import Count, PartAsked, RunKind, SeverityName, SortName, StatusName, Text, extra
@@ -77,8 +77,10 @@ class RunsAsked(PartAsked):
     """Code of a project."""
 
 
-class TrajectoriesAsked(PartAsked):
-    """Which trajectories of a run are listed, and in which order. An empty value filters nothing."""
+class TrajectoriesChosen(Schema):
+    """Which trajectories of a run are meant. An empty value filters nothing."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     finding: Text = ""
     """Only trajectories that have a finding of this kind."""
@@ -108,14 +110,22 @@ class TrajectoriesAsked(PartAsked):
     """The most tokens of a trajectory."""
     flawed: bool = False
     """Only trajectories that have a finding."""
+
+    def as_filter(self) -> TrajectoryFilter:
+        """The filter of the run's page with the same values."""
+        names = {"from": "first", "to": "last"}
+        return TrajectoryFilter(**{field: getattr(self, names.get(name, name)) for name, field in PARAMETERS.items()})
+
+
+class TrajectoriesAsked(PartAsked, TrajectoriesChosen):
+    """Which trajectories of a run are listed, and in which order."""
+
     sort: SortName = "index"
     """A minus sign means descending."""
 
     def wanted(self) -> TrajectoryFilter:
         """The filter of the run's page with the same values."""
-        names = {"from": "first", "to": "last"}
-        held = {field: getattr(self, names.get(name, name)) for name, field in PARAMETERS.items()}
-        return replace(TrajectoryFilter(**held), sort=self.sort or "index", after=self.cursor)
+        return replace(self.as_filter(), sort=self.sort or "index", after=self.cursor)
 
 
 class FindingsAsked(PartAsked):

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from inspector.api.answers import answer, found, part_of, the_run
 from inspector.api.callers import project_for
 from inspector.api.documented import Body, Count, JobKind, PartAsked, StatusName, Text, extra, file_answer
-from inspector.api.runs import needs_rest
+from inspector.api.runs import TrajectoriesChosen, needs_rest
 from inspector.api.values import ImportBegun, JobsPart, JobValues, WholeRun, whole_run
 from inspector.runs.import_views import start_import
 from inspector.runs.job_views import offered_file
@@ -64,6 +64,10 @@ class ImportAsked(Schema):
     """Code of the project; empty = the caller's first."""
 
 
+class ExportedAlone(Body, TrajectoriesChosen):
+    """The filter of the run's page: which trajectories are written. An empty value filters nothing."""
+
+
 class ExportAsked(Body):
     """How a run is to be written."""
 
@@ -79,6 +83,8 @@ class ExportAsked(Body):
     """Pad each row to so many tokens; for ``sft`` alone."""
     pad_id: Count = 0
     """The id to pad with."""
+    only: ExportedAlone | None = None
+    """Write only the trajectories that pass this filter; null = all."""
 
 
 class DiagnoseAsked(Body):
@@ -140,7 +146,8 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
     require(request, run, Role.MEMBER)
     needs_rest(run)
     try:
-        options = Wanted(**asked.dict()).as_options()
+        only = asked.only.as_filter().chosen() if asked.only else None
+        options = Wanted(**asked.dict(exclude={"only"}), only=only or None).as_options()
     except ValueError as error:
         raise ApiProblem(422, str(error)) from error
     return _begin(request, run, Job.Kind.EXPORT, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlencode
 
@@ -92,6 +92,11 @@ class TrajectoryFilter(TrajectoryFilters):
             if text and number is None:
                 notices.append(f"“{text[:40]}” is not a whole number, so “{name}” was left out.")
         return cls(**values, notices=tuple(notices))
+
+    def chosen(self) -> dict[str, Any]:
+        """The fields of ``TrajectoryFilters`` that filter, by name: an export keeps them as its ``only``."""
+        held = {one.name: (getattr(self, one.name), one.default) for one in fields(TrajectoryFilters)}
+        return {name: value for name, (value, default) in held.items() if value != default}
 
     def pairs(self) -> list[tuple[str, str]]:
         """The parameters of this filter and order, without ``after`` and without defaults."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from dataclasses import fields
 from typing import IO, Any
 from urllib.parse import urlencode
 
@@ -21,7 +20,7 @@ from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollouts import files, services
 from rollouts.formats.writers.exports import ExportRefused
 from rollouts.models import Job, Run
-from rollouts.selectors import TrajectoryFilters, filter_trajectories
+from rollouts.selectors import filter_trajectories
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import find_job
 from rollouts.selectors.registered import tokenizer_named
@@ -105,8 +104,7 @@ def _only(params: QueryDict) -> dict[str, Any] | None:
     wanted = TrajectoryFilter.read(params)
     if wanted.notices:
         raise ValueError(wanted.notices[0])
-    chosen = {one.name: getattr(wanted, one.name) for one in fields(TrajectoryFilters)}
-    return {name: value for name, value in chosen.items() if value not in ("", None, False)} or None
+    return wanted.chosen() or None
 
 
 def _address(run: Run, wanted: Wanted, params: QueryDict) -> str:

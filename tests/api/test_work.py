@@ -10,6 +10,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from rollouts.models import AuditEvent, Job, Project, Run, TemplateCheck
+from rollouts.work.exporting import Wanted
 from tests.api.conftest import Ask
 from tests.api.test_refusals import assert_problem
 from tests.push.conftest import episodes
@@ -116,6 +117,19 @@ def test_work_on_a_run(run: Run, ask: Ask, sent: list[int]) -> None:
     assert_problem(ask(f"/runs/{run.code}/diagnose", "member", "post", {"tokenizer": "none"}), 422)
     assert_problem(ask(f"/runs/{run.code}/resume", "member", "post"), 409)
     assert len(sent) == 2 == Job.objects.count()
+
+
+def test_an_export_takes_the_filter_of_the_list(run: Run, ask: Ask, sent: list[int]) -> None:
+    only = {"finding": "prompt_in_loss", "from": 1, "min": 0, "tokens_max": None, "flawed": False, "stop": ""}
+    begun = ask(f"/runs/{run.code}/exports", "member", "post", {"only": only})
+    assert begun.status_code == 202 and "kind prompt in loss" in begun.json()["what"]
+    held = {"kind": "prompt_in_loss", "first": 1, "reward_min": 0.0}
+    assert Job.objects.get().options == {"only": held} and Wanted(only=held).filters.first == 1
+    wrong = ask(f"/runs/{run.code}/exports", "member", "post", {"only": {"sort": "reward"}})
+    assert "sort" in str(assert_problem(wrong, 422)["errors"])
+    assert ask(f"/jobs/{begun.json()['code']}/cancel", "member", "post").status_code == 200
+    assert ask(f"/runs/{run.code}/exports", "member", "post", {"only": {}}).status_code == 202
+    assert Job.objects.latest("pk").options == {}
 
 
 def test_without_a_broker_the_answer_says_so(run: Run, ask: Ask, no_broker: None) -> None:
