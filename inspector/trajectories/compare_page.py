@@ -1,4 +1,4 @@
-"""Side by side: the sampled ids against the same text encoded again, and against the ids that the engine read next.
+"""Side by side: what was sampled against a trained row, the ids that the engine read next, or its text encoded again.
 
 This module may encode decoded text, because it shows what that does. The encoder runs in a limited process that is
 kept warm, and what it cannot encode in time is a notice.
@@ -7,14 +7,14 @@ kept warm, and what it cannot encode in time is a notice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from django.http import HttpRequest
 
 from inspector.html.tokens import TokenPainter
-from inspector.trajectories import group_compare
+from inspector.trajectories import group_compare, sampled_compare
 from inspector.trajectories import reads as data
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, shows_one
 from inspector.trajectories.side_by_side import (
@@ -23,10 +23,13 @@ from inspector.trajectories.side_by_side import (
     PairWords,
     TokenComparison,
     as_json,
+    by_cause,
     compare,
     first_places,
     linked,
+    opened_folds,
     plain_tokens,
+    without_stray,
 )
 from inspector.web.twins import whole_number
 from rollouts import models, selectors
@@ -40,7 +43,7 @@ from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import LoadedTokenizer, TokenizerUnusable
 
 MAX_ENCODED_TOKENS = 300_000
-"""The most tokens that one request encodes again. A longer row is compared step by step."""
+"""The most tokens that one request encodes again. A longer row is compared in windows of so many."""
 
 MAX_CHOICES = 300
 
@@ -54,9 +57,13 @@ class ComparedPair:
     step: StepSummary | None
     row: int | None
     against: str
-    """``retokenized``, ``prompt`` or ``group``."""
+    """``retokenized``, ``prompt``, ``trained`` or ``group``."""
     other: models.StoredTrajectory | None = None
     """The trajectory of the same group on the right side."""
+    first: int = 0
+    """The first token of the row that is encoded again."""
+    opened: frozenset[int] = frozenset()
+    """Left offsets of the folds that are open."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class ComparePage(TrajectoryHead):
     row: int | None
     """The row that is compared; None when a step is compared."""
     against: str
-    """What is on the right side: ``retokenized``, ``prompt`` or ``group``."""
+    """What is on the right side: ``retokenized``, ``prompt``, ``trained`` or ``group``."""
     with_: str | None
     """The code of the trajectory on the right side, when it is another one of the group."""
     comparison: ComparisonJson | None
@@ -94,7 +101,12 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     drifting = {index for index, start in parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
     notices: list[str] = []
     others = [] if shows_one(request) else parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
-    question = _with_other(params, others, len(rows), notices) or _question(params, steps, len(rows), drifting, notices)
+    question = (
+        _with_other(params, others, len(rows), notices)
+        or _trained_row(trajectory, params, rows, notices)
+        or _question(params, steps, len(rows), drifting, notices)
+    )
+    question = replace(question, opened=opened_folds(params), first=whole_number(params.get("from"), 18) or 0)
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     answer = _answer(trajectory, question, rows, painter, notices)
     asked = {
@@ -105,7 +117,7 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         "with_": question.other.code if question.other else None,
         "notices": notices,
     }
-    choices = _choices(steps, len(rows), drifting, question) + group_compare.choices(others, question.other)
+    choices = _choices(steps, rows, drifting, question) + group_compare.choices(others, question.other)
     html = {"choices": choices, "tokenizer_missing": missing}
     if answer is None:
         return ComparePage(**asked, comparison=None), html
@@ -115,7 +127,9 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     if question.step is not None:
         holder = question.step.index if question.against == "retokenized" else question.step.parent
         row = next((step.row for step in steps if step.index == holder), 0)
-    return page, {**html, "comparison": linked(comparison, row or 0, base_url(trajectory)), "words": words}
+    holder_row = None if question.against == "trained" else row or 0
+    drawn = linked(comparison, holder_row, base_url(trajectory), params)
+    return page, {**html, "comparison": drawn, "words": words, "causes": by_cause(comparison)}
 
 
 def _answer(
@@ -129,9 +143,11 @@ def _answer(
         notices.append("This trajectory has no tokens: there is nothing to compare.")
         return None
     if question.other is not None and question.row is not None:
-        return group_compare.against(trajectory, rows, question.row, question.other, painter, notices)
+        return group_compare.against(trajectory, rows, question.row, question.other, painter, notices, question.opened)
+    if question.against == "trained" and question.row is not None:
+        return sampled_compare.against(trajectory, rows, question.row, painter, notices, question.opened)
     if question.against == "prompt" and question.step is not None:
-        return _against_prompt(trajectory, question.step, painter)
+        return _against_prompt(trajectory, question.step, painter, question.opened)
     try:
         return _against_retokenized(trajectory, question, rows, painter, notices)
     except TokenizerUnusable as error:
@@ -152,6 +168,23 @@ def _with_other(
         return None
     asked = whole_number(params.get("row"))
     return ComparedPair(None, n_rows - 1 if asked is None else min(asked, n_rows - 1), "group", other)
+
+
+def _trained_row(
+    trajectory: models.StoredTrajectory, params: Mapping[str, str], rows: list[RowSummary], notices: list[str]
+) -> ComparedPair | None:
+    """The comparison of a row with what was sampled; None unless asked, or for the first row that was not sampled."""
+    own = [row.index for row in rows if sampled_compare.can_compare(row)]
+    if params.get("side") == "trained":
+        asked = whole_number(params.get("row"), 18)
+        row = asked if asked in own else next(iter(own), None)
+        if row is None or (asked is not None and row != asked):
+            notices.append("There is no such row beside steps that say what was sampled.")
+        return None if row is None else ComparedPair(None, row, "trained")
+    if not own or {"row", "step", "side"} & set(params):
+        return None
+    found = parts.row_not_sampled(trajectory)
+    return ComparedPair(None, found, "trained") if found in own else None
 
 
 def _question(
@@ -184,9 +217,18 @@ def _question(
     return ComparedPair(step, None, against)
 
 
-def _choices(steps: list[StepSummary], n_rows: int, drifting: set[int], question: ComparedPair) -> list[PairChoice]:
+def _choices(
+    steps: list[StepSummary], rows: list[RowSummary], drifting: set[int], question: ComparedPair
+) -> list[PairChoice]:
     current = question.step.index if question.step else None
     expected = "What the engine should have read next, against what it read:"
+    trained = [
+        PairChoice(
+            "What was sampled, against what is trained:", "", f"?row={row.index}&side=trained", f"row {row.index}", "",
+            question.row == row.index and question.against == "trained",
+        )
+        for row in rows[:40] if sampled_compare.can_compare(row)
+    ]  # fmt: skip
     prompts = [
         PairChoice(
             expected, "breaks", f"?step={step.index}&side=prompt", f"prompt of step {step.index}",
@@ -205,19 +247,27 @@ def _choices(steps: list[StepSummary], n_rows: int, drifting: set[int], question
         for step in steps[:MAX_CHOICES]
     ]  # fmt: skip
     whole = [
-        PairChoice(again, "", f"?row={row}", f"whole row {row}", "", question.row == row and question.other is None)
-        for row in range(min(n_rows, 40))
-    ]
-    return prompts + completions + whole
+        PairChoice(
+            again, "", f"?row={row.index}" + f"&from={first}" * bool(first),
+            f"row {row.index} from token {first:,}" if row.n_tokens > MAX_ENCODED_TOKENS else f"whole row {row.index}",
+            "",
+            question.row == row.index and question.against == "retokenized" and question.first == first,
+        )
+        for row in rows[:40] for first in range(0, max(row.n_tokens, 1), MAX_ENCODED_TOKENS)
+    ][:MAX_CHOICES]  # fmt: skip
+    return trained + prompts + completions + whole
 
 
-def _against_prompt(trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter) -> Answer:
+def _against_prompt(
+    trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter, opened: frozenset[int]
+) -> Answer:
     """The stream of the parent, which the engine should have read, against the prompt that it read."""
     stored: dict[int, Any] = parts.steps_with_tokens(trajectory, [step.index, step.parent])
     parent = stored[step.parent if step.parent is not None else step.index]
     expected = np.concatenate([selectors.load_step_prompt(parent), parent.tokens.completion_ids])
     got = selectors.load_step_prompt(stored[step.index])
-    comparison = compare(plain_tokens(expected), plain_tokens(got), align_ids(expected, got), painter, tail_is_new=True)
+    groups = without_stray(align_ids(expected, got))
+    comparison = compare(plain_tokens(expected), plain_tokens(got), groups, painter, tail_is_new=True, opened=opened)
     if not step.breaks:
         verdict = (
             f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
@@ -245,6 +295,7 @@ def _against_retokenized(
     notices: list[str],
 ) -> Answer | None:  # fmt: skip
     tokenizer = _encoder(trajectory.run.tokenizer, notices)
+    is_cut = (False, False)
     if question.step is not None:
         index = question.step.index
         step: Any = parts.steps_with_tokens(trajectory, [index])[index]
@@ -252,14 +303,11 @@ def _against_retokenized(
         what = f"Step {question.step.index}"
     else:
         facts = rows[question.row or 0]
-        if facts.n_tokens > MAX_ENCODED_TOKENS:
-            notices.append(
-                f"Row {question.row} holds {facts.n_tokens:,} tokens; at most {MAX_ENCODED_TOKENS:,} are re-tokenized "
-                "at once. Choose a step instead."
-            )
-            return None
-        sampled, base = data.read_tokens(trajectory, facts, 0, facts.n_tokens).ids, 0
-        what = f"Row {question.row}"
+        base = question.first if question.first < facts.n_tokens else 0
+        stop = min(base + MAX_ENCODED_TOKENS, facts.n_tokens)
+        sampled = data.read_tokens(trajectory, facts, base, stop).ids
+        what = f"Row {question.row}" if stop - base == facts.n_tokens else f"Row {question.row}, {base:,}-{stop - 1:,}"
+        is_cut = (base > 0, stop < facts.n_tokens)
     if tokenizer is None:
         return None
     if len(sampled) > MAX_ENCODED_TOKENS:
@@ -267,9 +315,14 @@ def _against_retokenized(
             f"{what} holds {len(sampled):,} tokens; at most {MAX_ENCODED_TOKENS:,} are re-tokenized at once."
         )
         return None
-    drifts = canonical_check(sampled, tokenizer)
+    # A window may cut a character or a word: what differs at its edge is no finding about the row.
+    drifts = [
+        drift for drift in canonical_check(sampled, tokenizer)
+        if not ((is_cut[0] and drift.start == 0) or (is_cut[1] and drift.stop == len(sampled)))
+    ]  # fmt: skip
     again, groups = _retokenized(sampled, drifts)
-    comparison = compare(plain_tokens(sampled, base), plain_tokens(again, base), groups, painter)
+    sides = plain_tokens(sampled, base), plain_tokens(again, base)
+    comparison = compare(*sides, groups, painter, opened=question.opened)
     if comparison.n_sites:
         n = comparison.n_sites
         verdict = (

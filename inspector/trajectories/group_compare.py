@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from inspector.html.tokens import TokenPainter
 from inspector.trajectories import reads as data
-from inspector.trajectories.side_by_side import PairChoice, PairWords, TokenComparison, compare, plain_tokens
+from inspector.trajectories.side_by_side import (
+    PairChoice,
+    PairWords,
+    TokenComparison,
+    compare,
+    plain_tokens,
+    without_stray,
+)
 from rollouts import models
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary
@@ -28,7 +35,7 @@ def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTraj
 
 def against(
     trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory,
-    painter: TokenPainter, notices: list[str],
+    painter: TokenPainter, notices: list[str], opened: frozenset[int],
 ) -> tuple[TokenComparison, PairWords] | None:  # fmt: skip
     """Row ``row`` against the last row of the other, which holds the most. None and a notice if one is too long."""
     there, _ = parts.rows_and_steps(other)
@@ -39,7 +46,8 @@ def against(
         return None
     ids = data.read_tokens(trajectory, left, 0, left.n_tokens).ids
     others = data.read_tokens(other, right, 0, right.n_tokens).ids
-    comparison = compare(plain_tokens(ids), plain_tokens(others), align_ids(ids, others), painter)
+    groups = without_stray(align_ids(ids, others))
+    comparison = compare(plain_tokens(ids), plain_tokens(others), groups, painter, opened=opened)
     if comparison.n_sites:
         first, n = comparison.site_places[0], comparison.n_sites
         verdict = (

@@ -5,21 +5,29 @@ Both sides of a line come from one group of an alignment, so that they cannot dr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict
 
 import numpy as np
+from django.http import QueryDict
 from django.utils.safestring import SafeString
 
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories.place import PagePlace, View
-from inspector.web.twins import from_columns
+from inspector.web.twins import from_columns, whole_number
 from rollouts.tito.align import AlignedGroup, Fold, fold
 from rollouts.tito.trajectory import Ids
 
 CONTEXT = 24
 """Equal tokens that are shown before and after a difference."""
+
+OPENED = 2_000
+"""A fold of up to twice as many equal tokens opens whole; a longer one shows its first so many."""
+
+STRAY = 3
+"""A shorter equal stretch between two differences is chance where the sides hold different texts."""
 
 FOLD_LEAST = 12
 """A fold hides at least this many tokens."""
@@ -47,6 +55,8 @@ class AlignedLine:
     right_ids: tuple[int, ...] = ()
     url: str = ""
     """The left side on the tokens page; empty when no stored row holds it."""
+    open_url: str = ""
+    """Of a fold: this page with the fold open."""
 
     @property
     def n_hidden(self) -> str:
@@ -90,6 +100,8 @@ class TokenComparison:
     right_changed: int
     site_places: tuple[int, ...] = field(default=())
     """Left offset of each site."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """Cause in words -> number of sites, the most frequent first."""
 
     @property
     def n_shown(self) -> int:
@@ -113,6 +125,8 @@ class PairWords:
     tone: str = ""
     """``yes`` or ``no`` when the sides should be equal: whether they are. Otherwise empty."""
     note: str = ""
+    masks: bool = False
+    """The sides are drawn with their loss masks."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +143,43 @@ class PairChoice:
     current: bool
 
 
-def linked(comparison: TokenComparison, row: int, base: str) -> TokenComparison:
-    """The comparison with the address of each line's left side, in a row of the tokens page at ``base``."""
-    place = PagePlace(row=row, view=View.TOKENS)
-    lines = [replace(line, url=base + place.marked(line.left_start, line.left_stop)) for line in comparison.lines]
+def linked(comparison: TokenComparison, row: int | None, base: str, query: QueryDict) -> TokenComparison:
+    """The comparison with the address of each line's left side, in a row of the tokens page at ``base``.
+
+    ``row`` None: no row holds the left side. ``query``: that of this page, for the folds.
+    """
+    place = None if row is None else PagePlace(row=row, view=View.TOKENS)
+    lines = []
+    for line in comparison.lines:
+        url = "" if place is None else base + place.marked(line.left_start, line.left_stop)
+        lines.append(replace(line, url=url, open_url=_opening(query, line.left_start) if line.kind == "fold" else ""))
     return replace(comparison, lines=tuple(lines))
+
+
+def _opening(query: QueryDict, start: int) -> str:
+    asked = query.copy()
+    asked.setlist("open", [*query.getlist("open")[-MAX_OPEN + 1 :], str(start)])
+    return f"?{asked.urlencode()}#at-{start}"
+
+
+MAX_OPEN = 40
+"""The most folds that an address opens."""
+
+
+def opened_folds(query: QueryDict) -> frozenset[int]:
+    """The left offsets of the folds that the address opens."""
+    asked = (whole_number(start, 18) for start in query.getlist("open")[-MAX_OPEN:])
+    return frozenset(start for start in asked if start is not None)
+
+
+def without_stray(groups: Sequence[AlignedGroup]) -> list[AlignedGroup]:
+    """The groups; an equal stretch of under ``STRAY`` tokens between two differences is part of the difference."""
+    kept = list(groups)
+    for index in range(1, len(kept) - 1):
+        group = kept[index]
+        if group.equal and group.left_stop - group.left_start < STRAY:
+            kept[index] = replace(group, equal=False)
+    return merge(kept)
 
 
 def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
@@ -148,12 +194,18 @@ def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
 
 
 def compare(
-    left: Tokens, right: Tokens, groups: Iterable[AlignedGroup], painter: TokenPainter, tail_is_new: bool = False
+    left: Tokens,
+    right: Tokens,
+    groups: Iterable[AlignedGroup],
+    painter: TokenPainter,
+    tail_is_new: bool = False,
+    opened: frozenset[int] = frozenset(),
 ) -> TokenComparison:
     """The table of an alignment of two streams, each drawn with its own token states.
 
     The offsets of ``groups`` count from the first token of each side. The offsets of the table are the sides' own.
     ``tail_is_new``: the tokens of the right side after the end of the left side are new, not a difference.
+    ``opened``: left offsets of folds that are shown.
     """
 
     def line(kind: str, part: AlignedGroup | Fold, number: int = 0) -> AlignedLine:
@@ -167,7 +219,7 @@ def compare(
 
     lines: list[AlignedLine] = []
     sites: list[AlignedGroup] = []
-    for part in fold(merge(groups), CONTEXT, FOLD_LEAST):
+    for part in _with_opened(fold(merge(groups), CONTEXT, FOLD_LEAST), frozenset(one - left.start for one in opened)):
         if isinstance(part, AlignedGroup) and not part.equal:
             if tail_is_new and part.left_start == part.left_stop == len(left):
                 lines.append(line("new", part))
@@ -185,6 +237,41 @@ def compare(
         left_changed=sum(site.left_stop - site.left_start for site in sites),
         right_changed=sum(site.right_stop - site.right_start for site in sites),
         site_places=tuple(left.start + site.left_start for site in sites[:MAX_SITES]),
+        causes=dict(Counter(_cause(left.ids, right.ids, site, painter) for site in sites).most_common()),
+    )
+
+
+def _with_opened(parts: Iterable[AlignedGroup | Fold], opened: frozenset[int]) -> Iterator[AlignedGroup | Fold]:
+    for part in parts:
+        while isinstance(part, Fold) and part.left_start in opened:
+            a, b, n = part.left_start, part.right_start, part.n_tokens
+            shown = n if n <= 2 * OPENED else OPENED
+            yield AlignedGroup(a, a + shown, b, b + shown, True)
+            part = Fold(a + shown, part.left_stop, b + shown, part.right_stop)
+        if not isinstance(part, Fold) or part.n_tokens:
+            yield part
+
+
+def _cause(left: Ids, right: Ids, site: AlignedGroup, painter: TokenPainter) -> str:
+    """Why the sides differ at a site, in words that a number may stand before."""
+    one, other = left[site.left_start : site.left_stop], right[site.right_start : site.right_stop]
+    if not len(one):
+        return "only on the right"
+    if not len(other):
+        return "only on the left"
+    if np.array_equal(one, other):
+        return "another mask"
+    pieces, others = painter.pieces(one), painter.pieces(other)
+    if None in pieces or None in others:
+        return "other ids"
+    if b"".join(filter(None, pieces)) != b"".join(filter(None, others)):
+        return "other text"
+    return (
+        "merged on the right"
+        if len(other) < len(one)
+        else "split on the right"
+        if len(other) > len(one)
+        else "cut elsewhere"
     )
 
 
@@ -217,6 +304,8 @@ class ComparisonJson:
     n_sites: int
     left_changed: int
     right_changed: int
+    causes: dict[str, int]
+    """Cause in words -> number of sites."""
     sites: list[Site]
     """The first 200."""
 
@@ -237,6 +326,14 @@ def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJso
             site["right_text"] = text_of(painter, np.asarray(line.right_ids, dtype=np.int32))
         sites.append(site)
     return from_columns(ComparisonJson, comparison, sites=sites)
+
+
+def by_cause(comparison: TokenComparison) -> str:
+    """The number of differences and their causes, as a sentence; empty without a difference."""
+    if not comparison.n_sites:
+        return ""
+    named = ", ".join(f"{n:,} {cause}" for cause, n in comparison.causes.items())
+    return f"{comparison.n_sites:,} difference{'s' * (comparison.n_sites != 1)}: {named}."
 
 
 def text_of(painter: TokenPainter, ids: Ids) -> str:

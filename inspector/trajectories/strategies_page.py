@@ -27,6 +27,7 @@ from inspector.trajectories.side_by_side import (
     as_json,
     compare,
     linked,
+    opened_folds,
 )
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
@@ -123,12 +124,12 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     if tokens is None:
         return page, html
     left, right = tokens
-    comparison = compare(left, right, align_ids(left.ids, right.ids), painter)
+    comparison = compare(left, right, align_ids(left.ids, right.ids), painter, opened=opened_folds(request.GET))
     verdict, same = _verdict(comparison, left, right)
     counts = _counts(asked[0], left), _counts(asked[1], right)
     compared = StrategyComparison(*counts, verdict, **vars(as_json(comparison, painter)))
-    if asked[0].slug == RECORDED:
-        comparison = linked(comparison, asked[0].row, base_url(trajectory))
+    held = asked[0].row if asked[0].slug == RECORDED else None
+    comparison = linked(comparison, held, base_url(trajectory), request.GET)
     html |= {"comparison": comparison, "verdict": verdict, "tone": "yes" if same else "no"}
     html |= {"left_note": _note(counts[0]), "right_note": _note(counts[1])}
     return replace(page, comparison=compared), html

@@ -202,6 +202,12 @@ def drift_places(trajectory: Stored) -> list[tuple[int, int]]:
     return [(step or 0, start) for step, start in found.values_list("step_index", "start")]
 
 
+def row_not_sampled(trajectory: Stored) -> int | None:
+    """The first row that holds trained tokens that were not sampled as they stand; None if none does. One query."""
+    found = trajectory.findings.filter(kind="row_not_sampled", row_index__isnull=False).order_by("row_index", "start")
+    return found.values_list("row_index", flat=True).first()
+
+
 def row_finding_sentences(
     trajectory: Stored, row: RowSummary, without: Collection[str], limit: int
 ) -> list[tuple[str, str, str]]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollouts.tito.align import AlignedGroup, align_ids
-from rollouts.tito.trajectory import NO_IDS, Ids, Row, Step
+from rollouts.tito.prefix import common_prefix
+from rollouts.tito.trajectory import NO_IDS, Ids, Mask, Row, Step
 
 
 def sampled_instead(steps: Sequence[Step], row: Row, start: int, stop: int) -> Ids:
@@ -45,6 +46,39 @@ def place_in_row(steps: Sequence[Step], row: Row, step: int, start: int, stop: i
         low = int(trained[first])
         place = low, int(trained[last - 1]) + 1 if last > first else low
     return None if place[0] >= len(row.ids) else place
+
+
+def sampled_stream(steps: Sequence[Step], row: Row) -> tuple[Ids, Mask] | None:
+    """The stream of the row's steps with each completion as it was sampled: ids and which are sampled, ``[n]``.
+
+    The first prompt, then by step its completion and the tokens that the next prompt adds. A prompt that does not
+    start with the stream before it is aligned with it, and only what follows is added. None: the row has no steps.
+    """
+    if not row.step_indices or max(row.step_indices) >= len(steps):
+        return None
+    pieces: list[Ids] = []
+    sampled: list[Mask] = []
+    before = NO_IDS
+    for index in row.step_indices:
+        step = steps[index]
+        added = step.prompt_ids[_held_of(before, step.prompt_ids) :]
+        pieces += [added, step.completion_ids]
+        sampled += [np.zeros(len(added), np.bool_), np.ones(len(step.completion_ids), np.bool_)]
+        before = step.stream
+    return np.concatenate(pieces), np.concatenate(sampled)
+
+
+def _held_of(before: Ids, prompt: Ids) -> int:
+    """How many leading tokens of a prompt stand for the stream before it."""
+    if common_prefix(before, prompt) == len(before):
+        return len(before)
+    groups = align_ids(before, prompt)
+    last = groups[-1]
+    if last.equal:
+        return len(prompt)
+    if last.left_start == last.left_stop:
+        return last.right_start
+    return min(last.right_start + last.left_stop - last.left_start, last.right_stop)
 
 
 def _trained_groups(steps: Sequence[Step], row: Row) -> tuple[Ids, np.ndarray, list[AlignedGroup]] | None:

@@ -15,10 +15,11 @@ from django.test import Client
 from django.urls import reverse
 
 from inspector.html.text import bytes_text
-from inspector.trajectories import group_compare
+from inspector.trajectories import compare_page, group_compare, side_by_side
 from inspector.trajectories.deltas_page import CONTEXT_LINES, _marked
 from inspector.trajectories.side_by_side import first_places
 from rollouts import models, services
+from rollouts.tito.align import AlignedGroup
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import NO_IDS, Origin, Row, Step, Trajectory
@@ -535,6 +536,81 @@ def test_a_canonical_stream_has_no_site(make, reader):
 def test_an_odd_question_still_gets_an_answer(make, reader, query):
     stored = only(make.run([make.conversation("a")]))
     assert page_text(reader.get(url(stored, query, "trajectory-compare")))
+
+
+def _not_as_sampled(make):
+    """A recorded row that holds one token where two were sampled, trains the answer of a tool, and masks a token."""
+    whole = make.conversation("kept", turns=2, size=200)
+    ids, at = whole.steps[-1].stream, len(whole.steps[0].prompt_ids) + 4
+    mask = np.zeros(len(ids), np.bool_)
+    for step in whole.steps:
+        mask[len(step.prompt_ids) : len(step.stream)] = True
+    told = len(whole.steps[0].stream) + 5
+    mask[told] = True
+    mask[-1] = False
+    row = Row(np.delete(ids, at), np.delete(mask, at), step_indices=(0, 1))
+    row.ids[at] = 7
+    found = Finding(Axis.ROW, "row_not_sampled", Severity.ERROR, row=0, start=at, stop=at + 1, evidence="x", remedy="y")
+    return replace(whole, rows=(row,)), found, at, told
+
+
+def test_a_row_that_was_not_sampled_opens_beside_what_was_sampled(make, reader):
+    whole, found, at, told = _not_as_sampled(make)
+    stored = only(make.run([whole], [[found]]))
+    report = reader.get(url(stored, page="trajectory-compare") + ".json").json()
+    assert (report["against"], report["row"], report["step"]) == ("trained", 0, None)
+    sites = [(site["left_start"], site["left_stop"], site["right_ids"]) for site in report["comparison"]["sites"]]
+    told_id = int(whole.steps[-1].prompt_ids[told])
+    last = len(whole.steps[-1].stream) - 1
+    assert sites == [
+        (at, at + 2, [7]), (told, told + 1, [told_id]), (last, last + 1, [int(whole.steps[-1].stream[last])]),
+    ]  # fmt: skip
+    assert report["comparison"]["causes"]["another mask"] == 2
+    assert report["verdict"].startswith("This row trains 2 tokens that the model did not sample there")
+    assert report["verdict"].endswith("does not train 3 that it sampled.")
+    html = page_text(reader.get(url(stored, page="trajectory-compare")))
+    assert (
+        "3 differences: 2 another mask, 1 " in html and "Sampled stream" in html and 'class="m' in html
+    ) or "m>" in html
+    unasked = only(make.run([whole]))  # without the finding it is offered, and not the first
+    report = reader.get(url(unasked, page="trajectory-compare") + ".json").json()
+    assert report["against"] == "retokenized"
+    assert "?row=0&amp;side=trained" in page_text(reader.get(url(unasked, page="trajectory-compare")))
+    said = page_text(reader.get(url(unasked, "?row=5&side=trained", "trajectory-compare")))
+    assert "no such row beside steps" in said
+
+
+def test_a_fold_opens_in_place(make, reader, monkeypatch):
+    whole, found, *_ = _not_as_sampled(make)
+    stored = only(make.run([whole], [[found]]))
+    folded = page_text(reader.get(url(stored, page="trajectory-compare")))
+    (first, *_) = re.findall(r'href="(\?open=(\d+)#at-\d+)">Show (\d+) equal tokens', folded)
+    opened = page_text(reader.get(url(stored, first[0].split("#")[0], "trajectory-compare")))
+    assert f'id="at-{first[1]}"' in opened and f'id="at-{first[1]}"' not in folded
+    assert opened.count('class="fold"') == folded.count('class="fold"') - 1
+    monkeypatch.setattr(side_by_side, "OPENED", 10)  # a long one opens bit by bit
+    half = page_text(reader.get(url(stored, first[0].split("#")[0], "trajectory-compare")))
+    assert f"open={first[1]}&amp;open={int(first[1]) + 10}#at-" in half
+    assert f"Show {int(first[2]) - 10} equal tokens" in half
+
+
+def test_a_row_that_is_too_long_is_encoded_again_in_windows(make, reader, monkeypatch):
+    monkeypatch.setattr(compare_page, "MAX_ENCODED_TOKENS", 150)
+    whole = make.conversation("long", turns=2, size=120)
+    stored = only(make.run([Trajectory("row", rows=(Row(whole.steps[-1].stream, whole.steps[-1].stream > 0),))]))
+    first = page_text(reader.get(url(stored, page="trajectory-compare")))
+    assert "?row=0&amp;from=150" in first and "Row 0, 0-149" in first and "Choose a step" not in first
+    report = reader.get(url(stored, ".json?row=0&from=150", "trajectory-compare")).json()
+    assert report["comparison"]["n_sites"] == 0 and "same" in report["verdict"]
+
+
+def test_equal_tokens_by_chance_are_part_of_a_difference():
+    groups = [(0, 9, 0, 9, True), (9, 12, 9, 14, False), (12, 14, 14, 16, True), (14, 20, 16, 17, False),
+              (20, 23, 17, 20, True), (23, 24, 20, 20, False), (24, 25, 20, 21, True)]  # fmt: skip
+    kept = side_by_side.without_stray([AlignedGroup(*group) for group in groups])
+    assert [(group.left_start, group.left_stop, group.equal) for group in kept] == [
+        (0, 9, True), (9, 20, False), (20, 23, True), (23, 24, False), (24, 25, True),
+    ]  # fmt: skip
 
 
 # --- deltas, mask -----------------------------------------------------------------------------------------------------
