@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from inspector.search import search_page, views
 from rollouts import services
 from rollouts.models import Run
 from tests.web.samples import stored_run
+from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Any]
@@ -43,3 +45,15 @@ def test_what_is_chosen_stays_chosen_while_a_run_works(open_page: Open) -> None:
     page.click("text=Rename, tag or delete")
     page.wait_for_url(re.compile("/runs/change"))
     assert page.input_value(f"input[name=name-{done.code}]") == "done"
+
+
+def test_a_search_goes_on_below_what_it_found(open_page: Open, make: Maker, monkeypatch: Any) -> None:
+    monkeypatch.setattr(search_page.search_page, "__defaults__", ("", 3, ""))
+    monkeypatch.setattr(views, "SHOWN", 3)
+    run = make.run([make.conversation("first")])
+    page = open_page(f"/runs/{run.code}/search?q=the")
+    expect(page.locator("#search-more")).to_contain_text("Stopped after 3 places")
+    expect(page.locator("#search-stop a")).to_have_count(0)
+    page.click("#search-more a")
+    expect(page.locator("#search-more")).not_to_contain_text("Stopped after 3 places")
+    assert page.locator(".found-place").count() > 3
