@@ -338,6 +338,8 @@ def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: 
     way = f"/templates/compare?a={a.sha256}&b={b.sha256}"
     page = one_line(web.get(way))
     assert "Neither template has been checked" in page and "+++ &lt;new&gt;" in page
+    assert 'hx-trigger="load, submit"' in page  # the page asks for the checks once, not again where that was refused
+    assert "load, submit" not in one_line(web.get(way, headers={"HX-Request": "true"}))
     page = web.post("/templates/compare", {"a": a.sha256, "b": b.sha256, "tokenizer": ""}, follow=True).content.decode()
     assert "broken → ok" in page
     twin = web.get(way.replace("compare", "compare.json")).json()
