@@ -1,4 +1,4 @@
-"""As recorded: what the source holds beside the tokens: messages, replies and texts of the steps, and other fields.
+"""Conversation: what the source holds beside the tokens: messages, replies and texts of the steps, and other fields.
 
 A page shows a few steps. The texts of a page have at most two million characters, and each text gets an equal share.
 """
@@ -6,17 +6,26 @@ A page shows a few steps. The texts of a page have at most two million character
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 
-from inspector.html.text import text_html
-from inspector.trajectories.frame import TrajectoryHead, head_of
-from inspector.web.twins import whole_number
+from inspector.trajectories.chat import Said, without_data
+from inspector.trajectories.conversation import (
+    ChatPainter,
+    DrawnStep,
+    html_of,
+    media_numbers,
+    place_asked,
+    said_in,
+    step_of_place,
+)
+from inspector.trajectories.frame import MAX_PLACE, TrajectoryHead, head_of
+from inspector.web.twins import wants_json, whole_number
 from rollouts import models
 from rollouts.formats import lacks_of
 from rollouts.selectors import parts
@@ -25,6 +34,10 @@ STEPS = 20
 ROWS = 60
 PAGE_CHARACTERS = 2_000_000
 TEXT_CHARACTERS = 200_000
+MEDIA_CHARACTERS = 8_000_000
+"""A longer text is cut, and media in it are not found."""
+MAX_LONG = 3
+"""The most texts of a page that are read whole for their media."""
 STEP_FIELDS = (
     "finish_reason",
     "stop_reason",
@@ -60,11 +73,10 @@ class RecordPart:
 
 @dataclass(frozen=True)
 class RecordStep:
-    """A step for the template: its messages in their order, then its other fields."""
+    """A step for the template: what was said, then its other fields."""
 
     index: int
-    said: list[tuple[str, list[RecordPart]]]
-    """Role and parts of each message."""
+    said: DrawnStep
     others: list[RecordPart]
     facts: list[tuple[str, Any]]
     """Name and value of each field that is no text."""
@@ -100,17 +112,21 @@ class RecordPage(TrajectoryHead):
 
 
 def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[RecordPage, dict[str, Any]]:
-    """The page: a few steps, from the step that the address names."""
+    """The page: a few steps, from the step that the address names, or with the place that one came from."""
     params = request.GET
-    first = whole_number(params.get("step")) or 0
+    at = place_asked(params.get("place", "")[:MAX_PLACE])
+    rows_of, summaries = parts.rows_and_steps(trajectory)
+    asked = params.get("step")
+    first = (whole_number(asked) or 0) if asked else (step_of_place(summaries, at) or 0) // STEPS * STEPS
     notices = []
     if first and first >= trajectory.n_steps:
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
         notices, first = [f"There is no step {first:,} here: {there}."], 0
-    steps = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), first, STEPS)
+    # The step behind the last one holds what the last one said, where the source keeps no replies.
+    steps = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), first, STEPS + 1)
     rows = [] if first else parts.row_extras(trajectory, ROWS)
     keys = [trajectory.extra_id, *(key for _, key in rows), *(step[key] for step in steps for key in _BODIES)]
-    bodies = _read(keys)
+    bodies = _without_data(_read(keys))
     fields = bodies.get(trajectory.extra_id, {})
     held = [(index, bodies[key]) for index, key in rows]
     said = [_step(step, bodies) for step in steps]
@@ -122,15 +138,16 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         notices=notices,
         fields=_plain(fields),
         rows=[RecordRow(index, _plain(value)) for index, value in held],
-        steps=_plain(said),
+        steps=_plain(said[:STEPS]),
     )
     here = reverse("trajectory-record", args=[trajectory.code])
     return page, {
         "fields": _fields(fields),
         "rows": [RecordRow(index, _fields(value)) for index, value in held],
-        "steps": [_drawn(step) for step in said],
+        # A script asks for the values alone.
+        "steps": [] if wants_json(request) else _drawn(trajectory, rows_of, summaries, said, at),
         "previous_url": f"{here}?step={max(first - STEPS, 0)}" if first else "",
-        "rest_url": f"{here}?step={first + STEPS}" if first + len(steps) < trajectory.n_steps else "",
+        "rest_url": f"{here}?step={first + STEPS}" if first + STEPS < trajectory.n_steps else "",
         "rest": first + STEPS,
     }
 
@@ -163,37 +180,100 @@ def _step(step: Mapping[str, Any], bodies: Mapping[str | None, Any]) -> dict[str
     return found
 
 
-def _drawn(step: Mapping[str, Any]) -> RecordStep:
+def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
+    """The values without the data of media. One query where a text is long, so that its media are found."""
+    long = [
+        key for key, value in bodies.items()
+        if key and isinstance(value, _Clipped) and value.n <= MEDIA_CHARACTERS and '"type"' in value.start
+    ]  # fmt: skip
+    most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(bodies), 1))
+    found = {key: without_data(value) for key, value in bodies.items()}
+    for key, _, whole in parts.content_starts(long[:MAX_LONG], MEDIA_CHARACTERS) if long else ():
+        value = without_data(json.loads(whole))
+        if len(json.dumps(value, ensure_ascii=False)) <= most:
+            found[key] = value
+    return found
+
+
+def _drawn(
+    trajectory: models.StoredTrajectory,
+    rows: Sequence[parts.RowSummary],
+    summaries: Sequence[parts.StepSummary],
+    steps: Sequence[Mapping[str, Any]],
+    at: tuple[int, int] | None,
+) -> list[RecordStep]:
+    """At most 20 steps for the template. A further step tells only what the last of them said."""
+    chat = ChatPainter(trajectory, rows, summaries, [step["index"] for step in steps[:STEPS]], at)
+    read = {step["index"]: _messages(step) for step in steps}
+    parents = {summary.index: summary.parent for summary in summaries}
+    # What a reply was, as the first request after it holds it.
+    sent_back: dict[int, Said] = {}
+    for step in reversed(steps):
+        parent, messages = parents.get(step["index"]), read[step["index"]][0]
+        if parent is not None and messages and messages[0].role == "assistant" and not messages[0].is_result:
+            sent_back[parent] = messages[0]
+    said: dict[int, Said] = {}
+    drawn = []
+    for step in steps[:STEPS]:
+        index = step["index"]
+        messages, fields = read[index]
+        reply, note = _reply(step, sent_back.get(index))
+        if reply is not None:
+            said[index] = reply
+        parent = parents.get(index)
+        before = said.get(parent) if parent is not None else None
+        repeats = before is not None and bool(messages) and messages[0].same_as(before)
+        numbers = media_numbers([step.get(name) for name in ("messages", "reply", "fields")])
+        one = chat.step(index, messages, reply, note, numbers, messages[0] if repeats else None)
+        others = [*_fields({name: step[name] for name in ("tools", "kwargs") if name in step}), *_fields(fields)]
+        if "reply" in step and "text" in step:
+            others.insert(0, _part("text", step["text"]))
+        facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
+        drawn.append(RecordStep(index, one, others, facts))
+    return drawn
+
+
+def _messages(step: Mapping[str, Any]) -> tuple[list[Said], Any]:
+    """The new messages of a step, and its fields without those that hold the messages."""
     fields = step.get("fields", {})
-    said = _messages(step.get("messages"))
+    said = _said(step.get("messages"))
     for name in _SAID:
         if isinstance(fields, dict) and name in fields and not said:
-            said = _messages(fields[name])
+            said = _said(fields[name])
             fields = {key: value for key, value in fields.items() if key != name}
-    if "reply" in step:
-        said += _messages([step["reply"]], "assistant")
-    elif "text" in step:
-        said.append(("completion", [_part("", step["text"])]))
-    others = [*_fields({name: step[name] for name in ("tools", "kwargs") if name in step}), *_fields(fields)]
-    if "reply" in step and "text" in step:
-        others.insert(0, _part("text", step["text"]))
-    facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
-    return RecordStep(step["index"], said, others, facts)
+    return said, fields
 
 
-def _messages(value: Any, role: str = "prompt") -> list[tuple[str, list[RecordPart]]]:
-    """Role and parts of each message; ``role`` for a value that names none."""
-    if value is None:
-        return []
-    return [_message(item, role) for item in value] if isinstance(value, list) else [(role, [_part("", value)])]
+def _said(value: Any) -> list[Said]:
+    if isinstance(value, _Clipped):
+        return [Said("messages", [value.start], others={"shown": _cut(value)})]
+    return said_in(value)
 
 
-def _message(value: Any, role: str) -> tuple[str, list[RecordPart]]:
-    if not isinstance(value, dict):
-        return role, [_part("", value)]
-    parts = [_part("" if key == "content" else key, item) for key, item in value.items()
-             if key != "role" and item not in (None, "", [], {})]  # fmt: skip
-    return str(value.get("role") or value.get("type") or role), parts
+def _reply(step: Mapping[str, Any], sent_back: Said | None) -> tuple[Said | None, str]:
+    """What a step said, and where that is known from."""
+    held = step.get("reply")
+    if isinstance(held, _Clipped):
+        return Said("assistant", [held.start], others={"shown": _cut(held)}), ""
+    found = said_in(held, "assistant")
+    if found:
+        # Items of one reply: reasoning, text and calls are one message.
+        first = found[0]
+        for more in found[1:]:
+            first.texts += more.texts
+            first.reasoning += more.reasoning
+            first.calls += more.calls
+        return first, ""
+    if "text" in step:
+        text = step["text"]
+        whole = text.start if isinstance(text, _Clipped) else text if isinstance(text, str) else json.dumps(text)
+        others = {"shown": _cut(text)} if isinstance(text, _Clipped) else {}
+        return Said("assistant", [whole], others=others), "the text of the completion"
+    return sent_back, "as the next request holds it" if sent_back else ""
+
+
+def _cut(value: _Clipped) -> str:
+    return f"the first {len(value.start):,} of {value.n:,} characters of JSON"
 
 
 def _fields(value: Any) -> list[RecordPart]:
@@ -206,15 +286,13 @@ def _part(name: str, value: Any) -> RecordPart:
     """A value as text: a string as it is, content parts by their texts, anything else as JSON."""
     note = ""
     if isinstance(value, _Clipped):
-        note = f"the first {len(value.start):,} of {value.n:,} characters of JSON"
+        note = _cut(value)
         value = value.start
     elif isinstance(value, list) and value and all(_is_text_part(one) for one in value):
         value = "\n".join(str(one["text"]) for one in value)
     elif not isinstance(value, str):
         value = json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)
-    # A page cannot hold a lone surrogate.
-    text = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return RecordPart(name, mark_safe(text_html(text)), note)
+    return RecordPart(name, html_of(value), note)
 
 
 def _is_text_part(value: Any) -> bool:

@@ -8,14 +8,22 @@ from inspector.trajectories.frame import Tab
 from inspector.trajectories.mask_page import mask_page
 from inspector.trajectories.record_page import record_page
 from inspector.trajectories.strategies_page import strategies_page
+from rollouts.models import StoredTrajectory
+from rollouts.selectors.activity import is_active
 
-TOKENS = Tab("tokens", "Tokens")
+
+def is_text_only(trajectory: StoredTrajectory) -> bool:
+    """The source holds steps and no token ids, so that the trajectory opens as a conversation."""
+    return bool(trajectory.n_steps) and not trajectory.n_tokens and not is_active(trajectory)
+
+
+TOKENS = Tab("tokens", "Tokens", is_offered=lambda trajectory: not is_text_only(trajectory))
 
 TABS = (
     TOKENS,
+    Tab("record", "Conversation", "conversation", record_page),
     Tab("compare", "Side by side", "side by side", compare_page),
     Tab("deltas", "Template deltas", "template deltas", deltas_page),
     Tab("mask", "Mask, explained", "mask, explained", mask_page),
     Tab("strategies", "Strategies", "strategies", strategies_page, is_kept=False),
-    Tab("record", "As recorded", "as recorded", record_page),
 )

@@ -260,6 +260,7 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead, whole: bool
         "window_text": f"tokens {reader.start:,}-{reader.stop:,} of {n_tokens:,}",
         "more_from": f"{reader.stop:,}",
         "nothing_here": _nothing(trajectory),
+        "conversation_url": _conversation_url(trajectory, place, reader.start) if trajectory.n_steps else "",
         "record_url": reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
     }  # fmt: skip
     if not whole:
@@ -276,6 +277,14 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead, whole: bool
         # The address that the page of a growing trajectory asks.
         "live_url": f"{own}{place.query()}&have={fingerprint(trajectory)}" if is_active(trajectory) else "",
     }
+
+
+def _conversation_url(trajectory: StoredTrajectory, place: PagePlace, start: int) -> str:
+    """The message that holds the mark, else the first token of the window."""
+    first, stop = place.mark or (start, start + 1)
+    at = place.query(mark=(first, stop), keep=())[1:]
+    query = urlencode([*place.keep, ("place", at)])
+    return f"{reverse('trajectory-record', args=[trajectory.code])}?{query}#here"
 
 
 def _row_query(place: PagePlace, findings: Sequence[FindingItem], row: int) -> str:

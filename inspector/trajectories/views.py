@@ -94,6 +94,9 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
     if is_fragment(request, "reader") or is_fragment(request, "more"):
         # Another window or lens, or the next part of a row: header and lists stay as they are.
         return page(request, "trajectories/_reader.html", tokens_page.trajectory_html(trajectory, found, whole=False))
+    if tabs.is_text_only(trajectory) and not request.headers.get("HX-Request"):
+        query = request.GET.urlencode()
+        return redirect(reverse("trajectory-record", args=[trajectory.code]) + (f"?{query}" if query else ""))
     frame = frame_of(request, trajectory, tabs.TOKENS, tabs.TABS)
     return page(request, "trajectories/detail.html", frame | tokens_page.trajectory_html(trajectory, found))
 

@@ -157,6 +157,11 @@ def step_values(trajectory: Stored, names: Iterable[str], first: int, limit: int
     return list(trajectory.steps.order_by("index").values(*names)[first : first + limit])
 
 
+def step_bodies(trajectory: Stored, index: int, names: Iterable[str]) -> list[str | None]:
+    """Whole stored texts of one step, by the names of columns; empty when there is no such step. One query."""
+    return list(trajectory.steps.filter(index=index).values_list(*names).first() or ())
+
+
 def row_extras(trajectory: Stored, limit: int) -> list[tuple[int, str]]:
     """Index of each row that has fields of its source, and the key of their text. One query."""
     held = trajectory.rows.exclude(extra=None).order_by("index")

@@ -164,6 +164,7 @@ const KEYS = {
   "[": () => leaveWindow("previous"),
   "]": () => leaveWindow("next"),
   v: otherView,
+  c: openConversation,
   m: () => nextLens(swapInPlace),
   f: toggleSolo,
   "/": () => document.querySelector("#find input")?.focus(),
@@ -171,6 +172,18 @@ const KEYS = {
   y: copyLink,
   G: () => goToFarEnd(false),
 };
+
+/** The message that holds the chosen token, else the first token in view. */
+function openConversation() {
+  const link = document.querySelector("a[data-conversation]");
+  if (!link) return;
+  const url = new URL(link.href);
+  const here = selected()?.[0] ?? placeInView()?.offset;
+  const place = new URLSearchParams(url.searchParams.get("place"));
+  if (here !== undefined) place.set("t", `${here}-${here + 1}`);
+  url.searchParams.set("place", place);
+  location.assign(url);
+}
 
 /** Esc ends one thing: what is typed, the Share form, the turn alone, or the pinned card with its range. */
 function escape() {

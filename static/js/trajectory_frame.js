@@ -1,8 +1,24 @@
-// Keys of the pages beside the token pane: differences and siblings. Where a comparison is all of the page, its first
+// Keys of the pages beside the token pane: differences, messages and siblings. Where a comparison is all of the page, its first
 // difference is in view on arrival.
 
 const sites = () => [...document.querySelectorAll("tr.site")];
 let at = -1;
+
+const messages = () => [...document.querySelectorAll(".chat")];
+
+/** The message that has the focus, else the first in view. */
+function messageHere() {
+  const focused = document.activeElement?.closest(".chat");
+  return focused ?? messages().find((one) => one.getBoundingClientRect().bottom > innerHeight / 4);
+}
+
+function goMessage(step) {
+  const all = messages();
+  const focused = document.activeElement?.closest(".chat");
+  const next = all[focused ? all.indexOf(focused) + step : all.indexOf(messageHere())];
+  next?.focus({ preventScroll: true });
+  next?.scrollIntoView({ block: "start" });
+}
 
 function go(step) {
   const all = sites();
@@ -25,6 +41,9 @@ document.addEventListener("keydown", (event) => {
   const action = {
     n: () => go(1),
     p: () => go(-1),
+    j: () => goMessage(1),
+    k: () => goMessage(-1),
+    v: () => (messageHere()?.querySelector("a[data-tokens]") ?? document.querySelector("a[data-tokens]"))?.click(),
     h: () => document.querySelector("[data-go=sibling-previous]")?.click(),
     l: () => document.querySelector("[data-go=sibling-next]")?.click(),
   }[event.key];

@@ -312,7 +312,7 @@ def test_tabs_and_back_lead_to_the_place(open_page, long):
     page.wait_for_load_state()
     page.wait_for_function("() => history.state?.place")
     assert page.evaluate(TOP) == before
-    page.evaluate(OPEN_TAB, "As recorded")
+    page.evaluate(OPEN_TAB, "Conversation")
     page.wait_for_url("**/record**")
     page.go_back()
     page.wait_for_load_state()

@@ -125,6 +125,7 @@ ROWS: dict[str, list[Row]] = {
     "trajectories/<code:code>/mask": [get(READ)],
     "trajectories/<code:code>/strategies": [get(READ)],
     "trajectories/<code:code>/record": [get(READ)],
+    "trajectories/<code:code>/media/<int:step>/<int:number>": [get("door 404 404 404 404 404 404 404")],
     "trajectories/<code:code>/strategies/again": [post(member_gets(302))],
     # One template check.
     "templates/checks/<code:code>": [get(READ)],

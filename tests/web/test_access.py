@@ -80,7 +80,7 @@ class Places:
             "code": self.values[kind], "number": "1", "kind": "jinja", "index": "0", "strategy": "tool_delta",
             "pk": self.values[next((key for start, key in KEYS.items() if start in route), "share")],
             "token": self.values["invitation" if route.startswith("join/") else "share_token"],
-            "job": self.values["job"], "key": "g0",
+            "job": self.values["job"], "key": "g0", "step": "0",
         }  # fmt: skip
         if route.startswith("audit."):
             held["kind"] = "jsonl"

@@ -103,4 +103,4 @@ def test_a_page_is_one_entry_and_a_template(
     assert answer["ETag"]
     assert web.get(f"{url}/length.json").json()["length"] == n
     StoredTrajectory.objects.update(n_tokens=0)
-    assert "How long" not in one_line(web.get(url))
+    assert "How long" not in one_line(web.get(f"{url}/record"))

@@ -1,0 +1,323 @@
+"""The steps of a page as a conversation: messages with their tokens and findings, calls with their results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs
+
+from django.urls import reverse
+from django.utils.safestring import SafeString, mark_safe
+
+from inspector.html.text import text_html
+from inspector.trajectories import reads
+from inspector.trajectories.chat import Media, Said, media_of, media_parts, read_message
+from inspector.trajectories.place import PagePlace, View
+from inspector.trajectories.turns import FindingItem
+from rollouts import models
+from rollouts.replies.unheld import unheld
+from rollouts.selectors import parts
+from rollouts.selectors.parts import RowSummary, StepSummary
+from rollouts.tito.roles import role_turns
+
+FOLDED = 1_500
+"""A longer text of a tool or of a system prompt is folded."""
+MAX_READ_TOKENS = 200_000
+"""The most new tokens of a page's steps that are read, to find messages in them and to decode completions."""
+MAX_UNHELD = 5
+_WRITTEN_AS = {("user", "tool"), ("tool", "function"), ("system", "developer")}
+"""Role of a header in the ids, role of the message: templates write a message under another role."""
+_MEDIA_NAMES = (b"image", b"audio", b"video", b"vision", b"img")
+
+
+@dataclass(frozen=True)
+class MessagePlace:
+    """Tokens ``[start, stop)`` of a row, as a message shows them."""
+
+    tokens: str
+    trained: str
+    url: str
+    """Empty where no row holds them."""
+    findings: list[tuple[FindingItem, str]]
+    """Each with its address."""
+    is_here: bool
+    """The reader came from here."""
+
+
+@dataclass
+class Text:
+    """A text, or a media part."""
+
+    html: str = ""
+    """Escaped already where it is not empty."""
+    summary: str = ""
+    """Where it is folded: what it is, and how it begins."""
+    media: Media | None = None
+    media_url: str = ""
+    media_tokens: str = ""
+
+
+@dataclass
+class DrawnCall:
+    """A tool call with the results that answer it."""
+
+    id: str
+    name: SafeString
+    arguments: list[tuple[str, SafeString]]
+    """Name and value; one value without a name where the arguments are no object."""
+    results: list[DrawnMessage] = field(default_factory=list)
+
+
+@dataclass
+class DrawnMessage:
+    """A message as the template draws it."""
+
+    role: str
+    note: str
+    texts: list[Text]
+    reasoning: list[Text]
+    calls: list[DrawnCall]
+    others: list[tuple[str, SafeString]]
+    is_error: bool
+    place: MessagePlace | None = None
+    unheld: list[tuple[SafeString, str]] = field(default_factory=list)
+    """Sampled text that it does not hold, each with its address."""
+
+
+@dataclass
+class DrawnStep:
+    """A step: what it read and what it sampled."""
+
+    index: int
+    messages: list[DrawnMessage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    place: MessagePlace | None = None
+    """Of all that it read, where the messages cannot be told apart in the ids."""
+    reply: DrawnMessage | None = None
+    is_empty: bool = False
+
+
+def html_of(text: str) -> SafeString:
+    """A hostile text as HTML, invisible characters marked."""
+    # A page cannot hold a lone surrogate.
+    return mark_safe(text_html(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")))
+
+
+def place_asked(query: str) -> tuple[int, int] | None:
+    """Row and token of the place that one came from: the address of the tokens page, without ``?``."""
+    held = {name: values[0] for name, values in parse_qs(query).items()}
+    first = held.get("t", "").partition("-")[0]
+    row = held.get("row", "0")
+    return (int(row), int(first)) if first.isdecimal() and row.isdecimal() and len(first + row) < 20 else None
+
+
+def step_of_place(steps: Sequence[StepSummary], at: tuple[int, int] | None) -> int | None:
+    """The step that read or sampled a token of a row; None when no step did."""
+    if at is None:
+        return None
+    held = (s for s in steps if s.row == at[0] and at[1] < s.prompt_length + s.completion_length)
+    return min((step.index for step in held), default=None)
+
+
+class ChatPainter:
+    """Draws the steps of one page. At most two queries: findings, and the arrays of the steps."""
+
+    def __init__(
+        self,
+        trajectory: models.StoredTrajectory,
+        rows: Sequence[RowSummary],
+        steps: Sequence[StepSummary],
+        shown: Sequence[int],
+        at: tuple[int, int] | None,
+    ) -> None:
+        self.trajectory, self.at = trajectory, at
+        self.steps = {step.index: step for step in steps}
+        self.follows = {row.index: row for row in rows if row.follows_steps}
+        self.findings = reads.read_findings(trajectory, steps, rows) if trajectory.n_findings else []
+        self.painter = reads.painter_of(trajectory.run.tokenizer)[0]
+        here = [self.steps[index] for index in shown if index in self.steps]
+        n = sum(max(s.prompt_length - s.shared_length, 0) + s.completion_length for s in here)
+        readable = self.painter.table is not None and 0 < n <= MAX_READ_TOKENS
+        self.arrays = parts.steps_with_tokens(trajectory, [s.index for s in here]) if readable else {}
+        self.calls: dict[int, list[DrawnCall]] = {}
+        """Step -> the calls of its reply."""
+
+    def step(self, index: int, said: Sequence[Said], reply: Said | None, note: str, numbers: Mapping[int, int],
+             echo: Said | None) -> DrawnStep:  # fmt: skip
+        """A step. ``said``: its new messages; ``echo``: the message among them that repeats the parent's reply."""
+        drawn = DrawnStep(index)
+        summary = self.steps.get(index)
+        fresh = [one for one in said if one is not echo]
+        if echo is not None:
+            drawn.notes.append("The request repeats the reply of the step before, which is shown there.")
+        ranges = self._ranges(index, fresh)
+        media = self._media_tokens(index, sum(media_of(t) is not None for one in fresh for t in one.texts))
+        parent = summary.parent if summary else None
+        pending = self.calls.get(-1 if parent is None else parent, [])
+        n_placed = 0
+        for number, one in enumerate(fresh):
+            message = self._message(index, one, numbers, media)
+            if ranges:
+                message.place = self._place(index, *ranges[number], sampled=False)
+            call = _answered(one, pending) if one.is_result else None
+            if call is not None:
+                message.note = f"read by step {index}"
+                call.results.append(message)
+                n_placed += 1
+            else:
+                drawn.messages.append(message)
+        if n_placed:
+            word = "result" if n_placed == 1 else "results"
+            drawn.notes.append(f"It read {n_placed} tool {word}, shown under the call above.")
+        if summary and not ranges:
+            start = summary.shared_length if summary.parent is not None else 0
+            drawn.place = self._place(index, start, summary.prompt_length, sampled=False)
+        self._reply(drawn, summary, reply, note, numbers)
+        drawn.is_empty = not (drawn.messages or drawn.notes or drawn.reply)
+        return drawn
+
+    def _reply(
+        self, drawn: DrawnStep, summary: StepSummary | None, reply: Said | None, note: str, numbers: Mapping[int, int]
+    ) -> None:
+        tokens = self.arrays.get(drawn.index)
+        decoded, held = "", tokens.tokens.completion_ids if tokens else None
+        if held is not None and len(held):
+            assert self.painter.table is not None
+            pieces = self.painter.table.token_bytes(held)
+            special = self.painter.special(held)
+            decoded = b"".join(p for p, s in zip(pieces, special, strict=True) if not s).decode("utf-8", "replace")
+        if reply is None:
+            if not summary or not summary.completion_length:
+                return
+            note = "decoded from the sampled ids: the source holds no message of it"
+            reply = Said("assistant", [decoded] if decoded else [])
+        drawn.reply = self._message(drawn.index, reply, numbers, "")
+        drawn.reply.note = note
+        self.calls[drawn.index] = drawn.reply.calls
+        if summary and summary.completion_length:
+            start = summary.prompt_length
+            drawn.reply.place = self._place(drawn.index, start, start + summary.completion_length, sampled=True)
+            if decoded:
+                drawn.reply.unheld = [
+                    (html_of(decoded[a:b]), drawn.reply.place.url if drawn.reply.place else "")
+                    for a, b in unheld(decoded, reply.held)[:MAX_UNHELD]
+                ]
+
+    def _message(self, step: int, said: Said, numbers: Mapping[int, int], media_tokens: str) -> DrawnMessage:
+        texts = []
+        for one in said.texts:
+            found = media_of(one)
+            if found is None:
+                fold = said.is_result or said.role in ("system", "developer")
+                texts.append(_text(one, said.role, fold))
+                continue
+            number = numbers.get(id(one))
+            at = [self.trajectory.code, step, number]
+            url = reverse("trajectory-media", args=at) if number is not None and found.n_bytes else ""
+            texts.append(Text(media=found, media_url=url, media_tokens=media_tokens))
+        return DrawnMessage(
+            said.role,
+            f"result of {said.name}" if said.is_result and said.name else said.name,
+            texts,
+            [_text(one, "reasoning", True, 0) for one in said.reasoning],
+            [DrawnCall(call.id, html_of(call.name), _arguments(call.arguments)) for call in said.calls],
+            [(name, html_of(_json(value))) for name, value in said.others.items()],
+            said.is_error,
+        )
+
+    def _ranges(self, index: int, said: Sequence[Said]) -> list[tuple[int, int]]:
+        """The tokens of each message that a step read, by the role headers in its ids; empty when they do not fit."""
+        summary, held = self.steps.get(index), self.arrays.get(index)
+        if summary is None or held is None or not said or self.painter.table is None:
+            return []
+        start, ids = summary.shared_length, held.tokens.delta_ids
+        turns = role_turns(ids, self.painter.special(ids), self.painter.table.token_bytes)
+        if turns and turns[-1].role == "assistant" and said[-1].role != "assistant":
+            turns = turns[:-1]  # the generation prompt
+        turns = turns[-len(said) :]
+        roles = [(turn.role, one.role) for turn, one in zip(turns, said, strict=False)]
+        alike = all(
+            a == b or (a, b) in (("user", "tool"), ("tool", "function"), ("system", "developer")) for a, b in roles
+        )
+        if len(turns) != len(said) or not alike:
+            return []
+        return [(start + turn.start, start + turn.stop) for turn in turns]
+
+    def _media_tokens(self, index: int, n: int) -> str:
+        held = self.arrays.get(index)
+        if not n or held is None or self.painter.table is None:
+            return ""
+        ids = held.tokens.delta_ids
+        names = self.painter.table.token_bytes(ids[self.painter.special(ids)])
+        found = sum(any(word in name.lower() for word in _MEDIA_NAMES) for name in names)
+        return f"{found:,} media tokens in what the step read" if found else ""
+
+    def _place(self, index: int, start: int, stop: int, sampled: bool) -> MessagePlace | None:
+        summary = self.steps[index]
+        if stop <= start:
+            return None
+        n = stop - start
+        row = self.follows.get(summary.row)
+        trained = "" if row is None else "all trained" if sampled and index in row.steps else "not trained"
+        held = [
+            (item, self._url(item.row if item.row is not None else summary.row, *item.places[0]))
+            for item in self.findings
+            if item.places and self._is_of(item, index, row, start, stop)
+        ]
+        at = self.at
+        is_here = row is not None and at is not None and at[0] == row.index and start <= at[1] < stop
+        words = f"{n:,} token{'s' * (n != 1)}"
+        return MessagePlace(words, trained, self._url(summary.row, start, stop) if row else "", held, is_here)
+
+    @staticmethod
+    def _is_of(item: FindingItem, index: int, row: RowSummary | None, start: int, stop: int) -> bool:
+        """Whether a finding begins in tokens of a step, or in the same tokens of its row."""
+        if item.step is not None:
+            return item.step == index and start <= item.start < stop
+        return row is not None and item.row == row.index and start <= item.places[0][0] < stop
+
+    def _url(self, row: int, start: int, stop: int) -> str:
+        place = PagePlace(row=row, view=View.TOKENS)
+        return reverse("trajectory", args=[self.trajectory.code]) + place.marked(start, stop)
+
+
+def said_in(value: Any, role: str = "prompt") -> list[Said]:
+    """The messages of a stored value: a list of messages, or one."""
+    if value is None:
+        return []
+    return [said for one in (value if isinstance(value, list) else [value]) for said in read_message(one, role)]
+
+
+def media_numbers(bodies: Sequence[Any]) -> dict[int, int]:
+    """The number of each media part in the stored values of a step, as :func:`inspector.trajectories.media` counts."""
+    return {id(part): n for n, part in enumerate(part for body in bodies for part in media_parts(body))}
+
+
+def _answered(said: Said, calls: Sequence[DrawnCall]) -> DrawnCall | None:
+    """The call that a result answers: by its id, else the first of its name that has no result."""
+    if said.result_of:
+        return next((call for call in calls if call.id == said.result_of), None)
+    free = [call for call in calls if not call.results]
+    return next((call for call in free if not said.name or str(call.name) == str(html_of(said.name))), None)
+
+
+def _text(value: Any, role: str, fold: bool, least: int = FOLDED) -> Text:
+    text = value if isinstance(value, str) else _json(value)
+    if not fold or len(text) <= (0 if role in ("system", "developer") else least):
+        return Text(html_of(text))
+    first = " ".join(text[:200].split())[:80]
+    return Text(html_of(text), f"{role} · {len(text):,} characters · {first}{'…' * (len(text) > 80)}")
+
+
+def _arguments(value: Any) -> list[tuple[str, SafeString]]:
+    if isinstance(value, dict):
+        return [(name, html_of(_json(item))) for name, item in value.items()]
+    return [] if value in (None, "") else [("", html_of(_json(value)))]
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)

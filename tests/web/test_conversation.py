@@ -1,0 +1,168 @@
+"""The conversation of a trajectory: what it lays out, where its links lead, and what it keeps from a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from inspector.trajectories.chat import LEFT_OUT, media_of, read_message, without_data
+from rollouts import models
+from rollouts.replies.unheld import unheld
+from rollouts.tito.trajectory import NO_IDS, Step, Trajectory
+from tests.people import make_member
+from tests.web.samples import one_line
+
+pytestmark = pytest.mark.django_db
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64," + base64.b64encode(PNG).decode()}}
+SCRIPT = {"type": "image", "source": {"type": "base64", "media_type": "image/png",
+                                      "data": base64.b64encode(b"<script>alert(1)</script>").decode()}}  # fmt: skip
+ELSEWHERE = {"type": "image_url", "image_url": {"url": "https://elsewhere.example/<b>.png"}}
+
+
+@pytest.fixture
+def reader(client: Client, django_user_model: type) -> Client:
+    client.force_login(make_member("reader"))
+    return client
+
+
+def stored(make, *values: Trajectory) -> models.StoredTrajectory:
+    return make.run(list(values)).trajectories.get()
+
+
+def address(trajectory: models.StoredTrajectory, page: str = "trajectory-record", *args: int) -> str:
+    return reverse(page, args=[trajectory.code, *args])
+
+
+def called(*calls: tuple[str, str]) -> dict:
+    held = [{"id": key, "function": {"name": name, "arguments": '{"a": "<i>1</i>"}'}} for key, name in calls]
+    return {"role": "assistant", "content": None, "reasoning": "think\nfirst", "tool_calls": held}
+
+
+def with_calls(make) -> Trajectory:
+    """Two steps: two calls, whose results come back in the other order; one is an error."""
+    first, second = make.conversation("a", 2).steps
+    reply = called(("c1", "add"), ("c2", "sub"))
+    told = [{"role": "tool", "tool_call_id": "c2", "content": "Error: no sub"},
+            {"role": "tool", "tool_call_id": "c1", "content": "x" * 2000}]  # fmt: skip
+    messages = (*first.request.messages, reply, *told)
+    second = replace(second, request=replace(second.request, messages=messages))
+    return Trajectory("a", (replace(first, reply=reply), second), reward=1.0)
+
+
+def test_results_stand_under_their_calls_and_the_repeated_reply_once(make, reader):
+    html = one_line(reader.get(address(stored(make, with_calls(make)))))
+    order = [html.index(words) for words in (">add</code>", "x" * 2000, ">sub</code>", "Error: no sub")]
+    assert order == sorted(order)
+    assert html.count(">add</code>") == 1 and "The request repeats the reply" in html
+    assert html.count('class="chat-flag">error<') == 1 and "It read 2 tool results" in html
+    assert "<dt>a</dt>" in html and "&lt;i&gt;1&lt;/i&gt;" in html and "<i>1</i>" not in html
+    assert "tool · 2,000 characters" in html and "reasoning · 11 characters" in html
+
+
+def test_a_message_leads_to_its_tokens_and_back(make, reader):
+    trajectory = stored(make, make.conversation("a", 3))
+    turns = reader.get(address(trajectory, "trajectory") + ".json").json()["turns"]
+    sampled = [turn for turn in turns if turn["part"] == "completion"]
+    html = one_line(reader.get(address(trajectory)))
+    for turn in sampled:
+        assert f"view=tokens&amp;t={turn['start']}-{turn['stop']}" in html
+    assert html.count("all trained") == 3 and "decoded from the sampled ids" in html
+    at = sampled[1]["start"] + 2
+    tokens = one_line(reader.get(address(trajectory, "trajectory") + f"?view=tokens&t={at}-{at + 1}"))
+    assert f"/record?place=view%3Dtokens%26t%3D{at}-{at + 1}#here" in tokens
+    back = one_line(reader.get(address(trajectory) + f"?place=view%3Dtokens%26t%3D{at}-{at + 1}"))
+    assert back.count('id="here"') == back.count("the place you came from") == 1
+    step = back.split('id="step-1"')[1].split('id="step-2"')[0]
+    assert 'id="here"' in step
+    for odd in ("t%3Dx", "t%3D" + "9" * 30, "row%3D-1%26t%3D1", "%00"):
+        assert reader.get(address(trajectory) + "?place=" + odd).status_code == 200
+
+
+def test_sampled_text_that_no_message_holds_is_said(make, reader):
+    value = make.conversation("a", 1)
+    reply = {"role": "assistant", "content": "I compute 12 * 7"}
+    html = one_line(reader.get(address(stored(make, replace(value, steps=(replace(value.steps[0], reply=reply),))))))
+    assert "No message holds this sampled text" in html and "check the result" in html
+    whole = {"role": "assistant", "content": make.tokenizer.decode(value.steps[0].completion_ids[:-1])}
+    held = stored(make, replace(value, steps=(replace(value.steps[0], reply=whole),)))
+    assert "No message holds" not in one_line(reader.get(address(held)))
+
+
+def test_text_alone_opens_as_a_conversation(make, reader):
+    said = Trajectory("t", (Step(NO_IDS, NO_IDS, text="4<end>", extra={"prompt": "2 + 2?"}),), reward=1.0)
+    trajectory = stored(make, said)
+    answer = reader.get(address(trajectory, "trajectory") + "?q=x")
+    assert answer.status_code == 302 and answer["Location"] == address(trajectory) + "?q=x"
+    assert reader.get(address(trajectory, "trajectory") + ".json").status_code == 200
+    html = one_line(reader.get(answer["Location"]))
+    assert "2 + 2?" in html and "4&lt;end&gt;" in html and ">Tokens</a>" not in html
+
+
+def test_media_are_placeholders_and_their_data_comes_when_asked_for(make, reader):
+    value = make.conversation("a", 1)
+    content = [{"type": "text", "text": "Look"}, IMAGE, SCRIPT, ELSEWHERE]
+    request = replace(value.steps[0].request, messages=({"role": "user", "content": content},))
+    trajectory = stored(make, replace(value, steps=(replace(value.steps[0], request=request),)))
+    html = one_line(reader.get(address(trajectory)))
+    assert "image/svg+xml · 48" in html and "a link, which is not followed" in html
+    assert "<img" not in html and 'href="https://elsewhere' not in html and "iVBOR" not in html
+    assert "iVBOR" not in reader.get(address(trajectory) + ".json").content.decode()
+    shown = reader.get(address(trajectory, "trajectory-media", 0, 0))
+    assert shown.content == PNG and shown["Content-Type"] == "image/png"
+    assert "sandbox" in shown["Content-Security-Policy"] and shown["X-Content-Type-Options"] == "nosniff"
+    kept = reader.get(address(trajectory, "trajectory-media", 0, 1))
+    assert kept["Content-Type"] == "application/octet-stream"
+    assert kept["Content-Disposition"].startswith("attachment")
+    for step, number in ((0, 2), (0, 3), (1, 0), (10**30, 0)):
+        assert reader.get(address(trajectory, "trajectory-media", step, number)).status_code == 404
+
+
+def test_a_large_image_does_not_hide_its_message(make, reader, monkeypatch):
+    value = make.conversation("a", 1)
+    large = {"type": "input_image", "image_url": "data:image/png;base64," + base64.b64encode(PNG * 9000).decode()}
+    request = replace(value.steps[0].request, messages=({"role": "user", "content": [large, IMAGE]},))
+    trajectory = stored(make, replace(value, steps=(replace(value.steps[0], request=request),)))
+    answer = reader.get(address(trajectory))
+    assert "image/png · 421" in one_line(answer) and len(answer.content) < 40_000
+    assert reader.get(address(trajectory, "trajectory-media", 0, 0)).content == PNG * 9000
+
+
+def test_queries_and_size_do_not_grow_with_tokens(make, reader, django_assert_max_num_queries):
+    small, large = (stored(make, make.conversation("a", turns, size)) for turns, size in ((2, 50), (30, 3000)))
+    reader.get(address(small))
+    with django_assert_max_num_queries(18):
+        reader.get(address(small))
+    with django_assert_max_num_queries(18):
+        answer = reader.get(address(large))
+    assert len(answer.content) < 1_000_000
+
+
+def test_messages_of_other_sources():
+    result = {"type": "tool_result", "tool_use_id": "u", "is_error": True, "content": [{"type": "text", "text": "no"}]}
+    said = read_message({"role": "user", "content": [result]}, "")
+    assert [(one.role, one.result_of, one.is_error, one.texts) for one in said] == [("tool", "u", True, ["no"])]
+    (call,) = read_message({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{bad"}, "")[0].calls
+    assert (call.id, call.name, call.arguments) == ("c", "f", "{bad")
+    assert read_message({"type": "function_call_output", "call_id": "c", "output": "5"}, "")[0].result_of == "c"
+    (used,) = read_message({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"},
+                            {"type": "tool_use", "id": "u", "name": "f", "input": {"x": 1}}]}, "")  # fmt: skip
+    assert used.reasoning == ["hm"] and used.calls[0].arguments == {"x": 1}
+    assert read_message(["odd"], "prompt")[0].texts == ['["odd"]']
+    left = without_data({"content": [IMAGE]})["content"][0]
+    assert (
+        left[LEFT_OUT]["bytes"] == len(PNG) and media_of(left).n_bytes == len(PNG) and "base64" not in json.dumps(left)
+    )
+
+
+def test_unheld_words_are_those_of_three_in_a_row():
+    decoded = '<think>so it is</think><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> and then one more'
+    held = 'so it is add {"a": 1}'
+    assert [decoded[a:b] for a, b in unheld(decoded, held)] == ["and then one more"]
+    assert unheld(decoded, held + " and then one more") == [] == unheld("", "x") == unheld("<a><b>", "")
+    assert unheld("lost", "") == [(0, 4)] and unheld("one two held", "held") == []
