@@ -127,6 +127,7 @@ def test_every_row_every_array_and_every_file_arrives(
 ) -> None:
     """From the database of the test to SQLite by a folder, and from there to its own kind again by a bucket."""
     call_command("backup", str(places / "first"), stdout=io.StringIO())
+    assert AuditEvent.objects.filter(action="backup made").delete()[0] == 1, "written when the backup is whole"
     manifest = backup.read_manifest(backup_place(str(places / "first")))
     empty = [model for model in backup.saved_models() if not manifest.rows[model._meta.db_table]]
     alias, last = "default", dict[str, str]()
