@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from django.contrib.auth import SESSION_KEY
 from django.contrib.auth.signals import user_logged_in
+from django.db import OperationalError
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 
@@ -22,8 +24,9 @@ def _note(request: HttpRequest, user: Any) -> None:
     if session.session_key is None:  # it is made at the end of this request; the next one notes it
         return
     address = request.META.get("REMOTE_ADDR", "")
-    if note_session(session.session_key, user, request.META.get("HTTP_USER_AGENT", ""), address):
-        session[NOTED] = [session.session_key, int(time.time())]
+    with suppress(OperationalError):  # the database is busy: a page is not refused for this; the next one notes it
+        if note_session(session.session_key, user, request.META.get("HTTP_USER_AGENT", ""), address):
+            session[NOTED] = [session.session_key, int(time.time())]
 
 
 @receiver(user_logged_in)

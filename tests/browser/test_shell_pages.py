@@ -141,7 +141,7 @@ def test_a_link_is_made_copied_and_opened_by_somebody_else(open_page: Open, brow
         assert "look here" in seen.content() and "t001" in seen.content() and "t000" not in seen.content()
         services.revoke(ShareLink.objects.get())
         answer = seen.reload()
-        assert answer.status == 410 and "is over" in seen.inner_text("h1")
+        assert answer.status == 410 and "has expired or was revoked" in seen.inner_text("h1")
     finally:
         stranger.close()
 

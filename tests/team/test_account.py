@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.sessions.models import Session
 from django.core.cache import cache
+from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
@@ -44,6 +45,21 @@ def test_sessions_are_listed_and_end_one_by_one() -> None:
     assert laptop.post(f"/account/sessions/{seen[0]['id']}/end").status_code == 302
     assert phone.get("/account.json").status_code == 401 and laptop.get("/account.json").status_code == 200
     assert laptop.post(f"/account/sessions/{seen[0]['id']}/end").status_code == 404
+
+
+def test_a_busy_database_refuses_no_page_because_of_the_list_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: Any) -> None:
+        raise OperationalError("database is locked")
+
+    user, _ = person("bob")
+    client = Client(raise_request_exception=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("inspector.web.sessions.note_session", busy)
+        client.force_login(user)
+        assert client.get("/").status_code == 200
+    noted = LoginSession.objects.filter(session_id=client.session.session_key)
+    assert not noted.exists()
+    assert client.get("/").status_code == 200 and noted.exists()
 
 
 def test_nobody_ends_the_session_of_another() -> None:

@@ -132,7 +132,7 @@ def test_what_a_template_writes_is_escaped(client: Client, answered: None) -> No
         ({"chat_template": SAFE, "tools": "{}"}, "This has to be a JSON list."),
         ({"chat_template": SAFE, "tools": '[{"type": "function"}]'}, "Tool 1 is not a function with a “name”"),
         ({"chat_template": SAFE, "kwargs": "[" * 50_000}, "This is not JSON"),
-        ({"chat_template": SAFE, "tokenizer": "nobody"}, "Select a valid choice"),
+        ({"chat_template": SAFE, "tokenizer": "nobody"}, "“nobody” is not offered here"),
     ],
 )
 def test_a_bad_form_is_answered_beside_the_field(client: Client, fields: dict[str, str], sentence: str) -> None:

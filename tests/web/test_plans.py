@@ -120,6 +120,12 @@ def run() -> models.Run:
         )
         for one in kept
     )  # fmt: skip
+    models.StoredStep.objects.bulk_create(
+        models.StoredStep(trajectory=one, index=0, prompt_length=0, completion_length=0) for one in kept
+    )
+    models.StoredRow.objects.bulk_create(
+        models.StoredRow(trajectory=one, index=0, n_tokens=0, n_trained=0) for one in kept
+    )
     two = [Finding(Axis.STREAM, "branch", Severity.WARNING), Finding(Axis.STREAM, "unclassified", Severity.ERROR)]
     run = services.create_run(models.Run.Kind.IMPORT, "listed")
     values = [replace(chain(f"listed-{n}", 1 + n % 3, n), reward=n % 7 / 7) for n in range(60)]
