@@ -120,11 +120,17 @@ def run() -> models.Run:
         )
         for one in kept
     )  # fmt: skip
-    models.StoredStep.objects.bulk_create(
+    steps = models.StoredStep.objects.bulk_create(
         models.StoredStep(trajectory=one, index=0, prompt_length=0, completion_length=0) for one in kept
     )
-    models.StoredRow.objects.bulk_create(
+    models.StepTokens.objects.bulk_create(
+        models.StepTokens(step=one, delta_ids=empty, completion_ids=empty) for one in steps
+    )
+    rows = models.StoredRow.objects.bulk_create(
         models.StoredRow(trajectory=one, index=0, n_tokens=0, n_trained=0) for one in kept
+    )
+    models.RowTokens.objects.bulk_create(
+        models.RowTokens(row=one, ids=empty, loss_mask=empty.astype(bool)) for one in rows
     )
     two = [Finding(Axis.STREAM, "branch", Severity.WARNING), Finding(Axis.STREAM, "unclassified", Severity.ERROR)]
     run = services.create_run(models.Run.Kind.IMPORT, "listed")
