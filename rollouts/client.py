@@ -74,10 +74,13 @@ class Client:
         self.run = str(self._post("/api/runs", body, {"Content-Type": "application/json"})["run"])
         return self.run
 
-    def push(self, records: Iterable[Any] | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    def push(
+        self, records: Iterable[Any] | Mapping[str, Any], prefix: str = "", step: int | None = None
+    ) -> dict[str, Any]:
         """Send records and return ``{"run", "trajectories", "known", "rejected": [{"line", "reason"}], ...}``.
 
-        ``prefix`` is put before each id and group. Use one when the ids start again at each training step.
+        ``prefix`` is put before each id and group. Use one when the ids start again at each training step. ``step`` is
+        the training step of all records; None = the one that each record tells.
         """
         if self.run is None:
             self.create_run("pushed " + time.strftime("%Y-%m-%d %H:%M"))
@@ -87,8 +90,9 @@ class Client:
             n = _write_lines([records] if one else records, body)
             if n == 0:
                 return {"run": self.run, "trajectories": 0, "known": 0, "rejected": []}
-            query = f"?{urllib.parse.urlencode({'prefix': prefix})}" if prefix else ""
-            path = f"/api/runs/{self.run}/trajectories{query}"
+            asked = {"prefix": prefix or None, "training_step": step}
+            query = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
+            path = f"/api/runs/{self.run}/trajectories{'?' * bool(query)}{query}"
             return self._post(path, body, {"Content-Type": "application/x-ndjson"})
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -281,10 +285,15 @@ class Client:
 
 
 def push(
-    url: str, token: str, run: str | None, records: Iterable[Any] | Mapping[str, Any], prefix: str = ""
+    url: str,
+    token: str,
+    run: str | None,
+    records: Iterable[Any] | Mapping[str, Any],
+    prefix: str = "",
+    step: int | None = None,
 ) -> dict[str, Any]:
     """Send records to a run (None creates one) and return what the server counted. Raises :class:`PushError`."""
-    return Client(url, token, run).push(records, prefix)
+    return Client(url, token, run).push(records, prefix, step)
 
 
 _JSON = {"Content-Type": "application/json"}

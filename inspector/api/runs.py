@@ -108,6 +108,10 @@ class TrajectoriesChosen(Schema):
     """The fewest tokens of a trajectory."""
     tokens_max: Count | None = None
     """The most tokens of a trajectory."""
+    training_min: Count | None = None
+    """The first training step."""
+    training_max: Count | None = None
+    """The last training step."""
     flawed: bool = False
     """Only trajectories that have a finding."""
 

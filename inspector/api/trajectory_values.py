@@ -55,6 +55,8 @@ class TrajectoryValues(Page):
     """Name of the tokenizer of its run."""
     seed: int | None
     """Of a launch: what its sampling began with."""
+    training_step: int | None
+    """Of the trainer; null = not recorded."""
     steps: int
     """Engine calls."""
     rows: int

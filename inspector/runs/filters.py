@@ -30,7 +30,8 @@ SEVERITIES = tuple(severity.value for severity in Severity)
 PARAMETERS = {
     "finding": "kind", "severity": "severity", "status": "status", "stop": "stop_reason", "group": "group",
     "text": "text", "min": "reward_min", "max": "reward_max", "at": "step", "from": "first", "to": "last",
-    "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed",
+    "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed", "training_min": "training_min",
+    "training_max": "training_max",
 }  # fmt: skip
 """Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
 
@@ -86,7 +87,7 @@ class TrajectoryFilter(TrajectoryFilters):
                 values[PARAMETERS[name]] = amount
             else:
                 notices.append(f"“{text[:40]}” is not a number, so rewards were not limited by it.")
-        for name in ("at", "from", "to", "tokens_min", "tokens_max"):
+        for name in ("at", "from", "to", "tokens_min", "tokens_max", "training_min", "training_max"):
             text = params.get(name, "").strip()
             values[PARAMETERS[name]] = number = whole_number(text)
             if text and number is None:

@@ -16,6 +16,7 @@ from inspector.web.access import chosen_project
 from inspector.web.forms import ImportForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
+from rollouts.formats.training_step import TrainingStepRule
 from rollouts.models import Project, Run
 from rollouts.work import imports
 
@@ -55,5 +56,8 @@ def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Ru
         tokenizer=tokenizer,
         chat_template=template or (tokenizer.chat_template if tokenizer else None),
     )
-    imports.take_uploads(run, cleaned["files"], cleaned["format"], cleaned["tokenizer"] == "" and tokenizer is None)
+    imports.take_uploads(
+        run, cleaned["files"], cleaned["format"], cleaned["tokenizer"] == "" and tokenizer is None,
+        TrainingStepRule(cleaned["training_step"]),
+    )  # fmt: skip
     return run

@@ -15,6 +15,7 @@ from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollouts import services
 from rollouts.engines import engine_spec
 from rollouts.environments import ENVIRONMENTS, FAMILY_OF, Prompt, PromptsRejected, read_prompts
+from rollouts.formats.training_step import MAX_STEP
 from rollouts.models import Project, Run
 from rollouts.selectors.access import Access
 from rollouts.selectors.checks import find_check
@@ -108,6 +109,13 @@ class NewRunForm(PlainForm):
     )
     seed = forms.IntegerField(
         required=False, min_value=0, max_value=2**31 - 1, help_text="Optional. Left empty, one is drawn and kept."
+    )
+    training_step = forms.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=MAX_STEP,
+        label="Training step",
+        help_text="Optional: the step of your trainer that these trajectories are for.",
     )
     chat_template = forms.ChoiceField(required=False, label="For the prompts")
     chat_template_text = _pasted("… or paste one for the prompts")

@@ -188,6 +188,8 @@ class TrajectoryLine:
     """Null = it has none."""
     reward_parts: dict[str, float]
     """Name of a part of the reward -> its value."""
+    training_step: int | None
+    """Of the trainer; null = not recorded."""
     steps: int
     """Engine calls."""
     rows: int

@@ -37,6 +37,8 @@ class TrajectoryHead(Page):
     """Why the trajectory ended, in the word of the source."""
     tokenizer: str | None
     """The name of the run's tokenizer; None when the run has none."""
+    training_step: int | None
+    """The step of the trainer; None = not recorded."""
 
 
 def head_of(trajectory: StoredTrajectory) -> dict[str, Any]:
@@ -174,6 +176,8 @@ def _header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> li
         facts.append(HeaderField("status", trajectory.status))
     if trajectory.group:
         facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=group_url))
+    if trajectory.training_step is not None:
+        facts.append(HeaderField("training step", f"{trajectory.training_step:,}"))
     facts.append(HeaderField("steps", f"{trajectory.n_steps:,}"))
     facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if trajectory.n_rows > 1 else ""))
     # Rows without steps rarely tell which of their tokens were sampled. A loss mask does not tell it.

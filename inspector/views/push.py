@@ -23,6 +23,7 @@ from inspector.web.problems import ApiProblem
 from inspector.web.twins import json_page, whole_number
 from rollouts import services
 from rollouts.formats.limits import memory_of
+from rollouts.formats.training_step import checked_rule
 from rollouts.models import ApiToken, Role, Run
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
@@ -179,6 +180,10 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
             "plain or compressed with gzip or zstd.",
         )
     prefix = _prefix(request)
+    try:
+        rule = checked_rule(request.GET.get("training_step", ""))
+    except ValueError as error:
+        raise Refused(400, f"training_step: {error}") from None
     folder = Path(settings.INSPECTOR_DATA) / "tmp"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="push-") as body:
@@ -189,7 +194,8 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
         if not _places.acquire(blocking=False):
             raise Refused(503, f"The server takes {MAX_PUSHES} pushes at once. Push again later.")
         try:
-            found = push_process.ask(PushedBody(run.code, body.name, request.GET.get("format", "auto"), prefix))
+            asked = PushedBody(run.code, body.name, request.GET.get("format", "auto"), prefix, rule.step)
+            found = push_process.ask(asked)
         except PushesBusy as busy:
             raise Refused(503, str(busy)) from None
         finally:

@@ -12,6 +12,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from rollouts import chat_templates
 from rollouts.formats import FORMATS, FileRefused, Source
+from rollouts.formats.training_step import MAX_STEP
 from rollouts.models import Project
 from rollouts.selectors.registered import tokenizers_of
 
@@ -136,6 +137,13 @@ class ImportForm(PlainForm):
     format = forms.ChoiceField(required=False, help_text="Recognised from the first lines when left unset.")
     name = forms.CharField(
         max_length=200, required=False, label="Run name", help_text="Optional; else the first file's name."
+    )
+    training_step = forms.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=MAX_STEP,
+        label="Training step",
+        help_text="Optional: of all these files. Else a field of each record tells it, or the name of its file.",
     )
 
     def __init__(self, project: Project, data: Any = None, files: Any = None) -> None:

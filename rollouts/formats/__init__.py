@@ -29,6 +29,7 @@ from rollouts.formats.readers import (
 )
 from rollouts.formats.registry import Format, Rejected, is_named_by_line
 from rollouts.formats.shapes import BadLine, decode
+from rollouts.formats.training_step import ANY, TrainingStepRule, with_steps
 from rollouts.tito.trajectory import Trajectory
 
 FORMATS: dict[str, Format] = {
@@ -118,15 +119,20 @@ def _unknown(value: Any) -> str:
     return f"is JSON, but of no format that is known here; its keys are: {shown or 'none'}."
 
 
-def read(source: Source, name: str = "auto") -> tuple[Format, Iterator[Trajectory | Rejected]]:
-    """The format of a file and its trajectories. Raises :class:`FileRefused`, also while it is read."""
+def read(
+    source: Source, name: str = "auto", training_step: TrainingStepRule = ANY
+) -> tuple[Format, Iterator[Trajectory | Rejected]]:
+    """The format of a file and its trajectories. Raises :class:`FileRefused`, also while it is read.
+
+    ``training_step``: what the user says about the training steps.
+    """
     if name in ("", "auto"):
         chosen = detect(source)
     elif name in FORMATS:
         chosen = FORMATS[name]
     else:
         raise FileRefused(f"There is no format {name!r}. There are: auto, {', '.join(FORMATS)}.")
-    return chosen, chosen.read(source)
+    return chosen, with_steps(chosen.read(source), source.path, training_step)
 
 
 def lacks_of(names: str) -> list[str]:

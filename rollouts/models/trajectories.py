@@ -33,6 +33,7 @@ class StoredTrajectory(models.Model):
     reward_parts = models.JSONField(default=dict)
     task = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+", help_text="Of a launch.")
     seed = models.BigIntegerField(null=True)
+    training_step = models.PositiveIntegerField(null=True, help_text="Of the trainer; null = not recorded.")
     tokenizer_name = models.CharField(max_length=200, blank=True, help_text="As the source gives it.")
     extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -80,6 +81,12 @@ class StoredTrajectory(models.Model):
             models.Index(fields=["run", "-n_findings", "index"], include=FILTERED, name="trajectory_by_findings"),
             # Siblings: trajectories of one prompt.
             models.Index(fields=["run", "group", "index"], name="trajectory_by_group"),
+            # The trajectories of one training step, and of several.
+            models.Index(
+                fields=["run", "training_step", "index"],
+                condition=Q(training_step__isnull=False),
+                name="trajectory_by_training_step",
+            ),
             # What a worker may take next.
             models.Index(fields=["run", "status", "index"], name="trajectory_by_status"),
             # How many trajectories of a run have which worst severity, for the list of runs.

@@ -51,6 +51,7 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
             stop_reason=trajectory.stop_reason,
             group=trajectory.group,
             tokenizer=trajectory.tokenizer_name,
+            training_step=trajectory.training_step,
             extra=bodies[trajectory.extra_id] or {},
         )
 

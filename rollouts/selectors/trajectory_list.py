@@ -39,6 +39,9 @@ class TrajectoryFilters:
     tokens_min: int | None = None
     tokens_max: int | None = None
     """Bounds of the number of tokens, inclusive."""
+    training_min: int | None = None
+    training_max: int | None = None
+    """Bounds of the training step, inclusive. A trajectory without one passes neither bound."""
     stop_reason: str = ""
     group: str = ""
     status: str = ""
@@ -78,6 +81,8 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
         "reward__lte": filters.reward_max,
         "n_tokens__gte": filters.tokens_min,
         "n_tokens__lte": filters.tokens_max,
+        "training_step__gte": filters.training_min,
+        "training_step__lte": filters.training_max,
         "stop_reason": filters.stop_reason,
         "group": filters.group,
         "status": filters.status,

@@ -36,6 +36,7 @@ class NewTrajectory:
     task: JSON = None
     """Any JSON value: what the environment needs to begin."""
     seed: int | None = None
+    training_step: int | None = None
 
 
 def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) -> list[models.StoredTrajectory]:
@@ -52,6 +53,7 @@ def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) ->
                 status=Status.QUEUED,
                 task_id=None if one.task is None else contents.add(one.task),
                 seed=one.seed,
+                training_step=one.training_step,
             )
             for n, one in enumerate(wanted)
         ]

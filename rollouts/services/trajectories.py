@@ -61,6 +61,7 @@ def save_trajectories(
                 reward=trajectory.reward,
                 reward_parts=dict(trajectory.reward_parts),
                 tokenizer_name=trajectory.tokenizer,
+                training_step=trajectory.training_step,
                 extra_id=writer.contents.add_unless_empty(trajectory.extra),
                 created_at=now,
                 finished_at=now,

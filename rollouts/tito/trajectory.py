@@ -159,6 +159,8 @@ class Trajectory:
     """The same for all trajectories of one prompt; empty = not recorded."""
     tokenizer: str = ""
     """The tokenizer's name in the source."""
+    training_step: int | None = None
+    """The step of the trainer that it was sampled for, from 0; None = not recorded."""
     extra: Mapping[str, JSON] = field(default_factory=dict)
 
     @property

@@ -30,7 +30,7 @@ from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.checks import Diagnosis
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work.ids_of_parts import MAX_NAME, hash_of, packed
-from rollouts.work.imports import FileImport, ImportCancelled, names_of, rare_collections
+from rollouts.work.imports import FileImport, ImportCancelled, names_of, rare_collections, rule_of
 from rollouts.work.uploads import file_of
 
 PART_BYTES = 8 << 20
@@ -177,7 +177,7 @@ class _Piece(FileImport):
     def __init__(
         self, run: Run, source: Source, before: int, index: int, stop: int, beat: Beat, whole: Job
     ) -> None:  # fmt: skip
-        super().__init__(run, source, before, index, use_recorded=False, alive=partial(beat_job, beat.job))
+        super().__init__(run, source, before, index, False, partial(beat_job, beat.job), rule_of(whole))
         self._first, self._stop, self._beat, self._whole = index, stop, beat, whole
         self._rejected: list[Rejected] = []
         self._n_rejected = 0

@@ -7,7 +7,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from django.db import IntegrityError, transaction
 
 from rollouts import formats, models, services
 from rollouts.formats import FileRefused, Rejected, Source
+from rollouts.formats.training_step import ANY, TrainingStepRule
 from rollouts.models import Job
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
@@ -47,7 +48,11 @@ class ImportCancelled(Exception):
 
 
 def ask(
-    run: models.Run, files: Sequence[Path | str], format_name: str = "auto", use_recorded_tokenizer: bool = True
+    run: models.Run,
+    files: Sequence[Path | str],
+    format_name: str = "auto",
+    use_recorded_tokenizer: bool = True,
+    training_step: TrainingStepRule = ANY,
 ) -> Job:
     """Returns the job that reads files into a new run: files of the storage by their keys, or paths of this machine."""
     paths = [Path(file) for file in files if isinstance(file, Path)]
@@ -55,6 +60,7 @@ def ask(
         "files": read_in_place(paths, run) if paths else list(files),
         "format": format_name,
         "use_recorded_tokenizer": use_recorded_tokenizer,
+        **({} if training_step == ANY else {"training_step": asdict(training_step)}),
     }
     job, _ = ask_job(run, Job.Kind.IMPORT, options, run.created_by)
     record(Action.IMPORTED, run)
@@ -62,7 +68,11 @@ def ask(
 
 
 def take_uploads(
-    run: models.Run, uploads: Sequence[UploadedFile], format_name: str, use_recorded_tokenizer: bool
+    run: models.Run,
+    uploads: Sequence[UploadedFile],
+    format_name: str,
+    use_recorded_tokenizer: bool,
+    training_step: TrainingStepRule = ANY,
 ) -> None:
     """Keep uploaded files, and send a worker to read them into a new run. The run fails when none can be sent.
 
@@ -72,7 +82,7 @@ def take_uploads(
         run.bytes_total = sum(upload.size or 0 for upload in uploads)
         kept = keep_files(uploads, run)
         run.save(update_fields=["bytes_total"])
-        job = ask(run, kept, format_name, use_recorded_tokenizer)
+        job = ask(run, kept, format_name, use_recorded_tokenizer, training_step)
     except BaseException:
         drop_uploads(run.code)
         run.delete()
@@ -97,9 +107,14 @@ def do_job(job: Job, beat: Beat) -> None:
     options = job.options
     import_files(
         run, [file_of(key) for key in options["files"]], options["format"] or "auto", options["use_recorded_tokenizer"],
-        alive=beat, end=partial(end_import, run, job),
+        alive=beat, end=partial(end_import, run, job), training_step=rule_of(job),
     )  # fmt: skip
     drop_uploads(run.code)
+
+
+def rule_of(job: Job) -> TrainingStepRule:
+    """What the user of an import said about training steps."""
+    return TrainingStepRule(**job.options.get("training_step", {}))
 
 
 def fail(job: Job, sentence: str) -> None:
@@ -178,6 +193,7 @@ def import_files(
     use_recorded_tokenizer: bool = True,
     alive: Callable[[], object] = lambda: None,
     end: Callable[[str, str], object] | None = None,
+    training_step: TrainingStepRule = ANY,
 ) -> None:
     """Read files into a run, diagnose each trajectory in the same pass, and end the run.
 
@@ -195,7 +211,10 @@ def import_files(
     try:
         for n, file in enumerate(files):
             if n >= imported(run)["files"]:
-                _read_file(run, file, names[n], format_name, use_recorded_tokenizer, sum(sizes[:n]), sizes[n], alive)
+                _read_file(
+                    run, file, names[n], format_name, use_recorded_tokenizer, sum(sizes[:n]), sizes[n], alive,
+                    training_step,
+                )  # fmt: skip
     except ImportCancelled:
         drop_incomplete(run, alive)
         end(models.Run.Status.CANCELLED, "")
@@ -206,14 +225,14 @@ def import_files(
 
 def _read_file(
     run: models.Run, file: Path | Source, name: str, format_name: str, use_recorded: bool, before: int, size: int,
-    alive: Callable[[], object],
+    alive: Callable[[], object], training_step: TrainingStepRule,
 ) -> None:  # fmt: skip
     """Store a file, or a rejection in its place. ``before``: the bytes of the files before it."""
     drop_incomplete(run, alive)
     done = imported(run)
     try:
         source = file if isinstance(file, Source) else Source.of_path(file, name)
-        one = FileImport(run, source, before, done["next_index"], use_recorded, alive)
+        one = FileImport(run, source, before, done["next_index"], use_recorded, alive, training_step)
         found = one.read(format_name)
         done |= {"next_index": one.next_index, "formats": sorted({*done["formats"], found})}
     except FileRefused as refusal:
@@ -263,9 +282,11 @@ class FileImport:
     """The import of one file."""
 
     def __init__(
-        self, run: models.Run, source: Source, before: int, index: int, use_recorded: bool, alive: Callable[[], object]
-    ) -> None:
+        self, run: models.Run, source: Source, before: int, index: int, use_recorded: bool,
+        alive: Callable[[], object], training_step: TrainingStepRule = ANY,
+    ) -> None:  # fmt: skip
         self.run, self.source, self.use_recorded, self.alive = run, source, use_recorded, alive
+        self.training_step = training_step
         self.next_index = index
         self._bytes_before = before
         self._last_beat = 0.0
@@ -274,7 +295,7 @@ class FileImport:
     def read(self, format_name: str) -> str:
         """Returns the name of the format. Raises :class:`FileRefused` after parts of the file may have been stored."""
         self.source.on_line = self._tick
-        chosen, items = formats.read(self.source, format_name)
+        chosen, items = formats.read(self.source, format_name, self.training_step)
         for batch in batches(self.watched(items), self.source):
             self.reject([one for one in batch if isinstance(one, Rejected)])
             self._save([one for one in batch if isinstance(one, Trajectory)])

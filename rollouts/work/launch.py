@@ -18,6 +18,7 @@ from rollouts.engines import EngineError, EngineSpec, engine_spec, offered_engin
 from rollouts.engines.http import check_host
 from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
 from rollouts.formats.containers.json_text import json_problem
+from rollouts.formats.training_step import MAX_STEP
 from rollouts.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.registered import find_chat_template, registered_from
@@ -128,6 +129,8 @@ class LaunchSettings:
     """Largest number of completions of one trajectory."""
     seed: int | None = None
     """None = a seed is drawn and stored."""
+    training_step: int | None = None
+    """The step of the trainer that these trajectories are for; None = none."""
     environment_seconds: float = 30.0
     """The longest that the environment may take for one turn."""
     chat_template: str = ""
@@ -174,6 +177,8 @@ class LaunchSettings:
             found["min_p"] = "Choose a min_p from 0 (off) to 1."
         if self.seed is not None and not 0 <= self.seed < 2**31:
             found["seed"] = "Choose a seed from 0 to 2147483647, or leave it empty to have one drawn."
+        if self.training_step is not None and not 0 <= self.training_step <= MAX_STEP:
+            found["training_step"] = f"Choose a training step from 0 to {MAX_STEP}, or leave it empty."
         if not 0 < self.environment_seconds <= 3600:
             found["environment_seconds"] = "Choose a time limit above 0 and of at most 3600 seconds."
         if self.compare not in COMPARE:
@@ -263,7 +268,7 @@ def launch(
             rows_chat_template=rows_template,
             settings=asdict(form) | {"seed": seed},
         )
-        _queue_trajectories(run, tasks, form.group, seed)
+        _queue_trajectories(run, tasks, form, seed)
     record(Action.LAUNCHED, run)
     if enqueue:
         send(run)
@@ -343,16 +348,20 @@ def model_tokenizer(model: ServedModel, project: Project | None = None) -> Token
         return services.register_tokenizer(folder, name=named, source=source, project=project)
 
 
-def _queue_trajectories(run: Run, tasks: list[Task], group: int, seed: int) -> None:
+def _queue_trajectories(run: Run, tasks: list[Task], form: LaunchSettings, seed: int) -> None:
     for batch in batched(tasks, TASKS_PER_INSERT):
         services.add_queued_trajectories(
             run,
             [
                 services.NewTrajectory(
-                    f"{task.index}-{member}", str(task.index), asdict(task), _seed(seed, task.index, member)
+                    f"{task.index}-{member}",
+                    str(task.index),
+                    asdict(task),
+                    _seed(seed, task.index, member),
+                    form.training_step,
                 )
                 for task in batch
-                for member in range(group)
+                for member in range(form.group)
             ],
         )
 

@@ -22,6 +22,7 @@ from django.conf import settings
 from django.db import DatabaseError, IntegrityError, connection
 
 from rollouts.formats import FileRefused, Source, TooLarge, limits
+from rollouts.formats.training_step import TrainingStepRule
 from rollouts.models import Run
 from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.selectors.runs import find_run
@@ -58,6 +59,8 @@ class PushedBody:
     format: str
     """Name of the format, or ``auto``."""
     prefix: str
+    training_step: int | None = None
+    """Of all that is pushed; None = each record tells its own, or none."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,9 @@ def answer(asked: PushedBody) -> PushAnswer:
     if run is None:
         return _deleted(asked)
     source = Source.of_path(asked.path, "The request body")
+    source.path = ""  # the file is ours, and its name says nothing
     try:
-        pushed = take_push(run, source, asked.format, asked.prefix)
+        pushed = take_push(run, source, asked.format, asked.prefix, TrainingStepRule(asked.training_step))
     except FileRefused as error:
         status = 413 if isinstance(error, TooLarge) else 415 if source.size else 400
         return PushAnswer(status, {"error": str(error)})

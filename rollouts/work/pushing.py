@@ -8,6 +8,7 @@ from typing import Any
 
 from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source, TooLarge, limits
+from rollouts.formats.training_step import ANY, TrainingStepRule
 from rollouts.models import Job, Run
 from rollouts.services.pushed import add_new_trajectories, differing, named_by_content, note_push
 from rollouts.services.rejections import add_rejections
@@ -52,18 +53,18 @@ class Pushed:
         self.rejected += [{"line": one.line, "reason": one.reason} for one in rejected[:room]]
 
 
-def take_push(run: Run, source: Source, format_name: str, prefix: str) -> Pushed:
+def take_push(run: Run, source: Source, format_name: str, prefix: str, training_step: TrainingStepRule = ANY) -> Pushed:
     """Store the trajectories of a source. Each id gets ``prefix`` before it, and is stored once in the run.
 
     Raises :class:`FileRefused` when nothing of the source can be read. If the source is damaged in the middle,
     ``error`` says so, and what stands before the damage is stored: a second push finds these ids known.
     """
     with limits.reading(limits.PUSH):
-        return _take(run, source, format_name, prefix)
+        return _take(run, source, format_name, prefix, training_step)
 
 
-def _take(run: Run, source: Source, format_name: str, prefix: str) -> Pushed:
-    chosen, items = formats.read(source, format_name)
+def _take(run: Run, source: Source, format_name: str, prefix: str, training_step: TrainingStepRule) -> Pushed:
+    chosen, items = formats.read(source, format_name, training_step)
     pushed = Pushed(run.code)
     table = services.byte_table_of(run)
     others: list[str] = []

@@ -36,8 +36,9 @@ class TestAgainstTheServer:
         assert answer["trajectories"] == run.n_trajectories == 3
         again = client.push(live_server.url, live_token, run.code, (one for one in episodes(4)))
         assert (again["trajectories"], again["known"]) == (1, 3)
-        later = client.push(live_server.url, live_token, run.code, episodes(2), prefix="step 2/ä&")
-        assert later["trajectories"] == 2 and run.trajectories.filter(external_id="step 2/ä&s1").exists()
+        later = client.push(live_server.url, live_token, run.code, episodes(2), prefix="step 2/ä&", step=2)
+        assert later["trajectories"] == 2
+        assert run.trajectories.get(external_id="step 2/ä&s1").training_step == 2
 
     def test_arrays_text_and_numbers_that_json_lacks(self, live_server: Any, live_token: str) -> None:
         record = call("a", np.array([1, 2]), np.array([3], dtype=np.int32))  # type: ignore[arg-type]

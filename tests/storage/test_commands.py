@@ -192,3 +192,17 @@ def test_the_import_task_reads_what_the_run_names_and_only_once(tmp_path: Path) 
     do_job(10**9)
     run.refresh_from_db()
     assert (run.status, run.n_trajectories) == ("done", 1)
+
+
+def test_a_folder_of_training_steps_is_imported_with_them(tmp_path: Path) -> None:
+    for step in (10, 9):
+        folder = tmp_path / "dump" / f"step_{step:06}"
+        folder.mkdir(parents=True)
+        (folder / "rank_0.jsonl").write_text(json.dumps({"token_ids": [[1, 2]], "token_loss_mask": [[0, 1]]}))
+    said = json.loads(call("import_rollouts", tmp_path / "dump", "--json"))
+    stored = Run.objects.get(code=said["run"]).trajectories.order_by("index")
+    assert list(stored.values_list("training_step", flat=True)) == [9, 10]
+    said = json.loads(call("import_rollouts", tmp_path / "dump", "--training-step", "3", "--json"))
+    assert set(Run.objects.get(code=said["run"]).trajectories.values_list("training_step", flat=True)) == {3}
+    with pytest.raises(CommandError, match="whole number"):
+        call("import_rollouts", tmp_path / "dump", "--training-step", "-1")

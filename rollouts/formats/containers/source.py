@@ -47,6 +47,8 @@ class Source:
 
     def __init__(self, name: str, opener: Callable[[], BinaryIO], size: int) -> None:
         self.name = name
+        self.path = name
+        """The name with its folders, as far as they are known: a folder may tell the training step."""
         self.size = size
         """Bytes on disk, of a compressed file its compressed size."""
         self._opener = opener
@@ -71,7 +73,9 @@ class Source:
                 raise FileRefused(f"There is no file {path}.")
             with path.open("rb"):
                 pass
-            return cls(name or path.name, lambda: path.open("rb", 1 << 20), path.stat().st_size)
+            source = cls(name or path.name, lambda: path.open("rb", 1 << 20), path.stat().st_size)
+            source.path = "/".join(path.parts[-4:])
+            return source
         except OSError as error:
             raise FileRefused(f"{path} cannot be read: {error.strerror}.") from error
 
@@ -88,7 +92,7 @@ class Source:
             source = Source(self.name, self._opener, part.size)
         else:
             source = Source(self.name, lambda: io.BufferedReader(Slice(self._opener(), part), 1 << 20), part.size)
-        source.part = part
+        source.part, source.path = part, self.path
         return source
 
     @property

@@ -72,6 +72,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
         stop_reason=shapes.text(value.get("stop_reason"), "stop_reason", 60),
         group=shapes.text(value.get("group"), "group", 200),
         tokenizer=shapes.text(value.get("tokenizer"), "tokenizer", 200),
+        training_step=shapes.whole(value.get("training_step"), "training_step", least=0),
         extra=shapes.optional_mapping(value.get("extra"), "extra"),
     )
 
@@ -221,6 +222,7 @@ def _trajectory_value(trajectory: Trajectory) -> dict[str, Any]:
         "reward": trajectory.reward,
         "reward_parts": dict(trajectory.reward_parts),
         "stop_reason": trajectory.stop_reason,
+        "training_step": trajectory.training_step,
         "steps": [
             _step_value(step, codec.encode(step, link))
             for step, link in zip(trajectory.steps, links_of(trajectory), strict=True)

@@ -12,6 +12,8 @@ from django.db import transaction
 
 from rollouts import services
 from rollouts.formats import FORMATS
+from rollouts.formats.folders import files_of
+from rollouts.formats.training_step import checked_rule
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.projects import add_project_option, project_named
@@ -28,38 +30,47 @@ class Command(TerminalCommand):
     help = "Import trajectories from files and look for faults in them. Exit code 1: nothing was imported."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("files", nargs="+", metavar="FILE")
+        parser.add_argument(
+            "files", nargs="+", metavar="FILE", help="files, or folders of files, read in the order of their steps"
+        )
         parser.add_argument("--format", default="auto", help=f"auto, or one of: {', '.join(FORMATS)}")
         parser.add_argument(
             "--tokenizer", default="", metavar="NAME_OR_DIR", help="a registered name, a folder or a hub id"
         )
         parser.add_argument("--chat-template", default="", metavar="FILE", help="default: the tokenizer's own")
         parser.add_argument("--run", default="", metavar="NAME", help="a name for the run (default: the file's)")
+        parser.add_argument("--training-step", default="", metavar="N", help="the training step of all that is read")
+        parser.add_argument(
+            "--training-step-from", default="", metavar="REGEX",
+            help="finds the training step in the path of each file, with one group: 'step_([0-9]+)'",
+        )  # fmt: skip
         add_project_option(parser)
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
         if options["format"] != "auto" and options["format"] not in FORMATS:
             raise CommandError(f"There is no format {options['format']!r}. There are: auto, {', '.join(FORMATS)}.")
-        files = [Path(name) for name in options["files"]]
+        named = [Path(name) for name in options["files"]]
         project = project_named(options["project"])
         try:
+            files = [file for one in named for file in files_of(one)]
+            rule = checked_rule(options["training_step"], options["training_step_from"])
             tokenizer = services.find_tokenizer(options["tokenizer"], project) if options["tokenizer"] else None
             template = tokenizer.chat_template if tokenizer else None
             if options["chat_template"]:
                 template = registered_chat_template(options["chat_template"], project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
         run = services.create_run(
             Run.Kind.IMPORT,
-            options["run"] or f"{files[0].name}{more}",
+            options["run"] or f"{named[0].name}{more}",
             project=project,
             tokenizer=tokenizer,
             chat_template=template,
         )
         with transaction.atomic():  # no worker sees the job before it is taken here
-            job = take_job(imports.ask(run, files, options["format"]).pk)
+            job = take_job(imports.ask(run, files, options["format"], training_step=rule).pk)
         assert job is not None
         work_on(job)
         run.refresh_from_db()

@@ -68,6 +68,13 @@ class Command(TerminalCommand):
         )
         parser.add_argument("--seed", type=int, default=None, metavar="S", help="default: one is drawn and stored")
         parser.add_argument(
+            "--training-step",
+            type=int,
+            default=None,
+            metavar="N",
+            help="of the trainer that they are for",
+        )
+        parser.add_argument(
             "--environment-seconds", type=float, default=_DEFAULTS.environment_seconds, metavar="S",
             help="how long the environment may take for one answer",
         )  # fmt: skip
