@@ -43,6 +43,11 @@ class StoredStep(InSegment):
     reply = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
     text = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
     extra = models.ForeignKey(Content, null=True, on_delete=models.PROTECT, related_name="+")
+    # Known without the arrays, so that a page offers only lenses that colour something.
+    has_entropy = models.BooleanField(null=True, help_text="Whether the entropy of its completion is kept; null = no.")
+    n_alternatives = models.PositiveSmallIntegerField(
+        null=True, help_text="Alternatives that are kept for each sampled token; null = none."
+    )
     has_origin = models.BooleanField(null=True, help_text="Of a step in a segment: whether its delta has origins.")
 
     class Meta:
@@ -68,3 +73,6 @@ class StepTokens(models.Model):
     delta_origin = OriginsField(null=True)
     completion_ids = IdsField()
     logprobs = FloatsField(null=True)
+    entropy = FloatsField(null=True)
+    alternative_ids = IdsField(null=True, help_text="The likeliest ids at each token, one token after the other.")
+    alternative_logprobs = FloatsField(null=True)

@@ -15,6 +15,7 @@ from rollouts.selectors.streams import step_extents
 from rollouts.tito.batches import batched
 from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, StepCodec, StepField, stream_pieces
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Request, Row, Step, Trajectory
+from rollouts.token_store.items import STEP_ARRAYS
 from rollouts.token_store.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
 
 
@@ -30,7 +31,7 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
     """The values of several trajectories, in their order. The number of queries is fixed."""
     keys = [trajectory.pk for trajectory in trajectories]
     steps: dict[int, list[models.StoredStep]] = {key: [] for key in keys}
-    for step in steps_with_tokens(models.StoredStep.objects.filter(trajectory__in=keys).order_by("index")):
+    for step in steps_with_tokens(models.StoredStep.objects.filter(trajectory__in=keys).order_by("index"), STEP_ARRAYS):
         steps[step.trajectory_id].append(step)
     rows: dict[int, list[models.StoredRow]] = {key: [] for key in keys}
     own = models.StoredRow.objects.filter(trajectory__in=keys, last_step=None)

@@ -18,7 +18,7 @@ from rollouts.services.encoded import derive_origins
 from rollouts.services.token_segments import mark_unused
 from rollouts.tito.trajectory import Trajectory
 from rollouts.token_store import STORES, Place, TokenItem, TokenStore
-from rollouts.token_store.items import row_item, step_item
+from rollouts.token_store.items import STEP_ARRAYS, row_item, step_item
 from rollouts.token_store.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
 from rollouts.tokenizers import ByteTable
 
@@ -90,7 +90,7 @@ def _read(trajectories: Sequence[models.StoredTrajectory], where: Q) -> list[_Ar
     """The arrays of trajectories, those of one trajectory together, so that a page reads few ranges of a segment."""
     codes = {trajectory.pk: trajectory.code for trajectory in trajectories}
     chosen = Q(trajectory__in=codes) & where
-    steps = steps_with_tokens(models.StoredStep.objects.filter(chosen).order_by("trajectory_id", "index"))
+    steps = steps_with_tokens(models.StoredStep.objects.filter(chosen).order_by("trajectory_id", "index"), STEP_ARRAYS)
     # Other rows are the streams of steps.
     rows = rows_with_tokens(models.StoredRow.objects.filter(chosen, last_step=None).order_by("trajectory_id", "index"))
     columns = columns_of_rows(models.StoredRow.objects.filter(chosen, last_step=None)) if rows else {}

@@ -13,6 +13,7 @@ from rollouts.selectors.streams import StoredSteps
 from rollouts.services.bulk import bare, change_whole, insert_whole, reserve_keys
 from rollouts.services.contents import Contents
 from rollouts.services.encoded import EncodedStep, derive_origins, encode_step
+from rollouts.tito import alternatives
 from rollouts.tito.align import trained_tokens
 from rollouts.tito.coding import BODIES, COLUMNS, REQUEST_FIELDS, StepField
 from rollouts.tito.prefix import merge_steps
@@ -66,6 +67,8 @@ class StepWriter:
             prompt_length=len(step.prompt_ids),
             completion_length=len(step.completion_ids),
             messages_shared=messages_shared,
+            has_entropy=step.entropy is not None or None,
+            n_alternatives=alternatives.count(step) or None,
             **values,
         )
         self._steps.append(stored)

@@ -23,7 +23,9 @@ class StepField(NamedTuple):
 
     name: str
     """The name of the attribute of ``Step`` or ``Request``, and the key in our own JSON lines."""
-    kind: Literal["text", "number", "whole", "ids", "floats", "any_text", "object", "mapping", "tools", "request"]
+    kind: Literal[
+        "text", "number", "whole", "ids", "optional_ids", "floats", "any_text", "object", "mapping", "tools", "request"
+    ]
     """What it holds. The database keeps it as ``COLUMNS``, ``ARRAYS`` and ``BODIES`` say.
 
     An empty ``text`` or ``mapping`` counts as no value; an empty ``any_text`` or ``object`` is a value. The codec
@@ -50,6 +52,9 @@ STEP_FIELDS = (
     StepField("top_k", "whole"),
     StepField("engine", "text", 60),
     StepField("policy_version", "text", 100),
+    StepField("entropy", "floats"),
+    StepField("alternative_ids", "optional_ids"),
+    StepField("alternative_logprobs", "floats"),
     StepField("extra", "mapping", column="extra_id"),
 )
 """Every field of ``Step`` except ``prompt_ids`` and ``delta_origin``, in the order in which a JSON line has them.
@@ -65,7 +70,7 @@ REQUEST_FIELDS = (
 
 COLUMNS = tuple(one.name for one in STEP_FIELDS if one.kind in ("text", "number", "whole"))
 """The fields that are columns of the stored step."""
-ARRAYS = tuple(one.name for one in STEP_FIELDS if one.kind in ("ids", "floats"))
+ARRAYS = tuple(one.name for one in STEP_FIELDS if one.kind in ("ids", "optional_ids", "floats"))
 """The fields that are arrays beside the stored step (``StepTokens``)."""
 BODIES = tuple(one for one in STEP_FIELDS if one.column)
 """The fields that are JSON bodies, each stored once for all steps that have it (``Content``)."""

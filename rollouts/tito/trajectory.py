@@ -96,6 +96,12 @@ class Step:
     engine: str = ""
     """E.g. ``vllm 0.32.0``."""
     policy_version: str = ""
+    entropy: Floats | None = None
+    """``[C]``, in nats: of the whole distribution that ``logprobs`` are of; None = not recorded."""
+    alternative_ids: Ids | None = None
+    """``[C * K]``: for each sampled token the K likeliest ids at its place, likeliest first; None = not recorded."""
+    alternative_logprobs: Floats | None = None
+    """``[C * K]``: their log-probabilities, of the same distribution. Minus infinity = no alternative."""
     delta_origin: Origins | None = None
     """The origin of each prompt id in the delta, when a strategy wrote it. None = derive it."""
     extra: Mapping[str, JSON] = field(default_factory=dict)

@@ -22,7 +22,13 @@ STEP_ARRAYS = _fields(StepTokens)
 """The arrays of a step, each with its type."""
 ROW_ARRAYS = _fields(RowTokens)
 """The arrays of a row, each with its type."""
-_IDS = tuple(name for name, field in {**STEP_ARRAYS, **ROW_ARRAYS}.items() if isinstance(field, IdsField))
+ALTERNATIVES = ("alternative_ids", "alternative_logprobs")
+"""The arrays of a step that are several times as long as its completion. A page reads them for few tokens."""
+_IDS = tuple(
+    name
+    for name, field in {**STEP_ARRAYS, **ROW_ARRAYS}.items()
+    if isinstance(field, IdsField) and name not in ALTERNATIVES
+)
 COLUMNS = "columns"
 """The name of the trainer's columns of a row among the columns of a segment."""
 

@@ -13,15 +13,20 @@ from typing import Any
 from django.db.models import FilteredRelation, Q, QuerySet
 
 from rollouts.models import RowTokens, StepTokens, StoredRow, StoredStep
-from rollouts.token_store.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
+from rollouts.token_store.items import ALTERNATIVES, COLUMNS, ROW_ARRAYS, STEP_ARRAYS
 
 Where = tuple[str, int]
 """The key of a segment and the row of the file."""
 
 
-def steps_with_tokens(steps: QuerySet[StoredStep]) -> list[StoredStep]:
-    """The steps of a query; each has its arrays as ``tokens``. One query."""
-    return attach_steps(steps.select_related("tokens", "segment"))
+PLAIN_ARRAYS = tuple(name for name in STEP_ARRAYS if name not in ALTERNATIVES)
+"""The arrays of a step, without the alternatives of its tokens."""
+
+
+def steps_with_tokens(steps: QuerySet[StoredStep], names: Collection[str] = PLAIN_ARRAYS) -> list[StoredStep]:
+    """The steps of a query; each has its arrays ``names`` as ``tokens``. One query."""
+    left_out = [f"tokens__{name}" for name in STEP_ARRAYS if name not in names]
+    return attach_steps(steps.select_related("tokens", "segment").defer(*left_out), names)
 
 
 def attach_steps(steps: Iterable[StoredStep], names: Collection[str] = tuple(STEP_ARRAYS)) -> list[StoredStep]:

@@ -1,7 +1,8 @@
 """The file of a segment: Parquet, a row for each step or training row, a list column for each array.
 
 A list keeps None apart from empty, and each array has its own length, as the source wrote it. The schema is fixed, so
-that one query reads the segments of all runs; docs/segments.md describes it.
+that one query reads the segments of all runs; only the columns ``RARE`` stand in files alone that hold something of
+them. docs/segments.md describes it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rollouts.fields import ArrayField, FloatsField
-from rollouts.token_store.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS, TokenItem
+from rollouts.token_store.items import ALTERNATIVES, COLUMNS, ROW_ARRAYS, STEP_ARRAYS, TokenItem
 
 GROUP_TOKENS = 1 << 16
 """Ids of a row group, which is what a reader fetches and decodes at once. A longer step or row is a group by itself."""
 ARRAYS = {**STEP_ARRAYS, **ROW_ARRAYS}
 """Every array column of the file. ``logprobs`` is one of a step and of a row."""
+RARE = ("entropy", *ALTERNATIVES)
+"""The array columns that a file has only where it holds something of them."""
 SCHEMA = pa.schema(
     [
         ("trajectory", pa.string()),
@@ -31,6 +34,7 @@ SCHEMA = pa.schema(
         (COLUMNS, pa.map_(pa.string(), pa.list_(pa.float32()))),
     ]
 )
+"""All columns, in their order."""
 _FLOATS = [f"{name}.list.element" for name, field in ARRAYS.items() if isinstance(field, FloatsField)]
 _WRITING: dict[str, Any] = {
     "compression": "zstd",
@@ -46,9 +50,11 @@ _WRITING: dict[str, Any] = {
 
 def write_items(items: Sequence[TokenItem], file: IO[bytes]) -> None:
     """Write a segment. The file row of an item is its place in ``items``."""
-    with pq.ParquetWriter(file, SCHEMA, **_WRITING) as writer:
+    absent = [name for name in RARE if all(item.arrays.get(name) is None for item in items)]
+    schema = pa.schema([field for field in SCHEMA if field.name not in absent])
+    with pq.ParquetWriter(file, schema, **_WRITING) as writer:
         for group in _groups(items):
-            writer.write_table(_table(group), row_group_size=len(group))
+            writer.write_table(_table(group).drop_columns(absent), row_group_size=len(group))
 
 
 def _groups(items: Sequence[TokenItem]) -> Iterator[Sequence[TokenItem]]:
@@ -136,7 +142,10 @@ class MapColumn:
 
 
 def read_column(file: pq.ParquetFile, group: int, name: str) -> ListColumn | MapColumn:
-    """One array column of a row group, or the trainer's columns."""
+    """One array column of a row group, or the trainer's columns. A column that the file lacks is null everywhere."""
+    if name not in file.schema_arrow.names:
+        n = file.metadata.row_group(group).num_rows
+        return ListColumn(np.zeros(n + 1, np.int32), np.zeros(0, ARRAYS[name].dtype), np.zeros(n, np.bool_))
     chunk = file.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
     if name != COLUMNS:
         return _list_column(chunk)

@@ -1,6 +1,7 @@
 """What is exported and imported again keeps ids, masks and logprobs; our own formats keep everything."""
 
 import io
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +39,15 @@ def trajectories(draw: st.DrawFn, name: str, one_row: bool = False) -> Trajector
         completion = draw(ids)
         logprobs = draw(st.lists(logprob, min_size=len(completion), max_size=len(completion)))
         request = Request(tuple({"role": "user", "content": text} for text in draw(st.lists(texts, max_size=2))))
+        more = draw(st.none() | st.lists(st.tuples(logprob, logprob | st.just(-math.inf)), min_size=1, max_size=3))
+        told: dict[str, Any] = {}
+        if more is not None:
+            values = np.resize(np.array(more, dtype=np.float32), (len(completion), 2))
+            told = {"alternative_ids": np.resize(array(completion), values.size), "entropy": -values[:, 0]}
+            told["alternative_logprobs"] = values.reshape(-1)
         steps.append(
             Step(
-                array(prompt), array(completion), np.array(logprobs, dtype=np.float32), finish_reason="stop",
+                array(prompt), array(completion), np.array(logprobs, dtype=np.float32), **told, finish_reason="stop",
                 request=draw(st.sampled_from([None, request])), text=draw(st.none() | texts),
                 temperature=draw(st.none() | st.floats(0, 2)), extra=draw(st.dictionaries(texts, texts, max_size=2)),
             )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rollouts.tito.trajectory import Origin, Request, Row, Step, Trajectory
+from rollouts.token_store.items import ALTERNATIVES
 
 TOOLS = ({"type": "function", "function": {"name": "calculator"}},)
 
@@ -23,7 +24,10 @@ def chain(
     hostile: str = "\0 \ud800 é",
     **more: Any,
 ) -> Trajectory:
-    """A trajectory whose steps extend each other, except at ``broken_at``, where the last sampled id is another."""
+    """A trajectory whose steps extend each other, except at ``broken_at``, where the last sampled id is another.
+
+    Every second step has two alternatives for each token, and the entropy.
+    """
     rng = np.random.default_rng(seed)
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"question {seed} {hostile}"}]
     prompt = rng.integers(0, 1000, 7, dtype=np.int32)
@@ -37,6 +41,7 @@ def chain(
                 completion_ids=completion,
                 logprobs=logprobs,
                 logprobs_mode="raw",
+                **(alternatives(completion, logprobs) if turn % 2 else {}),
                 finish_reason="stop",
                 stop_reason="7",
                 request=Request(tuple(messages), TOOLS, {"enable_thinking": False}),
@@ -66,6 +71,16 @@ def chain(
     )  # fmt: skip
 
 
+def alternatives(completion: np.ndarray, logprobs: np.ndarray) -> dict[str, np.ndarray]:
+    """Of each token itself and one other; of the last token itself alone."""
+    values = np.stack([logprobs, logprobs - 1], axis=1).astype(np.float32)
+    values[-1, 1] = -np.inf
+    found = np.stack([completion, completion + 1], axis=1).astype(np.int32)
+    return {
+        "entropy": -logprobs, "alternative_ids": found.reshape(-1), "alternative_logprobs": values.reshape(-1),
+    }  # fmt: skip
+
+
 def rows_only(external_id: str = "r") -> Trajectory:
     """A trainer's rows: one whole, one whose arrays disagree in length."""
     whole = Row(
@@ -83,7 +98,7 @@ def assert_same(left: Trajectory, right: Trajectory, but: tuple[str, ...] = ()) 
         assert getattr(left, name) == getattr(right, name), name
     assert len(left.steps) == len(right.steps) and len(left.rows) == len(right.rows)
     for a, b in zip(left.steps, right.steps, strict=True):
-        for name in ("prompt_ids", "completion_ids", "logprobs", "delta_origin"):
+        for name in ("prompt_ids", "completion_ids", "logprobs", "delta_origin", "entropy", *ALTERNATIVES):
             if name not in but:
                 same(getattr(a, name), getattr(b, name), name)
         for name in (

@@ -15,6 +15,8 @@ PLACE = {"id", "trajectory_id", "index", "prompt_length", "completion_length", "
 """Columns that say where a step lies and how long it is."""
 IN_SEGMENT = {"segment_id", "segment_offset", "has_origin"}
 """Columns that say where its arrays are, when a segment has them."""
+OF_ARRAYS = {"has_entropy", "n_alternatives"}
+"""Columns that tell of an array without reading it."""
 CODED = {"parent_id" if one.name == "parent" else one.name for one in fields(Link)} | set(CodedStep._fields) - {"link"}
 """What the codec makes."""
 CODED_ARRAYS = {"delta_ids", "delta_origin"}
@@ -27,7 +29,7 @@ def columns(model: Any) -> dict[str, Any]:
 
 def test_every_column_of_a_step_is_in_the_table() -> None:
     coded = {"messages_new_id" if name == "messages_new" else name for name in CODED - CODED_ARRAYS}
-    assert set(columns(StoredStep)) == PLACE | IN_SEGMENT | coded | set(COLUMNS) | BODY_KEYS
+    assert set(columns(StoredStep)) == PLACE | IN_SEGMENT | OF_ARRAYS | coded | set(COLUMNS) | BODY_KEYS
     assert set(columns(StepTokens)) == {"step_id"} | CODED_ARRAYS | set(ARRAYS)
 
 

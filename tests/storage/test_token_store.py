@@ -182,6 +182,10 @@ def duckdb_rows(sql: str) -> Any:
 def test_duckdb_and_polars_read_segments_as_the_docs_say(run: models.Run, tmp_path: Path) -> None:
     values = [chain(f"t{n}", 3, n) for n in range(4)] + [rows_only()]
     records = save(run, values)
+    values.insert(4, chain("t5", 1, 5))  # in a file of its own, without alternatives
+    records.insert(4, *save(run, values[4:5]))
+    assert len({len(pq.read_schema(io.BytesIO(files.read_range(key, 0, files.size(key)))).names)
+                for key in segment_keys(run)}) == 2  # fmt: skip
     for key in segment_keys(run):
         (tmp_path / Path(key).name).write_bytes(files.read_range(key, 0, files.size(key)))
     sql, code = written_in_docs("sql"), written_in_docs("python")
@@ -190,7 +194,7 @@ def test_duckdb_and_polars_read_segments_as_the_docs_say(run: models.Run, tmp_pa
     found = duckdb_rows(sql.replace(everywhere, f"{tmp_path}/*.parquet"))
     wanted = {
         record.code: np.concatenate([step.logprobs for step in value.steps if step.logprobs is not None])
-        for record, value in zip(records[:4], values, strict=False)
+        for record, value in zip(records[:5], values, strict=False)
     }
     assert {name: n for name, _, n in found} == {name: len(held) for name, held in wanted.items()}
     assert all(mean == pytest.approx(float(wanted[name].mean()), rel=1e-4) for name, mean, _ in found)

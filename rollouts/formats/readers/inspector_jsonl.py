@@ -16,9 +16,10 @@ from rollouts.formats.containers.json_text import canonical_json
 from rollouts.formats.containers.source import Source
 from rollouts.formats.registry import Format, Rejected, each_line, has_keys, join_lines
 from rollouts.formats.shapes import BadLine
+from rollouts.tito import alternatives
 from rollouts.tito.coding import REQUEST_FIELDS, STEP_FIELDS, CodedStep, StepCodec, StepField
 from rollouts.tito.prefix import links_of
-from rollouts.tito.trajectory import Floats, Origin, Origins, Request, Row, Step, Trajectory
+from rollouts.tito.trajectory import Floats, Ids, Origin, Origins, Request, Row, Step, Trajectory
 
 NAME = "rollout-inspector"
 VERSION = 1
@@ -92,7 +93,10 @@ def _take_step(codec: StepCodec, value: Mapping[str, Any], where: str) -> None:
     fields = _fields(_READ_STEP, value, where)
     request = _request(codec, parent, value.get("request"), f"{where}.request")
     origin = _origins(value.get("delta_origin"), len(delta), f"{where}.delta_origin")
-    codec.steps.append(Step(prompt_ids=prompt, delta_origin=origin, request=request, **fields))
+    step = Step(prompt_ids=prompt, delta_origin=origin, request=request, **fields)
+    if problem := alternatives.problem(step):
+        raise BadLine(f"{where}: {problem}")
+    codec.steps.append(step)
 
 
 def _request(codec: StepCodec, parent: int | None, value: Any, where: str) -> Request | None:
@@ -137,6 +141,10 @@ def _floats(value: Any, where: str) -> Floats | None:
     return None if value is None else _required_floats(value, where)
 
 
+def _optional_ids(value: Any, where: str) -> Ids | None:
+    return None if value is None else shapes.ids(value, where)
+
+
 def _required_floats(value: Any, where: str) -> Floats:
     """Numbers; what JSON has no number for is a text: NaN, Infinity, -Infinity."""
     if isinstance(value, list) and str in set(map(type, value)):
@@ -159,6 +167,7 @@ def _readers(fields: Iterable[StepField]) -> list[tuple[str, Reader]]:
         "number": shapes.number,
         "whole": shapes.whole,
         "ids": shapes.ids,
+        "optional_ids": _optional_ids,
         "floats": _floats,
         "any_text": shapes.optional_string,
         "object": _optional_object,
@@ -254,7 +263,7 @@ def _add_fields(value: dict[str, Any], fields: Iterable[StepField], held: Mappin
         one = held[name]
         if one is None:
             continue
-        if kind == "ids":
+        if kind in ("ids", "optional_ids"):
             value[name] = one.tolist()
         elif kind == "floats":
             value[name] = _plain_floats(one)
