@@ -324,6 +324,9 @@ class _Batch:
             top_k=sampling.top_k,
             engine=f"{info.name} {info.version}",
             policy_version=self.policy_version,
+            entropy=generation.entropy,
+            alternative_ids=generation.alternative_ids,
+            alternative_logprobs=generation.alternative_logprobs,
             delta_origin=live.strategy.delta_origin,
         )
 

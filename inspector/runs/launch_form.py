@@ -21,6 +21,7 @@ from rollouts.selectors.access import Access
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.registered import chat_template_labels, find_chat_template, newest_chat_templates
 from rollouts.selectors.runs import find_run
+from rollouts.tito.alternatives import MAX_ALTERNATIVES
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work.launch import LaunchSettings, served_models
@@ -107,6 +108,13 @@ class NewRunForm(PlainForm):
         widget=code_area(2),
         help_text="Optional, one a line, beside the model's own stop tokens; \\n stands for a line break.",
     )
+    alternatives = forms.IntegerField(
+        required=False,
+        label="Alternatives per token",
+        min_value=0,
+        max_value=MAX_ALTERNATIVES,
+        help_text="Keeps so many of the likeliest tokens at each place, for the card of a token and two lenses.",
+    )
     seed = forms.IntegerField(
         required=False, min_value=0, max_value=2**31 - 1, help_text="Optional. Left empty, one is drawn and kept."
     )
@@ -184,6 +192,17 @@ class NewRunForm(PlainForm):
         """For each served model, how far a seed repeats its output."""
         return [(name, engine_spec(model.engine).seed_note) for name, model in served_models().items()]
 
+    @staticmethod
+    def alternatives_explained() -> list[tuple[str, str]]:
+        """For each served model, how many alternatives its engine returns, and whether it knows the entropy."""
+        found = []
+        for name, model in served_models().items():
+            spec = engine_spec(model.engine)
+            most = f"At most {spec.most_alternatives} for each token" if spec.most_alternatives else "None"
+            entropy = ", and the entropy." if spec.knows_entropy else "; the entropy is not known."
+            found.append((name, most + (entropy if spec.most_alternatives else ".")))
+        return found
+
     def opens_templates(self) -> bool:
         """Whether the part about chat templates has values or errors, and so is shown open."""
         names = [f"{name}{part}" for name in TEMPLATES for part in ("", "_text", "_file")] + ["template_kwargs"]
@@ -217,7 +236,7 @@ class NewRunForm(PlainForm):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
-        for name in ("top_k", "min_p", "environment_seconds", "compare"):
+        for name in ("top_k", "min_p", "alternatives", "environment_seconds", "compare"):
             if cleaned.get(name) in (None, ""):
                 cleaned[name] = self._defaults[name]
         for name in TEMPLATES:

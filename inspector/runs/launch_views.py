@@ -43,7 +43,11 @@ def new(request: HttpRequest) -> HttpResponse:
         initial, notices = filled_in(access(request), where.chosen, request.GET)
         form = NewRunForm(where.chosen, initial=initial)
     shown = LaunchPage(where.chosen.code, _describe(form), notices, form.sentences())
-    only_html = {"strategies": form.strategies_explained(), "seeds": form.seeds_explained()}
+    only_html = {
+        "strategies": form.strategies_explained(),
+        "seeds": form.seeds_explained(),
+        "alternatives": form.alternatives_explained(),
+    }
     return page(request, "runs/new.html", shown, 422 if form.errors else 200, form=form, where=where, **only_html)
 
 

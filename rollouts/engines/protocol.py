@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollouts.tito.trajectory import Floats, Ids, ids_array
+from rollouts.tito import alternatives
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Step, ids_array
 
 
 class EngineError(Exception):
@@ -37,6 +38,9 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     """Texts that end a completion too, together with the token that completes the text. No sampled id is cut off."""
+    alternatives: int = 0
+    """Return so many of the likeliest tokens at each place, and the entropy if the engine knows it. It changes no
+    sampled token."""
     seed: int | None = None
     """With a seed, the same request returns the same completion again, alone or in a batch, if the engine can do so."""
 
@@ -64,14 +68,22 @@ class Generation:
     """The stop text, or the id of the stop token, that ended the completion."""
     cached_tokens: int = 0
     """How many prompt tokens were not computed again."""
+    alternative_ids: Ids | None = None
+    """``[C * K]``: the likeliest ids at each place, as ``rollouts.tito.alternatives`` packs them. None = not asked."""
+    alternative_logprobs: Floats | None = None
+    """``[C * K]``, of the same distribution as ``logprobs``."""
+    entropy: Floats | None = None
+    """``[C]``, in nats, of the whole distribution; None = not asked, or the engine does not know it."""
 
     @classmethod
     def of(
-        cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0
-    ) -> Generation:
+        cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0,
+        alternatives: tuple[Ids, Floats] | None = None,
+    ) -> Generation:  # fmt: skip
         """A completion from lists, and from reasons of any type; None = the engine names no reason."""
         finish, stop = ("" if value is None else str(value) for value in (finish, stop))
-        return cls(request_id, ids_array(ids), np.asarray(logprobs, dtype=np.float32), finish, stop, cached)
+        floats = np.asarray(logprobs, dtype=np.float32)
+        return cls(request_id, ids_array(ids), floats, finish, stop, cached, *(alternatives or (None, None)))
 
 
 class Engine(Protocol):
@@ -127,6 +139,10 @@ def check_request(request: GenerationRequest, vocab_size: int, max_model_len: in
         raise RequestRefused(f"top_p is {sampling.top_p}; it must lie above 0 and at most at 1.")
     if not 0 <= sampling.min_p <= 1:
         raise RequestRefused(f"min_p is {sampling.min_p}; it must lie between 0 and 1.")
+    if not 0 <= sampling.alternatives <= alternatives.MAX_ALTERNATIVES:
+        raise RequestRefused(
+            f"alternatives is {sampling.alternatives}; it must lie between 0 and {alternatives.MAX_ALTERNATIVES}."
+        )
     if sampling.top_k < 0:
         raise RequestRefused(f"top_k is {sampling.top_k}; it must be 0 (all tokens) or more.")
 
@@ -147,6 +163,23 @@ def check_generation(generation: Generation, request: GenerationRequest, vocab_s
     # Written so that NaN fails too: a third pass over each completion would cost as much again.
     if not (logprobs.min() > -np.inf and logprobs.max() <= 1e-3):
         raise EngineError("The engine returned a log-probability that is not a number or is above 0.")
+    if generation.alternative_ids is not None or generation.entropy is not None:
+        _check_alternatives(generation, vocab_size)
+
+
+def _check_alternatives(generation: Generation, vocab_size: int) -> None:
+    ids, logprobs, entropy = generation.alternative_ids, generation.alternative_logprobs, generation.entropy
+    fault = alternatives.problem(Step(NO_IDS, generation.completion_ids, entropy=entropy,
+                                      alternative_ids=ids, alternative_logprobs=logprobs))  # fmt: skip
+    if fault:
+        raise EngineError(f"The engine's alternatives do not fit its completion: {fault}")
+    if ids is not None and logprobs is not None and ids.size:
+        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+            raise EngineError(f"The engine returned an alternative that is no id from 0 to {vocab_size - 1}.")
+        if not logprobs.max() <= 1e-3:
+            raise EngineError("The engine returned an alternative whose log-probability is no number or is above 0.")
+    if entropy is not None and not (entropy.min() >= -1e-3 and entropy.max() < np.inf):
+        raise EngineError("The engine returned an entropy that is not a number of at least 0.")
 
 
 def reason(error: BaseException) -> str:

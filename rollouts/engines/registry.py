@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollouts.engines.protocol import Engine, EngineError, reason
+from rollouts.tito.alternatives import MAX_ALTERNATIVES
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,19 @@ class EngineSpec:
     temperature_range: tuple[float, float] | None = None
     """The lowest and the highest temperature above 0 that the engine samples at. None = all that the form accepts."""
 
+    most_alternatives: int = 0
+    """The most alternatives of a token that the engine returns; 0 = it returns none."""
+    knows_entropy: bool = False
+    """The engine returns the entropy beside the alternatives. It does not follow from them."""
+
+    def alternatives_problem(self, n: int) -> str:
+        """Why the engine cannot return so many alternatives of each token, as a sentence; empty = it can."""
+        if n <= self.most_alternatives:
+            return ""
+        if not self.most_alternatives:
+            return f"{self.title or self.name} returns no alternatives. Choose 0."
+        return f"{self.title or self.name} returns at most {self.most_alternatives} alternatives of a token."
+
     def temperature_problem(self, temperature: float) -> str:
         """Why the engine cannot sample at a temperature, as a sentence; empty = it can."""
         if not temperature or self.temperature_range is None:
@@ -53,6 +67,8 @@ ENGINES: dict[str, EngineSpec] = {
             "rollouts.engines.transformers_engine:TransformersEngine",
             title="Transformers",
             seed_note="The same seed gives the same tokens again.",
+            most_alternatives=MAX_ALTERNATIVES,
+            knows_entropy=True,
         ),
         EngineSpec(
             "vllm",
@@ -63,6 +79,7 @@ ENGINES: dict[str, EngineSpec] = {
                 "nearly equal, but not always identical."
             ),
             temperature_range=_VLLM_TEMPERATURES,
+            most_alternatives=MAX_ALTERNATIVES,
         ),
         EngineSpec(
             "vllm_server",
@@ -75,6 +92,8 @@ ENGINES: dict[str, EngineSpec] = {
             is_server=True,
             is_light=True,
             temperature_range=_VLLM_TEMPERATURES,
+            # A server counts the sampled token among those it returns, and takes at most 20 unless it is told to.
+            most_alternatives=MAX_ALTERNATIVES - 1,
         ),
         EngineSpec(
             "sglang_server",
@@ -86,8 +105,15 @@ ENGINES: dict[str, EngineSpec] = {
             ),
             is_server=True,
             is_light=True,
+            most_alternatives=MAX_ALTERNATIVES,
         ),
-        EngineSpec("scripted", "rollouts.engines.scripted:ScriptedEngine", is_light=True, is_offered=False),
+        EngineSpec(
+            "scripted",
+            "rollouts.engines.scripted:ScriptedEngine",
+            is_light=True,
+            is_offered=False,
+            most_alternatives=MAX_ALTERNATIVES,
+        ),
     )
 }
 """Every engine by name, in the order of the settings."""

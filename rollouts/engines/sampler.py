@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,20 @@ class Draws:
         return self._block[self._next - 1]
 
 
-def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> tuple[list[int], list[float]]:
+@dataclass(frozen=True)
+class Drawn:
+    """A token that was drawn, and what the request asked to know beside it."""
+
+    id: int
+    logprob: float
+    """Under the distribution that the token was drawn from."""
+    alternatives: tuple[list[int], list[float]] | None = None
+    """The likeliest ids, at most as many as there are, and their log-probabilities; None = not asked."""
+    entropy: float = 0.0
+    """Of the same distribution, in nats. Only with alternatives."""
+
+
+def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[Drawn]:
     """One token for each row of ``logits [n, V]``, and its log-probability under the distribution it was drawn from.
 
     The order is vLLM's: temperature, min_p, top_k, top_p. A greedy row (temperature 0) takes the likeliest token; its
@@ -51,7 +66,17 @@ def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> tuple
     greedy = torch.tensor([one.temperature == 0 for one in samplings])
     ids = torch.where(greedy, logits.argmax(dim=-1), drawn.clamp_(max=logits.shape[-1] - 1))
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0]
-    return ids.tolist(), chosen.tolist()
+    return [
+        Drawn(one, logprob, *(_beside(log_probabilities[row], n) if (n := samplings[row].alternatives) else ()))
+        for row, (one, logprob) in enumerate(zip(ids.tolist(), chosen.tolist(), strict=True))
+    ]
+
+
+def _beside(row: Tensor, n: int) -> tuple[tuple[list[int], list[float]], float]:
+    """The ``n`` likeliest tokens of log-probabilities ``[V]``, and their entropy."""
+    top = torch.topk(row, min(n, row.numel()))
+    entropy = -(row.double().exp() * row.double()).nan_to_num(nan=0.0).sum()  # 0 * log 0 is 0
+    return (top.indices.tolist(), top.values.tolist()), max(float(entropy), 0.0)
 
 
 def _cut(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -10,7 +10,8 @@ import numpy as np
 
 from rollouts.engines.protocol import Generation, GenerationRequest, check_request
 from rollouts.engines.stops import StopTexts
-from rollouts.tito.trajectory import Ids, ids_array
+from rollouts.tito.alternatives import packed
+from rollouts.tito.trajectory import Floats, Ids, ids_array
 
 Script = Callable[[Ids], Sequence[int]]
 """The whole continuation of a prompt. The engine cuts it at stop tokens and limits."""
@@ -75,9 +76,21 @@ class ScriptedEngine:
             ids = ids_array(live.planned[: live.done])
             logprobs = (-1.0 / (1.0 + ids.astype(np.float64))).astype(np.float32)
             reasons = ("stop", text or str(last)) if stopped else ("length", "")
-            finished.append(Generation(request_id, ids, logprobs, *reasons))
+            more = self._alternatives(ids, sampling.alternatives) or (None, None)
+            finished.append(Generation(request_id, ids, logprobs, *reasons, 0, *more))
             del self._live[request_id]
         return finished
+
+    def _alternatives(self, ids: Ids, n: int) -> tuple[Ids, Floats] | None:
+        """The next ids take half of what is left, one after the other, so no entropy is told."""
+        entries = []
+        for value in ids.tolist() if n else ():
+            left, entry = -np.expm1(-1.0 / (1.0 + value)), [(value, -1.0 / (1.0 + value))]
+            for other in range(1, n):
+                left /= 2
+                entry.append(((value + other) % self.vocab_size, float(np.log(left))))
+            entries.append(entry)
+        return packed(entries)
 
     def abort(self, request_id: str) -> None:
         self._live.pop(request_id, None)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rollouts.engines.http import PROBE_SECONDS, HttpEngine, ServerAnswer
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
+from rollouts.tito.alternatives import packed
 
 
 class SglangServerEngine(HttpEngine):
@@ -30,6 +31,7 @@ class SglangServerEngine(HttpEngine):
             "rid": request.request_id,
             "input_ids": request.prompt_ids.tolist(),
             "return_logprob": True,
+            **({"top_logprobs_num": sampling.alternatives} if sampling.alternatives else {}),
             "sampling_params": {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -63,7 +65,17 @@ class SglangServerEngine(HttpEngine):
             raise EngineError(f"The server at {self.url} returns no token ids; it needs an SGLang with output_ids.")
         if logprobs is None:
             raise EngineError(f"The server at {self.url} returns no log-probabilities, though they were asked for.")
-        return Generation.of(request.request_id, token_ids, logprobs, finish.get("type"), finish.get("matched"))
+        beside = None
+        if n := request.sampling.alternatives:
+            try:
+                entries = meta["output_top_logprobs"]
+                beside = packed([[(int(one[1]), float(one[0])) for one in entry or ()] for entry in entries], n)
+            except (KeyError, IndexError, TypeError, ValueError):
+                beside = None
+            if beside is None:
+                raise EngineError(f"The server at {self.url} returns no alternatives, though they were asked for.")
+        reasons = finish.get("type"), finish.get("matched")
+        return Generation.of(request.request_id, token_ids, logprobs, *reasons, alternatives=beside)
 
     async def _drop(self, request_id: str) -> None:
         with contextlib.suppress(ServerAnswer, OSError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, check_request
-from rollouts.engines.sampler import Draws, draw
+from rollouts.engines.sampler import Drawn, Draws, draw
 from rollouts.engines.slots import Slot, SlotCache, grouped_attention
 from rollouts.engines.stops import StopTexts
 from rollouts.tito.trajectory import Ids, ids_array
@@ -37,7 +37,7 @@ class _Live:
     """How many more tokens it may get, by its own limit and the model's."""
     cached: int = 0
     ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
 
 
 class TransformersEngine:
@@ -237,10 +237,10 @@ class TransformersEngine:
 
     def _sample(self, slots: list[Slot], logits: torch.Tensor) -> None:
         live = [slot.owner for slot in slots]
-        ids, logprobs = draw(logits, [one.request.sampling for one in live], [one.draws for one in live])
-        for one, token, logprob in zip(live, ids, logprobs, strict=True):
-            one.ids.append(token)
-            one.logprobs.append(logprob)
+        drawn = draw(logits, [one.request.sampling for one in live], [one.draws for one in live])
+        for one, token in zip(live, drawn, strict=True):
+            one.ids.append(token.id)
+            one.drawn.append(token)
 
     def _finished(self, live: _Live) -> Generation | None:
         sampling = live.request.sampling
@@ -249,7 +249,19 @@ class TransformersEngine:
         if not stopped and len(live.ids) < live.room:
             return None
         finish, stop = ("stop", text or live.ids[-1]) if stopped else ("length", None)
-        return Generation.of(live.request.request_id, live.ids, live.logprobs, finish, stop, live.cached)
+        logprobs = [one.logprob for one in live.drawn]
+        generation = Generation.of(live.request.request_id, live.ids, logprobs, finish, stop, live.cached)
+        return replace(generation, **_beside(live.drawn)) if sampling.alternatives else generation
+
+
+def _beside(drawn: list[Drawn]) -> dict[str, Any]:
+    """The fields of a generation that hold the alternatives and the entropy."""
+    found = [one.alternatives for one in drawn if one.alternatives is not None]
+    return {
+        "alternative_ids": ids_array([value for ids, _ in found for value in ids]),
+        "alternative_logprobs": np.array([value for _, values in found for value in values], dtype=np.float32),
+        "entropy": np.array([one.entropy for one in drawn], dtype=np.float32),
+    }
 
 
 def _refuse_other_attention(config: Any) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request, reason
 from rollouts.engines.stops import StopTexts
+from rollouts.tito.alternatives import packed
 from rollouts.tito.recorded_renders import parsed
 from rollouts.tito.trajectory import Floats, Ids
 
@@ -36,16 +37,16 @@ class _Watched:
 
     stop: tuple[str, ...]
     ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    entries: list[Any] = field(default_factory=list)
 
 
-def _tokens(out: Any) -> tuple[list[int], list[float]]:
-    """The tokens of an output, and the log-probability of each."""
+def _tokens(out: Any) -> tuple[list[int], list[Any]]:
+    """The tokens of an output, and vLLM's log-probabilities at the place of each: id -> value, the token among them."""
     completion = out.outputs[0]
     ids = list(completion.token_ids)
     if completion.logprobs is None or len(completion.logprobs) != len(ids):
         raise EngineError(f"vLLM returned {len(ids)} ids without a log-probability for each.")
-    return ids, [entry[token].logprob for entry, token in zip(completion.logprobs, ids, strict=True)]
+    return ids, list(completion.logprobs)
 
 
 class VllmEngine:
@@ -112,6 +113,7 @@ class VllmEngine:
         self._internal: dict[str, str] = {}  # our request ids -> vllm's ids
         self._stops = StopTexts(path)
         self._watched: dict[str, _Watched] = {}
+        self._alternatives: dict[str, int] = {}  # of the requests that ask for some
 
     def add(self, request: GenerationRequest) -> None:
         check_request(request, self.vocab_size, self.max_model_len)
@@ -128,7 +130,7 @@ class VllmEngine:
                 stop_token_ids=list(sampling.stop_token_ids),
                 seed=sampling.seed,
                 ignore_eos=True,  # only stop_token_ids end a completion
-                logprobs=0,  # of the sampled token only
+                logprobs=sampling.alternatives,  # beside that of the sampled token
                 output_kind=self._kinds.DELTA if sampling.stop else self._kinds.FINAL_ONLY,
             )
             self._internal[request.request_id] = self.llm_engine.add_request(request.request_id, prompt, params)
@@ -136,6 +138,8 @@ class VllmEngine:
             raise RequestRefused(f"vLLM refused the request: {error}") from error
         if sampling.stop:
             self._watched[request.request_id] = _Watched(sampling.stop)
+        if sampling.alternatives:
+            self._alternatives[request.request_id] = sampling.alternatives
 
     def new_params(self, **values: Any) -> Any:
         """vLLM's sampling parameters: ids without text, returned when a completion ends, unless ``values`` differ."""
@@ -173,25 +177,30 @@ class VllmEngine:
 
     def _watch(self, out: Any, watched: _Watched) -> Generation | None:
         """Take the new tokens of a completion that a stop text may end. When one does, the later tokens are dropped."""
-        for token, logprob in zip(*_tokens(out), strict=True):
+        for token, entry in zip(*_tokens(out), strict=True):
             watched.ids.append(token)
-            watched.logprobs.append(logprob)
+            watched.entries.append(entry)
             if text := self._stops.completed(watched.ids, watched.stop):
-                generation = self._generation(out, watched.ids, watched.logprobs, text)
+                generation = self._generation(out, watched.ids, watched.entries, text)
                 if not out.finished:
                     self.llm_engine.abort_request([out.request_id])
                 return generation
-        return self._generation(out, watched.ids, watched.logprobs) if out.finished else None
+        return self._generation(out, watched.ids, watched.entries) if out.finished else None
 
-    def _generation(self, out: Any, ids: list[int], logprobs: list[float], text: str = "") -> Generation:
+    def _generation(self, out: Any, ids: list[int], entries: list[Any], text: str = "") -> Generation:
         self._internal.pop(out.request_id, None)
         self._watched.pop(out.request_id, None)
-        completion = out.outputs[0]
+        completion, beside = out.outputs[0], None
         finish, stop = ("stop", text) if text else (completion.finish_reason, completion.stop_reason)
-        return Generation.of(out.request_id, ids, logprobs, finish, stop, int(out.num_cached_tokens or 0))
+        logprobs = [entry[token].logprob for entry, token in zip(entries, ids, strict=True)]
+        if n := self._alternatives.pop(out.request_id, 0):
+            # The sampled token is there too. It goes out again where it is not among the n likeliest.
+            beside = packed([[(token, one.logprob) for token, one in entry.items()] for entry in entries], n)
+        return Generation.of(out.request_id, ids, logprobs, finish, stop, int(out.num_cached_tokens or 0), beside)
 
     def abort(self, request_id: str) -> None:
         self._watched.pop(request_id, None)
+        self._alternatives.pop(request_id, None)
         if self._internal.pop(request_id, None) is not None:
             self.llm_engine.abort_request([request_id])
 
@@ -201,6 +210,7 @@ class VllmEngine:
     def close(self) -> None:
         self._internal.clear()
         self._watched.clear()
+        self._alternatives.clear()
         self.llm_engine.engine_core.shutdown()
 
 

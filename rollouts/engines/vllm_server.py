@@ -6,6 +6,7 @@ from typing import Any
 
 from rollouts.engines.http import PROBE_SECONDS, HttpEngine, ServerAnswer
 from rollouts.engines.protocol import EngineError, Generation, GenerationRequest
+from rollouts.tito.alternatives import packed
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -49,7 +50,8 @@ class VllmServerEngine(HttpEngine):
             "stop_token_ids": list(sampling.stop_token_ids),
             "seed": sampling.seed,
             "ignore_eos": True,  # only stop_token_ids end a completion
-            "logprobs": 0,  # of the sampled token only
+            # One more than asked for: /inference/v1/generate counts the sampled token among them.
+            "logprobs": sampling.alternatives + 1 if sampling.alternatives else 0,
         }
         if sampling.stop:
             asked |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
@@ -62,6 +64,8 @@ class VllmServerEngine(HttpEngine):
             }
         else:
             body = {"model": self.model, "prompt": ids, "return_token_ids": True, "add_special_tokens": False} | asked
+            if sampling.alternatives:
+                body["return_tokens_as_token_ids"] = True
         return await self._generate(self._path, body, request)
 
     def _read(self, answer: Any, request: GenerationRequest) -> Generation:
@@ -80,4 +84,21 @@ class VllmServerEngine(HttpEngine):
         if values is None:
             raise EngineError(f"The server at {self.url} returns no log-probabilities. Are they switched off?")
         reasons = choice.get("finish_reason"), choice.get("stop_reason")
-        return Generation.of(request.request_id, token_ids, values, *reasons)
+        beside = None
+        if n := request.sampling.alternatives:
+            try:
+                beside = packed(_alternatives(content, logprobs.get("top_logprobs")), n)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                beside = None
+            if beside is None:
+                raise EngineError(
+                    f"The server at {self.url} returns no alternatives with their ids. Upgrade it, or launch with 0."
+                )
+        return Generation.of(request.request_id, token_ids, values, *reasons, alternatives=beside)
+
+
+def _alternatives(content: Any, by_text: Any) -> list[list[tuple[int, float]]]:
+    """Ids and log-probabilities at each place, in the form of either address."""
+    if content:
+        return [[(int(one["token_id"]), float(one["logprob"])) for one in entry["top_logprobs"]] for entry in content]
+    return [[(int(name.removeprefix("token_id:")), float(one)) for name, one in entry.items()] for entry in by_text]

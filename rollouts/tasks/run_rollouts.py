@@ -159,6 +159,7 @@ class _Work:
             max_tokens=form.max_tokens,
             stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
             stop=tuple(form.stop),
+            alternatives=form.alternatives,
         )
         limits = RolloutLimits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
         try:

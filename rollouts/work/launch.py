@@ -26,6 +26,7 @@ from rollouts.services.audit import Action, record
 from rollouts.services.projects import key_of
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import files_of, is_stored
+from rollouts.tito.alternatives import MAX_ALTERNATIVES
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.full_render import COMPARE
 from rollouts.tito.interfaces import RenderFailed
@@ -127,6 +128,8 @@ class LaunchSettings:
     """Texts that end a completion, beside the model's own stop tokens."""
     max_turns: int = 6
     """Largest number of completions of one trajectory."""
+    alternatives: int = 0
+    """Likeliest tokens that are kept beside each sampled one, with the entropy where the engine knows it; 0 = none."""
     seed: int | None = None
     """None = a seed is drawn and stored."""
     training_step: int | None = None
@@ -171,6 +174,8 @@ class LaunchSettings:
             found["temperature"] = "Choose a temperature from 0 (always the likeliest token) to 10."
         elif sentence := self._engine().temperature_problem(self.temperature):
             found["temperature"] = sentence
+        if "alternatives" not in found and (sentence := self._engine().alternatives_problem(self.alternatives)):
+            found["alternatives"] = sentence
         if not 0 < self.top_p <= 1:
             found["top_p"] = "Choose a top_p above 0 and at most 1 (all tokens)."
         if not 0 <= self.min_p <= 1:
@@ -202,6 +207,7 @@ _WHOLE = (
     ("group", 1, 1024),
     ("top_k", 0, 1_000_000),
     ("max_tokens", 1, 131_072),
+    ("alternatives", 0, MAX_ALTERNATIVES),
     ("max_turns", 1, 200),
 )
 

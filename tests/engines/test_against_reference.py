@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollouts.engines import Engine, GenerationRequest, Sampling, build_engine
+from rollouts.tito.alternatives import unpacked
 from rollouts.tito.trajectory import Ids, ids_array
 
 
@@ -70,12 +71,20 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
     engine: Engine, reference: Any, temperature: float
 ) -> None:
     ids = prompt(5, 80)
-    sampling = Sampling(temperature=temperature, max_tokens=40, seed=3)
+    sampling = Sampling(temperature=temperature, max_tokens=40, seed=3, alternatives=3)
     generation = run(engine, [GenerationRequest("a", ids, sampling)])["a"]
     logits = logits_of(reference, ids, generation.completion_ids) / temperature
     chosen = torch.from_numpy(generation.completion_ids.astype(np.int64))[:, None]
-    expected = torch.log_softmax(logits, dim=1).gather(1, chosen)[:, 0].numpy()
-    np.testing.assert_allclose(generation.logprobs, expected, atol=2e-3)
+    distribution = torch.log_softmax(logits, dim=1)
+    np.testing.assert_allclose(generation.logprobs, distribution.gather(1, chosen)[:, 0].numpy(), atol=2e-3)
+    told = unpacked(generation.alternative_ids, generation.alternative_logprobs, 40)
+    assert told is not None
+    np.testing.assert_allclose(told.logprobs, distribution.topk(3).values.numpy(), atol=2e-3)
+    at = distribution.gather(1, torch.from_numpy(told.ids.astype(np.int64))).numpy()
+    np.testing.assert_allclose(told.logprobs, at, atol=2e-3)
+    if generation.entropy is not None:
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        np.testing.assert_allclose(generation.entropy, entropy.numpy(), atol=5e-3)
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}])

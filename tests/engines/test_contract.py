@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from rollouts.engines import (
     build_engine,
     check_generation,
     check_request,
+    engine_spec,
 )
+from rollouts.tito.alternatives import entropy_at_least, unpacked
 from rollouts.tito.trajectory import Ids, ids_array
 from rollouts.tokenizers import load
 
@@ -111,6 +115,44 @@ class TestContract:
         batched = run(engine, [*others[:3], GenerationRequest("a", prompt(4), sampling), *others[3:]])["a"]
         assert batched.completion_ids.tolist() == alone.completion_ids.tolist()
         np.testing.assert_allclose(batched.logprobs, alone.logprobs, atol=1e-4)
+
+    def test_alternatives_are_told_and_change_no_token(self, engine: Engine) -> None:
+        spec = engine_spec(engine.name)
+        plain = Sampling(top_p=0.9, max_tokens=12, seed=5)
+        without = run(engine, [GenerationRequest("w", prompt(12), plain)])["w"]
+        asked = {
+            "two": replace(plain, alternatives=2),
+            "none": plain,
+            "most": replace(plain, alternatives=spec.most_alternatives, stop=("never there",)),
+        }
+        done = run(engine, [GenerationRequest(name, prompt(12), one) for name, one in asked.items()])
+        for name, one in asked.items():
+            found = done[name]
+            check_generation(found, GenerationRequest(name, prompt(12), one), engine.vocab_size)
+            assert found.completion_ids.tolist() == without.completion_ids.tolist()
+            np.testing.assert_allclose(found.logprobs, without.logprobs, atol=1e-5)
+            if not one.alternatives:
+                assert found.alternative_ids is found.alternative_logprobs is found.entropy is None
+                continue
+            told = unpacked(found.alternative_ids, found.alternative_logprobs, 12)
+            assert told is not None and told.ids.shape[1] <= one.alternatives
+            if name == "two":
+                assert told.ids.shape == (12, 2)
+            for token, logprob, ids, values in zip(
+                found.completion_ids, found.logprobs, told.ids, told.logprobs, strict=True
+            ):
+                there = np.isfinite(values)
+                assert (np.diff(values[there]) <= 0).all() and np.exp(values[there]).sum() <= 1 + 1e-4
+                assert len(set(ids[there].tolist())) == there.sum()
+                if token in ids[there]:
+                    np.testing.assert_allclose(values[ids == token][0], logprob, atol=1e-5)
+                else:
+                    assert logprob <= values[-1] + 1e-5
+            assert (found.entropy is not None) == spec.knows_entropy
+            if found.entropy is not None:
+                assert found.entropy.shape == (12,) and (found.entropy >= entropy_at_least(told) - 1e-3).all()
+        with pytest.raises(RequestRefused, match="alternatives is 21"):
+            engine.add(GenerationRequest("bad", prompt(12), replace(plain, alternatives=21)))
 
     def test_a_request_may_come_while_others_are_under_way(self, engine: Engine) -> None:
         late = GenerationRequest("late", prompt(5), Sampling(temperature=0, max_tokens=9))
@@ -218,3 +260,29 @@ def test_a_sound_generation_passes() -> None:
 def test_nonsense_from_an_engine_is_an_error(ids: list[int], logprobs: list[float], words: str) -> None:
     with pytest.raises(EngineError, match=words):
         check_generation(Generation("x", ids_array(ids), np.array(logprobs, dtype=np.float32), "stop"), REQUEST, 10)
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "entropy", "words"),
+    [
+        ([1, 2, 3, 4], [-0.5, -1, -0.25, -np.inf], [0.5, 0.0], ""),
+        ([1, 2, 3], [-0.5] * 3, None, "do not fit"),
+        ([1, 99, 3, 4], [-0.5] * 4, None, "no id from 0 to 9"),
+        ([1, 2, 3, 4], [-0.5, 0.5, -1, -1], None, "above 0"),
+        ([1, 2, 3, 4], [-0.5, float("nan"), -1, -1], None, "no number"),
+        (None, None, [0.5, -1.0], "entropy"),
+        (None, None, [0.5, float("nan")], "entropy"),
+    ],
+)
+def test_alternatives_that_make_no_sense_are_an_error(
+    ids: list[int] | None, logprobs: list[float] | None, entropy: list[float] | None, words: str
+) -> None:
+    def floats(values: list[float] | None) -> Any:
+        return None if values is None else np.array(values, dtype=np.float32)
+
+    made = replace(
+        GOOD, alternative_ids=None if ids is None else ids_array(ids), alternative_logprobs=floats(logprobs),
+        entropy=floats(entropy),
+    )  # fmt: skip
+    with pytest.raises(EngineError, match=words) if words else nullcontext():
+        check_generation(made, REQUEST, 10)

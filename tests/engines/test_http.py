@@ -137,6 +137,54 @@ def test_the_generate_address_is_used_where_the_server_has_it(engine: Any) -> No
     assert generation.completion_ids.tolist() == [8] and generation.stop_reason == ""
 
 
+def test_alternatives_come_from_each_form_of_answer(engine: Any) -> None:
+    """The servers name two beside 8, which is not among them, and one beside 9."""
+    asked: list[Any] = []
+
+    def completions(body: Any) -> tuple[int, Any]:
+        asked.append(body)
+        top = [
+            {"token_id:8": -1.5, "token_id:3": -0.25, "token_id:4": -0.75},
+            {"token_id:9": -0.25, "token_id:1": -9999},
+        ]
+        _, reply = vllm_like("/v1/completions", body)
+        reply["choices"][0]["logprobs"] = {"token_logprobs": [-1.5, -0.25], "top_logprobs": top}
+        return 200, reply
+
+    def generate(body: Any) -> tuple[int, Any]:
+        if not body["token_ids"]:
+            return 422, {"error": {"message": "token_ids is empty"}}
+        asked.append(body["sampling_params"])
+        entries = [[(8, -1.5), (3, -0.25), (4, -0.75)], [(9, -0.25), (1, -9999)]]
+        told = [[{"token_id": one, "logprob": value} for one, value in entry] for entry in entries]
+        content = [{**entry[0], "top_logprobs": entry} for entry in told]
+        choice = {"token_ids": [8, 9], "logprobs": {"content": content}, "finish_reason": "length", "stop_reason": None}
+        return 200, {"choices": [choice]}
+
+    def sglang(body: Any) -> tuple[int, Any]:
+        asked.append(body)
+        _, reply = sglang_like("/generate", body)
+        reply["meta_info"]["output_top_logprobs"] = [[[-0.25, 3, None], [-0.75, 4, None]], [[-0.25, 9, None]]]
+        return 200, reply
+
+    for name, answer in (
+        ("vllm_server", with_change(vllm_like, "/v1/completions", completions)),
+        ("vllm_server", with_change(vllm_like, "/inference/v1/generate", generate)),
+        ("sglang_server", with_change(sglang_like, "/generate", sglang)),
+    ):
+        found = complete(engine(name, answer), alternatives=2)
+        assert found.alternative_ids.tolist() == [3, 4, 9, 0] and found.entropy is None
+        assert found.alternative_logprobs.tolist() == [-0.25, -0.75, -0.25, float("-inf")]
+    assert asked[0]["logprobs"] == asked[1]["logprobs"] == 3 and asked[0]["return_tokens_as_token_ids"] is True
+    assert asked[2]["top_logprobs_num"] == 2
+
+
+@pytest.mark.parametrize(("name", "answer"), [("vllm_server", vllm_like), ("sglang_server", sglang_like)])
+def test_a_server_that_returns_no_alternatives_is_told_so(engine: Any, name: str, answer: Answer) -> None:
+    with pytest.raises(EngineError, match="returns no alternatives"):
+        complete(engine(name, answer), alternatives=2)
+
+
 def test_stop_texts_are_the_servers_to_find_and_no_token_is_cut(engine: Any) -> None:
     asked: list[Any] = []
 

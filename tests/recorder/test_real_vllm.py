@@ -28,6 +28,7 @@ from rollouts.engines import Generation, GenerationRequest, Sampling, build_engi
 from rollouts.models import Run, StoredStep
 from rollouts.recorder import wire
 from rollouts.tasks import run_rollouts as work
+from rollouts.tito.alternatives import unpacked
 from rollouts.tito.trajectory import ids_array
 from rollouts.tokenizers import load
 from rollouts.work.launch import LaunchSettings, can_resume, launch
@@ -133,6 +134,13 @@ def test_the_engine_asks_a_real_server(engine: Any) -> None:
     wanted = int(first.completion_ids[3])
     stopped = complete(engine, stop_token_ids=(wanted,))
     assert stopped.completion_ids[-1] == wanted and stopped.stop_reason == str(wanted)
+    told = complete(engine, alternatives=3)
+    assert told.completion_ids.tolist() == first.completion_ids.tolist()
+    np.testing.assert_allclose(told.logprobs, first.logprobs, atol=1e-5)
+    found = unpacked(told.alternative_ids, told.alternative_logprobs, 16)
+    assert found is not None and found.ids.shape == (16, 3) and (np.diff(found.logprobs) <= 0).all()
+    for token, logprob, ids, values in zip(told.completion_ids, told.logprobs, found.ids, found.logprobs, strict=True):
+        assert values[ids == token] == pytest.approx([logprob]) if token in ids else logprob <= values[-1]
 
 
 @pytest.mark.parametrize("way", WAYS)

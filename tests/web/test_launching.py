@@ -29,13 +29,14 @@ def post(web: Client, address: str = "/runs/new", **changes: Any) -> Any:
 def test_everything_that_is_sampled_with_is_stored_and_shown(web: Client) -> None:
     asked = {
         "temperature": "0.7", "top_p": "0.9", "top_k": "40", "min_p": "0.05", "seed": "11", "max_tokens": "33",
+        "alternatives": "5",
         "stop": "</answer>\r\n\\n\\n", "environment_seconds": "2.5", "compare": "strict",
         "template_kwargs": '{"enable_thinking": false}',
     }  # fmt: skip
     assert post(web, **asked).status_code == 302
     run = Run.objects.get()
     assert {name: run.settings[name] for name in asked} == {
-        "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 11, "max_tokens": 33,
+        "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 11, "max_tokens": 33, "alternatives": 5,
         "stop": ["</answer>", "\n\n"], "environment_seconds": 2.5, "compare": "strict",
         "template_kwargs": {"enable_thinking": False},
     }  # fmt: skip
@@ -94,6 +95,7 @@ def test_templates_are_chosen_pasted_or_uploaded(web: Client) -> None:
         ({"stop": "x" * 300}, "stop", "1 to 200"),
         ({"stop": "\n".join("abcdefghijklmnopqrstuvwxyz")}, "stop", "at most 16"),
         ({"min_p": "2"}, "min_p", "at most 1"),
+        ({"alternatives": "21"}, "alternatives", "at most 20"),
         ({"top_k": "1e400"}, "top_k", "whole number"),
         ({"temperature": "1e400"}, "temperature", "Write a number"),
         ({"environment_seconds": "0"}, "environment_seconds", "above 0"),

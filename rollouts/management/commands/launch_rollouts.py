@@ -66,6 +66,10 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--stop", action="append", default=[], metavar="TEXT", help="also ends a completion; may be repeated"
         )
+        parser.add_argument(
+            "--alternatives", type=int, default=_DEFAULTS.alternatives, metavar="K",
+            help="keep the K likeliest tokens beside each sampled one, and the entropy where the engine knows it",
+        )  # fmt: skip
         parser.add_argument("--seed", type=int, default=None, metavar="S", help="default: one is drawn and stored")
         parser.add_argument(
             "--training-step",
