@@ -118,6 +118,12 @@ def gap_html(words: str, text: str, url: str) -> str:
     return f'<a class=gap href="{escape(url)}" data-gap="{said}" aria-label="{said}. Show both sides."></a>'
 
 
+def pin_html(number: int, title: str) -> str:
+    """The place of a finding in a saved file: a link to its card, with its number."""
+    said = escape(f"Finding {number}: {title}. Show its card.")
+    return f'<a class=pin id=place-{number} href="#finding-{number}" data-n={number} aria-label="{said}"></a>'
+
+
 def logprob_classes(logprobs: NDArray[np.float32] | None, n: int) -> NDArray[np.int64]:
     """Class 0 (certain) to 8 (least likely) of each logprob ``[n]``; ``NO_LOGPROB`` where there is none."""
     if logprobs is None:

@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 
 from inspector.html.text import bytes_text
 from inspector.html.token_diff import token_diff
-from inspector.html.tokens import MAX_GAP_TEXT, Marks, TokenPainter, Tokens, gap_html
+from inspector.html.tokens import MAX_GAP_TEXT, Marks, TokenPainter, Tokens, gap_html, pin_html
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.turns import FindingItem
 from rollouts.selectors.parts import StepSummary
@@ -108,6 +108,9 @@ def row_marks(
         offset = min(one.item.places[0][0], n_tokens)
         text = bytes_text(b"".join(piece or b"" for piece in painter.pieces(one.left[:MAX_GAP_TEXT])))
         gaps.setdefault(offset, gap_html(_gap_words(one), text, f"#finding-{one.item.number}"))
+    for item in here if place.most else ():
+        offset = min(item.places[0][0], n_tokens)
+        gaps[offset] = gaps.get(offset, "") + pin_html(item.number, item.title)
     known = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())
     return Marks(
         faults=[span for item in wrong for span in item.places],

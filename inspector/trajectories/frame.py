@@ -146,7 +146,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         "run": run,
         "tokenizer": run.tokenizer,
         "here": tab.here,
-        "facts": _header_fields(trajectory, run, siblings.group_url),
+        "facts": header_fields(trajectory, run, siblings.group_url),
         "tabs": [
             PageLink(
                 one.label,
@@ -164,7 +164,8 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
     }
 
 
-def _header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> list[HeaderField]:
+def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> list[HeaderField]:
+    """What the head of a page says of a trajectory. At most one query, where it has a group."""
     reward = trajectory.reward
     parts = ", ".join(f"{name} {value:g}" for name, value in list((trajectory.reward_parts or {}).items())[:6]
                       if isinstance(value, int | float))  # fmt: skip

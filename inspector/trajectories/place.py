@@ -51,6 +51,13 @@ class PagePlace:
     """A sentence for each part of the address that could not be followed."""
     has_fault: bool = field(default=False, compare=False)
     """An address without a place opens at a fault. So the top of row 0 must be named."""
+    most: int = field(default=0, compare=False)
+    """The most tokens of a file that somebody saves; 0 = a page, whose view says how many."""
+
+    @property
+    def size(self) -> int:
+        """The most tokens that are drawn."""
+        return self.most or (WINDOW if self.view == View.TOKENS else MAX_RUN_VIEW_TOKENS)
 
     def query(self, **changes: object) -> str:
         """The query string of this place with ``changes``, ``?`` included. Defaults are left out."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from inspector.html.tokens import Block, Marks, TokenPainter, Tokens, foreign_tokens
 from inspector.trajectories import lenses
-from inspector.trajectories.place import MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View
+from inspector.trajectories.place import WINDOW, PagePlace, View
 from inspector.trajectories.turns import Turn
 
 RUNS_BYTES = 2_000_000
@@ -74,16 +74,14 @@ class Reader:
 
 def wanted_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:
     """The row offsets ``[start, stop)`` to read for a place, margins included."""
-    size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
-    return max(place.window - MARGIN, 0), min(place.window + size + MARGIN, n_tokens)
+    return max(place.window - MARGIN, 0), min(place.window + place.size + MARGIN, n_tokens)
 
 
 def build_reader(
     place: PagePlace, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter, marks: Marks
 ) -> Reader:
     """``tokens`` are those of :func:`wanted_range`. The window limits time and size, not the row."""
-    size = WINDOW if place.view == View.TOKENS else MAX_RUN_VIEW_TOKENS
-    start, stop = place.window, min(place.window + size, n_tokens)
+    start, stop = place.window, min(place.window + place.size, n_tokens)
     lens = lenses.find(place.lens)
     splits = lens is not None and lens.splits_runs
     sections = []

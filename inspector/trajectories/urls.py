@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from django.urls import URLPattern, path
 
-from inspector.trajectories import media, reproduce_views, views
+from inspector.trajectories import media, offline_page, reproduce_views, views
 from inspector.trajectories.frame import Tab
 from inspector.trajectories.tabs import TABS
 from inspector.web.twins import twins
@@ -26,6 +26,7 @@ urlpatterns = [
     *twins("trajectories/<code:code>", views.trajectory, name="trajectory"),
     path("trajectories/<code:code>/card.json", views.card, name="trajectory-card"),
     path("trajectories/<code:code>/find.json", views.find, name="trajectory-find"),
+    path("trajectories/<code:code>/file.html", offline_page.offline_page, name="trajectory-file"),
     path("trajectories/<code:code>/findings/<int:number>.py", reproduce_views.finding_script, name="finding-script"),
     path("trajectories/<code:code>/media/<int:step>/<int:number>", media.media, name="trajectory-media"),
     *tab_urls(TABS),

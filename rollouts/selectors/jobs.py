@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 
-from django.db.models import Count, Q
+from django.db.models import Count, Max, Q
 
-from rollouts.models import Job, Run
+from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.selectors.access import Access
 
 LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.DIAGNOSE_PUSHED)
@@ -18,6 +19,16 @@ def latest_jobs(run: Run, kinds: Collection[str] = LISTED) -> list[Job]:
     """The newest jobs of a run, the newest first, each with its owner, without diagnoses of pushes that are done."""
     told = Q(kind=Job.Kind.DIAGNOSE_PUSHED, status=Job.Status.DONE)
     return list(run.jobs.filter(~told, kind__in=kinds).select_related("created_by").order_by("-pk")[:MAX_JOBS])
+
+
+def diagnosed_at(trajectory: StoredTrajectory) -> datetime | None:
+    """When the findings of a trajectory were made: with its rows, or by a later job. None = it was not diagnosed."""
+    if trajectory.checks is None:
+        return None
+    made = trajectory.finished_at or trajectory.created_at
+    again = trajectory.run.jobs.filter(kind__in=(Job.Kind.DIAGNOSE, Job.Kind.DIAGNOSE_PUSHED), status=Job.Status.DONE)
+    last = again.aggregate(last=Max("finished_at"))["last"]
+    return max(made, last) if last else made
 
 
 def find_job(run_code: str, code: str, kinds: Collection[str] = LISTED) -> Job | None:

@@ -180,6 +180,11 @@ def findings_in_order(trajectory: Stored) -> QuerySet[StoredFinding]:
     return trajectory.findings.defer("expected_ids", "actual_ids").order_by(*READING_ORDER)
 
 
+def versions_of_findings(trajectory: Stored) -> list[int]:
+    """The versions of the diagnosis that made the findings, the oldest first. One query."""
+    return sorted(set(trajectory.findings.values_list("version", flat=True)))
+
+
 def ids_of_findings(trajectory: Stored, limit: int) -> list[tuple[Ids, Ids]]:
     """Expected and actual ids of the first findings, in reading order. One query."""
     found = trajectory.findings.order_by(*READING_ORDER)
