@@ -13,20 +13,24 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
 from inspector.trajectories import reads
-from inspector.trajectories.chat import Media, Said, media_of, media_parts, read_message
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.turns import FindingItem
 from rollouts import models
-from rollouts.replies.unheld import unheld
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.tito.roles import role_turns
+from rollouts.tito.said import Media, Said, media_of, media_parts
+from rollouts.tito.unheld import unheld_tokens
 
 FOLDED = 1_500
 """A longer text of a tool or of a system prompt is folded."""
 MAX_READ_TOKENS = 200_000
 """The most new tokens of a page's steps that are read, to find messages in them and to decode completions."""
 MAX_UNHELD = 5
+TEXT_NOTE = "the text of the completion"
+"""The note at a reply that is a text; the check of texts compares it with the ids."""
+CUT = "shown"
+"""The name of the field that says how much is shown of a message which is too long."""
 _WRITTEN_AS = {("user", "tool"), ("tool", "function"), ("system", "developer")}
 """Role of a header in the ids, role of the message: templates write a message under another role."""
 _MEDIA_NAMES = (b"image", b"audio", b"video", b"vision", b"img")
@@ -182,13 +186,12 @@ class ChatPainter:
         self, drawn: DrawnStep, summary: StepSummary | None, reply: Said | None, note: str, numbers: Mapping[int, int]
     ) -> None:
         tokens = self.arrays.get(drawn.index)
-        decoded, held = "", tokens.tokens.completion_ids if tokens else None
-        if held is not None and len(held):
-            assert self.painter.table is not None
-            pieces = self.painter.table.token_bytes(held)
-            special = self.painter.special(held)
-            decoded = b"".join(p for p, s in zip(pieces, special, strict=True) if not s).decode("utf-8", "replace")
+        ids = tokens.tokens.completion_ids if tokens else None
+        is_told = reply is not None and note != TEXT_NOTE and CUT not in reply.others
         if reply is None:
+            decoded = ""
+            if ids is not None and self.painter.table is not None:
+                decoded = self.painter.table.text(ids[~self.painter.special(ids)])
             if not summary or not summary.completion_length:
                 return
             note = "decoded from the sampled ids: the source holds no message of it"
@@ -199,10 +202,12 @@ class ChatPainter:
         if summary and summary.completion_length:
             start = summary.prompt_length
             drawn.reply.place = self._place(drawn.index, start, start + summary.completion_length, sampled=True)
-            if decoded:
+            if is_told and ids is not None and self.painter.table is not None:
+                lost = unheld_tokens(ids, self.painter.special(ids), self.painter.table.joined, reply.held)
+                linked = drawn.reply.place is not None and bool(drawn.reply.place.url)
                 drawn.reply.unheld = [
-                    (html_of(decoded[a:b]), drawn.reply.place.url if drawn.reply.place else "")
-                    for a, b in unheld(decoded, reply.held)[:MAX_UNHELD]
+                    (html_of(one.text), self._url(summary.row, start + one.start, start + one.stop) if linked else "")
+                    for one in lost[:MAX_UNHELD]
                 ]
 
     def _message(self, step: int, said: Said, numbers: Mapping[int, int], media_tokens: str) -> DrawnMessage:
@@ -281,13 +286,6 @@ class ChatPainter:
     def _url(self, row: int, start: int, stop: int) -> str:
         place = PagePlace(row=row, view=View.TOKENS)
         return reverse("trajectory", args=[self.trajectory.code]) + place.marked(start, stop)
-
-
-def said_in(value: Any, role: str = "prompt") -> list[Said]:
-    """The messages of a stored value: a list of messages, or one."""
-    if value is None:
-        return []
-    return [said for one in (value if isinstance(value, list) else [value]) for said in read_message(one, role)]
 
 
 def media_numbers(bodies: Sequence[Any]) -> dict[int, int]:

@@ -9,10 +9,10 @@ import json
 
 from django.http import Http404, HttpRequest, HttpResponse
 
-from inspector.trajectories.chat import media_data, media_parts
 from inspector.web.access import reads_trajectory
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
+from rollouts.tito.said import media_data, media_parts
 
 _STARTS = (
     (b"\x89PNG\r\n\x1a\n", "image/png", "png"), (b"\xff\xd8\xff", "image/jpeg", "jpg"), (b"GIF87a", "image/gif", "gif"),

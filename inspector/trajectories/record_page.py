@@ -14,14 +14,14 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
-from inspector.trajectories.chat import Said, without_data
 from inspector.trajectories.conversation import (
+    CUT,
+    TEXT_NOTE,
     ChatPainter,
     DrawnStep,
     html_of,
     media_numbers,
     place_asked,
-    said_in,
     step_of_place,
 )
 from inspector.trajectories.frame import MAX_PLACE, TrajectoryHead, head_of
@@ -29,6 +29,7 @@ from inspector.web.twins import wants_json, whole_number
 from rollouts import models
 from rollouts.formats import lacks_of
 from rollouts.selectors import parts
+from rollouts.tito.said import Said, messages_in, reply_in, without_data
 
 STEPS = 20
 ROWS = 60
@@ -246,29 +247,22 @@ def _messages(step: Mapping[str, Any]) -> tuple[list[Said], Any]:
 
 def _said(value: Any) -> list[Said]:
     if isinstance(value, _Clipped):
-        return [Said("messages", [value.start], others={"shown": _cut(value)})]
-    return said_in(value)
+        return [Said("messages", [value.start], others={CUT: _cut(value)})]
+    return messages_in(value)
 
 
 def _reply(step: Mapping[str, Any], sent_back: Said | None) -> tuple[Said | None, str]:
     """What a step said, and where that is known from."""
     held = step.get("reply")
     if isinstance(held, _Clipped):
-        return Said("assistant", [held.start], others={"shown": _cut(held)}), ""
-    found = said_in(held, "assistant")
-    if found:
-        # Items of one reply: reasoning, text and calls are one message.
-        first = found[0]
-        for more in found[1:]:
-            first.texts += more.texts
-            first.reasoning += more.reasoning
-            first.calls += more.calls
-        return first, ""
+        return Said("assistant", [held.start], others={CUT: _cut(held)}), ""
+    if (found := reply_in(held)) is not None:
+        return found, ""
     if "text" in step:
         text = step["text"]
         whole = text.start if isinstance(text, _Clipped) else text if isinstance(text, str) else json.dumps(text)
-        others = {"shown": _cut(text)} if isinstance(text, _Clipped) else {}
-        return Said("assistant", [whole], others=others), "the text of the completion"
+        others = {CUT: _cut(text)} if isinstance(text, _Clipped) else {}
+        return Said("assistant", [whole], others=others), TEXT_NOTE
     return sent_back, "as the next request holds it" if sent_back else ""
 
 

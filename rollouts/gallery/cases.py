@@ -150,6 +150,14 @@ def engine_ids_inconsistent(t: FaultyTurn) -> Trajectory:
     return replace(whole, steps=(replace(t.first, text=text.replace('"name": ', "")), *whole.steps[1:]))
 
 
+@case
+def reply_text_lost(t: FaultyTurn) -> Trajectory:
+    """The parser that the log was written with does not know this form of a call, and drops it."""
+    whole = t.on(t.delta)
+    first = replace(t.first, reply={"role": "assistant", "content": ""})
+    return replace(whole, steps=(first, *whole.steps[1:]))
+
+
 # -- what the chat template writes between two completions
 
 

@@ -65,7 +65,8 @@ class Said:
     def held(self) -> str:
         """All words that it holds, in no order."""
         said = [one for one in self.texts if isinstance(one, str)]
-        return "\n".join([*said, *self.reasoning, *(f"{c.name} {_text(c.arguments)}" for c in self.calls)])
+        calls = (f"{call.name} {_text(call.arguments)}" for call in self.calls)
+        return "\n".join([*said, *self.reasoning, *calls, *map(_text, self.others.values())])
 
     def same_as(self, other: Said) -> bool:
         """Whether it says what another message says: texts, calls and reasoning, where both have reasoning."""
@@ -109,6 +110,26 @@ def read_message(value: Any, role: str) -> list[Said]:
     if results and not (said.texts or said.calls or said.reasoning):
         return results
     return [*results, _marked(said, value) if said.is_result else said]
+
+
+def reply_in(value: Any) -> Said | None:
+    """A stored reply as one message: its items (reasoning, text, calls) are put together. None = it is empty."""
+    found = messages_in(value, "assistant")
+    if not found:
+        return None
+    first = found[0]
+    for more in found[1:]:
+        first.texts += more.texts
+        first.reasoning += more.reasoning
+        first.calls += more.calls
+    return first
+
+
+def messages_in(value: Any, role: str = "prompt") -> list[Said]:
+    """The messages of a stored value: a list of messages, or one."""
+    if value is None:
+        return []
+    return [said for one in (value if isinstance(value, list) else [value]) for said in read_message(one, role)]
 
 
 def _add(said: Said, results: list[Said], part: Any) -> None:

@@ -3,14 +3,55 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollouts.tito.trajectory import Ids, Mask
 
 _TAG = re.compile(r"<[^<>\s]{1,60}(?:\s[^<>]{0,60})?>|\[/?[A-Z_]{3,}\]")
 _WORD = re.compile(r"\w+")
 _OF_THE_FORM = {"name", "arguments", "parameters", "function", "functions", "type", "tool", "call", "calls", "id",
                 "assistant", "analysis", "commentary", "final", "json", "think", "to", "null",
                 "true", "false"}  # fmt: skip
+_ESCAPED = re.compile(r"u[0-9a-f]{4}")
 SHORTEST = 3
 """Fewer words in a row are an escape or a word of the form."""
+
+Joined = Callable[[Ids], tuple[bytes, NDArray[np.int64]]]
+"""``joined_bytes`` of a codec: the bytes of ids, and for each id ``[n]`` the offset at which its bytes end."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Sampled words in a row that a message does not hold."""
+
+    text: str
+    start: int
+    """The stretch is ``[start, stop)`` of the completion's tokens."""
+    stop: int
+
+
+def unheld_tokens(completion_ids: Ids, is_special: Mask, joined: Joined, held: str) -> list[Stretch]:
+    """What a completion ``[C]`` says and a message does not hold, by :func:`unheld`, with its tokens.
+
+    ``is_special`` ``[C]``: its control tokens, which are no part of the text. ``held``: all texts of the message.
+    """
+    kept = np.flatnonzero(~is_special)
+    data, ends = joined(completion_ids[kept])
+    # A byte that is no UTF-8 is one character here, so that characters lead back to bytes.
+    text = data.decode("utf-8", "surrogateescape")
+    found, at, n_bytes = list[Stretch](), 0, 0
+    for start, stop in unheld(text, held):
+        n_bytes += len(text[at:start].encode("utf-8", "surrogateescape"))
+        said = text[start:stop].encode("utf-8", "surrogateescape")
+        first = int(np.searchsorted(ends, n_bytes, side="right"))
+        n_bytes, at = n_bytes + len(said), stop
+        last = int(np.searchsorted(ends, n_bytes, side="left"))
+        found.append(Stretch(said.decode("utf-8", "replace"), int(kept[first]), int(kept[last]) + 1))
+    return found
 
 
 def unheld(decoded: str, held: str) -> list[tuple[int, int]]:
@@ -19,10 +60,12 @@ def unheld(decoded: str, held: str) -> list[tuple[int, int]]:
     ``held``: all texts of the message. Tags and the words that the form of a call writes are left out. A stretch has at
     least three words in a row, or is all that the completion says. Words are compared, not their order.
     """
+    if decoded.strip() == held.strip():
+        return []
     text = _TAG.sub(lambda match: " " * len(match[0]), decoded)
     known = {word.lower() for word in _WORD.findall(held)}
     words = [match for match in _WORD.finditer(text) if match[0].lower() not in _OF_THE_FORM]
-    missing = [match[0].lower() not in known for match in words]
+    missing = [not _is_known(text, match, known) for match in words]
     if words and all(missing):
         return [(words[0].start(), words[-1].end())]
     found, first = list[tuple[int, int]](), 0
@@ -32,3 +75,16 @@ def unheld(decoded: str, held: str) -> list[tuple[int, int]]:
                 found.append((words[first].start(), words[at - 1].end()))
             first = at + 1
     return found
+
+
+def _is_known(text: str, match: re.Match[str], known: set[str]) -> bool:
+    """Whether a word is in the message, also as JSON spells it: ``\\n`` stands before a word, ``\\u00e9`` in one."""
+    word = match[0].lower()
+    if word in known:
+        return True
+    start, stop = match.span()
+    if text[stop : stop + 2] == "\\u":
+        return True
+    if start == 0 or text[start - 1] != "\\":
+        return False
+    return bool(_ESCAPED.match(word)) or (word[0] in "nrtbf" and (len(word) == 1 or word[1:] in known))

@@ -286,6 +286,14 @@ def engine_ids_inconsistent(s: ModelSetup) -> Case:
 
 
 @planter
+def reply_text_lost(s: ModelSetup) -> Case:
+    turn = s.turn()
+    first, *others = turn.tito().steps
+    reply = {**(first.reply or {}), "content": "", "reasoning_content": "", "tool_calls": []}
+    return Case("reply_text_lost", turn.trajectory(replace(first, reply=reply), *others), "reply_text_lost", 0)
+
+
+@planter
 def thinking_dropped_by_harness(s: ModelSetup) -> Case:
     messages = s.opening()
     content = f"It is {s.rng.randrange(999)}."

@@ -16,7 +16,7 @@ from tests.tito.plant_training_rows import alone, clean_row
 
 S = model_setup("stable")
 TRAJECTORY, ROW = clean_row(S)
-STREAM = ("token_ids", "text", "first_prompt", "prefix", "canonical", "delta", "control_text")
+STREAM = ("token_ids", "text", "reply", "first_prompt", "prefix", "canonical", "delta", "control_text")
 
 
 def checks_of(trajectory: Trajectory, tokenizer: bool = True, template: bool = True) -> dict[str, Outcome]:
@@ -48,13 +48,19 @@ def test_rows_without_steps_pass_no_check_of_steps() -> None:
     ("changes", "missing", "undecided"),
     [
         ({"request": None}, "request messages", {"first_prompt", "delta", "control_text"}),
-        ({"reply": None, "text": None}, "text", {"text"}),
     ],
 )
 def test_what_the_steps_lack(changes: dict[str, None], missing: str, undecided: set[str]) -> None:
     found = checks_of(replace(TRAJECTORY, steps=tuple(replace(step, **changes) for step in TRAJECTORY.steps)))
     assert {name for name in STREAM if found[name] != "passed"} == undecided
     assert all(found[name] == [missing] for name in undecided)
+
+
+def test_a_reply_without_a_message_is_not_checked() -> None:
+    silent = replace(TRAJECTORY, steps=tuple(replace(step, reply=None, text=None) for step in TRAJECTORY.steps))
+    found = checks_of(silent)
+    assert (found["text"], found["reply"]) == (["text"], ["message of the reply"])
+    assert {name for name in STREAM if found[name] != "passed"} == {"text", "reply"}
 
 
 def test_what_the_run_lacks() -> None:

@@ -10,9 +10,8 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from inspector.trajectories.chat import LEFT_OUT, media_of, read_message, without_data
 from rollouts import models
-from rollouts.replies.unheld import unheld
+from rollouts.tito.said import LEFT_OUT, media_of, read_message, without_data
 from rollouts.tito.trajectory import NO_IDS, Step, Trajectory
 from tests.people import make_member
 from tests.web.samples import one_line
@@ -158,11 +157,3 @@ def test_messages_of_other_sources():
     assert (
         left[LEFT_OUT]["bytes"] == len(PNG) and media_of(left).n_bytes == len(PNG) and "base64" not in json.dumps(left)
     )
-
-
-def test_unheld_words_are_those_of_three_in_a_row():
-    decoded = '<think>so it is</think><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> and then one more'
-    held = 'so it is add {"a": 1}'
-    assert [decoded[a:b] for a, b in unheld(decoded, held)] == ["and then one more"]
-    assert unheld(decoded, held + " and then one more") == [] == unheld("", "x") == unheld("<a><b>", "")
-    assert unheld("lost", "") == [(0, 4)] and unheld("one two held", "held") == []

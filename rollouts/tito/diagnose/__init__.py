@@ -80,6 +80,8 @@ def examine(
             findings.append(missing)
         elif index not in case.no_ids and (inconsistent := step_checks.inconsistent(case, index)) is not None:
             findings.append(inconsistent)
+        elif index not in case.no_ids and (lost := step_checks.reply_text_lost(case, index)) is not None:
+            findings.append(lost)
         link = case.link_of(index)
         if link.parent is None:
             findings += _first_prompt(case, index)

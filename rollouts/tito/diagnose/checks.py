@@ -14,6 +14,7 @@ from rollouts.tito.trajectory import Row
 CHECKS: dict[str, str] = {
     "token_ids": "Every call has its token ids, and all of them are in the vocabulary.",
     "text": "The ids of every call fit its text and its log-probabilities.",
+    "reply": "The message of every reply holds all text that was sampled.",
     "first_prompt": "The run's tokenizer made the first prompts.",
     "prefix": "Every prompt starts with what was sampled before it.",
     "canonical": "Every completion is canonical: the encoder would choose the same tokens.",
@@ -33,6 +34,7 @@ CHECKS: dict[str, str] = {
 _CHECK_OF_KIND = {
     "token_ids_missing": "token_ids",
     **dict.fromkeys(("engine_ids_inconsistent", "stop_string_misaligned"), "text"),
+    "reply_text_lost": "reply",
     "special_tokens_injected": "control_text",
     "mixed_policy_versions": "policy_versions",
     **dict.fromkeys(("length_mismatch", "step_order_invalid", "prompt_split_wrong", "routing_misaligned"), "lengths"),
@@ -111,6 +113,9 @@ def _lacks_of_steps(case: DiagnosisContext) -> dict[str, list[str]]:
         "token ids": any(not len(step.prompt_ids) for step in steps) or bool(case.no_ids),
         "tokenizer": case.codec is None,
         "text": any(step.text is None and step.reply is None for step in steps),
+        "message of the reply": any(
+            case.message_of(index) is None for index, step in enumerate(steps) if len(step.completion_ids)
+        ),
         "request messages": any(step.request is None for step in steps),
         "chat template": any(case.renderer(step) is None for step in steps),
         "policy versions": any(not step.policy_version for step in steps),
@@ -119,6 +124,7 @@ def _lacks_of_steps(case: DiagnosisContext) -> dict[str, list[str]]:
     needs = {
         "token_ids": ["tokenizer"],
         "text": ["token ids", "tokenizer", "text"],
+        "reply": ["token ids", "tokenizer", "message of the reply"],
         "first_prompt": render,
         "prefix": ["token ids"],
         "canonical": ["token ids", "tokenizer"],

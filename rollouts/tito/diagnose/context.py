@@ -202,6 +202,25 @@ class DiagnosisContext:
         return len(told) == n or msg.same(told[n], asked[n])
 
     @cached_property
+    def _next(self) -> dict[int, int]:
+        """Each step that another one follows -> the first that does."""
+        following = ((link.parent, index) for index, link in enumerate(self.links) if link.parent is not None)
+        return dict(sorted(following, reverse=True))
+
+    def message_of(self, index: int) -> Message | None:
+        """What the harness made of a completion: the reply of the source, else the message that the next request holds.
+
+        None where the source has no such message.
+        """
+        step, later = self.steps[index], self._next.get(index)
+        if step.reply is not None or step.text is not None or later is None:
+            return step.reply
+        before, after = self.request_messages(index), self.request_messages(later)
+        if before is None or after is None or msg.first_difference(before, after) < len(before):
+            return None
+        return next((one for one in after[len(before) :][:1] if one.get("role") == "assistant"), None)
+
+    @cached_property
     def trained(self) -> TrainedTokens:
         """What the rows train of what the steps sampled."""
         return trained_tokens(self.steps, self.trajectory.rows)

@@ -7,7 +7,7 @@ from functools import partial
 
 from rollouts.tito.diagnose.finding import Axis, Severity
 
-VERSION = 13
+VERSION = 14
 """Raise it when the same trajectory may get other findings than before."""
 
 
@@ -187,6 +187,13 @@ _ALL = (
         "Use the ids of the engine. Do not rebuild them from text or from a stream.",
         "3 ids and 3 logprobs; the ids decode to the text.",
         "3 ids and 4 logprobs, or ids of another text."),
+    _stream_warning("reply_text_lost", "Sampled text in no message",
+        "The sampled ids decode to text that no part of the parsed message holds: a parser dropped it.",
+        ("The environment answers a message that says less than the policy said, so the reward is that of another "
+         "action. A prompt that is rendered from the message lacks the text too."),
+        "Compare what other parsers read, and choose one that holds all of it. Train on the sampled ids.",
+        "Sampled: I look. <tool_call>...</tool_call>; message: content \"I look.\" and the call.",
+        "Sampled: Now it sums up both. <tool_call>...</tool_call>; message: the call alone."),
     _stream_error("unclassified", "Break of unknown cause",
         "The prompt does not start with the sampled stream, and none of the known causes fits.",
         ("Behind the break the row does not hold what was sampled. Whatever the cause, a gradient there is on "

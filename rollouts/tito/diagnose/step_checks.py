@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,11 +13,20 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
+from rollouts.tito.said import reply_in
 from rollouts.tito.snippets import clipped, counted, listed
 from rollouts.tito.token_origins import byte_offsets
 from rollouts.tito.trajectory import Ids, Message, Step
+from rollouts.tito.unheld import unheld_tokens
 
 _CONSTANT = 4
+_PLACES = 20
+# What closes reasoning. No part is unbounded, so that hostile text costs no more time than its length.
+_THINK = rb"[\w:.\-]{0,20}(?:think|thought|reason|reflection)[\w:.\-]{0,20}"
+_CLOSE = re.compile(
+    rb"<\|?/\|?" + _THINK + rb"\|?>|<\|?end_of_" + _THINK + rb"\|?>|\[/" + _THINK + rb"\]|"
+    + "◁/".encode() + _THINK + "▷".encode() + rb"|<\|channel\|>(?:final|commentary)", re.IGNORECASE,
+)  # fmt: skip
 
 
 def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
@@ -168,6 +178,38 @@ def _spoken(reply: Message) -> Iterator[str]:
     yield msg.reasoning_of(reply)
     for call in msg.calls_of(reply):
         yield str(call["name"] or "")
+
+
+def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
+    """Sampled text that no part of the parsed message holds. It is worth a note alone where all of it is reasoning."""
+    ids, message = case.steps[index].completion_ids, case.message_of(index)
+    if case.codec is None or message is None or not len(ids):
+        return None
+    said = reply_in(message)
+    lost = unheld_tokens(ids, case.is_special(ids), case.codec.joined_bytes, said.held if said is not None else "")
+    if not lost:
+        return None
+    start, closed = len(case.steps[index].prompt_ids), _reasoning_stop(case, index)
+    is_reasoning = lost[-1].stop <= closed
+    what = "reasoning that was sampled" if is_reasoning else "sampled text"
+    more = f" and at {counted(len(lost) - 1, 'more place')}" if len(lost) > 1 else ""
+    verdict = Verdict(
+        "reply_text_lost",
+        f"The message of step {index} does not hold {what}: “{clipped(lost[0].text, 100)}”{more}.",
+        Severity.INFO if is_reasoning else None,
+    )
+    first = lost[0]
+    span = StepSpan(start + first.start, start + first.stop, ids[first.start : first.stop])
+    places = tuple((start + one.start, start + one.stop) for one in lost[:_PLACES])
+    return replace(finding_on_step(case, index, verdict, span), places=places if len(places) > 1 else ())
+
+
+def _reasoning_stop(case: DiagnosisContext, index: int) -> int:
+    """The token of a completion at which its reasoning is closed for the last time; 0 = nothing closes any."""
+    assert case.codec is not None
+    data, ends = case.codec.joined_bytes(case.steps[index].completion_ids)
+    at = max((match.start() for match in _CLOSE.finditer(data)), default=None)
+    return 0 if at is None else int(np.searchsorted(ends, at, side="right"))
 
 
 def doubled_bos(case: DiagnosisContext, index: int) -> Finding | None:
