@@ -151,7 +151,7 @@ def test_the_all_clear_says_what_was_checked() -> None:
         "None: every prompt starts with what was sampled before it, and every completion is canonical. "
         "Not checked: no policy versions."
     )
-    assert all_clear(bare) == "None in 5 of 14 checks. Not checked: no steps in the file, no trainer logprobs."
+    assert all_clear(bare) == "None in 5 of 15 checks. Not checked: no steps in the file, no trainer logprobs."
     assert "every prompt" not in all_clear(totals([(checks_of(TRAJECTORY), 1), (checks_of(alone(ROW)), 1)]))
     assert "not known" in all_clear([])
     assert Diagnosis().checks == {}
