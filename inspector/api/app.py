@@ -18,7 +18,7 @@ from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationEr
 from ninja.parser import Parser
 from pydantic import TypeAdapter
 
-from inspector.api import checks, runs, search, trajectories, work
+from inspector.api import checks, comments, runs, search, trajectories, work
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.runs.pages import TrajectoryLine
 from inspector.web.problems import ApiProblem, ProblemDocument, problem
@@ -96,7 +96,7 @@ api = DocumentedAPI(
     throttle=[CallerThrottle()],
     parser=BoundedParser(),
 )
-for one in (runs, trajectories, checks, work, search):
+for one in (runs, trajectories, comments, checks, work, search):
     api.add_router("", one.router)
 
 

@@ -11,14 +11,24 @@ from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field, FiniteFloat
 
 from inspector.api.answers import answer, fresh, part_of, the_run
-from inspector.api.documented import Count, PartAsked, RunKind, SeverityName, SortName, StatusName, Text, extra
+from inspector.api.documented import (
+    CommentsName,
+    Count,
+    PartAsked,
+    RunKind,
+    SeverityName,
+    SortName,
+    StatusName,
+    Text,
+    extra,
+)
 from inspector.api.trajectory_values import FindingsPart, FindingValues, TrajectoriesPart
 from inspector.api.values import JobsPart, JobValues, RunsPart, WholeRun, run_line, whole_run
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import PARAMETERS, TrajectoryFilter
 from inspector.runs.live_parts import list_part
 from inspector.views import push
-from inspector.web.access import access, may_delete, require, too_low
+from inspector.web.access import access, may_delete, reader_of, require, too_low
 from inspector.web.problems import ApiProblem, problem
 from inspector.web.twins import json_page
 from rollouts import selectors
@@ -114,6 +124,8 @@ class TrajectoriesChosen(Schema):
     """The last training step."""
     flawed: bool = False
     """Only trajectories that have a finding."""
+    comments: CommentsName = ""
+    """Only trajectories with a comment that is open, or with any."""
 
     def as_filter(self) -> TrajectoryFilter:
         """The filter of the run's page with the same values."""
@@ -213,7 +225,7 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
         sentence = "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out."
         raise ApiProblem(422, sentence, {"cursor": [sentence]})
     found = selectors.list_trajectories(run, wanted, wanted.sort, wanted.after, asked.limit)
-    lines = list_part(run, wanted, found)
+    lines = list_part(run, wanted, found, reader_of(request))
     return answer(TrajectoriesPart(lines["trajectories"], lines["next"]))
 
 

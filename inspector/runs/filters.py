@@ -31,9 +31,14 @@ PARAMETERS = {
     "finding": "kind", "severity": "severity", "status": "status", "stop": "stop_reason", "group": "group",
     "text": "text", "min": "reward_min", "max": "reward_max", "at": "step", "from": "first", "to": "last",
     "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed", "training_min": "training_min",
-    "training_max": "training_max",
+    "training_max": "training_max", "comments": "comments",
 }  # fmt: skip
 """Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
+
+KNOWN = {"severity": SEVERITIES, "status": STATUSES, "sort": selectors.SORTS, "comments": ("open", "any")}
+"""Parameter -> the values that it takes."""
+PERSONAL = ("comments",)
+"""Parameters about what members say and do, which a visitor does not see."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +68,23 @@ class TrajectoryFilter(TrajectoryFilters):
     notices: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, params: QueryDict) -> TrajectoryFilter:
-        """From query parameters; never raises."""
+    def read(cls, params: QueryDict, reader: int | None) -> TrajectoryFilter:
+        """From query parameters; never raises.
+
+        ``reader``: the key of the user who asks; None = a visitor, who learns nothing of comments.
+        """
         notices: list[str] = []
         values: dict[str, Any] = {"flawed": bool(params.get("flawed"))}
         for name, longest in (("finding", 40), ("stop", 60), ("group", 200), ("text", 200), ("after", 200)):
             values[PARAMETERS.get(name, name)] = params.get(name, "").replace("\0", "")[:longest]
-        for name, known in (("severity", SEVERITIES), ("status", STATUSES), ("sort", selectors.SORTS)):
+        for name, known in KNOWN.items():
             text = params.get(name, "")
             if text and text not in known:
                 notices.append(f"There is no {name} “{text[:40]}”; it was left out. Known: {', '.join(known)}.")
             elif text:
                 values[name] = text
+        refused = [name for name in PERSONAL if reader is None and values.pop(name, "")]
+        notices += [f"Only who has a role in the project filters by {name}; it was left out." for name in refused]
         for name in ("min", "max"):
             text = params.get(name, "").strip()
             if not text:

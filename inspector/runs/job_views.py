@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 
 from inspector.runs.filters import TrajectoryFilter
 from inspector.runs.jobs import JobLine, for_page, is_offered
-from inspector.web.access import found_or_404, reads_run, writes_run
+from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollouts import files, services
 from rollouts.formats.writers.exports import ExportRefused
@@ -76,10 +76,10 @@ def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job |
     return redirect(f"{reverse('run', args=[run.code])}#work")
 
 
-def wanted_of(params: QueryDict) -> Wanted:
+def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
     """The export that a form or an address asks for: with `which=list`, of what passes the filter of the list.
 
-    Raises ``ValueError`` with a sentence.
+    ``reader``: the key of the user who asks; None = a visitor. Raises ``ValueError`` with a sentence.
     """
     numbers = {}
     for name in ("pad_to", "pad_id"):
@@ -96,22 +96,22 @@ def wanted_of(params: QueryDict) -> Wanted:
         leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out",
         pad_to=numbers["pad_to"],
         pad_id=numbers["pad_id"] or 0,
-        only=_only(params) if params.get("which") == "list" else None,
+        only=_only(params, reader) if params.get("which") == "list" else None,
     )
 
 
-def _only(params: QueryDict) -> dict[str, Any] | None:
-    wanted = TrajectoryFilter.read(params)
+def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
+    wanted = TrajectoryFilter.read(params, reader)
     if wanted.notices:
         raise ValueError(wanted.notices[0])
     return wanted.chosen() or None
 
 
-def _address(run: Run, wanted: Wanted, params: QueryDict) -> str:
+def _address(run: Run, wanted: Wanted, params: QueryDict, reader: int | None) -> str:
     """The address of the file that a request writes."""
     query = {name: value for name, value in wanted.as_options().items() if name != "only"}
     if wanted.only:
-        query |= {"which": "list", **dict(TrajectoryFilter.read(params).pairs())}
+        query |= {"which": "list", **dict(TrajectoryFilter.read(params, reader).pairs())}
     return f"{reverse('run-export', args=[run.code])}?{urlencode(query)}"
 
 
@@ -133,7 +133,7 @@ def fits_a_request(run: Run, wanted: Wanted) -> bool:
 def export(request: HttpRequest, run: Run) -> Any:
     """The finished trajectories as a file. A row that the format cannot take is refused with its finding."""
     try:
-        wanted = wanted_of(request.GET)
+        wanted = wanted_of(request.GET, reader_of(request))
     except ValueError as error:
         return error_page(request, 422, "This cannot be written", str(error), run.code)
     if has_partial_file(run):
@@ -176,13 +176,13 @@ def file_name(run: Run, wanted: Wanted) -> str:
 def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
     """What a request may write is downloaded at once; a worker writes the rest to a file that the page then offers."""
     try:
-        wanted = wanted_of(request.POST)
+        wanted = wanted_of(request.POST, reader_of(request))
     except ValueError as error:
         return error_page(request, 422, "This cannot be written", str(error), run.code)
     if is_active(run):
         return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
     if fits_a_request(run, wanted) and not wants_json(request):
-        return redirect(_address(run, wanted, request.POST))
+        return redirect(_address(run, wanted, request.POST, reader_of(request)))
     job, send = services.ask_job(run, Job.Kind.EXPORT, wanted.as_options(), request.user)
     if not send:
         sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."

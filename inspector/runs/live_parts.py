@@ -27,10 +27,12 @@ from inspector.runs.values import (
     progress,
     stop_choices,
 )
+from inspector.web.access import reader_of
 from inspector.web.twins import fields_of, from_columns, whole_number
 from rollouts import selectors
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.comments import CommentCount, count_comments
 from rollouts.selectors.figures import is_large
 from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import run_control
@@ -151,10 +153,11 @@ def list_mark(found: selectors.ListPart) -> str:
     return mark_of(found.next_cursor, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
-def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart) -> dict[str, Any]:
-    """The lines of the list. Two queries."""
+def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart, reader: int | None) -> dict[str, Any]:
+    """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Three queries, or two."""
     groups = selectors.group_stats(run, sorted({item.group for item in found.items if item.group}))
     kinds = selectors.finding_kinds(found.items)
+    said = count_comments(found.items) if reader is not None else None
     query = wanted.query()
     lines = [
         from_columns(
@@ -165,6 +168,8 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart) -> 
             group_url=group_url(run.code, item.group) if item.group else "",
             rows_per_call=round(item.n_rows / item.n_steps, 2) if item.n_steps else None,
             not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
+            comments=None if said is None else said.get(item.pk, CommentCount()).n,
+            open_comments=None if said is None else said.get(item.pk, CommentCount()).n_open,
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
         for item in found.items
@@ -223,7 +228,8 @@ def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResp
         part |= {**figures_part(run, wanted), "new_figures": True}
     if found is not None and now.list != had.list:
         part |= {
-            **list_part(run, wanted, found), **place_part(run, wanted, found, part["progress"].queued),
+            **list_part(run, wanted, found, reader_of(request)),
+            **place_part(run, wanted, found, part["progress"].queued),
             "heads": wanted.heads(), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE,
             "most_counted": selectors.MAX_COUNTED,
         }  # fmt: skip

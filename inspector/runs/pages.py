@@ -210,6 +210,10 @@ class TrajectoryLine:
     """Kind of its findings -> the worst severity of that kind."""
     not_checked: int | None
     """Checks of the diagnosis that could not decide; None = not known."""
+    comments: int | None
+    """Comments on it; null for the visitor of a share link."""
+    open_comments: int | None
+    """Comments that nobody has resolved."""
     zero_variance: bool
     """All rewards of its group are equal, and none is still to come."""
 

@@ -17,7 +17,7 @@ from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
 from inspector.runs.refusal import refusal
 from inspector.runs.values import settings_words, tokenizer_note
 from inspector.runs.work_card import work_card
-from inspector.web.access import may_delete, may_write, project_name
+from inspector.web.access import may_delete, may_write, project_name, reader_of
 from inspector.web.twins import from_columns, json_page, page, wants_json
 from rollouts import selectors
 from rollouts.models import Run, template_name
@@ -48,7 +48,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         filter={**dict(wanted.pairs()), "sort": wanted.sort},
         queued=shell["progress"].queued,
         notices=wanted.notices,
-        **parts.list_part(run, wanted, found),
+        **parts.list_part(run, wanted, found, reader_of(request)),
         **parts.place_part(run, wanted, found, shell["progress"].queued, shell["summary"]),
     )
     if wants_json(request):

@@ -19,6 +19,7 @@ from inspector.web.access import (
     may_delete,
     project_name,
     projects_to_filter,
+    reader_of,
     reads_run,
     require,
     writes_run,
@@ -74,7 +75,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @never_cache
 def detail(request: HttpRequest, run: Run) -> HttpResponse:
     """One run, or one of its parts where htmx asks for that alone."""
-    wanted = TrajectoryFilter.read(request.GET)
+    wanted = TrajectoryFilter.read(request.GET, reader_of(request))
     if is_fragment(request, "run-live"):
         return parts.answer(request, run, wanted)
     if is_fragment(request, "refusal"):

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest
@@ -15,7 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
 from inspector.runs.filters import TrajectoryFilter
-from inspector.web.access import access
+from inspector.web.access import access, reader_of
 from inspector.web.twins import Page
 from rollouts.models import Run
 from rollouts.selectors import RunFilters, TrajectoryFilters, visible_runs
@@ -171,9 +170,9 @@ def asked_of(params: Mapping[str, str], filters: TrajectoryFilters) -> SearchQue
     return SearchQuestion.read(params.get("by") or "text", text, filters)
 
 
-def filters_of(params: Any) -> TrajectoryFilter:
+def filters_of(request: HttpRequest) -> TrajectoryFilter:
     """The filters of a run's list in an address; its order is left out, because a search has its own."""
-    return TrajectoryFilter.read(params)
+    return TrajectoryFilter.read(request.GET, reader_of(request))
 
 
 def search_page(

@@ -48,7 +48,7 @@ def in_run(request: HttpRequest, code: str) -> HttpResponse:
 
 
 def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
-    filters, cursor = filters_of(request.GET), request.GET.get("cursor", "")
+    filters, cursor = filters_of(request), request.GET.get("cursor", "")
     project = request.GET.get("project", "")[:64] if run is None else ""
     shown, problem, status, busy = nothing_asked(run), "", 200, False
     stopped = bool(request.GET.get("stop"))

@@ -97,8 +97,9 @@ def row_marks(
     tokens: Tokens,
     n_tokens: int,
     painter: TokenPainter,
+    comments: Mapping[int, str] | None = None,
 ) -> Marks:
-    """What the findings draw over the row that the place names."""
+    """What findings and comments draw over the row that the place names. ``comments``: row offset -> their sign."""
     here = [item for item in findings if item.row == place.row]
     noted, wrong = ([i for i in here if (i.severity == Severity.INFO) == info] for info in (True, False))
     gaps: dict[int, str] = {}
@@ -111,6 +112,8 @@ def row_marks(
     for item in here if place.most else ():
         offset = min(item.places[0][0], n_tokens)
         gaps[offset] = gaps.get(offset, "") + pin_html(item.number, item.title)
+    for offset, sign in (comments or {}).items():
+        gaps[min(offset, n_tokens)] = gaps.get(min(offset, n_tokens), "") + sign
     known = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())
     return Marks(
         faults=[span for item in wrong for span in item.places],

@@ -11,6 +11,7 @@ from django.http import HttpRequest, QueryDict
 from django.urls import reverse
 
 from inspector.trajectories.neighbours import find_siblings, no_siblings
+from inspector.web.access import reader_of
 from inspector.web.twins import Page
 from rollouts import selectors
 from rollouts.models import Run, StoredTrajectory
@@ -137,7 +138,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
     """The variables of the header around the page ``tab``. At most three queries."""
     run = trajectory.run
     is_alone = shows_one(request)
-    siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug)
+    siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug, reader_of(request))
     keep = siblings.keep_query
     place = place_kept(request, tab)
     beside = _with(keep, urlencode({"place": place}) if place else "")

@@ -38,12 +38,13 @@ def no_siblings() -> Siblings:
     return Siblings("", "", "", "", "", "", "", "")
 
 
-def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str) -> Siblings:
+def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, reader: int | None) -> Siblings:
     """The trajectories before and after it in the list that led to it, and its place there.
 
-    Two queries in the run's own order, at most eleven in a filtered and sorted list.
+    ``reader``: the key of the user who asks; None = a visitor. Two queries in the run's own order, at most eleven in a
+    filtered and sorted list.
     """
-    wanted = TrajectoryFilter.read(params)
+    wanted = TrajectoryFilter.read(params, reader)
     before, after = selectors.neighbours(trajectory, wanted, wanted.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"
     # The links keep the view and the lens. They drop the place, because it belongs to this trajectory.

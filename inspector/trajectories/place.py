@@ -85,7 +85,13 @@ class PagePlace:
         return query.replace("t=0-1", "t={}-{}", 1)
 
 
-_RANGE = re.compile(r"\s*(\d{1,12})\s*(?:-\s*(\d{1,12})\s*)?")
+_RANGE = re.compile(r"\s*(\d{1,12})\s*(?:-\s*(\d{1,12})\s*)?", re.ASCII)
+
+
+def read_range(text: str) -> tuple[int, int] | None:
+    """Start and stop that ``1204-1260`` or ``1204`` names, whether or not they make sense; None for other texts."""
+    match = _RANGE.fullmatch(text)
+    return None if match is None else (int(match[1]), int(match[2]) if match[2] else int(match[1]) + 1)
 
 
 def read_place(
@@ -121,12 +127,11 @@ def read_place(
     mark = None
     asked = params.get("t", "")
     if asked:
-        match = _RANGE.fullmatch(asked)
-        if match is None:
+        span = read_range(asked)
+        if span is None:
             notices.append(f"“{asked[:40]}” is not a range of tokens. Write it as t=1204-1260.")
         else:
-            first = int(match[1])
-            stop = int(match[2]) if match[2] else first + 1
+            first, stop = span
             if first >= n_tokens or stop > n_tokens or stop < first:
                 notices.append(
                     f"Tokens {first:,}-{stop:,} are not in row {row}, which holds tokens 0-{n_tokens:,}. "

@@ -14,6 +14,7 @@ from django.urls import reverse
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories import legends, lenses
 from inspector.trajectories import reads as data
+from inspector.trajectories.discussion import CommentValues, Discussion, comment_marks
 from inspector.trajectories.finding_marks import DiffIds, drawn_diff, finding_diffs, row_marks
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, fingerprint, head_of
 from inspector.trajectories.neighbours import FILTER_FIELDS
@@ -116,6 +117,8 @@ class TrajectoryPage(TrajectoryHead):
     """All findings of the trajectory, in reading order."""
     checks: list[CheckLine] | None
     """What the diagnosis checked. None = not known: it has not run, or an earlier version ran."""
+    comments: list[CommentValues] | None
+    """What people say of it, in reading order; null for the visitor of a share link."""
     window: TokenWindow
     """At most 4096 tokens of the row, with every field."""
 
@@ -150,7 +153,7 @@ def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory) ->
     return TokensRead(rows, steps, place, findings, turns, columns)
 
 
-def trajectory_page(trajectory: StoredTrajectory, found: TokensRead) -> TrajectoryPage:
+def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion: Discussion) -> TrajectoryPage:
     """The page as JSON."""
     place = found.place
     painter, missing = data.painter_of(trajectory.run.tokenizer)
@@ -176,6 +179,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead) -> Trajecto
         ],
         findings=found.findings,
         checks=check_lines(trajectory),
+        comments=discussion.comments,
         window=read_window(trajectory, row, place.window, found.turns, painter, bool(columns)),
     )  # fmt: skip
 
@@ -189,8 +193,13 @@ def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
     return card_columns(trajectory, row, place.window, found.turns, painter, has_columns)
 
 
-def trajectory_html(trajectory: StoredTrajectory, found: TokensRead, whole: bool = True) -> dict[str, Any]:
-    """The variables of the page's template; without ``whole`` those of the reader alone: bar, strips and tokens."""
+def trajectory_html(
+    trajectory: StoredTrajectory, found: TokensRead, discussion: Discussion | None = None, whole: bool = True
+) -> dict[str, Any]:
+    """The variables of the page's template; without ``whole`` those of the reader alone: bar, strips and tokens.
+
+    Without ``discussion`` the tokens have no signs of comments.
+    """
     place, rows, turns = found.place, found.rows, found.turns
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     own = base_url(trajectory)
@@ -212,7 +221,8 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead, whole: bool
         tokens = replace(tokens, classes=classes[tokens.start : tokens.start + len(tokens)])
     ids = parts.ids_of_findings(trajectory, MAX_FINDINGS) if found.findings else []
     diffs = finding_diffs(found.findings, ids, found.steps)
-    marks = row_marks(place, found.findings, diffs, tokens, n_tokens, painter)
+    said = comment_marks(discussion.comments or [] if discussion else [], place.row)
+    marks = row_marks(place, found.findings, diffs, tokens, n_tokens, painter, said)
     reader = build_reader(place, turns, tokens, n_tokens, painter, marks)
     shown = tokens.slice(reader.start, reader.stop)
     window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, keep=())
@@ -223,7 +233,8 @@ def trajectory_html(trajectory: StoredTrajectory, found: TokensRead, whole: bool
         "map": legends.row_map(turns, found.findings, place, reader, n_tokens, own),
         "strips": list(legends.lens_strips(place, shown, values, scale)),
         # What is drawn over the tokens beside the lens, for the legend.
-        "has_gaps": bool(marks.gaps),
+        "has_gaps": any(gap != said.get(at) for at, gap in marks.gaps.items()),
+        "has_comments": bool(said),
         "has_foreign": any(section.n_foreign for section in reader.sections),
         "card_url": f"{own}/card.json{window_query}",
         "find_url": f"{own}/find.json?row={place.row}",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from django.urls import URLPattern, path
 
-from inspector.trajectories import media, offline_page, reproduce_views, views
+from inspector.trajectories import comment_views, media, offline_page, reproduce_views, views
 from inspector.trajectories.frame import Tab
 from inspector.trajectories.tabs import TABS
 from inspector.web.twins import twins
@@ -29,6 +29,8 @@ urlpatterns = [
     path("trajectories/<code:code>/file.html", offline_page.offline_page, name="trajectory-file"),
     path("trajectories/<code:code>/findings/<int:number>.py", reproduce_views.finding_script, name="finding-script"),
     path("trajectories/<code:code>/media/<int:step>/<int:number>", media.media, name="trajectory-media"),
+    *twins("trajectories/<code:code>/comments", comment_views.comments, name="comments"),
+    *twins("trajectories/<code:code>/comments/<code:comment>", comment_views.comment, name="comment"),
     *tab_urls(TABS),
     path("trajectories/<code:code>/strategies/again", views.strategies_again, name="trajectory-replay"),
 ]

@@ -15,6 +15,7 @@ from django.urls import reverse
 from django.utils.cache import get_conditional_response
 
 from inspector.trajectories import tabs, tokens_page
+from inspector.trajectories.discussion import discussion_of
 from inspector.trajectories.find_page import find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
 from inspector.trajectories.place import read_place
@@ -70,7 +71,7 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
         PAGE_VERSION, getattr(staticfiles_storage, "manifest_hash", ""),
         trajectory.pk, fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
         run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
-        trajectory.checks,
+        trajectory.checks, discussion_of(request, trajectory),
         request.get_full_path(), request.COOKIES.get("theme", ""),
         # What a role may do, and whether a page names its project.
         user.pk if user is not None else "", role_of(request), sees_several_projects(request), run.project_id,
@@ -82,23 +83,36 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
     return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
 
 
+def _frame(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab) -> dict[str, Any]:
+    """The header around a page, and what people say of the trajectory."""
+    frame, discussion = frame_of(request, trajectory, tab, tabs.TABS), discussion_of(request, trajectory)
+    is_text_only = tabs.is_text_only(trajectory)
+    home = "trajectory-record" if is_text_only else "trajectory"
+    there = "" if tab.url_name == home else reverse(home, args=[trajectory.code])
+    return frame | {"discussion": discussion, "is_text_only": is_text_only, "comments_url": f"{there}#comments"}
+
+
 @reads_trajectory
 @conditional
 def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     if "have" in request.GET and request.GET["have"] == fingerprint(trajectory):
         # The live page asks every two seconds. Without a change there is nothing to swap.
         return HttpResponse(status=204)
-    found = tokens_page.read_tokens_page(request.GET, trajectory)
+    found, discussion = tokens_page.read_tokens_page(request.GET, trajectory), discussion_of(request, trajectory)
     if wants_json(request):
-        return json_page(tokens_page.trajectory_page(trajectory, found))
+        return json_page(tokens_page.trajectory_page(trajectory, found, discussion))
     if is_fragment(request, "reader") or is_fragment(request, "more"):
         # Another window or lens, or the next part of a row: header and lists stay as they are.
-        return page(request, "trajectories/_reader.html", tokens_page.trajectory_html(trajectory, found, whole=False))
+        return page(
+            request,
+            "trajectories/_reader.html",
+            tokens_page.trajectory_html(trajectory, found, discussion, whole=False),
+        )
     if tabs.is_text_only(trajectory) and not request.headers.get("HX-Request"):
         query = request.GET.urlencode()
         return redirect(reverse("trajectory-record", args=[trajectory.code]) + (f"?{query}" if query else ""))
-    frame = frame_of(request, trajectory, tabs.TOKENS, tabs.TABS)
-    return page(request, "trajectories/detail.html", frame | tokens_page.trajectory_html(trajectory, found))
+    frame = _frame(request, trajectory, tabs.TOKENS)
+    return page(request, "trajectories/detail.html", frame | tokens_page.trajectory_html(trajectory, found, discussion))
 
 
 @reads_trajectory
@@ -126,7 +140,7 @@ def tab_view(tab: Tab) -> View:
         value, html = tab.build(request, trajectory)
         if wants_json(request):
             return json_page(value)
-        frame = frame_of(request, trajectory, tab, tabs.TABS)
+        frame = _frame(request, trajectory, tab)
         return page(request, f"trajectories/{tab.slug}.html", value, **frame, **html)
 
     return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))

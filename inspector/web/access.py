@@ -53,6 +53,16 @@ def is_logged_in(request: HttpRequest) -> bool:
     return bool(getattr(request, "user", None) and request.user.is_authenticated)
 
 
+def reader_of(request: HttpRequest) -> int | None:
+    """The key of the user whose comments and marks a page may show; None for a visitor, with a share link or without.
+
+    Who reads by a share link has no role in the project, and learns nothing of what its members say.
+    """
+    if not is_logged_in(request) or getattr(request, "share", None) is not None:
+        return None
+    return int(request.user.pk)  # type: ignore[arg-type]
+
+
 def project_of(target: Shared) -> int | None:
     """The key of the project of an object."""
     return (target.run if isinstance(target, StoredTrajectory) else target).project_id

@@ -7,6 +7,7 @@ So no list of rows or steps reads them.
 
 from rollouts.models.chat_templates import ChatTemplate, ProjectTemplate, template_name
 from rollouts.models.codes import ALPHABET, code_of_number, new_code
+from rollouts.models.comments import Comment
 from rollouts.models.contents import Content
 from rollouts.models.findings import StoredFinding
 from rollouts.models.jobs import Job
@@ -40,6 +41,7 @@ __all__ = [
     "ApiToken",
     "AuditEvent",
     "ChatTemplate",
+    "Comment",
     "Content",
     "ExternalIdentity",
     "Invitation",

@@ -54,6 +54,8 @@ class TrajectoryFilters:
     """Bounds of the position in the run, inclusive."""
     flawed: bool = False
     """Only trajectories that have a finding."""
+    comments: str = ""
+    """``open``: only trajectories with a comment that nobody has resolved; ``any``: with a comment."""
     hide_queued: bool = False
     """Leave out queued trajectories."""
 
@@ -101,6 +103,11 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
         found = found.filter(n_findings__gt=0)
     if filters.step is not None:
         found = found.filter(n_steps__gt=filters.step)
+    if filters.comments:
+        # People write few comments: those of the run are found first.
+        said = models.Comment.objects.filter(trajectory__run=run)
+        said = said.filter(resolved_at=None) if filters.comments == "open" else said
+        found = found.filter(pk__in=said.values("trajectory"))
     if filters.hide_queued:
         found = found.exclude(status=models.StoredTrajectory.Status.QUEUED)
     return found

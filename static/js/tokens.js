@@ -2,6 +2,7 @@
 
 import { makeRoving, roveBy } from "./roving.js";
 import { cardIsPinned, closeCard, leaveToken, prepareCard, resetCard, showCard } from "./token_card.js";
+import { commentOn } from "./comments.js";
 import { find } from "./token_find.js";
 import "./token_selection.js";
 import { chosenLens, keepLens, nextLens, setLens } from "./token_lens.js";
@@ -170,6 +171,7 @@ const KEYS = {
   "/": () => document.querySelector("#find input")?.focus(),
   t: () => document.querySelector("#go-to input[name=t]")?.focus(),
   y: copyLink,
+  a: commentOn,
   G: () => goToFarEnd(false),
 };
 

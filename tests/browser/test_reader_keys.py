@@ -295,6 +295,30 @@ def test_a_selection_has_figures_and_is_copied_in_four_ways(open_page, long, mak
     assert bar.is_hidden()
 
 
+def test_a_comments_on_the_selection_and_it_stands_at_its_range_until_it_is_resolved(open_page, long):
+    page = open_page(path(long, "?view=tokens&t=160-163"))
+    page.keyboard.press("a")
+    expect(page.locator("#comment-text")).to_be_focused()
+    expect(page.locator("#comment-range")).to_have_value("160-163")
+    page.keyboard.type("Is this sampled?")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"t=160-163#comment-\w+$"))
+    card = page.locator(".comment:target")
+    expect(card).to_contain_text("Is this sampled?")
+    sign = page.locator("#pane .gap.said")
+    expect(sign).to_have_attribute("aria-label", "Comment by reader. Read it.")
+    # The next character behind the sign is the first of the range.
+    assert sign.evaluate("e => getSelection().isCollapsed && e.textContent === ''")
+    sign.focus()
+    page.keyboard.press("Enter")
+    expect(card).to_be_in_viewport()
+    card.get_by_role("button", name="Resolve").press("Enter")
+    expect(page.locator(".comments-resolved")).to_contain_text("resolved by reader")
+    expect(sign).to_have_count(0)
+
+
 def test_tabs_and_back_lead_to_the_place(open_page, long):
     page = open_page(path(long, "?lens=origin"))
     page.mouse.move(900, 600)

@@ -208,7 +208,7 @@ def test_the_list_has_the_order_of_the_files_while_parts_are_read() -> None:
     assert ids == sorted(ids) and 0 < len(ids) < 40 and (run.status, run.bytes_total) == ("running", len(BIG))
     first = run.trajectories.order_by("index").select_related("run")[0]
     assert first.index >= PROVISIONAL
-    assert find_siblings(first, QueryDict(), "tokens").at == "numbered when the import has ended"
+    assert find_siblings(first, QueryDict(), "tokens", None).at == "numbered when the import has ended"
     assert run.bytes_done == 0 or run.bytes_done <= run.bytes_total
     assert Job.objects.get(pk=job.pk).progress == f"2 of {len(shards)} parts"
 

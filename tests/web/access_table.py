@@ -127,6 +127,15 @@ ROWS: dict[str, list[Row]] = {
     "trajectories/<code:code>/strategies": [get(READ)],
     "trajectories/<code:code>/record": [get(READ)],
     "trajectories/<code:code>/media/<int:step>/<int:number>": [get("door 404 404 404 404 404 404 404")],
+    "trajectories/<code:code>/comments": [
+        get("door door 404 302 302 302 302 302", json=200),
+        post(member_gets(302), form={"text": "look here"}, json=201),
+    ],
+    "trajectories/<code:code>/comments/<code:comment>": [
+        get("door door 404 302 302 302 302 302", json=200),
+        post(member_gets(302), form={"do": "resolve"}, json=200),
+        post(OWN.format(302), form={"do": "delete"}, json=200),
+    ],
     "trajectories/<code:code>/strategies/again": [post(member_gets(302))],
     # One template check.
     "templates/checks/<code:code>": [get(READ)],
@@ -216,6 +225,13 @@ ROWS: dict[str, list[Row]] = {
             "jobs/<code>",
         )
     },
+    "api/v1/trajectories/<code>/comments": [
+        get(API_ONE, tokens=API_READ),
+        post(member_gets(201), tokens=api_member(201), form={"text": "look here"}),
+    ],
+    "api/v1/trajectories/<code>/comments/<comment>": [Row("DELETE", OWN.format(204), tokens=API_OWN.format(403))],
+    "api/v1/trajectories/<code>/comments/<comment>/resolve": [post(member_gets(200), tokens=api_member(200))],
+    "api/v1/trajectories/<code>/comments/<comment>/reopen": [post(member_gets(409), tokens=api_member(409))],
     "api/v1/runs/<code>/trajectories": [
         get(API_ONE, tokens=API_READ),
         post(all_of(401), tokens="403 415 403 403 404 401", form={"a": "b"}),

@@ -28,6 +28,7 @@ from rollouts import services
 from rollouts.models import (
     ApiToken,
     AuditEvent,
+    Comment,
     Job,
     LoginSession,
     Project,
@@ -38,6 +39,7 @@ from rollouts.models import (
     Tokenizer,
 )
 from rollouts.services.api_tokens import create_api_token
+from rollouts.services.comments import add_comment
 from rollouts.services.members import invite
 from rollouts.work import template_checks
 from tests.people import make_member
@@ -80,7 +82,7 @@ class Places:
             "code": self.values[kind], "number": "1", "kind": "jinja", "index": "0", "strategy": "tool_delta",
             "pk": self.values[next((key for start, key in KEYS.items() if start in route), "share")],
             "token": self.values["invitation" if route.startswith("join/") else "share_token"],
-            "job": self.values["job"], "key": "g0", "step": "0",
+            "job": self.values["job"], "key": "g0", "step": "0", "comment": self.values["comment"],
         }  # fmt: skip
         if route.startswith("audit."):
             held["kind"] = "jsonl"
@@ -151,13 +153,14 @@ def _places(folder: Path) -> Places:
     tokens["expired"] = _token(users["member"], ours, every, timezone.now() - timedelta(days=1))
     record, _ = create_api_token(maker, f"{SECRET} program")
     ApiToken.objects.filter(pk=record.pk).update(project=ours)
+    comment = add_comment(run.trajectories.get(), maker, f"{SECRET} comment", (0, 1, 3))
     invitation, invited = invite(ours, Role.VIEWER, users["admin"], 7, f"{SECRET} guest")
     values = {
         "run": run.code, "trajectory": run.trajectories.get().code, "check": check.code, "job": job.code,
         "project": ours.code, "sha256": template.sha256, "share": str(links["run"][0].pk),
         "share_token": links["run"][1], "token_key": str(record.pk),
         "invitation": invited, "invitation_key": str(invitation.pk), "user_key": str(users["viewer"].pk),
-        "session_key": str(LoginSession.objects.get(user=users["foreign"]).pk),
+        "comment": comment.code, "session_key": str(LoginSession.objects.get(user=users["foreign"]).pk),
     }  # fmt: skip
     return Places(people, tokens, values)
 
@@ -275,6 +278,8 @@ def ready(places: Places, route: str) -> None:
         Job.objects.filter(run=run).delete()
     elif route.endswith(("runs/<code:code>/cancel", "runs/<code>/cancel")):
         Run.objects.filter(pk=run.pk).update(status="queued")
+    elif route.endswith("reopen"):
+        Comment.objects.update(resolved_at=timezone.now())
     elif route.endswith("search"):
         Job.objects.filter(template_check__code=places.values["check"]).update(status="done", n_done=1)
         TemplateCheck.objects.filter(code=places.values["check"]).update(report={"checks": []})

@@ -105,7 +105,7 @@ def test_a_run_asks_as_many_queries_for_two_trajectories_as_for_sixty(
     web: Client, django_assert_max_num_queries: Any, django_assert_num_queries: Any
 ) -> None:
     small, large = stored_run(2), stored_run(60, "large")
-    with django_assert_max_num_queries(16) as few:
+    with django_assert_max_num_queries(17) as few:
         web.get(f"/runs/{small.code}")
     with django_assert_num_queries(len(few)):
         web.get(f"/runs/{large.code}")
@@ -500,17 +500,17 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
     assert poll(5) == []
     # Where the progress changed, figures and list are read with it, so that all three tell the same second.
     run.trajectories.filter(index=0).update(status=StoredTrajectory.Status.RUNNING)
-    assert poll(7) == ["run-live", "run-list"]
+    assert poll(8) == ["run-live", "run-list"]
     assert poll(5) == []
     services.finish_trajectories([TrajectoryEnd(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
-    assert sorted(poll(12)) == ["run-figures", "run-list", "run-live"]
+    assert sorted(poll(13)) == ["run-figures", "run-list", "run-live"]
     # Those of a large run are not looked at in each poll.
     with monkeypatch.context() as patch:
         patch.setattr(live_parts, "is_large", lambda run: True)
         run.trajectories.filter(index=1).update(status=StoredTrajectory.Status.RUNNING)
         assert poll(5) == ["run-live"]
     monkeypatch.setattr(live_parts, "LOOK_SECONDS", 0)
-    assert poll(7) == ["run-live", "run-list"]
+    assert poll(8) == ["run-live", "run-list"]
     assert poll(6) == []
 
 
@@ -613,11 +613,14 @@ def test_delete_wants_a_tick(web: Client) -> None:
 def test_a_filter_survives_its_own_query() -> None:
     from django.http import QueryDict
 
-    wanted = TrajectoryFilter.read(QueryDict("finding=a_b&min=0.25&tokens_min=7&text=x%26y&sort=-reward&after=abc"))
-    again = TrajectoryFilter.read(QueryDict(wanted.query().removeprefix("?")))
+    query = "finding=a_b&min=0.25&tokens_min=7&text=x%26y&comments=open&sort=-reward&after=abc"
+    wanted = TrajectoryFilter.read(QueryDict(query), 1)
+    again = TrajectoryFilter.read(QueryDict(wanted.query().removeprefix("?")), 1)
     assert again.pairs() == wanted.pairs() and again.after == ""
-    assert wanted.query(finding="") == "?text=x%26y&min=0.25&tokens_min=7&sort=-reward"
-    assert not TrajectoryFilter.read(QueryDict("sort=reward")).is_set
+    assert wanted.query(finding="") == "?text=x%26y&min=0.25&tokens_min=7&comments=open&sort=-reward"
+    assert not TrajectoryFilter.read(QueryDict("sort=reward"), None).is_set
+    hidden = TrajectoryFilter.read(QueryDict("comments=open"), None)
+    assert hidden.comments == "" and "comments" in hidden.notices[0]
 
 
 def test_severities_are_shown_with_a_word_and_a_glyph(web: Client) -> None:

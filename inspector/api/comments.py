@@ -1,0 +1,110 @@
+"""The comments on a trajectory: listed, written, resolved, reopened, deleted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Router
+from pydantic import Field
+
+from inspector.api.answers import answer, found, the_trajectory
+from inspector.api.documented import Body, Count, extra
+from inspector.trajectories.comment_views import CommentsPage
+from inspector.trajectories.discussion import CommentValues, discussion_of
+from inspector.web.access import require
+from inspector.web.problems import ApiProblem
+from rollouts.models import Comment, Role, StoredTrajectory
+from rollouts.selectors.comments import find_comment
+from rollouts.services.comments import (
+    CommentMoved,
+    CommentRefused,
+    add_comment,
+    delete_comment,
+    reopen_comment,
+    resolve_comment,
+)
+
+router = Router(tags=["comments"])
+
+
+class CommentAsked(Body):
+    """A comment to write: on the whole trajectory, or on tokens of a row."""
+
+    text: Annotated[str, Field(max_length=1 << 16)]
+    """Plain text, at most 4,000 characters; line breaks are kept."""
+    row: Count | None = None
+    """The row; null with ``start`` = row 0."""
+    start: Count | None = None
+    """The first token of the row; null = the whole trajectory."""
+    stop: Count | None = None
+    """The first token behind the range; null = one token."""
+
+
+@router.get("/trajectories/{code}/comments", response=CommentsPage, openapi_extra=extra())
+def list_comments(request: HttpRequest, code: str) -> HttpResponse:
+    """The comments on a trajectory: on all of it first, then by their place."""
+    trajectory = the_trajectory(request, code)
+    return answer(CommentsPage(trajectory.code, discussion_of(request, trajectory).comments or []))
+
+
+@router.post("/trajectories/{code}/comments", response={201: CommentValues}, openapi_extra=extra(422))
+def write_comment(request: HttpRequest, code: str, asked: CommentAsked) -> HttpResponse:
+    """Write a comment, as the maker of the API token."""
+    trajectory = the_trajectory(request, code)
+    require(request, trajectory, Role.MEMBER)
+    if asked.start is None and (asked.row is not None or asked.stop is not None):
+        sentence = "Send start with row and stop, or none of them for the whole trajectory."
+        raise ApiProblem(422, sentence, {"start": [sentence]})
+    place = None
+    if asked.start is not None:
+        place = (asked.row or 0, asked.start, asked.start + 1 if asked.stop is None else asked.stop)
+    try:
+        made = add_comment(trajectory, request.user, asked.text, place)
+    except CommentRefused as refusal:
+        name = {"t": "start"}.get(refusal.field, refusal.field)
+        raise ApiProblem(422, str(refusal), {name: [str(refusal)]}) from refusal
+    return answer(CommentValues.of(made, request), 201)
+
+
+@router.post("/trajectories/{code}/comments/{comment}/resolve", response=CommentValues, openapi_extra=extra(409))
+def resolve(request: HttpRequest, code: str, comment: str) -> HttpResponse:
+    """Say that a comment is settled; 409 where it is already."""
+    trajectory, held = _held(request, code, comment)
+    try:
+        resolve_comment(held, request.user)
+    except CommentMoved as refusal:
+        raise ApiProblem(409, str(refusal)) from refusal
+    return _again(request, trajectory, comment)
+
+
+@router.post("/trajectories/{code}/comments/{comment}/reopen", response=CommentValues, openapi_extra=extra(409))
+def reopen(request: HttpRequest, code: str, comment: str) -> HttpResponse:
+    """Say that a comment is not settled; 409 where it is open."""
+    trajectory, held = _held(request, code, comment)
+    try:
+        reopen_comment(held)
+    except CommentMoved as refusal:
+        raise ApiProblem(409, str(refusal)) from refusal
+    return _again(request, trajectory, comment)
+
+
+@router.delete("/trajectories/{code}/comments/{comment}", response={204: None}, openapi_extra=extra())
+def delete(request: HttpRequest, code: str, comment: str) -> HttpResponse:
+    """Delete a comment: one's own, or as an admin of the project any."""
+    trajectory, held = _held(request, code, comment)
+    if not CommentValues.of(held, request).may_delete:
+        require(request, trajectory, Role.ADMIN)
+    delete_comment(held)
+    return HttpResponse(status=204)
+
+
+def _held(request: HttpRequest, code: str, comment: str) -> tuple[StoredTrajectory, Comment]:
+    """The comment, for a member. Raises :class:`ApiProblem`."""
+    trajectory = the_trajectory(request, code)
+    require(request, trajectory, Role.MEMBER)
+    return trajectory, found(find_comment(trajectory, comment), "comment", comment)
+
+
+def _again(request: HttpRequest, trajectory: StoredTrajectory, comment: str) -> HttpResponse:
+    return answer(CommentValues.of(found(find_comment(trajectory, comment), "comment", comment), request))

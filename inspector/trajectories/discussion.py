@@ -1,0 +1,129 @@
+"""What people say of a trajectory: its comments, as the pages draw them and the twins write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+from inspector.html.comment_marks import comment_mark
+from inspector.trajectories.tabs import is_text_only
+from inspector.web.access import access, reader_of
+from inspector.web.twins import Page, from_columns
+from rollouts.models import Comment, Role, StoredTrajectory
+from rollouts.selectors.comments import comments_of
+
+
+@dataclass(frozen=True)
+class CommentValues(Page):
+    """A comment."""
+
+    code: str
+    """Names it in addresses."""
+    url: str
+    """Its permalink: the place that it is about."""
+    row: int | None
+    """The row that it is about; null = the whole trajectory."""
+    start: int | None
+    """The first token of the row that it is about."""
+    stop: int | None
+    """The first token behind those."""
+    text: str
+    """Plain text with line breaks."""
+    author: str
+    """The name of who wrote it."""
+    created_at: datetime
+    """When it was written."""
+    edited_at: datetime | None
+    """When its text was changed last."""
+    version: int
+    """Goes up with each edit of the text."""
+    resolved_at: datetime | None
+    """When somebody said that it is settled; null = it is open."""
+    resolved_by: str
+    """The name of who said so; empty = it is open."""
+    may_edit: bool
+    """Whether the reader may change the text: who wrote it."""
+    may_delete: bool
+    """Whether the reader may delete it: who wrote it, and an admin of the project."""
+
+    @classmethod
+    def of(cls, comment: Comment, request: HttpRequest) -> CommentValues:
+        """A comment whose trajectory and run are loaded, for the user of a request."""
+        held, project = access(request), comment.trajectory.run.project_id
+        is_own = comment.author_id is not None and comment.author_id == reader_of(request)
+        return from_columns(
+            cls,
+            comment,
+            row=comment.row_index,
+            url=reverse("comment", args=[comment.trajectory.code, comment.code]),
+            author=comment.author_name,
+            may_edit=is_own and held.may(project, Role.MEMBER),
+            may_delete=held.may(project, Role.MEMBER if is_own else Role.ADMIN),
+        )
+
+    @property
+    def place(self) -> str:
+        """What it is about, in words."""
+        if self.row is None or self.start is None or self.stop is None:
+            return "the trajectory"
+        last = f"s {self.start:,}-{self.stop:,}" if self.stop > self.start + 1 else f" {self.start:,}"
+        return f"row {self.row}, token{last}"
+
+
+@dataclass(frozen=True)
+class Discussion:
+    """What people say of a trajectory, as far as the reader of a page may know it."""
+
+    comments: list[CommentValues] | None
+    """In reading order. None for the visitor of a share link."""
+    may_comment: bool
+    """The reader may write one, and resolve any."""
+
+    @property
+    def open(self) -> list[CommentValues]:
+        return [one for one in self.comments or [] if one.resolved_at is None]
+
+    @property
+    def resolved(self) -> list[CommentValues]:
+        return [one for one in self.comments or [] if one.resolved_at is not None]
+
+
+def discussion_of(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
+    """What people say of the trajectory of a page. One query for a request, none for the visitor of a share link."""
+    if not hasattr(request, "discussion"):
+        request.discussion = _read(request, trajectory)  # type: ignore[attr-defined]
+    return request.discussion  # type: ignore[attr-defined, no-any-return]
+
+
+def _read(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
+    if reader_of(request) is None:
+        return Discussion(None, False)
+    held = comments_of(trajectory)
+    for one in held:
+        one.trajectory = trajectory
+    may_comment = access(request).may(trajectory.run.project_id, Role.MEMBER)
+    return Discussion([CommentValues.of(one, request) for one in held], may_comment)
+
+
+def comment_address(comment: Comment | CommentValues, trajectory: StoredTrajectory) -> str:
+    """Where a comment is read: the reader at its range, or the conversation of a trajectory without tokens."""
+    page = "trajectory-record" if is_text_only(trajectory) else "trajectory"
+    row = comment.row_index if isinstance(comment, Comment) else comment.row
+    at = "" if row is None else f"?row={row}&t={comment.start}-{comment.stop}"
+    return f"{reverse(page, args=[trajectory.code])}{at}#comment-{comment.code}"
+
+
+def comment_marks(comments: Sequence[CommentValues], row: int) -> dict[int, str]:
+    """Row offset -> the HTML of the sign of the open comments that begin there."""
+    by_start: dict[int, list[CommentValues]] = {}
+    for one in comments:
+        if one.row == row and one.start is not None and one.resolved_at is None:
+            by_start.setdefault(one.start, []).append(one)
+    return {
+        start: comment_mark([one.author for one in here], f"#comment-{here[0].code}")
+        for start, here in by_start.items()
+    }
