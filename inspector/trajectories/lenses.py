@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.html.tokens import LOGPROB_EDGES, Tokens
-from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
+from rollouts.tito.gap.figures import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import Origin
 
 DEFAULT = "mask"

@@ -27,7 +27,7 @@ from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import byte_table
 from rollouts.tito.diagnose.finding import Severity
-from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
+from rollouts.tito.gap.figures import TRAINER_LOGPROBS
 from rollouts.tito.roles import RoleTurn, role_turns
 from rollouts.tito.row_places import place_in_row
 from rollouts.tito.trajectory import Origin

@@ -31,6 +31,7 @@ from rollouts.models.steps import StepTokens, StoredStep
 from rollouts.models.template_checks import TemplateCheck
 from rollouts.models.token_segments import TokenSegment
 from rollouts.models.tokenizers import Tokenizer
+from rollouts.models.training_steps import TrainingStepFigures
 from rollouts.models.trajectories import StoredTrajectory
 from rollouts.models.work_status import ACTIVE, WorkStatus
 
@@ -68,6 +69,7 @@ __all__ = [
     "TemplateCheck",
     "TokenSegment",
     "Tokenizer",
+    "TrainingStepFigures",
     "WorkStatus",
     "code_of_number",
     "default_project",

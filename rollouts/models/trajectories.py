@@ -60,6 +60,9 @@ class StoredTrajectory(models.Model):
     checks = models.JSONField(
         null=True, help_text="Check -> passed, noted, failed, or the fields that it lacks. None = not known."
     )
+    gap = models.JSONField(
+        null=True, help_text="``GapFigures`` of its rows; None = no row has the log-probabilities of both sides."
+    )
 
     class Meta:
         db_table = "rollouts_trajectory"

@@ -1,13 +1,18 @@
-"""The figures of large runs, counted when nothing changes them any more."""
+"""The figures of runs, counted when nothing changes them any more."""
 
 from __future__ import annotations
 
 from rollouts.models import Run, RunFigures
 from rollouts.selectors import figures
+from rollouts.services.training_steps import take_training_steps
 
 
 def take_figures(run: Run) -> None:
-    """Count what the pages of a large run show. A small one is counted whenever it is looked at."""
+    """Count the figures of training steps, and what the pages of a large run show.
+
+    The pages of a small run are counted whenever they are looked at.
+    """
+    take_training_steps(run)
     now = Run.objects.filter(pk=run.pk).first()  # the caller's totals may be of a while ago
     if now is not None and figures.is_large(now):
         RunFigures.objects.update_or_create(

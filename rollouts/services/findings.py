@@ -76,7 +76,7 @@ def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory,
 def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> None:
     """Put new findings in place of the old ones of these trajectories, and correct all totals.
 
-    The outcomes of the checks are those that ``checks`` of each trajectory holds.
+    The outcomes of the checks are those that ``checks`` of each trajectory holds, and the gap is its ``gap``.
     """
     with transaction.atomic():
         held = models.Run.objects.select_for_update().get(pk=run.pk)
@@ -88,7 +88,7 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
         for trajectory, findings in found:
             set_findings(trajectory, findings)
         models.StoredTrajectory.objects.bulk_update(
-            [t for t, _ in found], ["n_findings", "worst_severity", "n_lost", "checks"], batch_size=200
+            [t for t, _ in found], ["n_findings", "worst_severity", "n_lost", "checks", "gap"], batch_size=200
         )
         run.finding_counts = {kind: n for kind, n in counts.items() if n > 0}
         models.Run.objects.filter(pk=run.pk).update(finding_counts=run.finding_counts)

@@ -27,14 +27,15 @@ def save_trajectories(
     base_index: int | None = None,
     token_table: ByteTable | None = None,
     checks: Sequence[Mapping[str, Any]] | None = None,
+    gaps: Sequence[Mapping[str, Any] | None] | None = None,
     encoded: Sequence[EncodedTrajectory] | None = None,
 ) -> list[models.StoredTrajectory]:
     """Store finished trajectories in one transaction, and bump the run's totals.
 
-    ``findings[i]`` and ``checks[i]``, the outcomes of the checks, belong to ``trajectories[i]``. ``base_index`` is the
-    first one's position in the run (default: after the last). ``encoded``: what ``encode_trajectories`` made of them
-    before the caller's transaction. Without it the arrays go into the database, and a ``token_table`` finds the origin
-    of the tokens between completions.
+    ``findings[i]``, ``checks[i]`` (the outcomes of the checks) and ``gaps[i]`` belong to ``trajectories[i]``.
+    ``base_index`` is the first one's position in the run (default: after the last). ``encoded``: what
+    ``encode_trajectories`` made of them before the caller's transaction. Without it the arrays go into the database,
+    and a ``token_table`` finds the origin of the tokens between completions.
     """
     if not trajectories:
         return []
@@ -66,6 +67,7 @@ def save_trajectories(
                 created_at=now,
                 finished_at=now,
                 checks=None if checks is None else checks[n],
+                gap=None if gaps is None else gaps[n],
                 prompt_line=one.preview.prompt,
                 answer_line=one.preview.answer,
             )

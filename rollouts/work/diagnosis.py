@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,10 +15,12 @@ from django.db.models import QuerySet
 from rollouts import chat_templates, models, selectors, services
 from rollouts.models import Job
 from rollouts.selectors.registered import find_chat_template
+from rollouts.selectors.training_steps import steps_of
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.outages import is_outage
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
 from rollouts.services.text import without_paths
+from rollouts.services.training_steps import take_training_steps
 from rollouts.tito.align import trained_tokens
 from rollouts.tito.diagnose.checks import CHECKS, Diagnosis
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
@@ -32,6 +35,10 @@ log = logging.getLogger(__name__)
 
 BATCH = 20
 """Trajectories that are held at once while a run is diagnosed."""
+COUNT_SECONDS = 2.0
+"""The figures of training steps are counted again at most so often while pushed data is diagnosed."""
+RECENT = 200
+"""Trajectories whose training steps the next job counts again, in case that the one before it was lost."""
 BATCH_TOKENS = 300_000
 """Tokens that these trajectories hold together, so that progress is written every few seconds."""
 
@@ -169,8 +176,13 @@ def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None
 
 def _store(run: models.Run, batch: Sequence[models.StoredTrajectory], found: Sequence[Diagnosis]) -> None:
     for record, one in zip(batch, found, strict=True):
-        record.checks = one.checks
+        record.checks, record.gap = one.checks, gap_json(one)
     services.replace_findings(run, [(record, one.findings) for record, one in zip(batch, found, strict=True)])
+
+
+def gap_json(found: Diagnosis) -> dict[str, Any] | None:
+    """The gap between trainer and sampler as a trajectory keeps it."""
+    return None if found.gap is None else found.gap.to_json()
 
 
 # -- as jobs -----------------------------------------------------------------------------------------------------------
@@ -209,12 +221,19 @@ def join(job: Job, beat: Beat) -> None:
 
 def do_pushed_job(job: Job, beat: Beat) -> None:
     """Diagnose what was pushed to a job's run since the last diagnosis, until nothing new is left."""
+    touched, counted_at = _recent_steps(_run_of(job)), 0.0
     while True:
         run = _run_of(job)
-        if batch := list(_pushed(run)[:BATCH]):
+        batch = list(_pushed(run)[:BATCH])
+        touched |= {one.training_step for one in batch if one.training_step is not None}
+        if batch:
             _diagnose(run, batch)
             note_pushed_diagnosed(run, batch[-1].pk)
             beat(n_done=job.n_done + len(batch))
+        if touched and (not batch or time.monotonic() - counted_at > COUNT_SECONDS):
+            take_training_steps(run, touched)
+            touched, counted_at = set(), time.monotonic()
+        if batch:
             continue
         with transaction.atomic():
             # A push stores before it asks for a job, and asking locks the job that is under way, then the run. So
@@ -224,6 +243,13 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
             if not _pushed(run).exists():
                 end_job(job, Job.Status.DONE)
                 return
+
+
+def _recent_steps(run: models.Run) -> set[int]:
+    """The training steps of what was diagnosed last: a job that was lost may not have counted them."""
+    last = int(run.settings.get(DIAGNOSED_TO, 0))
+    keys = run.trajectories.filter(pk__lte=last).order_by("-pk").values_list("pk", flat=True)[:RECENT]
+    return steps_of(run, list(keys))
 
 
 def fail_pushed_job(job: Job, sentence: str) -> None:

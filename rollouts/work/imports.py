@@ -29,7 +29,7 @@ from rollouts.services.shards import hand_on_shards, open_shards
 from rollouts.tito.diagnose.checks import Diagnosis
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import ByteTable
-from rollouts.work.diagnosis import diagnosis_for
+from rollouts.work.diagnosis import diagnosis_for, gap_json
 from rollouts.work.sending import send, send_shards
 from rollouts.work.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
 
@@ -345,7 +345,7 @@ class FileImport:
                 self.alive()  # in this transaction: a worker that has lost the import stores nothing more
                 services.save_trajectories(
                     self.run, batch, [one.findings for one in found], self.next_index,
-                    checks=[one.checks for one in found], encoded=encoded,
+                    checks=[one.checks for one in found], gaps=[gap_json(one) for one in found], encoded=encoded,
                 )  # fmt: skip
         except (IntegrityError, JobLost):  # it is rolled back; after an outage that is not known
             services.drop_arrays(encoded)

@@ -8,7 +8,8 @@ from typing import Any
 from rollouts.formats.writers.exports import rows_of
 from rollouts.tito.align import sampled_places
 from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.diagnose.row_checks import ROUTING, TRAINER_LOGPROBS, columns_shifted, routing_rows
+from rollouts.tito.diagnose.row_checks import ROUTING, columns_shifted, routing_rows
+from rollouts.tito.gap.figures import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import Origin, Row, Trajectory
 
 Check = tuple[str, str]

@@ -21,7 +21,7 @@ from inspector.trajectories.side_by_side import first_places
 from rollouts import models, services
 from rollouts.tito.align import AlignedGroup
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
-from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
+from rollouts.tito.gap.figures import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import NO_IDS, Origin, Row, Step, Trajectory
 from tests.people import make_member
 from tests.web.samples import one_line

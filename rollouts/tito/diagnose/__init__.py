@@ -17,6 +17,7 @@ from rollouts.tito.diagnose.context import Break, DiagnosisContext, RendererFor
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS, VERSION, FindingKind
 from rollouts.tito.diagnose.verdict import Verdict, finding_at_break
+from rollouts.tito.gap.figures import gap_of_rows
 from rollouts.tito.interfaces import Codec
 from rollouts.tito.trajectory import Trajectory
 
@@ -99,7 +100,7 @@ def examine(
     findings += _undecidable(case)
     findings = [replace(f, row=_row_that_holds(case, f)) if f.row is None else f for f in findings]
     order = sorted(findings, key=lambda f: (f.step if f.step is not None else len(case.steps), f.row or 0, f.start))
-    return Diagnosis(tuple(order), lacks_of(case))
+    return Diagnosis(tuple(order), lacks_of(case), gap_of_rows(trajectory.rows))
 
 
 def _row_that_holds(case: DiagnosisContext, finding: Finding) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.diagnose.row_checks import TRAINER_LOGPROBS
+from rollouts.tito.gap.figures import TRAINER_LOGPROBS, GapFigures
 from rollouts.tito.trajectory import Row
 
 CHECKS: dict[str, str] = {
@@ -65,6 +65,8 @@ class Diagnosis:
     """In reading order."""
     lacks: Mapping[str, list[str]] = field(default_factory=dict)
     """Each check that has something to check -> the fields that it lacks."""
+    gap: GapFigures | None = None
+    """The gap between trainer and sampler; None = no row has the log-probabilities of both."""
 
     @property
     def checks(self) -> dict[str, Outcome]:

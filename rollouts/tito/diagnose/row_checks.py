@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollouts.tito.gap.figures import TRAINER_LOGPROBS
 from rollouts.tito.snippets import counted
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Mask, Row
 
 _LOGPROBS = ("logprob", "log_prob")
-TRAINER_LOGPROBS = ("trainer_logprobs", "prev_logprobs", "old_log_probs", "policy_logprobs")
 ROUTING = ("routed_experts", "rollout_expert_indices")
 # Rounding of float16 and bfloat16 sums may raise the logprob of a certain token a little above 0.
 _ROUNDING = 1e-3

@@ -1,0 +1,48 @@
+"""Prints the figures of a run by training step."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from rollouts.management import TerminalCommand
+from rollouts.selectors.runs import find_run
+from rollouts.selectors.training_steps import TrainingStepLine, over_training
+
+
+class Command(TerminalCommand):
+    help = "Print a run by training step: trajectories, findings by kind, the gap between trainer and sampler."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("run", metavar="RUN", help="the code of a run")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        run = find_run(code=options["run"])
+        if run is None:
+            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        found = over_training(run)
+        if options["json"]:
+            self.stdout.write(json.dumps(asdict(found)))
+            return
+        if not found.steps:
+            self.stdout.write("No trajectory of this run has a training step. docs/formats.md says where one is read.")
+            return
+        for line in found.steps:
+            self.stdout.write(_words(line))
+        for kind, step in found.began.items():
+            self.stdout.write(f"{kind} begins at training step {step:,}.")
+
+
+def _words(line: TrainingStepLine) -> str:
+    parts = [f"{line.trajectories:,} trajectories", f"{line.broken:,} broken"]
+    if line.reward_mean is not None:
+        parts.append(f"reward {line.reward_mean:.4g}")
+    if line.gap is not None and line.gap["mean_abs"] is not None:
+        parts.append(f"gap {line.gap['mean_abs']:.4g}, largest {line.gap['largest']:.4g}")
+    kinds = ", ".join(f"{kind} {n:,}" for kind, n in sorted(line.findings.items()))
+    return f"step {line.training_step:,}: {', '.join(parts)}{'; ' + kinds if kinds else ''}"

@@ -1,0 +1,36 @@
+"""Figures of a run by the step of the trainer."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from rollouts.models.runs import Run
+
+
+class TrainingStepFigures(models.Model):
+    """What is known of the trajectories of one training step. ``services.training_steps`` counts it again and again."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, db_index=False, related_name="training_steps")
+    training_step = models.PositiveIntegerField()
+    n_trajectories = models.PositiveIntegerField()
+    n_broken = models.PositiveIntegerField(help_text="Trajectories with a finding of severity error.")
+    n_steps = models.PositiveBigIntegerField(help_text="Engine calls.")
+    n_rows = models.PositiveBigIntegerField()
+    n_tokens = models.PositiveBigIntegerField()
+    n_sampled = models.PositiveBigIntegerField()
+    n_trained = models.PositiveBigIntegerField()
+    n_lost = models.PositiveBigIntegerField(null=True, help_text="None = not known of some trajectory.")
+    n_repaid = models.PositiveBigIntegerField(help_text="Prompt tokens that were computed again because of breaks.")
+    n_truncated = models.PositiveIntegerField(help_text="Trajectories with a completion that was cut by its length.")
+    n_rewards = models.PositiveIntegerField()
+    reward_sum = models.FloatField()
+    n_groups = models.PositiveIntegerField(help_text="Groups with at least two rewards.")
+    n_same_reward = models.PositiveIntegerField(help_text="Groups of these whose rewards are all equal.")
+    finding_counts = models.JSONField(default=dict, help_text="Kind -> trajectories that have such a finding.")
+    gap = models.JSONField(null=True, help_text="Figures of the gap; None = no row has both log-probabilities.")
+
+    class Meta:
+        constraints = [
+            # The steps of a run in order, and one of them.
+            models.UniqueConstraint(fields=["run", "training_step"], name="figures_of_training_step")
+        ]

@@ -1,0 +1,205 @@
+"""Figures of a run by training step: counted from the tables, and as they are stored."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
+
+from rollouts.formats.training_step import MAX_STEP
+from rollouts.models import Run, StoredFinding, StoredStep, StoredTrajectory, TrainingStepFigures
+from rollouts.selectors.runs import NOT_INFO
+from rollouts.tito.batches import batched
+from rollouts.tito.diagnose.finding import Severity
+from rollouts.tito.gap.figures import GapFigures, added, effective_share
+
+PARAMETERS = 500
+"""Training steps that one query names."""
+TRUNCATED = "length"
+"""The reason of a completion that was cut by its length."""
+
+
+def count_training_steps(run: Run, steps: Collection[int] | None = None) -> list[TrainingStepFigures]:
+    """The figures of these training steps (None = of all), not stored. A step without trajectories is left out.
+
+    Five queries for each :data:`PARAMETERS` steps, or five for all.
+    """
+    parts: Iterable[Sequence[int] | None] = [None] if steps is None else batched(sorted(set(steps)), PARAMETERS)
+    return [figures for part in parts for figures in _counted(run, part)]
+
+
+def _counted(run: Run, steps: Sequence[int] | None) -> Iterator[TrainingStepFigures]:
+    held = StoredTrajectory.objects.filter(run=run, **_of(steps)).order_by()
+    totals: Any = held.values("training_step").annotate(
+        n_trajectories=Count("pk"), n_broken=Count("pk", filter=Q(worst_severity=Severity.ERROR)),
+        unknown=Count("pk", filter=Q(n_lost=None)), n_rewards=Count("reward"), rewards=Sum("reward", default=0.0),
+        **{f"sum_{name}": Sum(name, default=0) for name in _SUMMED},
+    )  # fmt: skip
+    of_kinds, repaid = _findings(run, steps)
+    truncated = _truncated(run, steps)
+    groups = _groups(held)
+    gaps = _gaps(held)
+    for total in totals.order_by("training_step"):
+        step: int = total["training_step"]
+        n_groups, n_same = groups.get(step, (0, 0))
+        yield TrainingStepFigures(
+            run=run, training_step=step, n_trajectories=total["n_trajectories"], n_broken=total["n_broken"],
+            n_rewards=total["n_rewards"], reward_sum=total["rewards"],
+            **{name: total[f"sum_{name}"] for name in _SUMMED if name != "n_lost"},
+            n_lost=None if total["unknown"] else total["sum_n_lost"], n_repaid=repaid.get(step, 0),
+            n_truncated=truncated.get(step, 0), n_groups=n_groups, n_same_reward=n_same,
+            finding_counts=of_kinds.get(step, {}), gap=gap_value(gaps[step]) if step in gaps else None,
+        )  # fmt: skip
+
+
+_SUMMED = ("n_steps", "n_rows", "n_tokens", "n_sampled", "n_trained", "n_lost")
+
+
+def _of(steps: Sequence[int] | None, prefix: str = "") -> dict[str, Any]:
+    """The condition on trajectories, or on what belongs to them."""
+    return {f"{prefix}training_step__isnull": False} if steps is None else {f"{prefix}training_step__in": steps}
+
+
+def _findings(run: Run, steps: Sequence[int] | None) -> tuple[dict[int, dict[str, int]], dict[int, int]]:
+    """Step -> kind -> trajectories that have it; and step -> prompt tokens that were computed again."""
+    found = StoredFinding.objects.filter(run=run, **_of(steps, "trajectory__")).order_by()
+    kinds: dict[int, dict[str, int]] = defaultdict(dict)
+    repaid: dict[int, int] = defaultdict(int)
+    lines = found.values_list("trajectory__training_step", "kind").annotate(
+        n=Count("trajectory", distinct=True), again=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0)
+    )
+    for step, kind, n, again in lines:
+        kinds[step][kind] = n
+        repaid[step] += again
+    return kinds, repaid
+
+
+def _truncated(run: Run, steps: Sequence[int] | None) -> dict[int, int]:
+    """Step -> trajectories with a completion that was cut by its length."""
+    where = _of(steps, "trajectory__")
+    cut = StoredStep.objects.filter(trajectory__run=run, finish_reason=TRUNCATED, **where).order_by()
+    return dict(cut.values_list("trajectory__training_step").annotate(n=Count("trajectory", distinct=True)))
+
+
+def _groups(held: QuerySet[StoredTrajectory]) -> dict[int, tuple[int, int]]:
+    """Step -> groups with at least two rewards, and those of them whose rewards are all equal."""
+    groups = held.exclude(group="").filter(reward__isnull=False).values_list("training_step", "group")
+    found: dict[int, tuple[int, int]] = {}
+    compared = groups.annotate(n=Count("pk"), low=Min("reward"), high=Max("reward")).filter(n__gt=1)
+    for step, _, _, low, high in compared.iterator(10_000):
+        assert step is not None
+        n, same = found.get(step, (0, 0))
+        found[step] = n + 1, same + (low == high)
+    return found
+
+
+def _gaps(held: QuerySet[StoredTrajectory]) -> dict[int, GapFigures]:
+    """Step -> the gap over its trajectories."""
+    found: dict[int, list[GapFigures]] = defaultdict(list)
+    for step, value in held.exclude(gap=None).values_list("training_step", "gap").iterator(2_000):
+        assert step is not None and value is not None
+        found[step].append(GapFigures.from_json(value))
+        if len(found[step]) == 200:
+            found[step] = [added(found[step])]
+    return {step: added(figures) for step, figures in found.items()}
+
+
+def gap_value(gap: GapFigures) -> dict[str, float | int | None]:
+    """The figures of a gap as pages and commands show them."""
+    return {
+        "tokens": gap.tokens, "mean_abs": gap.mean_abs, "k3": gap.mean_k3, "median": gap.size_quantile(0.5),
+        "p99": gap.size_quantile(0.99), "largest": gap.largest, "low": gap.quantile(0.01), "high": gap.quantile(0.99),
+        "ess": effective_share(gap),
+    }  # fmt: skip
+
+
+def has_training_steps(run: Run) -> bool:
+    """Whether a trajectory of the run has a training step. One query, which an index answers."""
+    return StoredTrajectory.objects.filter(run=run, training_step__isnull=False).order_by().exists()
+
+
+def without_training_step(run: Run) -> int:
+    """Trajectories of the run that have no training step. One query."""
+    counted = TrainingStepFigures.objects.filter(run=run).aggregate(n=Sum(F("n_trajectories"), default=0))
+    return max(run.n_trajectories - int(counted["n"]), 0)
+
+
+def steps_of(run: Run, keys: Sequence[int]) -> set[int]:
+    """The training steps of trajectories. One query."""
+    held = StoredTrajectory.objects.filter(run=run, pk__in=keys, training_step__isnull=False)
+    found = held.order_by().values_list("training_step", flat=True).distinct()
+    return {step for step in found if step is not None}
+
+
+@dataclass(frozen=True)
+class TrainingStepLine:
+    """The figures of one training step. A share is of its trajectories, from 0 to 1."""
+
+    training_step: int
+    """The step of the trainer."""
+    trajectories: int
+    """Stored trajectories of the step."""
+    broken: int
+    """Trajectories with a finding of severity error."""
+    findings: dict[str, int]
+    """Kind -> trajectories that have such a finding."""
+    tokens_per_trajectory: float
+    """Mean number of stored tokens."""
+    sampled: int
+    """Tokens that the engine sampled."""
+    lost: int | None
+    """Sampled tokens that no row trains as they were sampled; None = not known of some trajectory."""
+    repaid: int
+    """Prompt tokens that were computed again because of breaks."""
+    rows_per_call: float | None
+    """Training rows for each engine call; None without calls."""
+    truncated: int
+    """Trajectories with a completion that was cut by its length."""
+    reward_mean: float | None
+    """Of the trajectories that have a reward; None without one."""
+    groups: int
+    """Groups with at least two rewards."""
+    same_reward: int
+    """Groups of these whose rewards are all equal: they teach nothing."""
+    gap: dict[str, float | int | None] | None
+    """The gap between trainer and sampler; None = no row has the log-probabilities of both."""
+
+    @classmethod
+    def of(cls, held: TrainingStepFigures) -> TrainingStepLine:
+        n = held.n_trajectories
+        return cls(
+            held.training_step, n, held.n_broken, held.finding_counts, held.n_tokens / n if n else 0.0, held.n_sampled,
+            held.n_lost, held.n_repaid, held.n_rows / held.n_steps if held.n_steps else None, held.n_truncated,
+            held.reward_sum / held.n_rewards if held.n_rewards else None, held.n_groups, held.n_same_reward, held.gap,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OverTraining:
+    """A run by training step."""
+
+    steps: list[TrainingStepLine]
+    """In order. A step without trajectories is left out."""
+    began: dict[str, int]
+    """Kind of a finding -> the first training step that has it, the earliest first."""
+
+
+def over_training(run: Run, least: int | None = None, most: int | None = None) -> OverTraining:
+    """The stored figures of a run by training step. ``began`` looks at all steps, whatever part is asked for."""
+    stored = list(TrainingStepFigures.objects.filter(run=run).order_by("training_step"))
+    low, high = -1 if least is None else least, MAX_STEP if most is None else most
+    lines = [TrainingStepLine.of(one) for one in stored if low <= one.training_step <= high]
+    return OverTraining(lines, began(stored))
+
+
+def began(figures: Sequence[TrainingStepFigures]) -> dict[str, int]:
+    """Kind of a finding -> the first training step that has it."""
+    first: dict[str, int] = {}
+    for one in figures:
+        for kind, n in one.finding_counts.items():
+            if n:
+                first.setdefault(kind, one.training_step)
+    return dict(sorted(first.items(), key=lambda item: (item[1], item[0])))

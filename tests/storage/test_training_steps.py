@@ -1,0 +1,147 @@
+"""Figures by training step, against a plain count of the same trajectories."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from django.core.management import call_command
+
+from rollouts import services
+from rollouts.models import Job, Run, TrainingStepFigures
+from rollouts.selectors.training_steps import over_training
+from rollouts.services.jobs import ask_job
+from rollouts.services.pushed import add_new_trajectories
+from rollouts.services.training_steps import take_training_steps
+from rollouts.tasks.jobs import do_job
+from rollouts.tito.diagnose import examine
+from rollouts.tito.gap.figures import GapFigures
+from rollouts.tito.trajectory import Row, Trajectory
+from rollouts.work.diagnosis import gap_json
+from tests.storage.build import chain
+
+pytestmark = pytest.mark.django_db
+
+
+def world(steps: int = 4) -> list[Trajectory]:
+    """Four trajectories a step in two groups; breaks from step 2 on, a gap that grows, and one without a step."""
+    made = []
+    for step in range(steps):
+        for n in range(4):
+            broken = 1 if step >= 2 and n == 0 else None
+            one = chain(f"{step}-{n}", seed=10 * step + n, broken_at=broken, training_step=step)
+            rng = np.random.default_rng(n)
+            sampler = -rng.random(6, dtype=np.float32)
+            row = Row(
+                np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 1, 1], dtype=bool), sampler,
+                columns={"trainer_logprobs": sampler + np.float32(0.1 * step)},
+            )  # fmt: skip
+            made.append(replace(one, rows=(row,), group=f"g{n // 2}", reward=1.0 if n < 2 or step == 0 else float(n)))
+    cut = made[-1].steps[-1]
+    made[-1] = replace(made[-1], steps=(*made[-1].steps[:-1], replace(cut, finish_reason="length")))
+    return [*made, chain("no step", seed=99)]
+
+
+def save(run: Run, made: list[Trajectory]) -> dict[str, list[Any]]:
+    found = [examine(one, None) for one in made]
+    gaps = [gap_json(one) for one in found]
+    services.save_trajectories(
+        run, made, [list(one.findings) for one in found], checks=[one.checks for one in found], gaps=gaps
+    )
+    return {one.external_id: list(diagnosis.findings) for one, diagnosis in zip(made, found, strict=True)}
+
+
+def test_figures_are_those_of_a_plain_count() -> None:
+    run, made = services.create_run(Run.Kind.IMPORT, "r"), world()
+    findings = save(run, made)
+    take_training_steps(run)
+    found = over_training(run)
+    assert [line.training_step for line in found.steps] == [0, 1, 2, 3]
+    for line in found.steps:
+        held = [one for one in made if one.training_step == line.training_step]
+        kinds: Counter[str] = Counter(kind for one in held for kind in {f.kind for f in findings[one.external_id]})
+        assert line.findings == kinds and line.trajectories == len(held) == 4
+        assert line.broken == sum(any(f.severity == "error" for f in findings[one.external_id]) for one in held)
+        assert line.truncated == (line.training_step == 3)
+        assert line.reward_mean == pytest.approx(np.mean([one.reward for one in held]))
+        assert (line.groups, line.same_reward) == (2, 2 if line.training_step == 0 else 1)
+        sampled = sum(len(step.completion_ids) for one in held for step in one.steps)
+        assert line.sampled == sampled
+        assert line.gap is not None and line.gap["tokens"] == 16
+        assert line.gap["mean_abs"] == pytest.approx(0.1 * line.training_step, abs=1e-6)
+    first = {kind: min(one.training_step for one in found.steps if one.findings.get(kind)) for kind in found.began}
+    assert found.began == first and first
+    assert [line.training_step for line in over_training(run, 1, 2).steps] == [1, 2]
+    assert over_training(run, 3).began == found.began
+
+
+def test_counting_again_replaces_what_was_stored(django_assert_max_num_queries: Any) -> None:
+    run, made = services.create_run(Run.Kind.IMPORT, "r"), world()
+    save(run, made)
+    take_training_steps(run)
+    before = over_training(run)
+    with django_assert_max_num_queries(12):
+        take_training_steps(run, {1, 3})
+    assert over_training(run) == before
+    run.trajectories.filter(training_step=3).delete()
+    take_training_steps(run, {3})
+    assert over_training(run).steps == before.steps[:3]
+    run.trajectories.all().delete()
+    take_training_steps(run)
+    assert not TrainingStepFigures.objects.exists()
+
+
+def test_the_number_of_queries_does_not_grow_with_the_steps(django_assert_max_num_queries: Any) -> None:
+    run = services.create_run(Run.Kind.IMPORT, "r")
+    save(run, world(30))
+    with django_assert_max_num_queries(12):
+        take_training_steps(run)
+    with django_assert_max_num_queries(1):
+        assert len(over_training(run).steps) == 30
+
+
+def test_pushed_data_is_counted_when_it_is_diagnosed() -> None:
+    run, made = services.create_run(Run.Kind.IMPORT, "pushed"), world()
+    add_new_trajectories(run, made[:6])
+    _diagnose(run)
+    assert [(line.training_step, line.trajectories) for line in over_training(run).steps] == [(0, 4), (1, 2)]
+    add_new_trajectories(run, made[6:])
+    _diagnose(run)
+    stored = over_training(run)
+    assert [line.trajectories for line in stored.steps] == [4] * 4
+    take_training_steps(run)
+    assert over_training(run) == stored
+    assert stored.steps[2].gap is not None and stored.steps[2].gap["mean_abs"] == pytest.approx(0.2, abs=1e-6)
+
+
+def _diagnose(run: Run) -> None:
+    job, _ = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    do_job(job.pk)
+    job.refresh_from_db()
+    assert job.status == Job.Status.DONE, job.error
+
+
+def test_the_command_prints_the_contract() -> None:
+    run = services.create_run(Run.Kind.IMPORT, "r")
+    save(run, world())
+    take_training_steps(run)
+    out = io.StringIO()
+    call_command("over_training", run.code, "--json", stdout=out)
+    said = json.loads(out.getvalue())
+    assert {"training_step", "trajectories", "findings", "gap"} <= set(said["steps"][0])
+    assert said["steps"][2]["gap"].keys() == said["steps"][0]["gap"].keys() and said["began"]
+    call_command("over_training", run.code, stdout=out)
+    assert "begins at training step" in out.getvalue()
+
+
+def test_a_gap_is_stored_with_its_trajectory() -> None:
+    run, made = services.create_run(Run.Kind.IMPORT, "r"), world(1)
+    save(run, made)
+    held = run.trajectories.get(external_id="0-0").gap
+    assert held is not None and GapFigures.from_json(held).tokens == 4
+    assert run.trajectories.get(external_id="no step").gap is None
