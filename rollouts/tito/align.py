@@ -98,17 +98,19 @@ def align_ids(left: Ids, right: Ids) -> list[AlignedGroup]:
     First the common ends are grouped, then stretches that occur once in each stream. The rest is compared id by id. A
     gap of more than ``MAX_PAIRS`` pairs stays one differing group.
     """
-    start = common_prefix(left, right)
-    tail = common_prefix(left[start:][::-1], right[start:][::-1])
-    left_stop, right_stop = len(left) - tail, len(right) - tail
-    blocks: list[tuple[int, int, int]] = [(0, 0, start)]
-    blocks += _common_blocks(left, right, start, left_stop, start, right_stop)
-    blocks.append((left_stop, right_stop, tail))
-    return _groups(blocks, len(left), len(right))
+    return _groups(_common_blocks(left, right, 0, len(left), 0, len(right)), len(left), len(right))
 
 
 def _common_blocks(left: Ids, right: Ids, a: int, b: int, c: int, d: int) -> list[tuple[int, int, int]]:
     """Equal stretches ``(left_start, right_start, length)`` of ``left[a:b]`` and ``right[c:d]``, in order."""
+    head = common_prefix(left[a:b], right[c:d])
+    tail = common_prefix(left[a + head : b][::-1], right[c + head : d][::-1])
+    inside = _inner_blocks(left, right, a + head, b - tail, c + head, d - tail)
+    return [(a, c, head), *inside, (b - tail, d - tail, tail)]
+
+
+def _inner_blocks(left: Ids, right: Ids, a: int, b: int, c: int, d: int) -> list[tuple[int, int, int]]:
+    """:func:`_common_blocks` of stretches whose first tokens differ, and whose last tokens differ."""
     if a == b or c == d:
         return []
     if (b - a) * (d - c) <= MAX_PAIRS:
@@ -135,9 +137,14 @@ def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
     if min(len(left), len(right)) < _GRAM:
         return []
     (left_grams, left_at), (right_grams, right_at) = _unique_grams(left), _unique_grams(right)
-    _, i, j = np.intersect1d(left_grams, right_grams, assume_unique=True, return_indices=True)
-    order = np.argsort(left_at[i])
-    a, b = left_at[i][order], right_at[j][order]
+    if not len(left_grams) or not len(right_grams):
+        return []
+    place = np.minimum(np.searchsorted(right_grams, left_grams), len(right_grams) - 1)
+    both = right_grams[place] == left_grams
+    opposite = np.full(len(left), -1, dtype=np.int64)
+    opposite[left_at[both]] = right_at[place[both]]
+    a = np.flatnonzero(opposite >= 0)
+    b = opposite[a]
     if not len(a):
         return []
     opens = np.ones(len(a), dtype=np.bool_)
@@ -155,13 +162,19 @@ def _slices(left: Ids, right: Ids, block: tuple[int, int, int]) -> tuple[Ids, Id
 
 
 def _unique_grams(ids: Ids) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The hashes of eight ids each that occur once, sorted, and where they begin."""
     # A polynomial hash that wraps. A collision is found when the stretches themselves are compared.
-    n = len(ids) - _GRAM + 1
-    grams = np.zeros(n, dtype=np.uint64)
-    for offset in range(_GRAM):
-        grams = grams * np.uint64(0x9E3779B97F4A7C15) + ids[offset : offset + n].astype(np.uint64)
-    values, first, counts = np.unique(grams, return_index=True, return_counts=True)
-    return values[counts == 1], first[counts == 1]
+    grams, factor, size = ids.astype(np.uint64), np.uint64(0x9E3779B97F4A7C15), 1
+    with np.errstate(over="ignore"):
+        while size < _GRAM:
+            grams = grams[:-size] * factor + grams[size:]
+            factor, size = factor * factor, 2 * size
+    order = np.argsort(grams)  # faster than np.unique, whose sort is stable
+    grams = grams[order]
+    new = np.ones(len(grams) + 1, dtype=np.bool_)
+    new[1:-1] = grams[1:] != grams[:-1]
+    once = new[1:] & new[:-1]
+    return grams[once], order[once]
 
 
 def _increasing(blocks: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
