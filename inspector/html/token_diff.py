@@ -1,16 +1,45 @@
-"""The two sides of a finding as HTML: a box for each token, with its text and its id."""
+"""What differs between two sides as HTML: all of a comparison, or a finding with a box for each token."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import bytes_text_html
-from inspector.html.tokens import TokenPainter
-from rollouts.tito.align import align_ids
+from inspector.html.tokens import TokenPainter, Tokens
+from rollouts.tito.align import AlignedGroup, align_ids
 from rollouts.tito.trajectory import Ids
 
 MAX_BOXES = 12
 """The most differing tokens of one side that are drawn."""
+
+MARGIN = 4
+"""A character has at most four bytes, so it reaches over at most so many tokens."""
+
+
+def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[SafeString, SafeString]:
+    """Both sides of a difference. Tokens that the other side lacks stand in ``<del>`` and ``<ins>``."""
+    if np.array_equal(left.ids, right.ids):  # another mask alone
+        return painter.window(left), painter.window(right)
+    common = len(left) > 1 and len(right) > 1 and np.isin(left.ids, right.ids).any()
+    groups = align_ids(left.ids, right.ids) if common else [AlignedGroup(0, len(left), 0, len(right), False)]
+    return (
+        _marked(painter, left, "del", [(group.left_start, group.left_stop, group.equal) for group in groups]),
+        _marked(painter, right, "ins", [(group.right_start, group.right_stop, group.equal) for group in groups]),
+    )
+
+
+def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tuple[int, int, bool]]) -> SafeString:
+    html = []
+    for start, stop, equal in spans:
+        if start < stop:
+            margin = min(start, MARGIN), min(len(tokens) - stop, MARGIN)
+            part = tokens.slice(tokens.start + start - margin[0], tokens.start + stop + margin[1])
+            drawn = painter.window(part, margin=margin)
+            html.append(drawn if equal else f"<{tag}>{drawn}</{tag}>")
+    return mark_safe("".join(html))
 
 
 def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind: Ids) -> tuple[SafeString, SafeString]:

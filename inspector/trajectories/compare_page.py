@@ -22,14 +22,15 @@ from inspector.trajectories.side_by_side import (
     PairChoice,
     PairWords,
     TokenComparison,
+    align_texts,
     as_json,
     by_cause,
     compare,
     first_places,
+    first_shown,
     linked,
     opened_folds,
     plain_tokens,
-    without_stray,
 )
 from inspector.web.twins import whole_number
 from rollouts import models, selectors
@@ -37,7 +38,7 @@ from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import load_tokenizer
-from rollouts.tito.align import AlignedGroup, align_ids
+from rollouts.tito.align import AlignedGroup
 from rollouts.tito.canonical import Drift, canonical_check
 from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import LoadedTokenizer, TokenizerUnusable
@@ -61,9 +62,19 @@ class ComparedPair:
     other: models.StoredTrajectory | None = None
     """The trajectory of the same group on the right side."""
     first: int = 0
-    """The first token of the row that is encoded again."""
+    """The token of the left side from which differences are shown. It chooses the window of a row encoded again."""
     opened: frozenset[int] = frozenset()
     """Left offsets of the folds that are open."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the comparison is told to draw."""
+        return {"opened": self.opened, "first": self.first}
+
+    @property
+    def window(self) -> int:
+        """The first token of the window of a row that is encoded again."""
+        return self.first // MAX_ENCODED_TOKENS * MAX_ENCODED_TOKENS
 
 
 @dataclass(frozen=True)
@@ -106,9 +117,9 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         or _trained_row(trajectory, params, rows, notices)
         or _question(params, steps, len(rows), drifting, notices)
     )
-    question = replace(question, opened=opened_folds(params), first=whole_number(params.get("from"), 18) or 0)
+    question = replace(question, opened=opened_folds(params), first=first_shown(params))
     painter, missing = data.painter_of(trajectory.run.tokenizer)
-    answer = _answer(trajectory, question, rows, painter, notices)
+    answer = _answer(trajectory, question, rows, steps, painter, notices)
     asked = {
         **head_of(trajectory),
         "step": question.step.index if question.step else None,
@@ -127,8 +138,8 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     if question.step is not None:
         holder = question.step.index if question.against == "retokenized" else question.step.parent
         row = next((step.row for step in steps if step.index == holder), 0)
-    holder_row = None if question.against == "trained" else row or 0
-    drawn = linked(comparison, holder_row, base_url(trajectory), params)
+    side = "right" if question.against == "trained" else "left"
+    drawn = linked(comparison, row or 0, base_url(trajectory), params, side)
     return page, {**html, "comparison": drawn, "words": words, "causes": by_cause(comparison)}
 
 
@@ -136,6 +147,7 @@ def _answer(
     trajectory: models.StoredTrajectory,
     question: ComparedPair,
     rows: list[RowSummary],
+    steps: list[StepSummary],
     painter: TokenPainter,
     notices: list[str],
 ) -> Answer | None:
@@ -143,11 +155,12 @@ def _answer(
         notices.append("This trajectory has no tokens: there is nothing to compare.")
         return None
     if question.other is not None and question.row is not None:
-        return group_compare.against(trajectory, rows, question.row, question.other, painter, notices, question.opened)
+        return group_compare.against(trajectory, rows, question.row, question.other, painter, notices, **question.shown)
     if question.against == "trained" and question.row is not None:
-        return sampled_compare.against(trajectory, rows, question.row, painter, notices, question.opened)
+        n_read = sum(step.prompt_length + step.completion_length for step in steps)
+        return sampled_compare.against(trajectory, rows, question.row, painter, notices, n_read, **question.shown)
     if question.against == "prompt" and question.step is not None:
-        return _against_prompt(trajectory, question.step, painter, question.opened)
+        return _against_prompt(trajectory, question.step, painter, question.shown)
     try:
         return _against_retokenized(trajectory, question, rows, painter, notices)
     except TokenizerUnusable as error:
@@ -251,7 +264,7 @@ def _choices(
             again, "", f"?row={row.index}" + f"&from={first}" * bool(first),
             f"row {row.index} from token {first:,}" if row.n_tokens > MAX_ENCODED_TOKENS else f"whole row {row.index}",
             "",
-            question.row == row.index and question.against == "retokenized" and question.first == first,
+            question.row == row.index and question.against == "retokenized" and question.window == first,
         )
         for row in rows[:40] for first in range(0, max(row.n_tokens, 1), MAX_ENCODED_TOKENS)
     ][:MAX_CHOICES]  # fmt: skip
@@ -259,15 +272,15 @@ def _choices(
 
 
 def _against_prompt(
-    trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter, opened: frozenset[int]
+    trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter, shown: dict[str, Any]
 ) -> Answer:
     """The stream of the parent, which the engine should have read, against the prompt that it read."""
     stored: dict[int, Any] = parts.steps_with_tokens(trajectory, [step.index, step.parent])
     parent = stored[step.parent if step.parent is not None else step.index]
     expected = np.concatenate([selectors.load_step_prompt(parent), parent.tokens.completion_ids])
     got = selectors.load_step_prompt(stored[step.index])
-    groups = without_stray(align_ids(expected, got))
-    comparison = compare(plain_tokens(expected), plain_tokens(got), groups, painter, tail_is_new=True, opened=opened)
+    groups = align_texts(expected, got)
+    comparison = compare(plain_tokens(expected), plain_tokens(got), groups, painter, tail_is_new=True, **shown)
     if not step.breaks:
         verdict = (
             f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
@@ -303,7 +316,7 @@ def _against_retokenized(
         what = f"Step {question.step.index}"
     else:
         facts = rows[question.row or 0]
-        base = question.first if question.first < facts.n_tokens else 0
+        base = question.window if question.window < facts.n_tokens else 0
         stop = min(base + MAX_ENCODED_TOKENS, facts.n_tokens)
         sampled = data.read_tokens(trajectory, facts, base, stop).ids
         what = f"Row {question.row}" if stop - base == facts.n_tokens else f"Row {question.row}, {base:,}-{stop - 1:,}"
@@ -322,7 +335,7 @@ def _against_retokenized(
     ]  # fmt: skip
     again, groups = _retokenized(sampled, drifts)
     sides = plain_tokens(sampled, base), plain_tokens(again, base)
-    comparison = compare(*sides, groups, painter, opened=question.opened)
+    comparison = compare(*sides, groups, painter, **question.shown)
     if comparison.n_sites:
         n = comparison.n_sites
         verdict = (

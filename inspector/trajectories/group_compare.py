@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from inspector.html.tokens import TokenPainter
 from inspector.trajectories import reads as data
@@ -10,19 +11,17 @@ from inspector.trajectories.side_by_side import (
     PairChoice,
     PairWords,
     TokenComparison,
+    align_texts,
     compare,
     plain_tokens,
-    without_stray,
+    up_to,
 )
 from rollouts import models
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary
-from rollouts.tito.align import align_ids
 
 MAX_OTHERS = 512
 """The most trajectories of the group that are offered."""
-MAX_ROW_TOKENS = 200_000
-"""The most tokens of a row that one request aligns."""
 
 
 def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PairChoice]:
@@ -35,19 +34,18 @@ def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTraj
 
 def against(
     trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory,
-    painter: TokenPainter, notices: list[str], opened: frozenset[int],
-) -> tuple[TokenComparison, PairWords] | None:  # fmt: skip
-    """Row ``row`` against the last row of the other, which holds the most. None and a notice if one is too long."""
+    painter: TokenPainter, notices: list[str], **shown: Any,
+) -> tuple[TokenComparison, PairWords]:  # fmt: skip
+    """Row ``row`` against the last row of the other, which holds the most.
+
+    ``shown``: what :func:`compare` is told to draw.
+    """
     there, _ = parts.rows_and_steps(other)
     left, right = rows[row], there[-1]
-    longest = max(left.n_tokens, right.n_tokens)
-    if longest > MAX_ROW_TOKENS:
-        notices.append(f"One of the rows holds {longest:,} tokens; at most {MAX_ROW_TOKENS:,} are compared at once.")
-        return None
-    ids = data.read_tokens(trajectory, left, 0, left.n_tokens).ids
-    others = data.read_tokens(other, right, 0, right.n_tokens).ids
-    groups = without_stray(align_ids(ids, others))
-    comparison = compare(plain_tokens(ids), plain_tokens(others), groups, painter, opened=opened)
+    n = up_to(max(left.n_tokens, right.n_tokens), notices)
+    ids = data.read_tokens(trajectory, left, 0, min(n, left.n_tokens)).ids
+    others = data.read_tokens(other, right, 0, min(n, right.n_tokens)).ids
+    comparison = compare(plain_tokens(ids), plain_tokens(others), align_texts(ids, others), painter, **shown)
     if comparison.n_sites:
         first, n = comparison.site_places[0], comparison.n_sites
         verdict = (

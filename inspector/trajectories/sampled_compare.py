@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from inspector.html.tokens import TokenPainter, Tokens
-from inspector.trajectories.side_by_side import PairWords, TokenComparison, compare
+from inspector.trajectories.side_by_side import (
+    PairWords,
+    TokenComparison,
+    compare,
+    up_to,
+    without_stray,
+)
 from rollouts import models, selectors
 from rollouts.selectors.parts import RowSummary
 from rollouts.tito.align import AlignedGroup, align_ids
 from rollouts.tito.row_places import sampled_stream
 from rollouts.tito.trajectory import Ids, Mask
 
-MAX_TOKENS = 300_000
-"""The most tokens of a trajectory that one request reads and aligns."""
+MAX_READ = 30_000_000
+"""The most tokens of prompts and completions that one request reads. Each prompt holds what came before it."""
 
 
 def can_compare(row: RowSummary) -> bool:
@@ -26,13 +33,16 @@ def can_compare(row: RowSummary) -> bool:
 
 def against(
     trajectory: models.StoredTrajectory, rows: list[RowSummary], row: int, painter: TokenPainter, notices: list[str],
-    opened: frozenset[int],
+    n_read: int, **shown: Any,
 ) -> tuple[TokenComparison, PairWords] | None:  # fmt: skip
-    """The sampled stream of the row's steps, and the row. None and a notice when there is nothing to compare."""
-    if trajectory.n_tokens > MAX_TOKENS:
+    """The sampled stream of the row's steps, and the row. None and a notice when there is nothing to compare.
+
+    ``n_read``: the tokens of all prompts and completions. ``shown``: what :func:`compare` is told to draw.
+    """
+    if n_read > MAX_READ:
         notices.append(
-            f"This trajectory holds {trajectory.n_tokens:,} tokens; at most {MAX_TOKENS:,} are compared with what was "
-            "sampled."
+            f"The steps of this trajectory forward {n_read:,} tokens; at most {MAX_READ:,} are read to compare a row "
+            "with what was sampled. Choose a step."
         )
         return None
     (value,) = selectors.load_trajectories([trajectory])
@@ -41,16 +51,17 @@ def against(
     if stream is None or len(own[row].loss_mask) != len(own[row].ids):
         notices.append(f"Row {row} names no step, or its loss mask has another length: nothing can be compared.")
         return None
-    ids, sampled = stream
-    trained = np.asarray(own[row].loss_mask, dtype=np.bool_)
-    groups = align_ids(ids, own[row].ids)
+    n = up_to(max(len(stream[0]), len(own[row].ids)), notices)
+    ids, sampled = stream[0][:n], stream[1][:n]
+    row_ids, trained = own[row].ids[:n], np.asarray(own[row].loss_mask[:n], dtype=np.bool_)
+    groups = align_ids(ids, row_ids)
     both = sum(
         int(np.count_nonzero(sampled[one.left_start : one.left_stop] & trained[one.right_start : one.right_stop]))
         for one in groups if one.equal
     )  # fmt: skip
     wrong, lost = int(trained.sum()) - both, int(sampled.sum()) - both
-    left, right = _drawn(ids, sampled), _drawn(own[row].ids, trained)
-    comparison = compare(left, right, _by_mask(groups, sampled, trained), painter, opened=opened)
+    left, right = _drawn(ids, sampled), _drawn(row_ids, trained)
+    comparison = compare(left, right, _by_mask(without_stray(groups), sampled, trained), painter, **shown)
     if wrong or lost:
         verdict = (
             f"This row trains {wrong:,} token{'s' * (wrong != 1)} that the model did not sample there, and does not "

@@ -5,20 +5,23 @@ Both sides of a line come from one group of an alignment, so that they cannot dr
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NotRequired, TypedDict
 
 import numpy as np
 from django.http import QueryDict
 from django.utils.safestring import SafeString
 
+from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.twins import from_columns, whole_number
-from rollouts.tito.align import AlignedGroup, Fold, fold
-from rollouts.tito.trajectory import Ids
+from rollouts.tito.align import AlignedGroup, Fold, align_ids, fold
+from rollouts.tito.trajectory import NO_IDS, Ids
 
 CONTEXT = 24
 """Equal tokens that are shown before and after a difference."""
@@ -33,6 +36,11 @@ FOLD_LEAST = 12
 """A fold hides at least this many tokens."""
 
 MAX_SITES = 200
+"""The most differences that one page shows. The next page begins at the token of the next difference."""
+
+MAX_TOKENS = 1_000_000
+"""The most tokens of each side that one request aligns. Longer streams are compared up to there."""
+
 MAX_SIDE_TOKENS = 2048
 """The most tokens that are drawn of one side of one difference."""
 
@@ -49,6 +57,8 @@ class AlignedLine:
     right_stop: int
     number: int = 0
     """Of a site, from 1."""
+    cause: str = ""
+    """Of a site: why the sides differ."""
     left: SafeString | None = None
     right: SafeString | None = None
     left_ids: tuple[int, ...] = ()
@@ -99,17 +109,21 @@ class TokenComparison:
     """Left tokens that the right side lacks."""
     right_changed: int
     site_places: tuple[int, ...] = field(default=())
-    """Left offset of each site."""
+    """Left offset of each of the first sites."""
+    n_before: int = 0
+    """Sites before the first that is drawn."""
+    next_from: int | None = None
+    """The left offset of the first site behind those that are drawn; None when there is none."""
+    earlier_url: str = ""
+    """This page from the first site on, when ``n_before`` are not drawn."""
+    next_url: str = ""
     causes: Mapping[str, int] = field(default_factory=dict)
     """Cause in words -> number of sites, the most frequent first."""
 
     @property
-    def n_shown(self) -> int:
-        return min(self.n_sites, MAX_SITES)
-
-    @property
-    def n_rest(self) -> int:
-        return self.n_sites - self.n_shown
+    def last_shown(self) -> int:
+        """The number of the last site that is drawn, from 1."""
+        return min(self.n_sites, self.n_before + MAX_SITES)
 
 
 @dataclass(frozen=True)
@@ -143,17 +157,35 @@ class PairChoice:
     current: bool
 
 
-def linked(comparison: TokenComparison, row: int | None, base: str, query: QueryDict) -> TokenComparison:
-    """The comparison with the address of each line's left side, in a row of the tokens page at ``base``.
+def linked(
+    comparison: TokenComparison, row: int | None, base: str, query: QueryDict, side: str = "left"
+) -> TokenComparison:
+    """The comparison with the address of each line's ``side``, in a row of the tokens page at ``base``.
 
-    ``row`` None: no row holds the left side. ``query``: that of this page, for the folds.
+    ``row`` None: no row holds that side. ``query``: that of this page, for the folds and for the other differences.
     """
     place = None if row is None else PagePlace(row=row, view=View.TOKENS)
     lines = []
     for line in comparison.lines:
-        url = "" if place is None else base + place.marked(line.left_start, line.left_stop)
+        span = (line.left_start, line.left_stop) if side == "left" else (line.right_start, line.right_stop)
+        url = "" if place is None else base + place.marked(*span)
         lines.append(replace(line, url=url, open_url=_opening(query, line.left_start) if line.kind == "fold" else ""))
-    return replace(comparison, lines=tuple(lines))
+    return replace(
+        comparison,
+        lines=tuple(lines),
+        earlier_url=_from(query, None) if comparison.n_before else "",
+        next_url="" if comparison.next_from is None else _from(query, comparison.next_from),
+    )
+
+
+def _from(query: QueryDict, start: int | None) -> str:
+    """This page from a token of the left side on; from its start without one."""
+    asked = query.copy()
+    asked.pop("from", None)
+    asked.pop("open", None)
+    if start is not None:
+        asked["from"] = str(start)
+    return f"?{asked.urlencode()}#side-by-side"
 
 
 def _opening(query: QueryDict, start: int) -> str:
@@ -172,6 +204,18 @@ def opened_folds(query: QueryDict) -> frozenset[int]:
     return frozenset(start for start in asked if start is not None)
 
 
+def first_shown(query: QueryDict) -> int:
+    """The token of the left side from which the address has differences shown."""
+    return whole_number(query.get("from"), 18) or 0
+
+
+def up_to(n_tokens: int, notices: list[str]) -> int:
+    """How many tokens of a side are compared, and a notice where that is not all of them."""
+    if n_tokens > MAX_TOKENS and not any("are compared" in one for one in notices):
+        notices.append(f"The first {MAX_TOKENS:,} tokens of each side are compared; there are {n_tokens:,}.")
+    return min(n_tokens, MAX_TOKENS)
+
+
 def without_stray(groups: Sequence[AlignedGroup]) -> list[AlignedGroup]:
     """The groups; an equal stretch of under ``STRAY`` tokens between two differences is part of the difference."""
     kept = list(groups)
@@ -180,6 +224,11 @@ def without_stray(groups: Sequence[AlignedGroup]) -> list[AlignedGroup]:
         if group.equal and group.left_stop - group.left_start < STRAY:
             kept[index] = replace(group, equal=False)
     return merge(kept)
+
+
+def align_texts(left: Ids, right: Ids) -> list[AlignedGroup]:
+    """The groups of two streams with different texts, without equal stretches that are chance."""
+    return without_stray(align_ids(left, right))
 
 
 def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
@@ -200,12 +249,14 @@ def compare(
     painter: TokenPainter,
     tail_is_new: bool = False,
     opened: frozenset[int] = frozenset(),
+    first: int = 0,
 ) -> TokenComparison:
     """The table of an alignment of two streams, each drawn with its own token states.
 
     The offsets of ``groups`` count from the first token of each side. The offsets of the table are the sides' own.
     ``tail_is_new``: the tokens of the right side after the end of the left side are new, not a difference.
-    ``opened``: left offsets of folds that are shown.
+    ``opened``: left offsets of folds that are shown. ``first``: the left offset from which differences are drawn; all
+    of them are counted.
     """
 
     def line(kind: str, part: AlignedGroup | Fold, number: int = 0) -> AlignedLine:
@@ -214,21 +265,31 @@ def compare(
         if kind == "fold":
             return AlignedLine(kind, a, b, c, d)
         one, other = left.slice(a, min(b, a + MAX_SIDE_TOKENS)), right.slice(c, min(d, c + MAX_SIDE_TOKENS))
-        ids = (tuple(one.ids.tolist()), tuple(other.ids.tolist())) if kind == "site" else ((), ())
-        return AlignedLine(kind, a, b, c, d, number, painter.window(one), painter.window(other), *ids)
+        if kind != "site":
+            return AlignedLine(kind, a, b, c, d, number, "", painter.window(one), painter.window(other))
+        drawn = marked_tokens(painter, one, other)
+        return AlignedLine(
+            kind, a, b, c, d, number, causes[number - 1], *drawn, tuple(one.ids.tolist()), tuple(other.ids.tolist())
+        )
 
+    joined = merge(groups)
+    is_new = tail_is_new and bool(joined) and joined[-1].left_start == joined[-1].left_stop == len(left)
+    sites = [one for one in (joined[:-1] if is_new else joined) if not one.equal]
+    causes = _causes(left.ids, right.ids, sites, painter)
+    n_before = bisect_left(sites, first - left.start, key=lambda site: site.left_start) if first else 0
+    last = min(n_before + MAX_SITES, len(sites))
     lines: list[AlignedLine] = []
-    sites: list[AlignedGroup] = []
-    for part in _with_opened(fold(merge(groups), CONTEXT, FOLD_LEAST), frozenset(one - left.start for one in opened)):
-        if isinstance(part, AlignedGroup) and not part.equal:
-            if tail_is_new and part.left_start == part.left_stop == len(left):
-                lines.append(line("new", part))
-                continue
-            sites.append(part)
-            if len(sites) <= MAX_SITES:
-                lines.append(line("site", part, len(sites)))
-        elif len(sites) <= MAX_SITES:
-            lines.append(line("fold" if isinstance(part, Fold) else "equal", part))
+    number = 0
+    for part in _with_opened(fold(joined, CONTEXT, FOLD_LEAST), frozenset(one - left.start for one in opened)):
+        if isinstance(part, AlignedGroup) and not part.equal and number < len(sites):
+            number += 1
+            if number > last:
+                break
+            if number > n_before:
+                lines.append(line("site", part, number))
+        elif number >= n_before:
+            is_last = isinstance(part, AlignedGroup) and not part.equal
+            lines.append(line("fold" if isinstance(part, Fold) else "new" if is_last else "equal", part))
     return TokenComparison(
         tuple(lines),
         n_sites=len(sites),
@@ -237,7 +298,9 @@ def compare(
         left_changed=sum(site.left_stop - site.left_start for site in sites),
         right_changed=sum(site.right_stop - site.right_start for site in sites),
         site_places=tuple(left.start + site.left_start for site in sites[:MAX_SITES]),
-        causes=dict(Counter(_cause(left.ids, right.ids, site, painter) for site in sites).most_common()),
+        n_before=n_before,
+        next_from=left.start + sites[last].left_start if last < len(sites) else None,
+        causes=dict(Counter(causes).most_common()),
     )
 
 
@@ -252,16 +315,20 @@ def _with_opened(parts: Iterable[AlignedGroup | Fold], opened: frozenset[int]) -
             yield part
 
 
-def _cause(left: Ids, right: Ids, site: AlignedGroup, painter: TokenPainter) -> str:
-    """Why the sides differ at a site, in words that a number may stand before."""
-    one, other = left[site.left_start : site.left_stop], right[site.right_start : site.right_stop]
+def _causes(left: Ids, right: Ids, sites: Sequence[AlignedGroup], painter: TokenPainter) -> list[str]:
+    """Why the sides differ at each site, in words that a number may stand before."""
+    sides = [(left[site.left_start : site.left_stop], right[site.right_start : site.right_stop]) for site in sites]
+    pieces = iter(painter.pieces(np.concatenate([NO_IDS, *(ids for pair in sides for ids in pair)])))
+    return [_cause(*pair, *(list(islice(pieces, len(ids))) for ids in pair)) for pair in sides]
+
+
+def _cause(one: Ids, other: Ids, pieces: list[bytes | None], others: list[bytes | None]) -> str:
     if not len(one):
         return "only on the right"
     if not len(other):
         return "only on the left"
     if np.array_equal(one, other):
         return "another mask"
-    pieces, others = painter.pieces(one), painter.pieces(other)
     if None in pieces or None in others:
         return "other ids"
     if b"".join(filter(None, pieces)) != b"".join(filter(None, others)):
@@ -306,8 +373,12 @@ class ComparisonJson:
     right_changed: int
     causes: dict[str, int]
     """Cause in words -> number of sites."""
+    n_before: int
+    """Differences before the token that ``from=`` names; they are counted and not listed."""
+    next_from: int | None
+    """``from=`` of the differences that follow those in ``sites``; None when none do."""
     sites: list[Site]
-    """The first 200."""
+    """At most 200."""
 
 
 def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJson:

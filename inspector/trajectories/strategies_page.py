@@ -18,14 +18,16 @@ from inspector.html.tokens import Tokens
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.trajectories import reads as data
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
-from inspector.trajectories.group_compare import MAX_ROW_TOKENS
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.side_by_side import (
+    MAX_TOKENS,
     ComparisonJson,
     TokenComparison,
+    align_texts,
     as_json,
     compare,
+    first_shown,
     linked,
     opened_folds,
 )
@@ -35,7 +37,6 @@ from rollouts import models
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.parts import RowSummary, StepSummary, StepWiseRows
-from rollouts.tito.align import align_ids
 from rollouts.tito.strategies import STRATEGIES, about_strategy
 from rollouts.tito.trajectory import Origin
 from rollouts.work import replays
@@ -124,7 +125,8 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     if tokens is None:
         return page, html
     left, right = tokens
-    comparison = compare(left, right, align_ids(left.ids, right.ids), painter, opened=opened_folds(request.GET))
+    shown: dict[str, Any] = {"opened": opened_folds(request.GET), "first": first_shown(request.GET)}
+    comparison = compare(left, right, align_texts(left.ids, right.ids), painter, **shown)
     verdict, same = _verdict(comparison, left, right)
     counts = _counts(asked[0], left), _counts(asked[1], right)
     compared = StrategyComparison(*counts, verdict, **vars(as_json(comparison, painter)))
@@ -246,8 +248,8 @@ def _both_rows(
         else:
             notices.append(f"The rows of {side.slug.replace('_', ' ')} are too many to be kept; only its figures are.")
             return None
-        if length > MAX_ROW_TOKENS:
-            notices.append(f"{side.name} holds {length:,} tokens; at most {MAX_ROW_TOKENS:,} are compared at once.")
+        if length > MAX_TOKENS:
+            notices.append(f"{side.name} holds {length:,} tokens; at most {MAX_TOKENS:,} are compared at once.")
             return None
         if side.slug == RECORDED:
             found.append(data.read_tokens(trajectory, facts, 0, length))

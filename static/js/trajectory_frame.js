@@ -26,7 +26,7 @@ function go(step) {
   at = at < 0 ? (step > 0 ? 0 : all.length - 1) : (at + step + all.length) % all.length;
   show(all[at]);
   const status = document.getElementById("pane-status");
-  if (status) status.textContent = `difference ${at + 1} of ${all.length}`;
+  if (status) status.textContent = `difference ${all[at].id.slice("site-".length)} of ${all[at].closest("table").dataset.sites}`;
 }
 
 function show(site) {

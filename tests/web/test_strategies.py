@@ -107,6 +107,14 @@ def test_two_strategies_are_aligned_and_inserted_ids_are_marked(make, web, sent)
     assert page.count('class="site"') == report["n_sites"]
     assert '<i class="o4' in page or "<i class=o4" in page
     assert 'data-lens="origin"' in page
+    # An equal token by chance between two others splits no difference.
+    rows = trajectory.replay.rows.get(strategy="tool_delta")
+    changed = rows.ids.copy()
+    changed[[20, 22]] = 7
+    rows.ids = changed
+    rows.save(update_fields=["ids"])
+    report = web.get(url(trajectory, "?left=recorded&right=tool_delta", json=True)).json()["comparison"]
+    assert (report["sites"][0]["left_start"], report["sites"][0]["left_stop"]) == (20, 23)
 
 
 def test_a_row_of_many_can_be_named_and_one_that_is_not_there_is_said(make, web, sent) -> None:

@@ -15,7 +15,7 @@ from django.test import Client
 from django.urls import reverse
 
 from inspector.html.text import bytes_text
-from inspector.trajectories import compare_page, group_compare, side_by_side
+from inspector.trajectories import compare_page, side_by_side
 from inspector.trajectories.deltas_page import CONTEXT_LINES, _marked
 from inspector.trajectories.side_by_side import first_places
 from rollouts import models, services
@@ -653,8 +653,8 @@ def test_two_rollouts_of_a_prompt_stand_side_by_side(make, reader, monkeypatch):
         assert "no ended trajectory" in said
     same = page_text(reader.get(url(b, f"?with={a.code}&row=7", "trajectory-compare")))
     assert "b against a" in same  # a row that is not there is the last one
-    monkeypatch.setattr(group_compare, "MAX_ROW_TOKENS", 10)
-    assert "at most 10 are compared" in page_text(reader.get(url(a, f"?with={b.code}", "trajectory-compare")))
+    monkeypatch.setattr(side_by_side, "MAX_TOKENS", 10)
+    assert "The first 10 tokens of each" in page_text(reader.get(url(a, f"?with={b.code}", "trajectory-compare")))
     models.StoredTrajectory.objects.filter(pk=b.pk).update(status="running")
     assert f"?with={b.code}" not in page_text(reader.get(url(a, "?step=1", "trajectory-compare")))
 

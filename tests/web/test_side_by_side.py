@@ -1,0 +1,120 @@
+"""Comparisons of two streams: what counts as one difference, which are drawn, how they are marked, where they lead."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from inspector.html.token_diff import marked_tokens
+from inspector.html.tokens import TokenPainter
+from inspector.trajectories import side_by_side
+from inspector.trajectories.side_by_side import plain_tokens
+from rollouts import models
+from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
+from tests.web.trajectory_samples import Maker
+
+pytestmark = pytest.mark.django_db
+
+LEFT = ids_array([*range(300, 340), 401, 402, 350, 403, 404, *range(360, 400)])
+RIGHT = ids_array([*range(300, 340), 411, 412, 350, 413, 414, *range(360, 400)])
+"""Two differences of two tokens, and between them one token that is equal by chance."""
+
+
+def compared(web: Client, trajectory: models.StoredTrajectory, query: str) -> Any:
+    address = reverse("trajectory-compare", args=[trajectory.code])
+    return web.get(f"{address}.json{query}").json(), web.get(address + query).content.decode()
+
+
+def beside(make: Maker, left: np.ndarray, right: np.ndarray, mask: np.ndarray | None = None) -> models.Run:
+    """Two siblings with these completions; the first has a row of its own with the ids of the second."""
+    head = ids_array([290, 291])
+    ids = np.concatenate([head, right])
+    trained = np.arange(len(ids)) >= len(head) if mask is None else mask
+    one = Trajectory("one", (Step(head, left),), rows=(Row(ids, trained, step_indices=(0,)),), group="g")
+    broken = Trajectory("broken", (Step(head, left), Step(ids, head)), group="g")
+    return make.run([one, Trajectory("two", (Step(head, right),), group="g"), broken])
+
+
+def test_an_equal_token_by_chance_splits_no_difference(make: Maker, web: Client) -> None:
+    one, two, broken = beside(make, LEFT, RIGHT).trajectories.order_by("index")
+    of_group = broken, f"?with={two.code}&row=0"  # its first row follows from its steps
+    for trajectory, query in ((one, "?row=0&side=trained"), of_group, (broken, "?step=1&side=prompt")):
+        report, html = compared(web, trajectory, query)
+        found = [(site["left_start"], site["left_stop"], site["right_stop"]) for site in report["comparison"]["sites"]]
+        assert found == [(42, 47, 47)], query
+        # The token that is equal is not marked; those around it are.
+        assert html.count("<del>") == 2 and html.count("<ins>") == 2
+    verdict = compared(web, one, "?row=0&side=trained")[0]["verdict"]
+    assert verdict.startswith("This row trains 4 tokens that the model did not sample there")
+
+
+def test_a_difference_of_a_recorded_row_leads_to_its_place_in_that_row(make: Maker, web: Client) -> None:
+    right = np.concatenate([RIGHT[:10], RIGHT[12:]])
+    one = beside(make, LEFT, right).trajectories.get(external_id="one")
+    report, html = compared(web, one, "?row=0&side=trained")
+    assert report["comparison"]["causes"] == {"only on the left": 1, "other text": 1}
+    base = reverse("trajectory", args=[one.code])
+    links = re.findall(r'<a href="([^"]+)" title="Show in the stream">([^<]+)</a>', html)
+    assert links == [
+        (f"{base}?view=tokens&amp;t=12-13", "12-14 | 12"),
+        (f"{base}?view=tokens&amp;t=40-45", "42-47 | 40-45"),
+    ]
+    assert "<small>only on the left</small>" in html
+
+
+def test_differences_are_shown_in_parts_and_counted_whole(
+    make: Maker, web: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "MAX_SITES", 3)
+    left = np.arange(1000, dtype=np.int32) % 7 + 300
+    left[::5] = np.arange(200) % 190 + 310
+    right, places = left.copy(), list(range(50, 1000, 120))
+    right[places] = 299
+    one = beside(make, left, right).trajectories.get(external_id="one")
+    seen, query, pages = [], "?row=0&side=trained", 0
+    while query:
+        report, html = compared(web, one, query)
+        found = report["comparison"]
+        assert found["n_sites"] == len(places) == 8 and found["causes"] == {"other text": 8}
+        assert found["n_before"] == len(seen) and html.count('class="site"') == len(found["sites"])
+        assert html.count("before</a>") == (pages > 0)
+        seen += [site["left_start"] - 2 for site in found["sites"]]
+        assert f"Differences {found['n_before'] + 1} to {len(seen)} of 8 are shown." in html
+        following = re.search(r'<a href="([^"#]+)#side-by-side" rel="next">', html)
+        assert (following is None) == (found["next_from"] is None)
+        query = following[1].replace("&amp;", "&") if following else ""
+        assert not query or {f"from={found['next_from']}", "side=trained"} < set(query[1:].split("&"))
+        pages += 1
+    assert seen == places and pages == 3
+    late, html = compared(web, one, "?row=0&side=trained&from=999")
+    assert late["comparison"]["sites"] == [] and "All 8 differences lie before." in html
+
+
+def test_a_side_that_is_too_long_is_compared_up_to_a_bound_that_is_said(
+    make: Maker, web: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, _ = beside(make, LEFT, RIGHT).trajectories.order_by("index")
+    monkeypatch.setattr(side_by_side, "MAX_TOKENS", 20)
+    for query in ("?row=0&side=trained", f"?with={two.code}"):
+        report, html = compared(web, one, query)
+        assert report["comparison"]["n_left"] == 20 and report["comparison"]["n_sites"] == 0
+        assert html.count("The first 20 tokens of each side are compared; there are 87.") == 1
+
+
+def test_marks_cut_no_character(make: Maker) -> None:
+    table = make.table
+    sides = [make.ids(text) for text in ("a 漢 b", "a 漣 b")]
+    left, right = marked_tokens(TokenPainter(table), *(plain_tokens(ids) for ids in sides))
+    for html, ids, tag in ((left, sides[0], "del"), (right, sides[1], "ins")):
+        inside = re.sub(f"</?{tag}>", "", html)
+        assert f"<{tag}>" in html
+        assert inside == TokenPainter(table).window(plain_tokens(ids))
+    assert (
+        marked_tokens(TokenPainter(table), plain_tokens(sides[0]), replace(plain_tokens(sides[0])))[0].count("del") == 0
+    )
