@@ -61,7 +61,7 @@ def against(
     )  # fmt: skip
     wrong, lost = int(trained.sum()) - both, int(sampled.sum()) - both
     left, right = _drawn(ids, sampled), _drawn(row_ids, trained)
-    comparison = compare(left, right, _by_mask(without_stray(groups), sampled, trained), painter, **shown)
+    comparison = compare(left, right, _by_mask(without_stray(ids, row_ids, groups), sampled, trained), painter, **shown)
     if wrong or lost:
         verdict = (
             f"This row trains {wrong:,} token{'s' * (wrong != 1)} that the model did not sample there, and does not "

@@ -109,7 +109,7 @@ class TokenComparison:
     """Left tokens that the right side lacks."""
     right_changed: int
     site_places: tuple[int, ...] = field(default=())
-    """Left offset of each of the first sites."""
+    """Left offset of each site."""
     n_before: int = 0
     """Sites before the first that is drawn."""
     next_from: int | None = None
@@ -216,19 +216,31 @@ def up_to(n_tokens: int, notices: list[str]) -> int:
     return min(n_tokens, MAX_TOKENS)
 
 
-def without_stray(groups: Sequence[AlignedGroup]) -> list[AlignedGroup]:
+def without_stray(left: Ids, right: Ids, groups: Sequence[AlignedGroup]) -> list[AlignedGroup]:
     """The groups; an equal stretch of under ``STRAY`` tokens between two differences is part of the difference."""
     kept = list(groups)
     for index in range(1, len(kept) - 1):
         group = kept[index]
         if group.equal and group.left_stop - group.left_start < STRAY:
             kept[index] = replace(group, equal=False)
-    return merge(kept)
+    # What was inserted before such a stretch and is missing behind it may be the same.
+    return merge(
+        group if group.equal else replace(group, equal=np.array_equal(left[_left(group)], right[_right(group)]))
+        for group in merge(kept)
+    )
+
+
+def _left(group: AlignedGroup) -> slice:
+    return slice(group.left_start, group.left_stop)
+
+
+def _right(group: AlignedGroup) -> slice:
+    return slice(group.right_start, group.right_stop)
 
 
 def align_texts(left: Ids, right: Ids) -> list[AlignedGroup]:
     """The groups of two streams with different texts, without equal stretches that are chance."""
-    return without_stray(align_ids(left, right))
+    return without_stray(left, right, align_ids(left, right))
 
 
 def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
@@ -297,7 +309,7 @@ def compare(
         n_right=len(right),
         left_changed=sum(site.left_stop - site.left_start for site in sites),
         right_changed=sum(site.right_stop - site.right_start for site in sites),
-        site_places=tuple(left.start + site.left_start for site in sites[:MAX_SITES]),
+        site_places=tuple(left.start + site.left_start for site in sites),
         n_before=n_before,
         next_from=left.start + sites[last].left_start if last < len(sites) else None,
         causes=dict(Counter(causes).most_common()),
@@ -317,7 +329,7 @@ def _with_opened(parts: Iterable[AlignedGroup | Fold], opened: frozenset[int]) -
 
 def _causes(left: Ids, right: Ids, sites: Sequence[AlignedGroup], painter: TokenPainter) -> list[str]:
     """Why the sides differ at each site, in words that a number may stand before."""
-    sides = [(left[site.left_start : site.left_stop], right[site.right_start : site.right_stop]) for site in sites]
+    sides = [(left[_left(site)], right[_right(site)]) for site in sites]
     pieces = iter(painter.pieces(np.concatenate([NO_IDS, *(ids for pair in sides for ids in pair)])))
     return [_cause(*pair, *(list(islice(pieces, len(ids))) for ids in pair)) for pair in sides]
 

@@ -14,8 +14,9 @@ from django.urls import reverse
 from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter
 from inspector.trajectories import side_by_side
-from inspector.trajectories.side_by_side import plain_tokens
+from inspector.trajectories.side_by_side import plain_tokens, without_stray
 from rollouts import models
+from rollouts.tito.align import AlignedGroup
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from tests.web.trajectory_samples import Maker
 
@@ -52,6 +53,20 @@ def test_an_equal_token_by_chance_splits_no_difference(make: Maker, web: Client)
         assert html.count("<del>") == 2 and html.count("<ins>") == 2
     verdict = compared(web, one, "?row=0&side=trained")[0]["verdict"]
     assert verdict.startswith("This row trains 4 tokens that the model did not sample there")
+
+
+def test_equal_tokens_by_chance_are_part_of_a_difference() -> None:
+    groups = [(0, 9, 0, 9, True), (9, 12, 9, 14, False), (12, 14, 14, 16, True), (14, 20, 16, 17, False),
+              (20, 23, 17, 20, True), (23, 24, 20, 20, False), (24, 25, 20, 21, True)]  # fmt: skip
+    left, right = np.arange(25, dtype=np.int32), np.arange(100, 121, dtype=np.int32)
+    kept = without_stray(left, right, [AlignedGroup(*group) for group in groups])
+    assert [(group.left_start, group.left_stop, group.equal) for group in kept] == [
+        (0, 9, True), (9, 20, False), (20, 23, True), (23, 24, False), (24, 25, True),
+    ]  # fmt: skip
+    # "b" before the "a" that is matched and "b" behind it: in truth both sides are the same.
+    same = ids_array([1, 2, 3, 2, 4])
+    groups = [(0, 1, 0, 1, True), (1, 1, 1, 3, False), (1, 2, 3, 4, True), (2, 4, 4, 4, False), (4, 5, 4, 5, True)]
+    assert without_stray(same, same, [AlignedGroup(*group) for group in groups]) == [AlignedGroup(0, 5, 0, 5, True)]
 
 
 def test_a_difference_of_a_recorded_row_leads_to_its_place_in_that_row(make: Maker, web: Client) -> None:

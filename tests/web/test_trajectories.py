@@ -19,7 +19,6 @@ from inspector.trajectories import compare_page, side_by_side
 from inspector.trajectories.deltas_page import CONTEXT_LINES, _marked
 from inspector.trajectories.side_by_side import first_places
 from rollouts import models, services
-from rollouts.tito.align import AlignedGroup
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.gap.figures import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import NO_IDS, Origin, Row, Step, Trajectory
@@ -602,15 +601,6 @@ def test_a_row_that_is_too_long_is_encoded_again_in_windows(make, reader, monkey
     assert "?row=0&amp;from=150" in first and "Row 0, 0-149" in first and "Choose a step" not in first
     report = reader.get(url(stored, ".json?row=0&from=150", "trajectory-compare")).json()
     assert report["comparison"]["n_sites"] == 0 and "same" in report["verdict"]
-
-
-def test_equal_tokens_by_chance_are_part_of_a_difference():
-    groups = [(0, 9, 0, 9, True), (9, 12, 9, 14, False), (12, 14, 14, 16, True), (14, 20, 16, 17, False),
-              (20, 23, 17, 20, True), (23, 24, 20, 20, False), (24, 25, 20, 21, True)]  # fmt: skip
-    kept = side_by_side.without_stray([AlignedGroup(*group) for group in groups])
-    assert [(group.left_start, group.left_stop, group.equal) for group in kept] == [
-        (0, 9, True), (9, 20, False), (20, 23, True), (23, 24, False), (24, 25, True),
-    ]  # fmt: skip
 
 
 # --- deltas, mask -----------------------------------------------------------------------------------------------------
