@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from inspector.team.join import too_many_guesses
 from inspector.team.shared_tokens import MAX_SHARED_TOKENS, marked_window, shared_tokens
+from inspector.team.shared_views import target_of, view_words
 from inspector.web.access import access, found_or_404, is_live, remember_grant, require, share_is_over, visible
 from inspector.web.forms import ShareForm
 from inspector.web.guesses import guessed_too_often
@@ -39,18 +40,6 @@ FIND: dict[str, Callable[[str], Any]] = {
 """Kind of a target -> how it is found by its code."""
 
 
-def target_of(link: ShareLink) -> tuple[str, str, str]:
-    """Kind, name and address (query included) of what a link opens."""
-    query = f"?{link.query}" if link.query else ""
-    if link.run is not None:
-        return "run", link.run.name, f"/runs/{link.run.code}{query}"
-    if link.trajectory is not None:
-        return "trajectory", link.trajectory.external_id, f"/trajectories/{link.trajectory.code}{query}"
-    if link.check_result is not None:
-        return "check", link.check_result.template_name, f"/templates/checks/{link.check_result.code}{query}"
-    raise Http404("What this link opened has been deleted.")
-
-
 @dataclass(frozen=True)
 class ShareLine(Page):
     """A share link as a line of the list; the token itself is not kept."""
@@ -66,7 +55,9 @@ class ShareLine(Page):
     url: str
     """Of its target, query included."""
     query: str
-    """The view that it opens."""
+    """The view that it opens, as parameters of an address."""
+    view: str
+    """The same in words; empty: the page as it opens by itself."""
     tokens: str
     """The tokens that it shows alone, such as `row 0, 12-48`; empty: everything of the target."""
     note: str
@@ -99,8 +90,9 @@ class ShareLine(Page):
         made_by = record.created_by.get_username()
         window = f"row {record.row_index}, {record.start}-{record.stop}" if record.row_index is not None else ""
         return from_columns(
-            cls, record, kind=kind, name=name, url=url, made_by=made_by, state=state, tokens=window,
-            n_opened=record.n_opened, project=record.project.name, may_revoke=may_revoke(request, record), **more,
+            cls, record, kind=kind, name=name, url=url, view=view_words(record), made_by=made_by, state=state,
+            tokens=window, n_opened=record.n_opened, project=record.project.name,
+            may_revoke=may_revoke(request, record), **more,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from django import template
 from django.conf import settings
@@ -215,14 +216,15 @@ def project_of_page(context: Context, target: Run | StoredTrajectory | TemplateC
     return (request is not None and project_name(request, project_of(target))) or ""
 
 
+MAX_SHARED_QUERY = 500
 SHARED_KINDS = {"run": "run", "storedtrajectory": "trajectory", "templatecheck": "check"}
 
 
 @register.inclusion_tag("shares/_button.html", takes_context=True)
-def share_button(context: Context, target: Model, query: str | None = None) -> dict[str, Any]:
+def share_button(context: Context, target: Model, query: str | None = None, page: str = "") -> dict[str, Any]:
     """The Share button of a run, trajectory or check; draws nothing for the visitor of a share link.
 
-    `query` is the view that the link opens. The default is the query of the page.
+    `query` is the view that the link opens. The default is the query of the page. `page` is the slug of a tab.
     """
     request = context.get("request")
     if request is None or not may_write(request):
@@ -234,9 +236,17 @@ def share_button(context: Context, target: Model, query: str | None = None) -> d
         "csrf_token": context.get("csrf_token"),
         "kind": SHARED_KINDS[target._meta.model_name or ""],
         "code": target.code,  # type: ignore[attr-defined]
-        "query": view.removeprefix("?")[:500],
-        "has_marks": isinstance(target, StoredTrajectory) and query != "",
+        "query": _shared_query(view, page),
+        "has_marks": isinstance(target, StoredTrajectory) and not page,
     }
+
+
+def _shared_query(query: str, page: str) -> str:
+    """The query of a share link, with the page that it opens. What does not fit is left out, the last first."""
+    named = [("page", page)] * bool(page) + [pair for pair in parse_qsl(query.removeprefix("?")) if pair[0] != "page"]
+    while len(shared := urlencode(named)) > MAX_SHARED_QUERY:
+        named.pop()
+    return shared
 
 
 @register.simple_tag(takes_context=True)

@@ -118,7 +118,7 @@ def shows_one(request: HttpRequest) -> bool:
     return share is not None and share.run_id is None
 
 
-PLACE_FIELDS = ("row", "view", "lens", "t", "w", "find", "top")
+PLACE_FIELDS = ("row", "view", "lens", "t", "w", "find", "solo", "top")
 """The parameters of the tokens page that the tabs beside it keep, in one parameter ``place``, to lead back there."""
 
 MAX_PLACE = 500
@@ -147,6 +147,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         "run": run,
         "tokenizer": run.tokenizer,
         "here": tab.here,
+        "tab_slug": tab.slug if tab.build else "",
         "facts": header_fields(trajectory, run, siblings.group_url),
         "tabs": [
             PageLink(

@@ -21,6 +21,9 @@ MAX_RUN_VIEW_TOKENS = 400_000
 TOKEN_KINDS = {"noncanonical_sampling", "boundary_merge", "invalid_utf8", "row_not_sampled", "tokenizer_mismatch"}
 """Finding kinds that may leave the text alike and change only how it is cut: the token view shows that."""
 
+MAX_FIND = 200
+"""The longest text that an address searches for."""
+
 MAX_FINDINGS = 300
 """The most findings that one page lists."""
 
@@ -45,6 +48,10 @@ class PagePlace:
     window: int = 0
     """Row offset of the first token shown."""
     mark: tuple[int, int] | None = None
+    find: str = ""
+    """The text that is being searched for in the row."""
+    solo: int = 0
+    """The number of the turn that is shown alone; 0 = all are shown."""
     keep: tuple[tuple[str, str], ...] = ()
     """Parameters of the run's list, so that the neighbours follow its filter."""
     notices: tuple[str, ...] = field(default=(), compare=False)
@@ -61,7 +68,8 @@ class PagePlace:
 
     def query(self, **changes: object) -> str:
         """The query string of this place with ``changes``, ``?`` included. Defaults are left out."""
-        place = replace(self, **changes)  # type: ignore[arg-type]
+        moved = {"solo": 0} if changes.keys() & {"row", "mark", "window"} else {}
+        place = replace(self, **moved | changes)  # type: ignore[arg-type]
         named: list[tuple[str, str | int]] = []
         if place.row or (place.has_fault and not place.mark and not place.window):
             named.append(("row", place.row))
@@ -73,7 +81,11 @@ class PagePlace:
             named.append(("t", f"{place.mark[0]}-{place.mark[1]}"))
         if place.window:
             named.append(("w", place.window))
-        return "?" + urlencode([*named, *self.keep])
+        if place.find:
+            named.append(("find", place.find))
+        if place.solo:
+            named.append(("solo", place.solo))
+        return "?" + urlencode([*named, *place.keep])
 
     def marked(self, start: int, stop: int, **changes: object) -> str:
         """:meth:`query` with the tokens ``[start, stop)`` marked, at least one, in the window that shows them."""
@@ -150,7 +162,11 @@ def read_place(
     if mark and not (params.get("w") and window <= mark[0] < window + shown):
         window = opening(view, mark[0], n_tokens)
     kept = tuple((name, params[name]) for name in keep if params.get(name))
-    return PagePlace(row, view, lens, window, mark, kept, tuple(notices), fault is not None)
+    solo = _whole(params.get("solo"), 0)
+    if solo is None:
+        notices.append("The turn to show alone is not a number; all turns are shown.")
+    find = params.get("find", "")[:MAX_FIND]
+    return PagePlace(row, view, lens, window, mark, find, solo or 0, kept, tuple(notices), fault is not None)
 
 
 def opening(view: View, offset: int, n_tokens: int) -> int:

@@ -225,11 +225,12 @@ def trajectory_html(
     marks = row_marks(place, found.findings, diffs, tokens, n_tokens, painter, said)
     reader = build_reader(place, turns, tokens, n_tokens, painter, marks)
     shown = tokens.slice(reader.start, reader.stop)
-    window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, keep=())
+    window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, find="", keep=())
     columns = found.columns.get(place.row, [])
     shown_here = {
         "place": place,
         "reader": reader,
+        "solo": place.solo if any(section.turn.number == place.solo for section in reader.sections) else 0,
         "map": legends.row_map(turns, found.findings, place, reader, n_tokens, own),
         "strips": list(legends.lens_strips(place, shown, values, scale)),
         # What is drawn over the tokens beside the lens, for the legend.
@@ -396,4 +397,5 @@ def _turn_url(turn: Turn, marked: str, reader: Reader) -> str:
 def _go_fields(place: PagePlace) -> list[tuple[str, str]]:
     fields = [("row", str(place.row) if place.row else ""), ("view", "tokens" if place.view == View.TOKENS else "")]
     fields.append(("lens", place.lens if place.lens != lenses.DEFAULT else ""))
+    fields.append(("find", place.find))
     return [(name, value) for name, value in [*fields, *place.keep] if value]

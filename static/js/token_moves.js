@@ -1,7 +1,7 @@
 // Moves over the row: turns, one turn alone, findings, both ends.
 
 import { elementAt, isTokenView, lightUp, pane, runAt, select } from "./token_places.js";
-import { headLine } from "./token_view.js";
+import { headLine, noteAddress } from "./token_view.js";
 
 let overlay = 0;
 
@@ -38,9 +38,21 @@ function currentTurn(all) {
   return current;
 }
 
+/** The address names the turn that is shown alone. */
+function noteSolo() {
+  const url = new URL(location.href);
+  const turn = isSolo() && pane().querySelector(".turn.solo");
+  if (turn) url.searchParams.set("solo", turn.id.replace("turn-", "")); else url.searchParams.delete("solo");
+  // Without a place the page would open at its worst finding.
+  if (turn && !["row", "t", "w"].some((name) => url.searchParams.has(name))) url.searchParams.set("row", pane().dataset.row);
+  history.replaceState(history.state, "", url);
+  noteAddress();
+}
+
 function openTurn(all, next) {
   turnAt = next;
   if (isSolo()) for (const head of all) head.parentElement.classList.toggle("solo", head === all[next]);
+  if (isSolo()) noteSolo();
   all[next].parentElement.scrollIntoView({ block: "start" });
   all[next].querySelector("a")?.focus({ preventScroll: true });
   say(all[next].querySelector(".turn-name")?.textContent ?? "");
@@ -64,6 +76,7 @@ export function toggleSolo() {
   pane().toggleAttribute("data-solo", on);
   all.forEach((head, i) => head.parentElement.classList.toggle("solo", on && i === current));
   if (all[current]) openTurn(all, current);
+  if (!on) noteSolo();
   say(on ? "one turn alone; f or Esc shows all" : "all turns");
 }
 

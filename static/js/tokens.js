@@ -32,6 +32,8 @@ async function swapInPlace(url) {
   const place = placeInView();
   const held = document.activeElement?.closest("#pane") ? null : focusedName();
   const target = addressInView(url, place);
+  const solo = new URL(location.href).searchParams.get("solo");
+  if (solo) target.searchParams.set("solo", solo);
   if (!(await swapReader(target))) return;
   arrive(false);
   if (place) showPlace(place);
@@ -83,7 +85,7 @@ function goToFarEnd(first) {
   const last = Math.max(Number(box.dataset.n) - 1, 0);
   const url = addressInView(location.href, { offset: first ? 0 : last });
   if (!isTokenView() || first) url.searchParams.set("w", first ? 0 : Math.max(last - 4095, 0));
-  url.searchParams.delete("t");
+  for (const name of ["t", "solo"]) url.searchParams.delete(name);
   return openWindow(url, first ? "start" : "end");
 }
 
@@ -264,6 +266,13 @@ document.addEventListener("click", (event) => {
     else focusPane(placeInView()?.offset);
     return;
   }
+  const listed = isPlain && event.target.closest?.(".outline a[href^='#']");
+  if (listed) {
+    event.preventDefault();
+    leaveSolo();
+    openListedTurn(listed);
+    return;
+  }
   const jump = event.target.closest?.("a.finding-jump");
   if (jump && isPlain && !("needsLens" in jump.dataset) && jump.dataset.row === pane()?.dataset.row) {
     event.preventDefault();
@@ -281,9 +290,23 @@ document.addEventListener("copy", (event) => {
 });
 
 // --- find ---------------------------------------------------------------------------------------------------------------
+function windowOf(offset) {
+  const url = addressInView(location.href, { offset });
+  url.searchParams.delete("solo");
+  return url;
+}
+
+/** The list of turns is older than a window that was put in place: a turn that is not there is fetched. */
+async function openListedTurn(link) {
+  if (!document.querySelector(link.hash)) await openWindow(windowOf(Number(link.dataset.a)));
+  const turn = document.querySelector(link.hash);
+  turn?.scrollIntoView({ block: "start" });
+  turn?.querySelector(".turn-head a").focus({ preventScroll: true });
+}
+
 /** The window that holds a row offset; what is typed stays typed. */
 async function openAt(offset) {
-  if (!(await swapReader(addressInView(location.href, { offset })))) return;
+  if (!(await swapReader(windowOf(offset)))) return;
   arrive(false);
   // Before the text is selected: a field that gets the focus ends the selection.
   document.querySelector("#find input").focus({ preventScroll: true });
@@ -295,6 +318,7 @@ async function findNext(backwards) {
   if (wanted) url.searchParams.set("find", wanted); else url.searchParams.delete("find");
   history.replaceState(history.state, "", url);
   noteAddress();
+  leaveSolo();
   const answer = await find(wanted, backwards, placeInView()?.offset ?? 0, openAt);
   const box = document.querySelector("#find input");
   box.value = wanted;
@@ -302,6 +326,10 @@ async function findNext(backwards) {
   document.querySelector("#find output").textContent = answer;
 }
 
+document.addEventListener("formdata", (event) => {
+  const wanted = new URL(location.href).searchParams.get("find");
+  if (event.target.id === "go-to" && wanted) event.formData.set("find", wanted);
+});
 document.addEventListener("submit", (event) => {
   if (event.target.id !== "find") return;
   event.preventDefault();
@@ -394,22 +422,43 @@ function arrive(moves = true) {
   arriveAtFinding();
 }
 
-// The other tabs take along what is read here, so that the tab of the tokens leads back to it.
-const PLACE_FIELDS = ["row", "view", "lens", "t", "w", "find"];
+// The other tabs and a share link take along what is read here.
+const PLACE_FIELDS = ["row", "view", "lens", "t", "w", "find", "solo"];
+
+/** What is shown, as the parameters of an address; null without a token. An address that names no place shows one too. */
+function shownPlace() {
+  const place = pane() && placeInView();
+  if (!place) return null;
+  const url = new URL(location.href);
+  const asks = url.searchParams;
+  const drawn = document.querySelector("#go-to input[name=t]")?.defaultValue;
+  if (drawn && !["row", "t", "w"].some((name) => asks.has(name))) asks.set("t", drawn);
+  asks.set("row", pane().dataset.row);
+  if (isTokenView()) asks.set("view", "tokens");
+  const lens = document.querySelector("a[data-lens-choice][aria-current]")?.dataset.lensChoice;
+  if (lens && lens !== "mask") asks.set("lens", lens);
+  const here = addressInView(url, place).searchParams;
+  const kept = new URLSearchParams(PLACE_FIELDS.filter((field) => here.get(field)).map((field) => [field, here.get(field)]));
+  if (pane().getBoundingClientRect().top < headLine()) kept.set("top", place.offset);
+  return kept;
+}
+
 for (const name of ["pointerdown", "focusin"]) {
   document.addEventListener(name, (event) => {
     const tab = event.target.closest?.(".tabs a:not([aria-current])");
-    const place = tab && pane() && placeInView();
-    if (!place) return;
-    const here = addressInView(location.href, place).searchParams;
-    const kept = new URLSearchParams(PLACE_FIELDS.filter((field) => here.get(field)).map((field) => [field, here.get(field)]));
-    kept.set("row", pane().dataset.row);
-    if (pane().getBoundingClientRect().top < headLine()) kept.set("top", place.offset);
+    const kept = tab && shownPlace();
+    if (!kept) return;
     const target = new URL(tab.href);
     target.searchParams.set("place", kept);
     tab.href = target.pathname + target.search;
   });
 }
+
+document.addEventListener("toggle", (event) => {
+  const field = event.target.matches?.("details.share[open]") && event.target.querySelector("input[name=query]");
+  const kept = field && shownPlace();
+  if (kept) field.value = kept;
+}, true);
 
 // Once a scroll rests: what a page writes into its history while it is left may be lost.
 let resting = 0;

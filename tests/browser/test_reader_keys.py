@@ -75,6 +75,19 @@ def test_f_shows_the_turn_one_is_on_and_esc_leaves_it(open_page, long):
     page.keyboard.press("k")
     expect(solo).to_have_id("turn-3")
     assert page.evaluate(FOCUS) == "A"
+    # The address says so: the other view and a reload show the turn alone too.
+    assert "solo=3" in page.url
+    page.keyboard.press("v")
+    page.wait_for_selector("#pane[data-view=tokens]")
+    expect(solo).to_have_id("turn-3")
+    page.reload()
+    expect(solo).to_have_count(1)
+    page.keyboard.press("j")
+    expect(solo).to_have_id("turn-4")
+    page.keyboard.press("Escape")
+    assert "solo" not in page.url
+    page.keyboard.press("f")
+    expect(solo).to_have_count(1)
     page.keyboard.press("Escape")
     assert page.locator("#pane .turn:visible").count() > 10 and page.evaluate(FOCUS) == "A"
     # `g i` is a key of every page, and `g g` one of this.
@@ -167,10 +180,19 @@ def test_windows_and_the_end_of_the_row_keep_the_focus(open_page, make, monkeypa
     assert page.evaluate("getSelection().toString()") == "84<|im" and "find=84" in page.url
     page.keyboard.press("Escape")
     assert page.evaluate(FOCUS) == "I"
+    # The list of turns was drawn with the first window: its links lead there from every other one.
+    page.locator(".outline a >> nth=0").click()
+    page.wait_for_selector("#pane[data-a='0'] #turn-1")
+    assert stayed(page)
     page.keyboard.press("G")
     page.wait_for_function(AT_THE_END)
     expect(page.locator("#pane-status")).to_have_text("end of the row")
     assert stayed(page) and page.evaluate(FOCUS) != "BODY"
+    page.keyboard.press("t")
+    page.keyboard.type("4200-4204")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**t=4200-4204**")
+    assert "find=84" in page.url, "what is searched for goes along"
     monkeypatch.setattr("inspector.trajectories.token_pane.RUNS_BYTES", 20_000)
     page.goto(page.url.split("?")[0])
     assert not page.evaluate(AT_THE_END)
@@ -342,3 +364,53 @@ def test_tabs_and_back_lead_to_the_place(open_page, long):
     page.wait_for_load_state()
     page.wait_for_timeout(100)
     assert page.evaluate(TOP) == before
+
+
+def made_link(page: Any) -> str:
+    """The address of a link that the Share button makes of what is on the screen."""
+    page.locator("details.share > summary").dispatch_event("click")
+    page.locator("details.share button[type=submit]").dispatch_event("click")
+    page.wait_for_selector(".made input")
+    return page.input_value(".made input")
+
+
+def test_a_share_link_opens_the_view_it_was_made_on(open_page, long, browser):
+    """Lens and find changed without a request, the place by scrolling, a fold of *Side by side* by its link."""
+    stranger = browser.new_context(viewport={"width": 1400, "height": 900})
+    seen = stranger.new_page()
+    try:
+        page = open_page(path(long, "?view=tokens"))
+        page.keyboard.press("m")
+        page.keyboard.press("/")
+        page.keyboard.type("tool")
+        page.keyboard.press("Enter")
+        expect(page.locator("#find output")).to_have_text(re.compile("^1 of"))
+        page.keyboard.press("Escape")
+        page.mouse.move(900, 600)
+        page.mouse.wheel(0, 1100)
+        page.wait_for_timeout(300)
+        before = page.evaluate(TOP)
+        assert before > 300
+        seen.goto(made_link(page))
+        seen.wait_for_function("() => history.state?.place")
+        assert abs(seen.evaluate(TOP) - before) < 40
+        assert seen.locator("#pane[data-view=tokens][data-lens=origin]").count() == 1
+        assert seen.input_value("#find input") == "tool"
+        # An address without a place opens at the worst finding. So does the link, also when its view is another.
+        broken = long.run.trajectories.get(index=1)
+        page = open_page(path(broken))
+        marked = page.locator("#pane .k").first.text_content()
+        page.keyboard.press("v")
+        page.wait_for_selector("#pane[data-view=tokens]")
+        drawn = page.locator("#pane .k").all_text_contents()
+        assert marked and drawn
+        seen.goto(made_link(page))
+        assert seen.locator("#pane[data-view=tokens] .k").all_text_contents() == drawn
+        page = open_page(path(long, "/compare?step=1"))
+        page.locator("tr.fold a >> nth=0").click()
+        page.wait_for_url("**open=**")
+        folds = page.locator("tr.fold").all_text_contents()
+        seen.goto(made_link(page))
+        assert "/compare?" in seen.url and seen.locator("tr.fold").all_text_contents() == folds
+    finally:
+        stranger.close()

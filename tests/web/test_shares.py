@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.utils import timezone
+from django.utils.html import escape
 
 from inspector.web.access import MAX_GRANTS, SESSION_KEY
 from rollouts import services
@@ -130,6 +131,39 @@ def test_no_way_back_of_a_shared_trajectory_leads_to_the_login(web: Client, visi
     assert crumbs(visitor) == [f"/runs/{run.code}"]
     assert all(visitor.get(href).status_code == 200 for href in crumbs(visitor))
     assert crumbs(web)[0] == "/"
+
+
+@pytest.mark.parametrize(
+    ("query", "opens", "words"),
+    [
+        ("page=compare&step=1&side=prompt&open=3&open=9", "/compare?step=1&side=prompt&open=3&open=9",
+         "side by side, step 1, its prompt and what it should have been, 2 folds open"),
+        ("row=1&view=tokens&t=2-4&lens=origin", "?row=1&view=tokens&t=2-4&lens=origin",
+         "row 1, token view, tokens 2-4, lens origin"),
+        ("find=a+%3Cb%3E&solo=2&top=9", "?find=a+%3Cb%3E&solo=2&top=9", "find “a <b>”, turn 2 alone"),
+        ("page=nowhere", "", ""),
+    ],
+)  # fmt: skip
+def test_a_link_opens_its_view_and_the_list_says_it_in_words(
+    web: Client, visitor: Client, query: str, opens: str, words: str
+) -> None:
+    trajectory = stored_run(1).trajectories.get()
+    opened = visitor.get(share(web, "trajectory", trajectory.code, query=query))
+    assert opened["Location"] == f"/trajectories/{trajectory.code}{opens}"
+    assert visitor.get(opened["Location"]).status_code == 200
+    (line,) = web.get("/shares.json").json()["shares"]
+    assert line["view"] == words and line["query"] == query
+    page = web.get("/shares").content.decode()
+    assert escape(words) in page and "page=" not in page.split("<tbody>")[1].split("</tbody>")[0].replace(opens, "")
+
+
+def test_the_share_button_of_a_page_of_a_trajectory_names_the_page(web: Client) -> None:
+    trajectory = stored_run(1).trajectories.get()
+    page = web.get(f"/trajectories/{trajectory.code}/mask?row=0&place=view%3Dtokens").content.decode()
+    assert 'name="query" value="page=mask&amp;row=0&amp;place=view%3Dtokens"' in page and 'name="only"' not in page
+    page = web.get(f"/trajectories/{trajectory.code}/compare?step=1&place={'x' * 400}&open={'1' * 90}").content.decode()
+    assert 'name="query" value="page=compare&amp;step=1&amp;place=xxx' in page and "open=111" not in page.split(
+        'name="query"')[1][:700]  # fmt: skip
 
 
 @pytest.mark.parametrize("end", ["revoked", "expired"])

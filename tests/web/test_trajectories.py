@@ -24,7 +24,7 @@ from rollouts.tito.gap.figures import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import NO_IDS, Origin, Row, Step, Trajectory
 from tests.people import make_member
 from tests.web.samples import one_line
-from tests.web.trajectory_samples import HOSTILE, own_row
+from tests.web.trajectory_samples import HOSTILE, Maker, own_row
 
 pytestmark = pytest.mark.django_db
 
@@ -911,3 +911,17 @@ def test_every_page_needs_a_login_or_a_link_and_has_a_twin(make, reader, page):
     body = reader.get(url(stored, page=page) + ".json")
     assert json.loads(body.content)["trajectory"] == stored.code
     assert reader.get(reverse(page, args=["zzzzzzzzzzzz"])).status_code == 404
+
+
+def test_find_and_a_turn_alone_stand_in_the_address(reader: Client, make: Maker) -> None:
+    trajectory = only(make.run([make.conversation("t", turns=3, size=2500)]))
+    page = reader.get(url(trajectory, "?solo=2&find=tool&lens=origin")).content.decode()
+    assert page.count(' solo"') == 1 and "data-solo" in page.split('id="pane"')[1].split(">")[0]
+    assert '<input type="hidden" name="find" value="tool">' in page
+    links = re.findall(r'href="([^"]*)"[^>]*data-lens-choice="mask"', page)
+    assert links and all("solo=2" in link and "find=tool" in link for link in links)
+    window = reader.get(url(trajectory, "?view=tokens&w=4096&solo=2")).content.decode()
+    assert "data-solo" not in window and "Turn 2 is not among these; all turns are shown." in window
+    assert "solo" not in re.findall(r'href="([^"]*)" data-go="previous"', window)[0]
+    wrong = reader.get(url(trajectory, "?solo=x")).content.decode()
+    assert "The turn to show alone is not a number" in wrong and "data-solo" not in wrong
