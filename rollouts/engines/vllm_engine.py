@@ -19,7 +19,7 @@ from rollouts.tito.trajectory import Floats, Ids
 
 # vllm reads these when it is imported. The engine stays in this process and sends no usage reports. On a CPU more than
 # one thread makes a small model ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -65,7 +65,7 @@ class VllmEngine:
         gpu_memory_utilization: float = 0.85,
         **options: Any,
     ) -> None:
-        for key, value in _ENVIRONMENT.items():
+        for key, value in ENVIRONMENT.items():
             os.environ.setdefault(key, value)
         import torch
         import vllm
@@ -220,7 +220,7 @@ def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[st
     ``tokenizer`` is a transformers tokenizer. Raises :class:`EngineError` with a sentence. The import takes seconds.
     """
     option = f"The option tool_call_parser names {name!r}"
-    for key, value in _ENVIRONMENT.items():
+    for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     try:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest

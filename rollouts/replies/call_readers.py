@@ -79,9 +79,14 @@ def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
     return all(text is None or str(text).strip() in ("", "Six.") for text in said)
 
 
+def form_of(tokenizer: Any, renderer: Renderer) -> Way:
+    """How calls are read in the form that a chat template writes, with any tokenizer."""
+    return _kept(tokenizer, renderer, False)
+
+
 def parser_of(tokenizer: Any, renderer: Renderer) -> Parse:
     """The parser of replies for any tokenizer. It reads calls in the form that the chat template writes.
 
     A response template of the tokenizer is not used: it is a program that would run in this process.
     """
-    return parser(tokenizer, tokenizer.stop_ids, _kept(tokenizer, renderer, False).read)
+    return parser(tokenizer, tokenizer.stop_ids, form_of(tokenizer, renderer).read)

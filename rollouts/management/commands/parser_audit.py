@@ -1,0 +1,72 @@
+"""Prints what every parser reads of the replies of a trajectory, and what each of them loses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from rollouts.management import TerminalCommand
+from rollouts.models import StoredTrajectory
+from rollouts.work.parser_audits import CannotAudit, audit_steps
+
+
+class Command(TerminalCommand):
+    help = (
+        "Read the replies of a trajectory with every parser of the installed vLLM and in the form of the chat "
+        "template, and print what each one holds and loses of the sampled ids."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("trajectory", metavar="TRAJECTORY", help="a code")
+        parser.add_argument("--step", type=int, default=None, help="one step (default: every step)")
+        parser.add_argument("--json", action="store_true", help="print a JSON list, one object for each step")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        runs = StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template")
+        record = runs.filter(code=options["trajectory"]).first()
+        if record is None:
+            raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
+        steps = None if options["step"] is None else [options["step"]]
+        try:
+            found = audit_steps(record, steps, self._tell if sys.stderr.isatty() else lambda _: None)
+        except CannotAudit as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            self.stdout.write(json.dumps(found))
+            return
+        for one in found:
+            self._say(one)
+
+    def _say(self, one: dict[str, Any]) -> None:
+        start, stop = one["tokens"]
+        self.stdout.write(f"step {one['step']}, {stop - start:,} tokens")
+        if one["message"] is None:
+            self.stdout.write("  message: the source has none of this reply")
+        else:
+            self.stdout.write(f"  message ({one['message_of']}): {_line(one['message'])}")
+        for reading in one["readings"]:
+            differs = reading["differs"]
+            same = "" if differs is None else "other " + " and ".join(differs) if differs else "as the message"
+            self.stdout.write(f"  {', '.join(reading['parsers'])}: {_line(reading)}{same and '; ' + same}")
+        for refused in one["unusable"]:
+            self.stdout.write(f"  {refused['parser']}: not usable: {refused['reason']}")
+        for note in one["notes"]:
+            self.stdout.write(f"  {note}")
+
+    def _tell(self, sentence: str) -> None:
+        self.stderr.write(f"\r{sentence[:78]:<78}", ending="")
+
+
+def _line(reading: dict[str, Any]) -> str:
+    parts = [
+        f"{piece['text']}({piece['arguments'][:60]})"
+        if piece["kind"] == "call"
+        else f"{piece['kind']} {piece['text'][:40]!r}"
+        for piece in reading["pieces"][:6]
+    ]
+    lost = f"; loses {reading['lost'][0]['text'][:60]!r}" if reading["lost"] else "; loses nothing"
+    return (", ".join(parts) or "nothing") + lost
