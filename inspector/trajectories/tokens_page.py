@@ -17,6 +17,7 @@ from inspector.trajectories import reads as data
 from inspector.trajectories.discussion import CommentValues, Discussion, comment_marks
 from inspector.trajectories.finding_marks import DiffIds, drawn_diff, finding_diffs, row_marks
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, fingerprint, head_of
+from inspector.trajectories.lane_tree import LaneTree, lane_tree, lanes_shown
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, WINDOW, PagePlace, View, read_place
 from inspector.trajectories.scales import scale_of
@@ -119,6 +120,8 @@ class TrajectoryPage(TrajectoryHead):
     """What the diagnosis checked. None = not known: it has not run, or an earlier version ran."""
     comments: list[CommentValues] | None
     """What people say of it, in reading order; null for the visitor of a share link."""
+    lanes: LaneTree | None
+    """The chains of steps, and where each leaves another one; None where the steps form one chain."""
     window: TokenWindow
     """At most 4096 tokens of the row, with every field."""
 
@@ -180,6 +183,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion:
         findings=found.findings,
         checks=check_lines(trajectory),
         comments=discussion.comments,
+        lanes=lane_tree(trajectory, found.rows, found.steps, found.findings),
         window=read_window(trajectory, row, place.window, found.turns, painter, bool(columns)),
     )  # fmt: skip
 
@@ -283,6 +287,7 @@ def trajectory_html(
         "findings": _finding_entries(found, trajectory, own, diffs, tokens, painter),
         "no_findings": _no_findings(trajectory),
         "checks": check_lines(trajectory),
+        **lanes_shown(trajectory, found.rows, found.steps, found.findings, place, own),
         "turns": turns,
         "outline": [(turn, _turn_url(turn, marked, reader)) for turn in turns[:MAX_OUTLINE]],
         "outline_rest": f"and {len(turns) - MAX_OUTLINE:,} more turns" if len(turns) > MAX_OUTLINE else "",

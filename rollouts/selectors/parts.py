@@ -139,6 +139,19 @@ def new_messages(trajectory: Stored, steps: Collection[int]) -> list[tuple[int, 
     return list(held.values_list("index", "messages_shared", "messages_new__body"))
 
 
+def said_of_steps(
+    trajectory: Stored, steps: Collection[int], n_characters: int
+) -> list[tuple[int, str | None, str | None]]:
+    """Of some steps: index, the messages that its request adds to its parent's, and its reply, both as JSON. One query.
+
+    Steps without messages, and steps with a text of more than ``n_characters``, are left out.
+    """
+    held = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).order_by("index")
+    sizes = held.annotate(n_new=Length("messages_new__body"), n_reply=Length("reply__body"))
+    short = sizes.filter(Q(n_reply=None) | Q(n_reply__lte=n_characters), n_new__lte=n_characters)
+    return list(short.values_list("index", "messages_new__body", "reply__body"))
+
+
 def steps_with_tokens(trajectory: Stored, indices: Collection[int | None]) -> dict[int, StoredStep]:
     """Some steps by index, with their arrays. One query."""
     found = trajectory.steps.filter(index__in=[index for index in indices if index is not None])
