@@ -8,7 +8,7 @@ from typing import Any
 
 from django.urls import reverse
 
-from inspector.runs.pages import TrajectoryLine
+from inspector.runs.pages import TrajectoryLine, per_call
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.twins import Page, from_columns
 from rollouts.models import StoredFinding, StoredTrajectory
@@ -61,6 +61,8 @@ class TrajectoryValues(Page):
     """Engine calls."""
     rows: int
     """Training rows."""
+    rows_per_call: float | None
+    """Training rows for each engine call, two decimals; null without steps."""
     tokens: int
     """New tokens: deltas and completions."""
     sampled: int
@@ -89,6 +91,7 @@ class TrajectoryValues(Page):
             trajectory,
             run=run.code,
             url=reverse("trajectory", args=[trajectory.code]),
+            rows_per_call=per_call(trajectory.n_rows, trajectory.n_steps),
             tokenizer=run.tokenizer.name if run.tokenizer else None,
         )
 

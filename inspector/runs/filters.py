@@ -22,6 +22,7 @@ SORTS = {
     "-n_tokens": "longest first",
     "n_tokens": "shortest first",
     "-n_findings": "most findings first",
+    "-n_rows": "most rows first",
     "-index": "run order, last first",
 }
 """The orders that the list offers; `selectors.SORTS` knows more."""
@@ -54,7 +55,7 @@ class SortHead:
 
 _HEADS = {
     "index": ("index", "-index"), "findings": ("-n_findings", "index"), "reward": ("-reward", "reward"),
-    "tokens": ("-n_tokens", "n_tokens"),
+    "tokens": ("-n_tokens", "n_tokens"), "rows": ("-n_rows", "index"),
 }  # fmt: skip
 """Column -> the orders that pressing its head leads to, in turn."""
 

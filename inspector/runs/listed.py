@@ -33,7 +33,6 @@ def listed_run(run: Run, severities: Mapping[str, int], tags: list[str], project
         worst=next(iter(severities.items()), None),
         severities=dict(severities),
         top_cause=top_cause(run.finding_counts),
-        rows_per_call=round(run.n_rows / run.n_steps, 2) if run.n_steps else None,
         tags=tags,
         project=project,
     )

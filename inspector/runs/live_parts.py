@@ -18,7 +18,7 @@ from inspector.html.charts import histogram
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import TrajectoryFilter
 from inspector.runs.group_page import group_url
-from inspector.runs.pages import RunValues, TrajectoryLine
+from inspector.runs.pages import RunValues, TrajectoryLine, per_call
 from inspector.runs.refusal import refusal
 from inspector.runs.values import (
     finding_choices,
@@ -166,7 +166,7 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart, rea
             url=f"/trajectories/{item.code}{query}",
             kinds=kinds.get(item.pk, {}),
             group_url=group_url(run.code, item.group) if item.group else "",
-            rows_per_call=round(item.n_rows / item.n_steps, 2) if item.n_steps else None,
+            rows_per_call=per_call(item.n_rows, item.n_steps),
             not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
             comments=None if said is None else said.get(item.pk, CommentCount()).n,
             open_comments=None if said is None else said.get(item.pk, CommentCount()).n_open,

@@ -20,6 +20,11 @@ from rollouts.selectors import RunSummary, RunTotals
 from rollouts.selectors.figures import KindCost
 
 
+def per_call(n_rows: int, n_steps: int) -> float | None:
+    """Training rows for each engine call, two decimals; None without steps. At best all calls make one row."""
+    return round(n_rows / n_steps, 2) if n_steps else None
+
+
 @dataclass(frozen=True)
 class RunValues(Page):
     """A run as every page shows it: columns alone, no query."""
@@ -66,6 +71,8 @@ class RunValues(Page):
     """Engine calls that are stored."""
     rows: int
     """Training rows."""
+    rows_per_call: float | None
+    """Training rows for each engine call, two decimals; null without steps."""
     tokens: int
     """New tokens: deltas and completions."""
     sampled: int
@@ -85,7 +92,10 @@ class RunValues(Page):
         findings = {kind: count for kind, count in sorted(run.finding_counts.items()) if count}
         reward_mean = run.reward_sum / run.n_rewards if run.n_rewards else None
         url = reverse("run", args=[run.code])
-        return from_columns(cls, run, url=url, reward_mean=reward_mean, findings=findings, **more)
+        rows_per_call = per_call(run.n_rows, run.n_steps)
+        return from_columns(
+            cls, run, url=url, reward_mean=reward_mean, rows_per_call=rows_per_call, findings=findings, **more
+        )
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,6 @@ class ListedRun(RunValues):
     """Worst severity -> trajectories, the gravest first; empty where they are not counted."""
     top_cause: str | None
     """The most frequent kind among those of the gravest usual severity."""
-    rows_per_call: float | None
-    """Training rows for each engine call, two decimals; null without steps."""
     tags: list[str]
     """By name."""
     project: str | None

@@ -75,13 +75,14 @@ class StoredTrajectory(models.Model):
         indexes = [
             # The list of a run in its own order.
             models.Index(fields=["run", "index"], include=FILTERED, name="trajectory_in_order"),
-            # The list of a run sorted by reward, by length, by number of findings. Equal ones are sorted by index, so
-            # no database index can be read backwards for the other order.
+            # The list of a run sorted by reward, by length, by number of findings, by number of rows. Equal ones are
+            # sorted by index, so no database index can be read backwards for the other order.
             models.Index(fields=["run", "reward", "index"], include=FILTERED, name="trajectory_by_reward"),
             models.Index(fields=["run", "-reward", "index"], include=FILTERED, name="trajectory_by_best"),
             models.Index(fields=["run", "n_tokens", "index"], include=FILTERED, name="trajectory_by_tokens"),
             models.Index(fields=["run", "-n_tokens", "index"], include=FILTERED, name="trajectory_by_longest"),
             models.Index(fields=["run", "-n_findings", "index"], include=FILTERED, name="trajectory_by_findings"),
+            models.Index(fields=["run", "-n_rows", "index"], include=FILTERED, name="trajectory_by_rows"),
             # Siblings: trajectories of one prompt.
             models.Index(fields=["run", "group", "index"], name="trajectory_by_group"),
             # The trajectories of one training step, and of several.

@@ -18,7 +18,9 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from rollouts import models
 from rollouts.tito.diagnose.finding import Severity
 
-SORTS = ("index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings")
+SORTS = (
+    "index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings", "n_rows", "-n_rows",
+)  # fmt: skip
 """The orders of a list of trajectories; a minus sign means descending."""
 
 MAX_COUNTED = 10_000

@@ -28,7 +28,7 @@ RANGED = ("trajectory", "finding", "step", "steptokens", "row", "rejection")
 """Tables of which a page reads ranges of an index: those of a run, of a trajectory, of known keys."""
 ORDERED = ("run", "job", "templatecheck", "sharelink")
 """Tables that a page may also read in the order of an index, or as all of an index of a few rows."""
-NOT_ORDERED = {"n_findings"}
+NOT_ORDERED = {"n_findings", "n_rows"}
 """Orders that no index has, because no page offers them: the keys of the run are sorted."""
 
 

@@ -242,13 +242,14 @@ def test_a_column_without_a_value_is_not_drawn(web: Client) -> None:
         ("sort=-reward&min=1", ["t001", "t003", "t005"]),
         ("sort=-index&group=g0", ["t001", "t000"]),
         ("status=done&sort=-n_findings&group=g2", ["t005", "t004"]),
+        ("sort=-n_rows&group=g1", ["t003", "t002"]),
     ],
 )
 def test_the_list_of_trajectories_is_filtered_and_sorted_by_the_url(
     web: Client, query: str, expected: list[str]
 ) -> None:
     run = stored_run(6)
-    run.trajectories.update(n_tokens=F("index") * 10)
+    run.trajectories.update(n_tokens=F("index") * 10, n_rows=F("index") + 1)
     assert ids(web.get(f"/runs/{run.code}.json?{query}").json()) == expected
 
 
@@ -668,3 +669,17 @@ def test_an_import_is_silent_when_its_job_is(web: Client) -> None:
     for heartbeat, silent in ((timezone.now(), False), (long_ago, True)):
         Job.objects.filter(pk=job.pk).update(heartbeat_at=heartbeat)
         assert ("no sign of life" in web.get(f"/runs/{run.code}").content.decode()) == silent
+
+
+def test_rows_per_engine_call_is_one_number_on_every_page(web: Client) -> None:
+    run, other = stored_run(3), stored_run(2, "other")
+    assert {one["rows_per_call"] for one in web.get("/runs.json").json()["runs"]} == {0.5}
+    body = web.get(f"/runs/{run.code}.json").json()
+    assert [body["run"]["rows_per_call"], *(one["rows_per_call"] for one in body["trajectories"])] == [0.5] * 4
+    assert "rows per engine call</dt><dd>0.5</dd>" in one_line(web.get(f"/runs/{run.code}"))
+    compared = one_line(web.get(f"/runs/compare?run={run.code}&run={other.code}"))
+    assert '<th scope="row">Rows per engine call</th> <td>0.5</td> <td>0.5</td>' in compared
+    run.n_steps = 0
+    run.save()
+    assert web.get(f"/runs/{run.code}.json").json()["run"]["rows_per_call"] is None
+    assert "rows per engine call" not in one_line(web.get(f"/runs/{run.code}"))
