@@ -234,29 +234,26 @@ def drawn_map(turns: tuple[MapTurn, ...], n_tokens: int, address: str) -> tuple[
     return mark_safe("".join(links)), trained_path(pieces)
 
 
-def strip_means(values: NDArray[np.float32], most: int = 240) -> tuple[NDArray[np.int64], list[float | None]]:
-    """At most ``most`` equal stretches of ``values`` ``[n]``: their edges, and the mean of each; None = no value."""
+def strip_means(values: NDArray[np.float32], most: int = 240) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """At most ``most`` equal stretches of ``values`` ``[n]``: their edges, and the mean of each; NaN = no value."""
     n = int(values.size)
     edges = np.unique(np.linspace(0, n, min(most, n) + 1).astype(np.int64))
     known = np.isfinite(values)
     sums = np.add.reduceat(np.where(known, values, 0.0).astype(np.float64), edges[:-1])
     counts = np.add.reduceat(known.astype(np.int64), edges[:-1])
-    return edges, [
-        total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)
-    ]
+    return edges, np.where(counts, sums / np.maximum(counts, 1), np.nan)
 
 
-def strip_path(edges: NDArray[np.int64], heights: Sequence[float | None], is_signed: bool) -> str:
-    """The columns of a strip as one SVG path. A height is a share of the strip, from the middle when it has a sign."""
+def strip_path(edges: NDArray[np.int64], heights: NDArray[np.float64], is_signed: bool) -> str:
+    """The columns of a strip as one SVG path. A height is a share of the strip, from the middle when it has a sign.
+
+    NaN has no column.
+    """
     scale = STRIP_WIDTH / max(int(edges[-1]), 1)
     base = STRIP_HEIGHT / 2 if is_signed else STRIP_HEIGHT
-    room = base - 1
-    drawn = []
-    for a, b, height in zip(edges[:-1].tolist(), edges[1:].tolist(), heights, strict=True):
-        if height is None:
-            continue
-        # A known value is always visible.
-        tall = height * room if abs(height * room) > 1 else -1.0 if height < 0 else 1.0
-        wide = max((b - a) * scale - 0.4, 0.6)
-        drawn.append(f"M{a * scale:.1f} {base:g}v{-tall:.1f}h{wide:.1f}v{tall:.1f}z")
-    return "".join(drawn)
+    tall = heights * (base - 1)
+    # A known value is always visible.
+    tall = np.where(np.abs(tall) > 1, tall, np.where(heights < 0, -1.0, 1.0))
+    starts, widths = edges[:-1] * scale, np.maximum(np.diff(edges) * scale - 0.4, 0.6)
+    columns = np.stack([starts, -tall, widths, tall])[:, ~np.isnan(heights)]
+    return "".join(f"M{x:.1f} {base:g}v{up:.1f}h{wide:.1f}v{down:.1f}z" for x, up, wide, down in columns.T.tolist())

@@ -48,13 +48,15 @@ class Strip:
 
 def _strip(lens: str, values: NDArray[np.float32], scale: Scale, what: str, unit: str, here: str) -> Strip:
     edges, means = strip_means(values)
-    heights = [None if mean is None else scale.height(mean) for mean in means]
     known = values[np.isfinite(values)]
     percent = scale is scales.SHARE
     mean = f"{100 * known.mean():.3g} %" if percent else f"{known.mean():.3g}{f' {unit}' if unit else ''}"
     marks = "full height is 100 %" if percent else f"steps at {', '.join(scale.edge_texts)}"
     return Strip(
-        lens, strip_path(edges, heights, scale.is_signed), scale.is_signed, f"{what}, {marks} · mean {here} {mean}"
+        lens,
+        strip_path(edges, scale.heights(means), scale.is_signed),
+        scale.is_signed,
+        f"{what}, {marks} · mean {here} {mean}",
     )
 
 

@@ -42,10 +42,10 @@ class Scale:
             steps = 4 + np.where(padded < 0, -steps, steps)
         return np.where(known, steps, NO_LOGPROB)
 
-    def height(self, value: float) -> float:
-        """Where a value stands in a strip, from -1 to 1: the thresholds lie at equal distances."""
-        steps = float(np.interp(abs(value), [0.0, *self.edges], range(len(self.edges) + 1)))
-        return (-1 if value < 0 and self.is_signed else 1) * steps / len(self.edges)
+    def heights(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Where values ``[n]`` stand in a strip, from -1 to 1: the thresholds lie at equal distances. NaN stays."""
+        steps = np.interp(np.abs(values), [0.0, *self.edges], range(len(self.edges) + 1)) / len(self.edges)
+        return np.where((values < 0) & self.is_signed, -steps, steps)
 
     def legend(self, name: str) -> Legend:
         """The thresholds in words, one for each colour."""

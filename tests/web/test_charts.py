@@ -55,11 +55,15 @@ def test_a_minimap_shows_the_share_that_is_trained() -> None:
 
 def test_a_strip_draws_known_values_alone_at_heights_that_do_not_depend_on_the_row() -> None:
     edges, means = strip_means(np.array([2.0, np.nan, 1.0, np.inf], np.float32))
-    assert (edges.tolist(), means) == ([0, 1, 2, 3, 4], [2.0, None, 1.0, None])
-    assert strip_path(edges, [0.5, None, 0.0, None], False) == "M0.0 40v-19.5h249.6v19.5zM500.0 40v-1.0h249.6v1.0z"
-    assert strip_path(edges[:2], [-1.0], True) == "M0.0 20v19.0h999.6v-19.0z"
+    assert edges.tolist() == [0, 1, 2, 3, 4]
+    assert np.array_equal(means, [2.0, np.nan, 1.0, np.nan], equal_nan=True)
+    heights = np.array([0.5, np.nan, 0.0, np.nan])
+    assert strip_path(edges, heights, False) == "M0.0 40v-19.5h249.6v19.5zM500.0 40v-1.0h249.6v1.0z"
+    assert strip_path(edges[:2], np.array([-1.0]), True) == "M0.0 20v19.0h999.6v-19.0z"
     steps = Scale((0.1, 1.0, 2.0, 4.0), is_signed=True)
-    assert [steps.height(value) for value in (0.0, 0.1, -2.0, 100.0)] == [0.0, 0.25, -0.75, 1.0]
+    assert steps.heights(np.array([0.0, 0.1, -2.0, 100.0])).tolist() == [0.0, 0.25, -0.75, 1.0]
+    sizes = Scale((0.1, 1.0, 2.0, 4.0))
+    assert np.array_equal(sizes.heights(np.array([np.nan, -2.0])), [np.nan, 0.75], equal_nan=True)
 
 
 def test_a_small_constant_is_not_the_loudest_colour() -> None:
