@@ -1,6 +1,7 @@
 """Hostile text as HTML: total escaping, and a glyph beside each invisible character.
 
 The glyph is an empty element that CSS draws *beside* the real character, so a copy of the page is the text itself.
+Spaces lie in an element whose background shows them: they are many, and a glyph for each would double the page.
 Bytes that are no UTF-8 are drawn in hexadecimal. A character whose bytes lie in several tokens is drawn in the token
 of its first byte; the other tokens show their bytes.
 """
@@ -19,7 +20,7 @@ _INVISIBLE = (
     "\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f"
     "\u2028-\u202f\u205f-\u206f\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\uffff\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-_TOKEN_CHARACTERS = re.compile(f"[&<>\"'\n\t\r\x00 {_INVISIBLE}]")
+_TOKEN_CHARACTERS = re.compile(f" +|[&<>\"'\n\t\r\x00{_INVISIBLE}]")
 _RUN_CHARACTERS = re.compile(f"[&<>\"'\n\t\r\x00{_INVISIBLE}]")
 _INVISIBLE_CHARACTERS = re.compile(f"[\n\t\r\x00{_INVISIBLE}]")
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -29,7 +30,6 @@ _FIXED = {
     ">": "&gt;",
     '"': "&quot;",
     "'": "&#x27;",
-    " ": "<b></b> ",
     "\n": "<b class=n></b>\n",
     "\t": "<b class=t></b>\t",
     # A bare CR would become LF in the parser, a reference stays CR.
@@ -41,6 +41,8 @@ _FIXED = {
 
 def _character(match: re.Match[str]) -> str:
     char = match[0]
+    if char[0] == " ":
+        return f"<b>{char}</b>"
     known = _FIXED.get(char)
     if known is not None:
         return known

@@ -9,6 +9,7 @@ The class attribute of a token holds its state:
 * ``x``: control token; ``k``: in the marked range; ``u``: unknown id
 * ``f``: part of an error or a warning; ``fi``: part of an info finding alone; ``w``: trained, and not as it was sampled
 * ``y``: part of a split character; ``yo`` opens and ``yc`` closes its bracket
+* ``s``: origin, mask or finding differ from those of the token or run before it, so a screen reader is told
 
 Where tokens are missing, an empty link stands at the end of the token before the gap, so that each child of a pane is a
 token. CSS draws its words, so no copy holds them.
@@ -36,9 +37,11 @@ N_LOGPROB = len(LOGPROB_EDGES) + 2
 NO_LOGPROB = N_LOGPROB - 1
 MAX_MEMO = 200_000
 
-# State bits, low to high: origin 3, mask 1, logprob class 4, fault 1, mark 1, note 1, foreign 1.
-_MASK, _QUANTILE, _FAULT, _MARK, _NOTE, _FOREIGN = 3, 4, 8, 9, 10, 11
-_STATE_BITS = 12
+# State bits, low to high: origin 3, mask 1, logprob class 4, fault 1, mark 1, note 1, foreign 1, said 1.
+_MASK, _QUANTILE, _FAULT, _MARK, _NOTE, _FOREIGN, _SAID = 3, 4, 8, 9, 10, 11, 12
+_STATE_BITS = 13
+_SPOKEN = 7 | 1 << _MASK | 1 << _FAULT | 1 << _NOTE | 1 << _FOREIGN
+"""The bits that a screen reader is told of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +154,15 @@ def _state_classes(state: int) -> str:
         names.append("k")
     if state >> _FOREIGN & 1:
         names.append("w")
+    if state >> _SAID & 1:
+        names.append("s")
     return " ".join(names)
+
+
+def _said(state: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """``[n]``: where what a screen reader is told differs from the token before. The first is told."""
+    spoken = np.where(state >> _FAULT & 1, state & ~(1 << _NOTE), state) & _SPOKEN
+    return np.diff(spoken, prepend=-1) != 0
 
 
 def _class_attribute(names: str) -> str:
@@ -188,6 +199,8 @@ class TokenPainter:
         ``margin``: tokens at each end that complete characters across the edge, and are not drawn.
         """
         state = self._states(tokens, marks, logprob=True)
+        drawn_state = state[margin[0] :]
+        drawn_state |= _said(drawn_state).astype(np.int64) << _SAID
         keys = (tokens.ids.astype(np.int64) << _STATE_BITS | state).tolist()
         memo = self._memo
         drawn = list(map(memo.get, keys))
@@ -332,13 +345,15 @@ class TokenPainter:
         starts = np.unique(np.asarray([0, *change.tolist(), *cuts, *(at for at in gaps if at < n)], dtype=np.int64))
         stops = [*starts[1:].tolist(), n]
         block_starts = set(cuts)
+        said = dict(zip(starts.tolist(), _said(state[starts]).tolist(), strict=True))
         blocks: list[Block] = []
         html: list[str] = []
         for a, b in zip(starts.tolist(), stops, strict=True):
             if a in block_starts and html:
                 blocks.append(Block(blocks[-1].stop if blocks else tokens.start, tokens.start + a, "".join(html)))
                 html = []
-            names = _state_classes(int(state[a])) + (" x" if special[a] else "")
+            told = said[a] or a in block_starts
+            names = _state_classes(int(state[a]) | told << _SAID) + (" x" if special[a] else "")
             # At the start of a block there is no run before the gap.
             first, last = "" if html else gaps.get(a, ""), "" if b in block_starts else gaps.get(b, "")
             html.append(f"<span{_class_attribute(names.strip())} data-a={tokens.start + a}>{first}")

@@ -14,7 +14,7 @@ from inspector.trajectories.turns import Turn
 RUNS_BYTES = 2_000_000
 """The most HTML of one response of the run view. The browser fetches the rest as the reader scrolls."""
 
-BLOCK = 256
+BLOCK = 128
 """Tokens of a block in the token view. The browser lays out a block only when the reader comes near."""
 
 MARGIN = 3

@@ -385,7 +385,7 @@ def test_a_trainers_row_is_cut_into_turns_by_its_mask(make, reader):
 
 def n_of_class(name: str, html: str) -> int:
     """How many tokens have a style class. A code in an address may hold the same letters."""
-    return len(re.findall(rf"[ =]{name}\b", html))
+    return len(re.findall(rf'[ ="]{name}\b', html))
 
 
 def test_a_trainers_columns_are_lenses(make, reader):

@@ -1,5 +1,6 @@
 """Token HTML: hostile text stays text, bytes stay bytes, and the copy of a page is what was sampled."""
 
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_a_split_character_is_bracketed_and_its_bytes_are_shown():
     html = TokenPainter(Table()).window(tokens([0xE2, 0x82, 0xAC]))
     assert Copied(html).pieces == ["€", "", ""]
     assert [attrs["data-x"] for tag, attrs in Copied(html).tags if tag == "i"] == ["E2", "82", "AC"]
-    assert [attrs["class"] for tag, attrs in Copied(html).tags if tag == "i"] == ["y yo", "y yo yc", "y yc"]
+    assert [attrs["class"] for tag, attrs in Copied(html).tags if tag == "i"] == ["s y yo", "y yo yc", "y yc"]
 
 
 def test_a_lone_byte_is_shown_as_a_byte_and_a_real_replacement_character_is_not():
@@ -145,15 +146,29 @@ def test_states_are_classes_and_default_tokens_have_none():
         Marks(faults=[(101, 102)], notes=[(100, 102)], chosen=(102, 103), foreign=[(100, 102)]),
     )
     assert [attrs for tag, attrs in Copied(html).tags if tag == "i"] == [
-        {"class": "fi"},
-        {"class": "o1 m q3 f w"},
-        {"class": "o2 k x"},
+        {"class": "fi s"},
+        {"class": "o1 m q3 f w s"},
+        {"class": "o2 k s x"},
     ]
+
+
+def test_a_screen_reader_is_told_where_origin_mask_or_finding_change():
+    stretch = tokens([65, 66, 67, 68], origin=[0, 1, 1, 1], mask=[False, True, True, False])
+    window = TokenPainter(Table()).window(stretch, Marks(notes=[(1, 2)], faults=[(1, 3)]))
+    assert window == '<i class=s>A</i><i class="o1 m f s">B</i><i class="o1 m f">C</i><i class="o1 s">D</i>'
+    # Each block begins with it, and runs that differ by a mark alone are not told again.
+    blocks = TokenPainter(Table()).blocks(tokens([65, 66, 67, 68]), Marks(chosen=(1, 2)), size=3)
+    assert [re.findall(r"class=\"?([a-z]*)", block.html) for block in blocks] == [["s", "k"], ["s"]]
+
+
+def test_spaces_are_one_element_that_holds_them():
+    assert text_html("a  b\n c", spaces=True) == "a<b>  </b>b<b class=n></b>\n<b> </b>c"
+    assert text_html("a  b") == "a  b"
 
 
 def test_a_finding_between_two_tokens_is_drawn_on_the_next():
     html = TokenPainter(Table()).window(tokens([65, 66, 67]), Marks(faults=[(1, 1)]))
-    assert html == "<i>A</i><i class=f>B</i><i>C</i>"
+    assert html == '<i class=s>A</i><i class="f s">B</i><i class=s>C</i>'
 
 
 def test_a_gap_stands_in_the_token_behind_it_and_no_copy_holds_its_text():
@@ -176,14 +191,14 @@ def test_a_gap_stands_in_the_token_behind_it_and_no_copy_holds_its_text():
 
 def test_without_a_tokenizer_ids_are_shown_as_ids():
     painter = TokenPainter(None)
-    assert painter.window(tokens([5, 6])) == "<i class=u>5</i><i class=u>6</i>"
+    assert painter.window(tokens([5, 6])) == '<i class="s u">5</i><i class=u>6</i>'
     assert "<u>5</u>" in painter.blocks(tokens([5, 6]))[0].html
 
 
 @pytest.mark.parametrize("outside", [-1, Table.vocab_size, 2**31 - 1])
 def test_an_id_outside_the_vocabulary_is_shown_as_an_id(outside):
     painter = TokenPainter(Table())
-    assert painter.window(tokens([outside])) == f"<i class=u>{outside}</i>"
+    assert painter.window(tokens([outside])) == f'<i class="s u">{outside}</i>'
     assert f"<u>{outside}</u>" in painter.blocks(tokens([65, outside, 66]))[0].html
 
 
