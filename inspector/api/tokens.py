@@ -73,10 +73,10 @@ def window_of(asked: TokensAsked, n_tokens: int, is_arrow: bool) -> tuple[int, i
 
 
 def of_window(request: HttpRequest, trajectory: StoredTrajectory, row: RowSummary, asked: TokensAsked) -> Columns:
-    """A window of a stored row, or of a row that steps make so far. At most five queries."""
+    """A window of a stored row, or of a row that steps make so far. At most four queries."""
     start, stop = window_of(asked, row.n_tokens, wants_arrow(request))
     window = selectors.row_window(trajectory, row.handle, start, stop)
-    held = parts.column_values(trajectory, row.index, _trainers(asked, trajectory, row)) if row.draft is None else {}
+    held = parts.column_values(trajectory, row.index, _trainers(asked, trajectory, row)) if row.key is not None else {}
     return Columns(
         trajectory.code, window.start, window.stop, window.n_tokens, window.ids, window.loss_mask, window.logprobs,
         window.origin if window.origin_known else None, window.step_index,

@@ -82,19 +82,21 @@ def lens_strips(
             yield _strip(place.lens, part, scale, what, scale.unit, here)
 
 
+def map_address(place: PagePlace, n: int, own: str) -> str:
+    """What ``str.format`` turns into the address of the tokens ``[start, stop)`` of the map of a row of ``n`` tokens.
+
+    It tells one map from another, because it names row, view and lens. ``own``: the page's address.
+    """
+    return own + place.marked_template(view=View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view)
+
+
 def row_map(
-    turns: Sequence[Turn],
-    findings: Sequence[FindingItem],
-    place: PagePlace,
-    reader: Reader,
-    n: int,
-    own: str,
+    turns: Sequence[Turn], findings: Sequence[FindingItem], place: PagePlace, n: int, address: str
 ) -> dict[str, Any]:
-    """The minimap of a row of ``n`` tokens. ``own``: the page's address."""
+    """The minimap of a row of ``n`` tokens: what stands there in every window. ``address``: see :func:`map_address`."""
     spans = tuple(MapTurn(one.start, one.stop, one.number, one.role, one.part, one.n_trained or 0) for one in turns)
-    view = View.TOKENS if n > MAX_RUN_VIEW_TOKENS else place.view
     here = [item for item in findings[:MAX_FINDINGS] if item.row == place.row]
-    pieces, trained = drawn_map(spans, n, own + place.marked_template(view=view))
+    pieces, trained = drawn_map(spans, n, address)
     counts = f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained"
     return {
         "pieces": pieces,
@@ -105,6 +107,12 @@ def row_map(
         "findings": [
             {"severity": item.severity, **extent(start, start, n)} for item in here for start, _ in item.places
         ],
+    }
+
+
+def map_now(place: PagePlace, reader: Reader, n: int) -> dict[str, dict[str, str] | None]:
+    """What the minimap of a row of ``n`` tokens shows of this window alone."""
+    return {
         "window": extent(reader.start, reader.stop, n) if reader.stop - reader.start < n else None,
         "mark": extent(*place.mark, n) if place.mark else None,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -22,7 +22,7 @@ from inspector.trajectories.turns import (
     roles_of,
 )
 from rollouts import models, selectors
-from rollouts.selectors import parts
+from rollouts.selectors import Span, parts
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import byte_table
@@ -116,9 +116,13 @@ def _placed(
 
 
 def read_turns(
-    trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary], findings: Sequence[FindingItem]
+    trajectory: models.StoredTrajectory,
+    row: RowSummary,
+    steps: Sequence[StepSummary],
+    findings: Sequence[FindingItem],
+    within: tuple[int, int] | None = None,
 ) -> list[Turn]:
-    """The turns of a row."""
+    """The turns of a row, or those that touch the tokens ``within``. One query where the row follows its steps."""
     if not row.follows_steps:
         tokens = read_tokens(trajectory, row, 0, row.n_tokens)
         painter = painter_of(trajectory.run.tokenizer)[0]
@@ -126,11 +130,20 @@ def read_turns(
         if painter.table is not None and not (tokens.origin_known and (tokens.origin == Origin.SAMPLED).any()):
             headers = role_turns(tokens.ids, painter.special(tokens.ids), painter.table.token_bytes)
         own = header_spans(headers) if headers else origin_spans(tokens.origin)
-        return make_turns(own, {}, findings, row.index, None, {}, tokens.loss_mask)
-    spans = selectors.row_spans(trajectory, row.handle)
-    roles = read_roles(trajectory, row.steps)
+        return make_turns(_numbered(own, within), {}, findings, row.index, None, {}, tokens.loss_mask)
+    spans = _numbered(selectors.row_spans(row.handle, steps), within)
+    roles = read_roles(trajectory, frozenset(span.step_index for _, span in spans if span.step_index is not None))
     reasons = {step.index: step.finish_reason for step in steps}
-    return make_turns(spans, roles, findings, row.index, row.steps if row.follows_steps else None, reasons)
+    return make_turns(spans, roles, findings, row.index, row.steps, reasons)
+
+
+def _numbered(spans: Iterable[Span], within: tuple[int, int] | None) -> list[tuple[int, Span]]:
+    """The spans with their numbers in the row, from 1; of them those that touch the tokens ``within``."""
+    numbered = enumerate(spans, start=1)
+    if within is None:
+        return list(numbered)
+    start, stop = within
+    return [(number, span) for number, span in numbered if span.start <= stop and span.stop >= start]
 
 
 MAX_PLACED_TOKENS = 300_000
@@ -167,8 +180,14 @@ def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[n
     return difference
 
 
-def read_tokens(trajectory: models.StoredTrajectory, row: RowSummary, start: int, stop: int) -> Tokens:
-    """The tokens ``[start, stop)`` of a row."""
-    window = selectors.row_window(trajectory, row.handle, start, stop)
+def read_tokens(
+    trajectory: models.StoredTrajectory,
+    row: RowSummary,
+    start: int,
+    stop: int,
+    steps: Sequence[StepSummary] | None = None,
+) -> Tokens:
+    """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known."""
+    window = selectors.row_window(trajectory, row.handle, start, stop, steps)
     return Tokens(start, window.ids, window.origin, np.asarray(window.loss_mask), window.logprobs,
                   origin_known=window.origin_known)  # fmt: skip

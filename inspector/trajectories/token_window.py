@@ -13,11 +13,11 @@ from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories import lenses
 from inspector.trajectories import reads as data
 from inspector.trajectories.place import WINDOW
-from inspector.trajectories.turns import Turn
+from inspector.trajectories.turns import FindingItem, Turn
 from inspector.web.twins import Page
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
-from rollouts.selectors.parts import RowSummary
+from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.tito.trajectory import Origin
 
 
@@ -60,17 +60,22 @@ def read_window(
     row: RowSummary | None,
     start: int,
     turns: Sequence[Turn],
+    findings: Sequence[FindingItem],
     painter: TokenPainter,
     has_columns: bool,
+    steps: Sequence[StepSummary],
 ) -> TokenWindow:
-    """At most ``WINDOW`` tokens of a row, from ``start`` on. No tokens without a row."""
+    """At most ``WINDOW`` tokens of a row, from ``start`` on. No tokens without a row.
+
+    ``findings``: those of the row. ``steps``: all of the trajectory.
+    """
     if row is None:
         return TokenWindow(0, 0, [])
     start = min(start, row.n_tokens)
     stop = min(start + WINDOW, row.n_tokens)
-    tokens = window_tokens(data.read_tokens(trajectory, row, start, stop), turns, painter)
+    tokens = window_tokens(data.read_tokens(trajectory, row, start, stop, steps), turns, painter, findings)
     if has_columns:
-        _add_columns(tokens, trajectory, row.index, start)
+        _add_columns(tokens, row, start)
     return TokenWindow(start, stop, tokens)
 
 
@@ -109,15 +114,20 @@ def card_columns(
     row: RowSummary | None,
     start: int,
     turns: Sequence[Turn],
+    findings: Sequence[FindingItem],
     painter: TokenPainter,
     has_columns: bool,
+    steps: Sequence[StepSummary],
 ) -> CardColumns:
-    """At most ``WINDOW`` tokens of a row, from ``start`` on, for the card."""
+    """At most ``WINDOW`` tokens of a row, from ``start`` on, for the card.
+
+    ``turns``: at least those that have a token here. ``findings``: those of the row. ``steps``: all of the trajectory.
+    """
     if row is None:
         return CardColumns(0, 0, 0, 0, [], None, {}, [], [], [], [], {})
     start = min(start, row.n_tokens)
     stop = min(start + WINDOW, row.n_tokens)
-    tokens = data.read_tokens(trajectory, row, start, stop)
+    tokens = data.read_tokens(trajectory, row, start, stop, steps)
     known = np.unique(tokens.ids)
     pieces = dict.fromkeys(known.tolist(), b"")
     if painter.table is not None:
@@ -131,7 +141,7 @@ def card_columns(
     origins = {origin.value: origin.slug for origin in Origin}
     columns: dict[str, list[float | None]] = {}
     if has_columns:
-        for name, values in selectors.row_columns(selectors.get_row(trajectory, row.index), start, stop).items():
+        for name, values in selectors.row_columns(row.handle, start, stop).items():
             padded = np.full(stop - start, np.nan)
             padded[: len(values)] = values[: stop - start]
             columns[lenses.column_label(name)] = [
@@ -152,7 +162,7 @@ def card_columns(
         ],
         [
             (max(first, start), min(last, stop), f"{item.number}: {item.title} ({item.severity})")
-            for turn in turns for item in turn.findings for first, last in item.places
+            for item in findings for first, last in item.places
             if first < stop and last > start
         ],
         columns,
@@ -163,15 +173,17 @@ def _where(known: NDArray[np.bool_], values: NDArray[np.int64]) -> list[int | No
     return [value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True)]
 
 
-def window_tokens(tokens: Tokens, turns: Sequence[Turn], painter: TokenPainter) -> list[TokenFields]:
-    """Every field of each token."""
+def window_tokens(
+    tokens: Tokens, turns: Sequence[Turn], painter: TokenPainter, findings: Sequence[FindingItem] = ()
+) -> list[TokenFields]:
+    """Every field of each token. ``findings``: those of the row."""
     table = painter.table
     pieces: list[bytes | None] = [None] * len(tokens)
     if table is not None:
         pieces = [piece or None for piece in table.token_bytes(tokens.ids)]
     logprobs = tokens.logprobs if tokens.logprobs is not None else np.full(len(tokens), np.nan, np.float32)
     found: list[TokenFields] = []
-    named = _findings(turns, tokens.start, tokens.start + len(tokens))
+    named = _findings(findings, tokens.start, tokens.start + len(tokens))
     at = 0
     origins = [origin.slug for origin in Origin]
     columns = zip(
@@ -200,9 +212,8 @@ def window_tokens(tokens: Tokens, turns: Sequence[Turn], painter: TokenPainter) 
     return found
 
 
-def _add_columns(tokens: list[TokenFields], trajectory: StoredTrajectory, row: int, start: int) -> None:
-    record = selectors.get_row(trajectory, row)
-    for name, values in selectors.row_columns(record, start, start + len(tokens)).items():
+def _add_columns(tokens: list[TokenFields], row: RowSummary, start: int) -> None:
+    for name, values in selectors.row_columns(row.handle, start, start + len(tokens)).items():
         for n, token in enumerate(tokens):
             value = float(values[n]) if n < len(values) else float("nan")
             token.setdefault("columns", {})[name] = value if np.isfinite(value) else None
@@ -222,10 +233,10 @@ def _step_place(turn: Turn | None, offset: int) -> str | None:
     return f"step {turn.step_index}, {part} {offset - turn.start:,} of {turn.n_tokens:,}"
 
 
-def _findings(turns: Sequence[Turn], start: int, stop: int) -> dict[int, list[str]]:
+def _findings(findings: Sequence[FindingItem], start: int, stop: int) -> dict[int, list[str]]:
     """Offset -> the findings that mark it, for the offsets ``[start, stop)`` that a finding marks."""
     found: dict[int, list[str]] = {}
-    for item in sorted((item for turn in turns for item in turn.findings), key=lambda item: item.number):
+    for item in findings:
         for first, last in item.places:
             for offset in range(max(first, start), min(last, stop)):
                 found.setdefault(offset, []).append(f"{item.number}: {item.title} ({item.severity})")

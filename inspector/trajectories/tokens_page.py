@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import urlencode
@@ -46,9 +47,19 @@ class TokensRead:
     place: PagePlace
     findings: list[FindingItem]
     turns: list[Turn]
-    """The turns of the row that the place names."""
+    """The turns of the row that the place names, or those that touch its window."""
     columns: dict[int, list[str]]
     """Row index -> names of the lenses from a trainer's columns."""
+
+    @property
+    def row(self) -> RowSummary | None:
+        """The row that the place names."""
+        return self.rows[self.place.row] if self.rows else None
+
+    @property
+    def findings_here(self) -> list[FindingItem]:
+        """The findings of the row."""
+        return [item for item in self.findings if item.row == self.place.row]
 
 
 @dataclass(frozen=True)
@@ -145,14 +156,18 @@ class LensLink(PageLink):
     """When the browser asks the server for the page with this lens: see ``LensSpec.request``."""
 
 
-def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory) -> TokensRead:
-    """Everything of the tokens page except its tokens."""
+def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory, window_alone: bool = False) -> TokensRead:
+    """Everything of the tokens page except its tokens. ``window_alone``: only the turns that touch the window."""
     rows, steps = parts.rows_and_steps(trajectory)
-    columns = data.read_columns(trajectory)
+    columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
     findings = data.read_findings(trajectory, steps, rows)
     worst = worst_finding(findings, wanted=params)
     place = read_place(params, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns, fault=worst)
-    turns = data.read_turns(trajectory, rows[place.row], steps, findings) if rows else []
+    turns: list[Turn] = []
+    if rows:
+        row = rows[place.row]
+        within = wanted_range(place, row.n_tokens) if window_alone else None
+        turns = data.read_turns(trajectory, row, steps, findings, within)
     return TokensRead(rows, steps, place, findings, turns, columns)
 
 
@@ -161,8 +176,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion:
     place = found.place
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     rows = [RowSize(row.index, row.n_tokens, row.n_trained) for row in found.rows]
-    row = found.rows[place.row] if found.rows else None
-    columns = found.columns.get(place.row, [])
+    row, columns = found.row, found.columns.get(place.row, [])
     return TrajectoryPage(
         **head_of(trajectory),
         group=trajectory.group,
@@ -184,23 +198,46 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion:
         checks=check_lines(trajectory),
         comments=discussion.comments,
         lanes=lane_tree(trajectory, found.rows, found.steps, found.findings),
-        window=read_window(trajectory, row, place.window, found.turns, painter, bool(columns)),
+        window=read_window(
+            trajectory, row, place.window, found.turns, found.findings_here, painter, bool(columns), found.steps
+        ),
     )  # fmt: skip
 
 
 def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
     """The window that the page shows, for the cards of its tokens."""
     place = found.place
-    row = found.rows[place.row] if found.rows else None
     painter, _ = data.painter_of(trajectory.run.tokenizer)
     has_columns = bool(found.columns.get(place.row))
-    return card_columns(trajectory, row, place.window, found.turns, painter, has_columns)
+    return card_columns(
+        trajectory, found.row, place.window, found.turns, found.findings_here, painter, has_columns, found.steps
+    )
+
+
+class PagePart(StrEnum):
+    """How much of the page a request asks for, by the target that htmx or a script names."""
+
+    PAGE = ""
+    READER = "reader"
+    """Bar, map of the row, strips and tokens."""
+    WINDOW = "window"
+    """The reader without the map, which stays: another window of the same row."""
+    MORE = "more"
+    """The same for the next part of a row in the run view."""
+
+    @property
+    def has_map(self) -> bool:
+        """Without the map of the row, only the turns that touch the window are read."""
+        return self in (PagePart.PAGE, PagePart.READER)
 
 
 def trajectory_html(
-    trajectory: StoredTrajectory, found: TokensRead, discussion: Discussion | None = None, whole: bool = True
+    trajectory: StoredTrajectory,
+    found: TokensRead,
+    discussion: Discussion | None = None,
+    part: PagePart = PagePart.PAGE,
 ) -> dict[str, Any]:
-    """The variables of the page's template; without ``whole`` those of the reader alone: bar, strips and tokens.
+    """The variables of the page's template, or those of the reader alone.
 
     Without ``discussion`` the tokens have no signs of comments.
     """
@@ -209,7 +246,7 @@ def trajectory_html(
     own = base_url(trajectory)
     n_tokens = rows[place.row].n_tokens if rows else 0
     start, stop = wanted_range(place, n_tokens)
-    tokens = data.read_tokens(trajectory, rows[place.row], start, stop) if rows else _no_tokens()
+    tokens = data.read_tokens(trajectory, rows[place.row], start, stop, found.steps) if rows else _no_tokens()
     keys = [(lens.slug, lens.legend) for lens in lenses.LENSES]
     lens = lenses.find(place.lens)
     values = scale = None
@@ -229,13 +266,16 @@ def trajectory_html(
     marks = row_marks(place, found.findings, diffs, tokens, n_tokens, painter, said)
     reader = build_reader(place, turns, tokens, n_tokens, painter, marks)
     shown = tokens.slice(reader.start, reader.stop)
+    map_address = legends.map_address(place, n_tokens, own)
     window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, find="", keep=())
     columns = found.columns.get(place.row, [])
     shown_here = {
         "place": place,
         "reader": reader,
         "solo": place.solo if any(section.turn.number == place.solo for section in reader.sections) else 0,
-        "map": legends.row_map(turns, found.findings, place, reader, n_tokens, own),
+        "map_address": map_address,
+        "map": legends.row_map(turns, found.findings, place, n_tokens, map_address) if part.has_map else {},
+        "map_now": legends.map_now(place, reader, n_tokens),
         "strips": list(legends.lens_strips(place, shown, values, scale)),
         # What is drawn over the tokens beside the lens, for the legend.
         "has_gaps": any(gap != said.get(at) for at, gap in marks.gaps.items()),
@@ -279,7 +319,7 @@ def trajectory_html(
         "conversation_url": _conversation_url(trajectory, place, reader.start) if trajectory.n_steps else "",
         "record_url": reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
     }  # fmt: skip
-    if not whole:
+    if part != PagePart.PAGE:
         return shown_here
     marked = own + place.marked_template()
     return shown_here | {

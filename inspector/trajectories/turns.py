@@ -153,7 +153,7 @@ def origin_spans(origin: NDArray[np.uint8]) -> list[MaskSpan]:
 
 
 def make_turns(
-    spans: Iterable[Span],
+    spans: Iterable[tuple[int, Span]],
     roles: Mapping[int, Sequence[str]],
     findings: Sequence[FindingItem],
     row: int,
@@ -161,10 +161,13 @@ def make_turns(
     finish_reasons: Mapping[int, str],
     mask: NDArray[np.bool_] | None = None,
 ) -> list[Turn]:
-    """The turns of one row. ``trained_steps``: steps whose completions it trains; None: it has its own ``mask``."""
+    """The turns of one row, of its spans and their numbers.
+
+    ``trained_steps``: steps whose completions it trains; None: it has its own ``mask``.
+    """
     here = [item for item in findings if item.row == row]
     turns = []
-    for number, span in enumerate(spans, start=1):
+    for number, span in spans:
         n_trained: int | None = 0
         if trained_steps is None:
             n_trained = None if mask is None else int(mask[span.start : span.stop].sum())

@@ -19,6 +19,7 @@ from inspector.trajectories.discussion import discussion_of
 from inspector.trajectories.find_page import find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
 from inspector.trajectories.place import read_place
+from inspector.trajectories.tokens_page import PagePart
 from inspector.web.access import reads_trajectory, role_of, sees_several_projects, writes_trajectory
 from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts.models import StoredTrajectory
@@ -98,16 +99,15 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
     if "have" in request.GET and request.GET["have"] == fingerprint(trajectory):
         # The live page asks every two seconds. Without a change there is nothing to swap.
         return HttpResponse(status=204)
-    found, discussion = tokens_page.read_tokens_page(request.GET, trajectory), discussion_of(request, trajectory)
+    part = next((part for part in PagePart if is_fragment(request, part)), PagePart.PAGE)
+    found = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=not part.has_map)
+    discussion = discussion_of(request, trajectory)
     if wants_json(request):
         return json_page(tokens_page.trajectory_page(trajectory, found, discussion))
-    if is_fragment(request, "reader") or is_fragment(request, "more"):
+    if part != PagePart.PAGE:
         # Another window or lens, or the next part of a row: header and lists stay as they are.
-        return page(
-            request,
-            "trajectories/_reader.html",
-            tokens_page.trajectory_html(trajectory, found, discussion, whole=False),
-        )
+        html = tokens_page.trajectory_html(trajectory, found, discussion, part)
+        return page(request, "trajectories/_reader.html", html)
     if tabs.is_text_only(trajectory) and not request.headers.get("HX-Request"):
         query = request.GET.urlencode()
         return redirect(reverse("trajectory-record", args=[trajectory.code]) + (f"?{query}" if query else ""))
@@ -119,7 +119,8 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
 @conditional
 def card(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The fields of the tokens in a window, which the page fetches for its cards. Scripts read the page's twin."""
-    return json_page(tokens_page.card_page(trajectory, tokens_page.read_tokens_page(request.GET, trajectory)))
+    found = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=True)
+    return json_page(tokens_page.card_page(trajectory, found))
 
 
 @reads_trajectory

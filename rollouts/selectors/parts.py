@@ -32,17 +32,25 @@ class RowSummary:
     index: int
     n_tokens: int
     n_trained: int
-    follows_steps: bool
-    """The row is the stream of its last step, so the offsets of a step are offsets of the row."""
     steps: frozenset[int]
     """Indices of the steps that the row trains."""
-    draft: StoredRow | None = None
-    """The row that the steps make so far, which is not stored; None for a stored row."""
+    last_step: int | None
+    """The key of the step whose stream the row is; None for a row that has its own arrays."""
+    key: int | None
+    """None for a row that the steps make so far, which is not stored."""
 
     @property
-    def handle(self) -> int | StoredRow:
-        """The row as an argument of the selectors of rows."""
-        return self.index if self.draft is None else self.draft
+    def follows_steps(self) -> bool:
+        """The row is the stream of its last step, so the offsets of a step are offsets of the row."""
+        return self.last_step is not None
+
+    @property
+    def handle(self) -> StoredRow:
+        """The row as an argument of the selectors of rows, which then do not ask for it again."""
+        return StoredRow(
+            pk=self.key, index=self.index, last_step_id=self.last_step, n_tokens=self.n_tokens,
+            n_trained=self.n_trained, step_indices=sorted(self.steps),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,9 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
     A running or failed trajectory has steps and no stored rows. It gets the rows that its steps make so far.
     """
     stored = trajectory.rows.order_by("index").values_list(
-        "index", "n_tokens", "n_trained", "last_step_id", "step_indices"
+        "index", "n_tokens", "n_trained", "step_indices", "last_step_id", "pk"
     )
-    rows = [RowSummary(i, n, trained, last is not None, frozenset(held or ())) for i, n, trained, last, held in stored]
+    rows = [RowSummary(i, n, trained, frozenset(held or ()), last, key) for i, n, trained, held, last, key in stored]
     steps = [
         StepSummary(*values)
         for values in trajectory.steps.order_by("index").values_list(
@@ -102,10 +110,10 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
             "completion_length", "finish_reason",
         )
     ]  # fmt: skip
-    return (rows, steps) if rows else _draft_rows(trajectory, steps)
+    return (rows, steps) if rows else _draft_rows(steps)
 
 
-def _draft_rows(trajectory: Stored, steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[StepSummary]]:
+def _draft_rows(steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[StepSummary]]:
     """The rows that steps make so far: a step joins the row whose last step it extends, else it opens a row.
 
     ``rollouts.tito.prefix.merge_steps`` makes the stored rows. That rule compares token arrays, so it also finds rows
@@ -125,11 +133,7 @@ def _draft_rows(trajectory: Stored, steps: Sequence[StepSummary]) -> tuple[list[
         last = chain[-1]
         trained = sum(step.completion_length for step in chain)
         n_tokens = last.prompt_length + last.completion_length
-        draft = StoredRow(
-            trajectory=trajectory, index=index, last_step_id=last.pk, n_tokens=n_tokens, n_trained=trained,
-            step_indices=[step.index for step in chain],
-        )  # fmt: skip
-        rows.append(RowSummary(index, n_tokens, trained, True, frozenset(step.index for step in chain), draft))
+        rows.append(RowSummary(index, n_tokens, trained, frozenset(step.index for step in chain), last.pk, None))
     return rows, placed
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from django.db.models import BooleanField, Case, Q, Value, When
 
 from rollouts import models
+from rollouts.selectors.parts import StepSummary
 from rollouts.selectors.streams import step_extents
-from rollouts.tito.coding import stream_pieces
+from rollouts.tito.coding import StepExtent, stream_pieces
 from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins
 from rollouts.token_store.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
 
@@ -24,8 +25,6 @@ class Span:
     """The step that read it (prompt, delta) or sampled it (completion); None for a row without steps."""
     part: str
     """``prompt``, ``delta``, ``completion``, or ``row`` for a row that has its own arrays."""
-    origin_known: bool = True
-    """False: nobody recorded which tokens are template and which observation. All are shown as observation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,33 +50,38 @@ def get_row(trajectory: models.StoredTrajectory, row: int | models.StoredRow) ->
     """A row by its index. Raises ``Row.DoesNotExist``."""
     if isinstance(row, models.StoredRow):
         return row
-    return models.StoredRow.objects.select_related("last_step").get(trajectory=trajectory, index=row)
+    return models.StoredRow.objects.get(trajectory=trajectory, index=row)
 
 
-def row_spans(trajectory: models.StoredTrajectory, row: int | models.StoredRow) -> list[Span]:
-    """The spans of a row in order, without empty ones. Reads no array."""
-    record = get_row(trajectory, row)
-    if record.last_step_id is None:
-        return [Span(0, record.n_tokens, None, "row")] if record.n_tokens else []
-    has_origin = Q(has_origin=True) | Q(tokens__delta_origin__isnull=False)
-    known = Case(When(has_origin, then=Value(True)), default=False, output_field=BooleanField())
-    steps = models.StoredStep.objects.filter(trajectory=trajectory, index__in=record.step_indices).order_by("index")
+def row_spans(row: models.StoredRow, steps: Iterable[StepSummary]) -> list[Span]:
+    """The spans of a row in order, without empty ones. ``steps``: all of its trajectory, in order. No query."""
+    if row.last_step_id is None:
+        return [Span(0, row.n_tokens, None, "row")] if row.n_tokens else []
     spans: list[Span] = []
+    chain = set(row.step_indices)
     end = 0
-    for index, prompt_length, completion_length, origin_known in steps.annotate(origin_known=known).values_list(
-        "index", "prompt_length", "completion_length", "origin_known"
-    ):
-        first = not spans
-        if prompt_length > end:
-            spans.append(Span(end, prompt_length, index, "prompt" if first else "delta", first or origin_known))
-        end = prompt_length + completion_length
-        if completion_length:
-            spans.append(Span(prompt_length, end, index, "completion"))
+    for step in steps:
+        if step.index not in chain:
+            continue
+        if step.prompt_length > end:
+            spans.append(Span(end, step.prompt_length, step.index, "delta" if spans else "prompt"))
+        end = step.prompt_length + step.completion_length
+        if step.completion_length:
+            spans.append(Span(step.prompt_length, end, step.index, "completion"))
     return spans
 
 
-def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow, start: int, stop: int) -> Window:
-    """The tokens ``[start, stop)``, clipped to the row. Reads only arrays that overlap; at most 3 queries."""
+def row_window(
+    trajectory: models.StoredTrajectory,
+    row: int | models.StoredRow,
+    start: int,
+    stop: int,
+    steps: Sequence[StepSummary] | None = None,
+) -> Window:
+    """The tokens ``[start, stop)``, clipped to the row. Reads only arrays that overlap.
+
+    ``steps``: all steps of the trajectory, where they are known. One query then for a row that is known; else 3.
+    """
     record = get_row(trajectory, row)
     start = max(0, min(start, record.n_tokens))
     stop = max(start, min(stop, record.n_tokens))
@@ -89,7 +93,13 @@ def row_window(trajectory: models.StoredTrajectory, row: int | models.StoredRow,
     loss_mask = np.zeros(n, dtype=np.bool_)
     logprobs = np.full(n, np.nan, dtype=np.float32)
     step_index = np.full(n, -1, dtype=np.int32)
-    keys, extents = step_extents(trajectory.pk)
+    if steps is None:
+        keys, extents = step_extents(trajectory.pk)
+    else:
+        keys = [step.pk for step in steps]
+        extents = [
+            StepExtent(step.parent, step.shared_length, step.prompt_length, step.completion_length) for step in steps
+        ]
     chain = record.step_indices
     pieces = [piece for piece in stream_pieces(extents, chain[-1]) if piece.start < stop and piece.stop > start]
     needed = {piece.step_index for piece in pieces}

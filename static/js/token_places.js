@@ -3,32 +3,31 @@
 export const pane = () => document.getElementById("pane");
 export const isTokenView = () => pane()?.dataset.view === "tokens";
 
-let offsets = new WeakMap();
-let elements = new Map();
+const blocks = () => [...(pane()?.querySelectorAll(".blk") ?? [])];
+const blockAt = (offset) => blocks().find((box) => Number(box.dataset.a) <= offset && offset < Number(box.dataset.b));
 
-/** Read the pane again: after a window was swapped in. */
-export function reindex() {
-  offsets = new WeakMap();
-  elements = new Map();
-  if (!isTokenView()) return;
-  for (const box of pane().querySelectorAll(".toks")) {
-    let at = Number(box.dataset.a);
-    for (const token of box.children) {
-      offsets.set(token, at);
-      elements.set(at, token);
-      at += 1;
-    }
-  }
+/** The row offset of a token's element. The tokens of a block are its children, so nothing is kept for each of them. */
+export function offsetOf(element) {
+  const box = isTokenView() ? element?.parentElement : null;
+  return box?.matches("#pane .blk") ? Number(box.dataset.a) + [...box.children].indexOf(element) : undefined;
 }
 
-export const offsetOf = (element) => offsets.get(element);
-export const elementAt = (offset) => elements.get(offset);
+export function elementAt(offset) {
+  const box = isTokenView() ? blockAt(offset) : null;
+  return box?.children[offset - Number(box.dataset.a)];
+}
 
 /** The run that holds a row offset, in the run view. */
 export function runAt(offset) {
-  const holds = (box) => Number(box.dataset.a) <= offset && offset < Number(box.dataset.b);
-  const block = [...pane().querySelectorAll(".blk")].find(holds);
-  return [...(block?.querySelectorAll("span[data-a]") ?? [])].findLast((run) => Number(run.dataset.a) <= offset) ?? null;
+  return [...(blockAt(offset)?.querySelectorAll("span[data-a]") ?? [])].findLast((run) => Number(run.dataset.a) <= offset) ?? null;
+}
+
+/** The elements of the tokens [start, stop) that are drawn. */
+function tokensIn([start, stop]) {
+  return blocks().flatMap((box) => {
+    const a = Number(box.dataset.a);
+    return stop > a && start < Number(box.dataset.b) ? [...box.children].slice(Math.max(start - a, 0), stop - a) : [];
+  });
 }
 
 let range = null;
@@ -38,7 +37,7 @@ export function select(next, keepAddress = false) {
   for (const element of pane().querySelectorAll(".sel, .at")) element.classList.remove("sel", "at");
   range = next;
   if (range && isTokenView()) {
-    for (let at = range[0]; at < range[1]; at += 1) elements.get(at)?.classList.add("sel");
+    for (const token of tokensIn(range)) token.classList.add("sel");
   } else if (range) {
     // The runs that begin in the range; the one that it begins in is lit up by `lightUp`.
     for (const run of pane().querySelectorAll(".toks span[data-a]")) {
@@ -76,8 +75,9 @@ export function textSelectionRange() {
   if (!selection || selection.isCollapsed || !pane()?.contains(selection.anchorNode)) return null;
   const drawn = selection.getRangeAt(0);
   if (isTokenView()) {
-    const touched = [...elements].filter(([, element]) => drawn.intersectsNode(element)).map(([at]) => at);
-    return touched.length ? [Math.min(...touched), Math.max(...touched) + 1] : null;
+    const tokens = blocks().filter((box) => drawn.intersectsNode(box)).flatMap((box) => [...box.children]);
+    const touched = tokens.filter((token) => drawn.intersectsNode(token));
+    return touched.length ? [offsetOf(touched[0]), offsetOf(touched.at(-1)) + 1] : null;
   }
   const runs = [...pane().querySelectorAll(".toks span[data-a]")].filter((run) => drawn.intersectsNode(run));
   if (!runs.length) return null;

@@ -88,8 +88,21 @@ export function addressInView(url, place) {
   return target;
 }
 
-/** Put the reader of `url` in place of this one. Resolves to true when it stands there. */
-export async function swapReader(url, { push = true } = {}) {
+/** Put what stands around the map of the row in place of what stood there. The map, with its links to all turns, stays. */
+function replaceAround(map, strips) {
+  for (const part of strips.querySelectorAll("[data-part]")) map.querySelector(`[data-part="${part.dataset.part}"]`).replaceWith(part);
+  // Without this, Chromium computes the layout of what is removed, because it holds the focus.
+  document.activeElement?.blur();
+  const children = [...strips.parentElement.children];
+  const at = children.indexOf(strips);
+  for (const child of [...map.parentElement.children]) if (child !== map) child.remove();
+  map.before(...children.slice(0, at));
+  map.after(...children.slice(at + 1));
+  map.parentElement.removeAttribute("aria-busy");
+}
+
+/** Put the reader of `url` in place of this one, or all but its map. Resolves to true when it stands there. */
+export async function swapReader(url, { push = true, part = "reader" } = {}) {
   const mine = ++asked;
   const target = new URL(url, location.href);
   const wanted = new URL(location.href).searchParams.get("find");
@@ -99,7 +112,7 @@ export async function swapReader(url, { push = true } = {}) {
   let answer;
   let html;
   try {
-    answer = await fetch(target, { headers: { "HX-Request": "true", "HX-Target": "reader" } });
+    answer = await fetch(target, { headers: { "HX-Request": "true", "HX-Target": part } });
     html = await answer.text();
   } catch {
     answer = null;
@@ -109,12 +122,20 @@ export async function swapReader(url, { push = true } = {}) {
     location.assign(target);
     return false;
   }
-  const made = document.createElement("template");
+  // Not a template: its elements belong to another document, and each would be moved to this one.
+  const made = document.createElement("div");
   made.innerHTML = html;
-  const reader = made.content.querySelector("#reader");
-  document.getElementById("reader").replaceWith(reader);
+  const reader = made.querySelector("#reader");
+  if (part === "window") {
+    const [map, strips] = [document.querySelector("#reader .strips"), reader.querySelector(".strips")];
+    // Another row, view or lens: its map has other links.
+    if (map.dataset.map !== strips.dataset.map) return swapReader(url, { push });
+    replaceAround(map, strips);
+  } else {
+    document.getElementById("reader").replaceWith(reader);
+  }
   // Only what asks for more: htmx would look at every attribute of every token.
-  for (const element of reader.querySelectorAll("#more [hx-get]")) window.htmx?.process(element);
+  for (const element of document.querySelectorAll("#more [hx-get]")) window.htmx?.process(element);
   if (push) history.pushState({}, "", target);
   shown = pageOf(location.href);
   return true;

@@ -10,7 +10,7 @@ import {
   arriveAtFinding, forgetTurn, goFinding, goToEnd, goTurn, leaveSolo, openFinding, say, toggleSolo,
 } from "./token_moves.js";
 import {
-  address, elementAt, exactText, isTokenView, offsetOf, pane, reindex, runAt, select, selected, textSelectionRange, toClipboard,
+  address, elementAt, exactText, isTokenView, offsetOf, pane, runAt, select, selected, textSelectionRange, toClipboard,
 } from "./token_places.js";
 import { addressInView, headLine, isElsewhere, keepPlace, noteAddress, placeInView, showPlace, swapReader } from "./token_view.js";
 
@@ -20,7 +20,7 @@ let firstG = -Infinity;
 // --- other windows, lenses, views -------------------------------------------------------------------------------------
 /** Another window: its first token, or its last turn, is in view and has the focus. */
 async function openWindow(url, end = "start") {
-  if (!(await swapReader(url))) return;
+  if (!(await swapReader(url, { part: "window" }))) return;
   arrive(false);
   if (end === "end") return goToEnd(false);
   document.getElementById("reader").scrollIntoView({ block: "start" });
@@ -306,7 +306,7 @@ async function openListedTurn(link) {
 
 /** The window that holds a row offset; what is typed stays typed. */
 async function openAt(offset) {
-  if (!(await swapReader(windowOf(offset)))) return;
+  if (!(await swapReader(windowOf(offset), { part: "window" }))) return;
   arrive(false);
   // Before the text is selected: a field that gets the focus ends the selection.
   document.querySelector("#find input").focus({ preventScroll: true });
@@ -380,7 +380,6 @@ const isBack = performance.getEntriesByType("navigation")[0]?.type === "back_for
 function arrive(moves = true) {
   if (!pane()) return;
   forgetTurn();
-  reindex();
   resetCard();
   makeRoving((moves ? document : document.getElementById("reader")).querySelectorAll(GROUPS));
   keepLens(chosenLens());
@@ -486,7 +485,6 @@ document.addEventListener("htmx:beforeSwap", () => { heldFocus = focusedName(); 
 document.addEventListener("htmx:afterSettle", (event) => {
   // The next part of the run view, or a live page that grew: the reader stays where they are.
   if (!pane()) return;
-  reindex();
   const parts = pane().querySelectorAll(".blk");
   if (parts.length) pane().dataset.b = parts[parts.length - 1].dataset.b;
   if ((event.detail.target?.id ?? event.target.id) !== "live") return;

@@ -240,7 +240,7 @@ def test_pages_read_columns_spans_and_prompts_alike(run: models.Run) -> None:
         parts.column_names,
         lambda t: {k: v.tolist() for k, v in parts.column_values(t, 0, ["advantages", "nothing"]).items()},
         lambda t: {k: v.tolist() for k, v in selectors.row_columns(t.rows.get(index=1), 1, 5).items()},
-        lambda t: selectors.row_spans(t, 0),
+        lambda t: selectors.row_spans(t.rows.get(index=0), parts.rows_and_steps(t)[1]),
         lambda t: {k: one.tokens.logprobs.tolist() for k, one in parts.steps_with_tokens(t, [1, 2]).items()},
         lambda t: [one.tokens.delta_ids.tolist() for one in parts.continuing_steps(t, 0, 9)],
     ):
@@ -508,5 +508,4 @@ def test_origins_that_are_found_later_go_into_a_new_segment(run: models.Run, tin
         found = selectors.load_trajectory(record)
         assert_same(found, value, but=("delta_origin",))
         assert all(step.delta_origin is not None for step in found.steps[1:])
-    assert all(span.origin_known for span in selectors.row_spans(records[0], 0))
     leftovers._sweep_segments()

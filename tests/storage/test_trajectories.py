@@ -8,6 +8,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from rollouts import models, selectors, services
+from rollouts.selectors import parts
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Trajectory
@@ -64,7 +65,6 @@ def test_a_written_delta_origin_comes_back(save) -> None:  # type: ignore[no-unt
     assert_same(selectors.load_trajectory(stored), value)
     window = selectors.row_window(stored, 0, 0, 10**9)
     assert window.origin[12:16].tolist() == DELTA.tolist()
-    assert [span.origin_known for span in selectors.row_spans(stored, 0)] == [True, True, True, True]
 
 
 def test_only_new_tokens_are_stored_and_a_break_is_a_column_comparison(run: models.Run) -> None:
@@ -96,7 +96,12 @@ def test_windows_agree_with_the_rows_that_follow(save, value: Trajectory) -> Non
             part = selectors.row_window(stored, index, start, stop)
             for name in ("ids", "origin", "loss_mask", "step_index"):
                 assert np.array_equal(getattr(part, name), getattr(whole, name)[start:stop]), (name, start, stop)
-        spans = selectors.row_spans(stored, index)
+        summaries, steps = parts.rows_and_steps(stored)
+        handle = summaries[index].handle
+        known, sql = queries(lambda handle=handle, steps=steps: selectors.row_window(stored, handle, 3, 9, steps))
+        assert np.array_equal(known.ids, whole.ids[3:9]) and np.array_equal(known.origin, whole.origin[3:9])
+        assert len(sql) <= 1
+        spans = selectors.row_spans(handle, steps)
         if not len(row.ids):
             assert spans == []
             continue
@@ -119,14 +124,15 @@ def test_a_row_of_its_own_is_drawn_even_when_its_arrays_disagree(save) -> None: 
     (stored,) = save(rows_only())
     window = selectors.row_window(stored, 1, 0, 10)
     assert window.ids.tolist() == [5, 6, 7] and window.loss_mask.tolist() == [True, True, False]
-    assert selectors.row_spans(stored, 1) == [selectors.Span(0, 3, None, "row")]
+    rows, steps = parts.rows_and_steps(stored)
+    assert selectors.row_spans(rows[1].handle, steps) == [selectors.Span(0, 3, None, "row")]
 
 
 def test_queries_of_a_page_do_not_grow_with_turns_or_tokens(save) -> None:  # type: ignore[no-untyped-def]
     small, large = save(chain("s", 2), chain("l", 60))
     for read in (
         lambda t: selectors.row_window(t, 0, 0, 4096),
-        lambda t: selectors.row_spans(t, 0),
+        parts.rows_and_steps,
         selectors.load_trajectory,
     ):
         assert len(queries(lambda read=read: read(small))[1]) == len(queries(lambda read=read: read(large))[1])
@@ -136,7 +142,7 @@ def test_a_window_reads_only_the_arrays_that_overlap(run: models.Run) -> None:
     (stored,) = services.save_trajectories(run, [chain(turns=30)])
     _, sql = queries(lambda: selectors.row_window(stored, 0, 0, 5))
     assert "IN (" in sql[-1] and sql[-1].split("IN (")[1].count(",") == 0
-    assert not any("delta_ids" in text for text in queries(lambda: selectors.row_spans(stored, 0))[1])
+    assert not any("delta_ids" in text for text in queries(lambda: parts.rows_and_steps(stored))[1])
 
 
 def test_many_are_saved_in_few_queries(run: models.Run) -> None:

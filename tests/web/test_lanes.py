@@ -169,7 +169,7 @@ def test_rows_of_the_source_that_join_lanes_are_linked_by_their_row(web, make, s
 def test_five_thousand_steps_are_drawn_fast_and_small() -> None:
     steps = [StepSummary(0, 0, 0, None, 0, 0, 10, 5, "stop")]
     steps += [StepSummary(n, n, n, n - 1, 12, 15, 20, 5, "stop") for n in range(1, 5000)]
-    rows = [RowSummary(n, 25, 5, True, frozenset([n])) for n in range(5000)]
+    rows = [RowSummary(n, 25, 5, frozenset([n]), last_step=n, key=n) for n in range(5000)]
     trajectory = models.StoredTrajectory(code="x", status="done", run=models.Run(code="r"))
     best = 9.0
     for _ in range(3):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.http import FileResponse, HttpResponse
@@ -20,7 +22,9 @@ from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db
 
-FRAGMENT = {"Accept-Encoding": "gzip", "HX-Request": "true", "HX-Target": "reader"}
+READER = {"HX-Request": "true", "HX-Target": "reader"}
+WINDOW_ALONE = {"HX-Request": "true", "HX-Target": "window"}
+GZIP = {"Accept-Encoding": "gzip"}
 MOST_ON_THE_WIRE = 60_000
 MOST_UNPACKED = 400_000
 
@@ -29,12 +33,31 @@ def test_a_window_with_its_cards_is_small(web: Client, corpus: Path) -> None:
     made = Maker(corpus / "tokenizers" / "qwen3")
     row = made.run([long_trajectory(made.ids, 1_000_000)]).trajectories.get()
     place = f"?view=tokens&w={200 * WINDOW}"
-    window = web.get(reverse("trajectory", args=[row.code]) + place, headers=FRAGMENT)
-    card = web.get(reverse("trajectory-card", args=[row.code]) + place, headers=FRAGMENT)
+    window = web.get(reverse("trajectory", args=[row.code]) + place, headers=WINDOW_ALONE | GZIP)
+    card = web.get(reverse("trajectory-card", args=[row.code]) + place, headers=GZIP)
     assert window["Content-Encoding"] == card["Content-Encoding"] == "gzip"
     page = gzip.decompress(window.content).decode()
     assert page.count("<i") >= WINDOW and "<html" not in page and len(page) < MOST_UNPACKED
     assert len(window.content) + len(card.content) < MOST_ON_THE_WIRE
+
+
+def test_another_window_reads_its_own_turns_and_leaves_the_map(
+    web: Client, make: Maker, django_assert_max_num_queries: Any
+) -> None:
+    stored = make.run([make.conversation("a", turns=90, size=100)]).trajectories.get()
+    address = reverse("trajectory", args=[stored.code]) + f"?view=tokens&w={WINDOW}"
+    reader = web.get(address, headers=READER).content.decode()
+    # Session, user, trajectory, roles, rows, steps, findings, messages, comments, tokenizer, arrays.
+    with django_assert_max_num_queries(11) as queries:
+        window = web.get(address, headers=WINDOW_ALONE).content.decode()
+    (messages,) = [query["sql"] for query in queries if 'AS "messages_shared"' in query["sql"]]
+    assert 0 < messages.split(" IN (")[1].split(")")[0].count(",") < 60
+    tokens = window[window.index('id="pane"') :]
+    assert tokens == reader[reader.index('id="pane"') :] and tokens.count("<i") > WINDOW / 2
+    map_of = re.compile(r'data-map="[^"]+"')
+    assert map_of.findall(window) == map_of.findall(reader) and len(map_of.findall(window)) == 1
+    assert "map-completion" in reader and "map-completion" not in window
+    assert 'class="map-window"' in reader and 'class="map-window"' in window and len(window) < len(reader)
 
 
 def test_the_cards_say_what_the_twin_says(web: Client, make: Maker) -> None:
