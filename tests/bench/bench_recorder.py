@@ -17,7 +17,7 @@ import pytest
 from rollouts import services
 from rollouts.models import Run
 from tests.conftest import ROOT
-from tests.recorder.test_command import start, stop
+from tests.recorder.conftest import start, stop
 
 __all__ = ["start"]
 
