@@ -55,6 +55,8 @@ class LaneItem:
     """Of a duplicate: the earlier step with the same prompt."""
     same_reply: bool | None
     """Of a duplicate: whether both replies say the same; None = not known."""
+    read_by: int | None
+    """Of a branch: the later step that was told its answer, as of a sub-agent; None = none is known."""
     summary: Summary | None
     """The summary that it begins with, that it wrote, or that was given up before it."""
     tokens: int
@@ -144,7 +146,7 @@ def lane_tree(
     items = [
         LaneItem(
             lane.index, lane.kind, f"{label_of(lane)}: {words_of(lane, lanes, is_active(trajectory))}", lane.cause,
-            lane.steps, lane.row, lane.leaves, lane.repeats, lane.same_reply, lane.summary, lane.n_tokens,
+            lane.steps, lane.row, lane.leaves, lane.repeats, lane.same_reply, lane.read_by, lane.summary, lane.n_tokens,
             lane.n_sampled, lane.n_trained,
         )
         for lane in lanes[:MAX_LISTED]
@@ -244,7 +246,7 @@ _LABELS = {
 
 def label_of(lane: Lane) -> str:
     """The kind of a lane in words, with what became of a summary."""
-    label = _LABELS[lane.kind]
+    label = _LABELS[lane.kind] if lane.read_by is None else "branch, a sub-agent"
     if lane.summary is None:
         return label
     return f"{label}, summary {lane.summary.outcome or 'not followed'}"
@@ -259,6 +261,8 @@ def words_of(lane: Lane, lanes: Sequence[Lane], is_growing: bool) -> str:
         said.append("not diagnosed yet" if is_growing else "no finding names why it leaves")
     elif lane.kind is LaneKind.DUPLICATE:
         said.append(_duplicate_text(lane))
+    if lane.read_by is not None:
+        said.append(f"step {lane.read_by} reads its answer")
     if lane.summary is not None:
         said.append(_summary_text(lane.summary))
     if lane.leaves is not None:
@@ -330,8 +334,10 @@ def _group_text(held: Sequence[Lane]) -> str:
     number = "one" if n == 1 else f"{n:,}"
     if lane.kind is LaneKind.FIRST:
         return f"the first lane{of_calls}"
+    if lane.read_by is not None:
+        return f"{number} sub-agent{'s' * (n > 1)}{of_calls}"
     if lane.kind is LaneKind.BRANCH:
-        return f"{number} branch{'es' * (n > 1)}{of_calls} (sub-agents or side calls)"
+        return f"{number} branch{'es' * (n > 1)}{of_calls} whose answer no later step is known to read"
     if lane.kind is LaneKind.CONTINUATION:
         (cause, most), *others = Counter(one.cause for one in held).most_common()
         why = f" after “{finding_title(cause)}”" if not others else f", {most:,} after “{finding_title(cause)}”"

@@ -17,6 +17,8 @@ from rollouts.tito.summaries import Told, asks_for_summary, has_summary, holds
 
 MAX_LOOKED = 20
 """So many earlier lanes, the nearest first, may have written the summary that a lane begins with."""
+MAX_READERS = 20
+"""So many steps after a branch, the nearest first, may read its answer."""
 REWRITES = {"history_rewritten", "context_truncated", "request_changed"}
 """Causes of a break after which the conversation goes on with another history."""
 NO_CAUSE = {"", "unclassified"}
@@ -125,6 +127,8 @@ class Lane:
     """Of a duplicate: the earlier step with the same prompt."""
     same_reply: bool | None
     """Of a duplicate: whether both replies say the same; None = not known."""
+    read_by: int | None
+    """Of a branch: the later step that was told its last reply, as of a sub-agent; None = none is known."""
     summary: Summary | None
     """Of a compaction or a summary call."""
     n_tokens: int
@@ -169,7 +173,8 @@ def find_lanes(
             Lane(
                 n, kind, cause, tuple(chain), None if own is None else own.index, leaves,
                 _depth(kind, leaves, lanes, held), repeats if kind is LaneKind.DUPLICATE else None,
-                None, None, last.prompt_length + last.completion_length - (leaves.offset if leaves else 0), n_sampled,
+                None, None, None,
+                last.prompt_length + last.completion_length - (leaves.offset if leaves else 0), n_sampled,
                 0 if own is None else own.n_trained if alone else None,
             )
         )  # fmt: skip
@@ -251,7 +256,7 @@ def _depth(kind: LaneKind, leaves: LeavingPlace | None, lanes: Sequence[Lane], h
 
 
 def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]:
-    """The lanes with what the messages tell: what became of summaries, and whether duplicates replied the same.
+    """The lanes with what the messages tell: of summaries, of the answers of branches, of the replies of duplicates.
 
     ``told``: step -> what its request added and what it replied. A summary is called discarded only where all later
     steps are told. At most ``MAX_LOOKED`` searches in text for each lane that may begin with a summary.
@@ -291,7 +296,18 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
         after = next((one for one in found if one.steps[0] > step and one.cause in (*REWRITES, "branch")), None)
         if after is not None and after.summary is None:
             found[after.index] = replace(after, kind=LaneKind.COMPACTION, summary=summary)
-    return found
+    return [_with_reader(lane, told, steps) for lane in found]
+
+
+def _with_reader(lane: Lane, told: Mapping[int, Told], steps: Sequence[int]) -> Lane:
+    """A branch with the step that reads its answer: in a message that is no assistant's."""
+    step = lane.steps[-1]
+    if lane.kind is not LaneKind.BRANCH or step not in told:
+        return lane
+    start = bisect_right(steps, step)
+    later = (index for index in steps[start : start + MAX_READERS] if index in told)
+    reader = next((index for index in later if holds(told[index], told[step], False)), None)
+    return replace(lane, read_by=reader)
 
 
 def _with_replies(lane: Lane, told: Mapping[int, Told]) -> Lane:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from rollouts.tito.diagnose.messages import same
 from rollouts.tito.said import read_message
@@ -32,6 +33,16 @@ class Told:
     reply: Message | None
     """The assistant's message; None = not recorded."""
 
+    @cached_property
+    def texts(self) -> list[tuple[str, str]]:
+        """Role and plain text of each new message."""
+        return [(str(one.get("role")), _plain(_text(one))) for one in self.new]
+
+    @cached_property
+    def answers(self) -> list[str]:
+        """The plain texts that a harness may take from the reply: see :func:`_forms`."""
+        return list(_forms(self.reply))
+
     def says_the_same(self, other: Told) -> bool | None:
         """Whether both replies say the same; None where one is not recorded."""
         return None if self.reply is None or other.reply is None else same(self.reply, other.reply)
@@ -51,8 +62,7 @@ def holds(later: Told, told: Told, was_asked: bool) -> bool:
     A message of the assistant counts only where the step was asked for a summary: else it is the history itself.
     """
     wanted = _wanted(told, was_asked)
-    messages = [_plain(_text(one)) for one in later.new if was_asked or one.get("role") != "assistant"]
-    return any(form in message for form in wanted for message in messages)
+    return any(form in text for form in wanted for role, text in later.texts if was_asked or role != "assistant")
 
 
 def has_summary(told: Told) -> bool:
@@ -61,7 +71,7 @@ def has_summary(told: Told) -> bool:
 
 
 def _wanted(told: Told, was_asked: bool) -> list[str]:
-    return [form for form in _forms(told.reply) if len(form) >= (LEAST_ASKED if was_asked else LEAST)]
+    return [form for form in told.answers if len(form) >= (LEAST_ASKED if was_asked else LEAST)]
 
 
 def _forms(reply: Message | None) -> Iterator[str]:

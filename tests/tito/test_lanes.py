@@ -180,10 +180,13 @@ def test_what_is_no_summary_is_none(s: ModelSetup) -> None:
     case = PLANTERS["subagent_interleaved"](s)
     told = told_of(case.trajectory)
     told[1] = Told((*told[1].new[:-1], {"role": "user", "content": "Summarise the map."}), told[1].reply)
-    answer = told[3].reply
-    assert answer is not None
-    told[4] = Told((*told[4].new, {"role": "tool", "content": answer["content"]}), told[4].reply)
-    assert [one.kind for one in lanes_of(case.trajectory, s, told)] == [LaneKind.FIRST, LaneKind.BRANCH]
+    answer = "The ferry leaves from the third pier."
+    told[3] = Told(told[3].new, {"role": "assistant", "content": f"<think>Third?</think>\n{answer}"})
+    told[4] = Told((*told[4].new, {"role": "tool", "content": f"The agent said: {answer}"}), told[4].reply)
+    lanes = lanes_of(case.trajectory, s, told)
+    assert [(one.kind, one.read_by) for one in lanes] == [(LaneKind.FIRST, None), (LaneKind.BRANCH, 4)]
+    told[4] = Told((*told[4].new[:-1], {"role": "assistant", "content": answer}), told[4].reply)
+    assert [one.read_by for one in lanes_of(case.trajectory, s, told)] == [None, None]
 
 
 def test_a_break_is_a_continuation_with_its_cause_and_unnamed_without(s: ModelSetup) -> None:

@@ -72,12 +72,29 @@ def test_a_sub_agent_is_a_lane_that_links_to_its_row_at_the_place_where_it_leave
     assert (leaves["lane"], leaves["step"], leaves["part"]) == (0, 0, "prompt")
     assert "row=1" in url and f"t={leaves['offset']}-{leaves['offset'] + 1}" in url
     sentence = (
-        "5 engine calls made 2 rows: the first lane of 3 calls and one branch of 2 calls (sub-agents or side calls)."
+        "5 engine calls made 2 rows: the first lane of 3 calls and one branch of 2 calls whose answer no later step is "
+        "known to read."
     )
     assert tree["sentence"] == sentence and sentence in one_line(web.get(f"/trajectories/{trajectory.code}"))
     there = page_of(web, trajectory, "?" + url.partition("?")[2])
     assert re.search(r'aria-current="true">\s*<span class="lane-name">row 1<', there)
     assert "leaves row 0 in the prompt of step 0" in html
+
+
+def test_a_branch_whose_answer_a_later_step_reads_is_called_a_sub_agent(web, make, setup) -> None:
+    value = PLANTERS["subagent_interleaved"](setup).trajectory
+    steps = list(value.steps)
+    answer = "The ferry leaves from the third pier of the old harbour."
+    steps[3] = replace(steps[3], reply={"role": "assistant", "content": answer})
+    request = steps[4].request
+    assert request is not None
+    told = (*request.messages[:-1], {"role": "user", "content": f"It says: {answer}"})
+    steps[4] = replace(steps[4], request=replace(request, messages=told))
+    trajectory = stored(make, setup, replace(value, steps=tuple(steps)))
+    assert [label for _, _, label in links(page_of(web, trajectory))] == ["first lane", "branch, a sub-agent"]
+    tree = twin_of(web, trajectory)["lanes"]
+    assert tree["items"][1]["read_by"] == 4 and "step 4 reads its answer" in tree["items"][1]["words"]
+    assert tree["sentence"].endswith("the first lane of 3 calls and one sub-agent of 2 calls.")
 
 
 def test_a_compaction_says_whether_its_summary_was_accepted(web, make, setup) -> None:
