@@ -10,6 +10,7 @@ from inspector.runs import (
     import_views,
     job_views,
     launch_views,
+    training_page,
     views,
 )
 from inspector.web.twins import twins
@@ -26,6 +27,7 @@ urlpatterns = [
     path("runs/<code:code>/resume", views.resume, name="run-resume"),
     path("runs/<code:code>/delete", views.delete, name="run-delete"),
     *twins("runs/<code:code>/cost", cost_page.cost, name="run-cost"),
+    *twins("runs/<code:code>/training", training_page.training, name="run-training"),
     # The twin first: the name of a group may hold anything.
     *reversed(twins("runs/<code:code>/groups/<path:key>", group_page.group, name="run-group")),
     *twins("runs/<code:code>/replay", job_views.replay, name="run-replay"),

@@ -30,7 +30,7 @@ class Migration(migrations.Migration):
                 ('n_trained', models.PositiveBigIntegerField()),
                 ('n_lost', models.PositiveBigIntegerField(help_text='None = not known of some trajectory.', null=True)),
                 ('n_repaid', models.PositiveBigIntegerField(help_text='Prompt tokens that were computed again because of breaks.')),
-                ('n_truncated', models.PositiveIntegerField(help_text='Trajectories with a completion that was cut by its length.')),
+                ('n_truncated', models.PositiveIntegerField(help_text='Trajectories with a completion that was cut by its length; None = no finish reason is known.', null=True)),
                 ('n_rewards', models.PositiveIntegerField()),
                 ('reward_sum', models.FloatField()),
                 ('n_groups', models.PositiveIntegerField(help_text='Groups with at least two rewards.')),

@@ -21,7 +21,10 @@ class TrainingStepFigures(models.Model):
     n_trained = models.PositiveBigIntegerField()
     n_lost = models.PositiveBigIntegerField(null=True, help_text="None = not known of some trajectory.")
     n_repaid = models.PositiveBigIntegerField(help_text="Prompt tokens that were computed again because of breaks.")
-    n_truncated = models.PositiveIntegerField(help_text="Trajectories with a completion that was cut by its length.")
+    n_truncated = models.PositiveIntegerField(
+        null=True,
+        help_text="Trajectories with a completion that was cut by its length; None = no finish reason is known.",
+    )
     n_rewards = models.PositiveIntegerField()
     reward_sum = models.FloatField()
     n_groups = models.PositiveIntegerField(help_text="Groups with at least two rewards.")

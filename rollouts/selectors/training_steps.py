@@ -50,7 +50,7 @@ def _counted(run: Run, steps: Sequence[int] | None) -> Iterator[TrainingStepFigu
             n_rewards=total["n_rewards"], reward_sum=total["rewards"],
             **{name: total[f"sum_{name}"] for name in _SUMMED if name != "n_lost"},
             n_lost=None if total["unknown"] else total["sum_n_lost"], n_repaid=repaid.get(step, 0),
-            n_truncated=truncated.get(step, 0), n_groups=n_groups, n_same_reward=n_same,
+            n_truncated=truncated.get(step), n_groups=n_groups, n_same_reward=n_same,
             finding_counts=of_kinds.get(step, {}), gap=gap_value(gaps[step]) if step in gaps else None,
         )  # fmt: skip
 
@@ -78,10 +78,10 @@ def _findings(run: Run, steps: Sequence[int] | None) -> tuple[dict[int, dict[str
 
 
 def _truncated(run: Run, steps: Sequence[int] | None) -> dict[int, int]:
-    """Step -> trajectories with a completion that was cut by its length."""
-    where = _of(steps, "trajectory__")
-    cut = StoredStep.objects.filter(trajectory__run=run, finish_reason=TRUNCATED, **where).order_by()
-    return dict(cut.values_list("trajectory__training_step").annotate(n=Count("trajectory", distinct=True)))
+    """Step -> trajectories with a completion that was cut by its length. A step without finish reasons is left out."""
+    told = StoredStep.objects.filter(trajectory__run=run, **_of(steps, "trajectory__")).exclude(finish_reason="")
+    cut = Count("trajectory", distinct=True, filter=Q(finish_reason=TRUNCATED))
+    return dict(told.order_by().values_list("trajectory__training_step").annotate(n=cut))
 
 
 def _groups(held: QuerySet[StoredTrajectory]) -> dict[int, tuple[int, int]]:
@@ -152,12 +152,12 @@ class TrainingStepLine:
     """Tokens that the engine sampled."""
     lost: int | None
     """Sampled tokens that no row trains as they were sampled; None = not known of some trajectory."""
-    repaid: int
-    """Prompt tokens that were computed again because of breaks."""
+    repaid: int | None
+    """Prompt tokens that were computed again because of breaks; None = no engine call is recorded."""
     rows_per_call: float | None
     """Training rows for each engine call; None without calls."""
-    truncated: int
-    """Trajectories with a completion that was cut by its length."""
+    truncated: int | None
+    """Trajectories with a completion that was cut by its length; None = no finish reason is recorded."""
     reward_mean: float | None
     """Of the trajectories that have a reward; None without one."""
     groups: int
@@ -169,12 +169,23 @@ class TrainingStepLine:
 
     @classmethod
     def of(cls, held: TrainingStepFigures) -> TrainingStepLine:
-        n = held.n_trajectories
+        n, n_steps, n_rewards = held.n_trajectories, held.n_steps, held.n_rewards
         return cls(
-            held.training_step, n, held.n_broken, held.finding_counts, held.n_tokens / n if n else 0.0, held.n_sampled,
-            held.n_lost, held.n_repaid, held.n_rows / held.n_steps if held.n_steps else None, held.n_truncated,
-            held.reward_sum / held.n_rewards if held.n_rewards else None, held.n_groups, held.n_same_reward, held.gap,
-        )  # fmt: skip
+            training_step=held.training_step,
+            trajectories=n,
+            broken=held.n_broken,
+            findings=held.finding_counts,
+            tokens_per_trajectory=held.n_tokens / n if n else 0.0,
+            sampled=held.n_sampled,
+            lost=held.n_lost,
+            repaid=held.n_repaid if n_steps else None,
+            rows_per_call=held.n_rows / n_steps if n_steps else None,
+            truncated=held.n_truncated,
+            reward_mean=held.reward_sum / n_rewards if n_rewards else None,
+            groups=held.n_groups,
+            same_reward=held.n_same_reward,
+            gap=held.gap,
+        )
 
 
 @dataclass(frozen=True)

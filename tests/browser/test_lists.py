@@ -12,6 +12,8 @@ from playwright.sync_api import expect
 from inspector.search import search_page, views
 from rollouts import services
 from rollouts.models import Run
+from rollouts.services.training_steps import take_training_steps
+from tests.storage.test_training_steps import save, world
 from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker
 
@@ -57,3 +59,24 @@ def test_a_search_goes_on_below_what_it_found(open_page: Open, make: Maker, monk
     page.click("#search-more a")
     expect(page.locator("#search-more")).not_to_contain_text("Stopped after 3 places")
     assert page.locator(".found-place").count() > 3
+
+
+def test_charts_over_training_are_drawn_narrowed_together_and_lead_to_a_step(open_page: Open) -> None:
+    run = services.create_run(Run.Kind.IMPORT, "steps")
+    save(run, world(6))
+    take_training_steps(run)
+    page = open_page(f"/runs/{run.code}/training")
+    plots = page.locator(".plot")
+    expect(page.locator(".plot canvas")).to_have_count(plots.count())
+    over = page.locator("#plot-broken .u-over").bounding_box()
+    assert over is not None
+    page.mouse.move(over["x"] + over["width"] * 0.35, over["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(over["x"] + over["width"] * 0.85, over["y"] + 40, steps=4)
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"training_min=2&training_max=4"))
+    page.reload()
+    expect(page.locator("h1 + .sub")).to_contain_text("3 training steps of those chosen")
+    page.locator("#plot-gap .u-over").click(position={"x": 3, "y": 40})
+    page.wait_for_url(re.compile(rf"/runs/{run.code}\?training_min=2&training_max=2"))
+    expect(page.locator("#run-list tbody tr")).to_have_count(4)

@@ -107,6 +107,7 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>/resume": [post(member_gets(302))],
     "runs/<code:code>/delete": [post(OWN.format(302), form={"sure": "yes"})],
     "runs/<code:code>/cost": [get(READ)],
+    "runs/<code:code>/training": [get(READ)],
     "runs/<code:code>/groups/<path:key>": [get(READ)],
     "runs/<code:code>/replay": [post(member_gets(302), json=202)],
     "runs/<code:code>/diagnose": [post(member_gets(302), json=202)],

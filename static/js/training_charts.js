@@ -1,0 +1,129 @@
+// Draws the charts over training steps with uPlot, from the JSON of the page. Without it the table is read.
+"use strict";
+
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 4]];
+const HEIGHT = 210;
+const box = document.querySelector("[data-plots]");
+
+// "lost/sampled" is a share, "gap.p99" a field of an object. A kind of finding that a step lacks counts 0.
+function valueAt(line, path) {
+  const [top, bottom] = path.split("/");
+  const [name, field] = top.split(".");
+  const held = line[name];
+  const found = field === undefined ? held : held === null ? null : (held[field] ?? (name === "findings" ? 0 : null));
+  if (bottom === undefined || found === null) return found;
+  return line[bottom] ? found / line[bottom] : null;
+}
+
+function words(value) {
+  if (value === null || value === undefined) return "–";
+  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+}
+
+function colourOf(number) {
+  const probe = document.createElement("span");
+  probe.className = number ? `line-${((number - 1) % 4) + 1}` : "";
+  box.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
+
+function axis(of) {
+  const ink = colourOf(3);
+  return { stroke: ink, grid: { stroke: ink, width: 0.3 }, ticks: { show: false }, font: "12px system-ui, sans-serif", ...of };
+}
+
+// The steps between two of the axis, as the address says them. The table and a shared link follow on the next load.
+function keepRange(low, high, steps) {
+  const address = new URL(location.href);
+  const whole = low <= steps[0] && high >= steps.at(-1);
+  for (const [name, value] of [["training_min", Math.ceil(low)], ["training_max", Math.floor(high)]]) {
+    if (whole) address.searchParams.delete(name);
+    else address.searchParams.set(name, value);
+  }
+  history.replaceState(history.state, "", address);
+}
+
+function draw(place, lines, steps, shared) {
+  const series = place.dataset.lines.split("|").map((text) => {
+    const cut = text.lastIndexOf("=");
+    return [text.slice(0, cut), text.slice(cut + 1)];
+  });
+  const data = [steps, ...series.map(([, path]) => lines.map((line) => valueAt(line, path)))];
+  place.replaceChildren();
+  place.classList.add("drawn");
+  const plot = new uPlot(
+    {
+      width: place.clientWidth,
+      height: HEIGHT,
+      scales: { x: { time: false } },
+      cursor: { sync: { key: "training" }, drag: { x: true, y: false }, points: { size: 7 } },
+      legend: { live: true, markers: { dash: (_, n) => ["solid", "dashed", "dotted", "double"][(n - 1) % 4] } },
+      axes: [axis({ size: 28 }), axis({ size: 60, values: (_, ticks) => ticks.map(words) })],
+      series: [
+        { label: "step", value: (_, value) => words(value) },
+        ...series.map(([label], n) => ({
+          label,
+          stroke: colourOf(n + 1),
+          width: 1.6,
+          dash: DASHES[n % DASHES.length],
+          points: { show: steps.length <= 60, size: 5 },
+          value: (_, value) => words(value),
+          spanGaps: false,
+        })),
+      ],
+      hooks: {
+        setScale: [
+          (self, key) => {
+            const { min, max } = self.scales.x;
+            if (key !== "x" || shared.busy || min === null) return;
+            shared.busy = true;
+            for (const other of shared.plots) if (other !== self) other.setScale("x", { min, max });
+            shared.busy = false;
+            if (shared.ready) keepRange(min, max, steps);
+          },
+        ],
+      },
+    },
+    data,
+    place,
+  );
+  plot.over.addEventListener("click", () => {
+    const { idx } = plot.cursor;
+    if (idx === null || idx === undefined || plot.select.width > 0) return;
+    location.assign(`${box.dataset.list}?training_min=${steps[idx]}&training_max=${steps[idx]}`);
+  });
+  return plot;
+}
+
+async function start() {
+  if (!box || typeof uPlot === "undefined") return;
+  const answer = await fetch(box.dataset.plots, { headers: { Accept: "application/json" } });
+  if (!answer.ok) return;
+  const { steps: lines } = await answer.json();
+  const steps = lines.map((line) => line.training_step);
+  const places = [...box.querySelectorAll(".plot")];
+  const redraw = () => {
+    const shared = { plots: [], busy: false, ready: false };
+    for (const place of places) shared.plots.push(draw(place, lines, steps, shared));
+    shared.ready = true;
+    return shared;
+  };
+  let shared = redraw();
+  document.querySelector(".plot-help").hidden = false;
+  new ResizeObserver(() => {
+    for (const [n, plot] of shared.plots.entries()) {
+      if (plot.width !== places[n].clientWidth) plot.setSize({ width: places[n].clientWidth, height: HEIGHT });
+    }
+  }).observe(box);
+  // Colours are painted, so another theme needs another painting.
+  const again = () => {
+    for (const plot of shared.plots) plot.destroy();
+    shared = redraw();
+  };
+  new MutationObserver(again).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+}
+
+start();

@@ -1,0 +1,73 @@
+"""The page *Over training*: the stored figures, since when, and what it says where nothing is known."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from rollouts import services
+from rollouts.models import Run
+from rollouts.selectors.training_steps import over_training
+from rollouts.services.training_steps import take_training_steps
+from rollouts.tito.trajectory import Trajectory
+from tests.storage.build import chain
+from tests.storage.test_training_steps import save, world
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run() -> Run:
+    made = services.create_run(Run.Kind.IMPORT, "r")
+    save(made, world())
+    take_training_steps(made)
+    return made
+
+
+def test_page_and_twin_tell_the_stored_figures(web: Client, run: Run, django_assert_max_num_queries: Any) -> None:
+    with django_assert_max_num_queries(8):
+        body = web.get(f"/runs/{run.code}/training").content.decode()
+    found = over_training(run)
+    said = web.get(f"/runs/{run.code}/training.json").json()
+    assert said["began"] == found.began and [line["training_step"] for line in said["steps"]] == [0, 1, 2, 3]
+    assert said["without"] == 1 and said["steps"][2]["findings"] == found.steps[2].findings
+    kind = next(kind for kind, step in found.began.items() if step == 2)
+    assert f"?finding={kind}&amp;training_min=2&amp;training_max=2" in body
+    assert "4 training steps" in body and "1 trajectory without one" in body
+    for field in ("broken/trajectories", "truncated/trajectories", "gap.p99", "same_reward/groups"):
+        assert field in body
+
+
+def test_a_link_leads_to_the_trajectories_that_it_counts(web: Client, run: Run) -> None:
+    body = web.get(f"/runs/{run.code}/training").content.decode()
+    for address, n in re.findall(r'href="(/runs/[^"]+training_max=\d+)">training step \d+</a>,\s+in (\d+) traj', body):
+        found = web.get(address.replace("&amp;", "&").replace("?", ".json?"))
+        assert len(found.json()["trajectories"]) == int(n)
+
+
+def test_a_part_of_the_steps(web: Client, run: Run) -> None:
+    said = web.get(f"/runs/{run.code}/training.json?training_min=1&training_max=2").json()
+    assert [line["training_step"] for line in said["steps"]] == [1, 2] and said["began"] == over_training(run).began
+    for query in ("training_min=9", "training_min=x", "training_min=-1&training_max=99999999999"):
+        assert web.get(f"/runs/{run.code}/training?{query}").status_code == 200
+    assert "in this range" in web.get(f"/runs/{run.code}/training?training_min=9").content.decode()
+
+
+def test_what_is_not_known_is_not_shown_as_none(web: Client) -> None:
+    rows_alone = services.create_run(Run.Kind.IMPORT, "rows")
+    save(rows_alone, [Trajectory("a", rows=world(1)[0].rows, training_step=1)])
+    take_training_steps(rows_alone)
+    line = web.get(f"/runs/{rows_alone.code}/training.json").json()["steps"][0]
+    assert (line["truncated"], line["repaid"], line["lost"], line["rows_per_call"]) == (None, None, None, None)
+    assert "cut by length" not in web.get(f"/runs/{rows_alone.code}/training").content.decode()
+
+
+def test_a_run_without_steps_says_where_they_come_from(web: Client) -> None:
+    bare = services.create_run(Run.Kind.IMPORT, "bare")
+    save(bare, [chain("a")])
+    take_training_steps(bare)
+    body = web.get(f"/runs/{bare.code}/training").content.decode()
+    assert "nothing can be said over training" in body and "data-plots" not in body
