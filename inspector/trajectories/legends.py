@@ -16,6 +16,7 @@ from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, Page
 from inspector.trajectories.scales import Scale
 from inspector.trajectories.token_pane import Reader
 from inspector.trajectories.turns import FindingItem, Turn
+from rollouts.selectors import beside
 from rollouts.tito.trajectory import Origin
 
 
@@ -31,6 +32,8 @@ def value_note(place: PagePlace, values: NDArray[np.float32] | None, scale: Scal
     why = f"every value {here} is {'0' if not shown.any() else f'closer to 0 than {scale.edges[0]:g}'}"
     if not shown.size:
         why = f"it has no value {here}"
+    elif place.lens == beside.BEHIND:
+        why += ": each sampled token is the likeliest one, as at temperature 0"
     elif "advantage" in place.lens:
         why += ", as when every sample of a group has the same reward: no learning signal"
     return f"The lens “{lenses.column_label(place.lens)}” colours nothing: {why}."

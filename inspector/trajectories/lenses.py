@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.html.tokens import LOGPROB_EDGES, Tokens
+from rollouts.selectors import beside
 from rollouts.tito.gap.figures import TRAINER_LOGPROBS
 from rollouts.tito.trajectory import Origin
 
@@ -129,9 +130,11 @@ def find(slug: str) -> LensSpec | None:
 
 
 def column_label(name: str) -> str:
-    """The words for a trainer's column, or for the lens that is made of two."""
+    """The words for the lens of a column: of a trainer, made of two, or of what an engine told."""
     if name == "mismatch":
         return "trainer − sampler"
+    if name == beside.BEHIND:
+        return "behind the likeliest"
     return "trainer logprobs" if name in TRAINER_LOGPROBS else name.replace("_", " ")
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from inspector.html.tokens import LOGPROB_EDGES, NO_LOGPROB
 from inspector.trajectories.lenses import Legend, Swatch, column_label
+from rollouts.selectors import beside
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,18 @@ MISMATCH = Scale((0.01, 0.05, 0.2, 0.7), is_signed=True, unit="nats")
 """Differences of log-probabilities: ratios of about 1, 5, 20 and 100 %."""
 ADVANTAGE = Scale((_ANY, 0.5, 1.0, 2.0), is_signed=True)
 ENTROPY = Scale((0.01, 0.1, 0.3, 0.7, 1.4, 2.1, 3.0, 5.0), unit="nats")
+BEHIND = Scale((_ANY, 0.1, 0.3, 0.7, 1.4, 2.3, 4.6, 9.2), unit="nats")
+"""How far a token stands behind the likeliest one; the steps are those of the surprise."""
 SIGNED = Scale((_ANY, 0.1, 1.0, 10.0), is_signed=True)
 SIZE = Scale((_ANY, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0))
 
 
 def scale_of(name: str, values: NDArray[np.float32]) -> Scale:
-    """The scale of a trainer's column by its name. Of an unknown one only the sign of its values decides."""
+    """The scale of a column by its name. Of an unknown one only the sign of its values decides."""
     if name == "mismatch":
         return MISMATCH
+    if name == beside.BEHIND:
+        return BEHIND
     if "advantage" in name:
         return ADVANTAGE
     if "logprob" in name or "log_prob" in name:

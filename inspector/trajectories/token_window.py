@@ -43,7 +43,7 @@ class TokenFields(TypedDict):
     turn: str | None
     findings: list[str]
     columns: NotRequired[dict[str, float | None]]
-    """Column of a trainer -> value; None when the column is too short. Missing when the row has no column."""
+    """Column of a trainer, or of what an engine told -> value; None = none here. Missing when the row has no column."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ class CardColumns(Page):
     findings: list[tuple[int, int, str]]
     """Start, stop and words of each stretch that a finding marks here."""
     columns: dict[str, list[float | None]]
-    """Words for a trainer's column -> values of six digits."""
+    """Words for a trainer's column, or for what an engine told -> values of six digits."""
+    alternatives: Sequence[tuple[int, int, int]] = ()
+    """Start, stop and number of alternatives of each stretch that has some; ``alternatives.json`` tells them."""
 
 
 def card_columns(

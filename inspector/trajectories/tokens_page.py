@@ -27,7 +27,7 @@ from inspector.trajectories.token_window import CardColumns, TokenWindow, card_c
 from inspector.trajectories.turns import FindingItem, Turn, worst_finding
 from rollouts.formats import lacks_of
 from rollouts.models import StoredTrajectory
-from rollouts.selectors import parts
+from rollouts.selectors import beside, parts
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.findings import worst_severity
@@ -49,7 +49,7 @@ class TokensRead:
     turns: list[Turn]
     """The turns of the row that the place names, or those that touch its window."""
     columns: dict[int, list[str]]
-    """Row index -> names of the lenses from a trainer's columns."""
+    """Row index -> names of the lenses from a trainer's columns, or from what engines told."""
 
     @property
     def row(self) -> RowSummary | None:
@@ -60,6 +60,11 @@ class TokensRead:
     def findings_here(self) -> list[FindingItem]:
         """The findings of the row."""
         return [item for item in self.findings if item.row == self.place.row]
+
+    @property
+    def has_trainers(self) -> bool:
+        """Whether the row has columns of a trainer: it has arrays of its own then."""
+        return bool(self.columns.get(self.place.row)) and self.row is not None and not self.row.follows_steps
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,7 @@ def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory, wi
     """Everything of the tokens page except its tokens. ``window_alone``: only the turns that touch the window."""
     rows, steps = parts.rows_and_steps(trajectory)
     columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
+    columns |= beside.names_beside(rows, steps)
     findings = data.read_findings(trajectory, steps, rows)
     worst = worst_finding(findings, wanted=params)
     place = read_place(params, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns, fault=worst)
@@ -177,6 +183,9 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion:
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     rows = [RowSize(row.index, row.n_tokens, row.n_trained) for row in found.rows]
     row, columns = found.row, found.columns.get(place.row, [])
+    window = read_window(
+        trajectory, row, place.window, found.turns, found.findings_here, painter, found.has_trainers, found.steps
+    )
     return TrajectoryPage(
         **head_of(trajectory),
         group=trajectory.group,
@@ -198,9 +207,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion:
         checks=check_lines(trajectory),
         comments=discussion.comments,
         lanes=lane_tree(trajectory, found.rows, found.steps, found.findings),
-        window=read_window(
-            trajectory, row, place.window, found.turns, found.findings_here, painter, bool(columns), found.steps
-        ),
+        window=_with_columns(window, found, columns),
     )  # fmt: skip
 
 
@@ -208,10 +215,32 @@ def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
     """The window that the page shows, for the cards of its tokens."""
     place = found.place
     painter, _ = data.painter_of(trajectory.run.tokenizer)
-    has_columns = bool(found.columns.get(place.row))
-    return card_columns(
-        trajectory, found.row, place.window, found.turns, found.findings_here, painter, has_columns, found.steps
+    card = card_columns(
+        trajectory, found.row, place.window, found.turns, found.findings_here, painter, found.has_trainers, found.steps
     )
+    if found.row is None:
+        return card
+    spans = beside.spans_with_alternatives(found.row, found.steps, card.start, card.stop)
+    return replace(card, columns=card.columns | _entropy(found, found.row, card), alternatives=spans)
+
+
+def _entropy(found: TokensRead, row: RowSummary, card: CardColumns) -> dict[str, list[float | None]]:
+    """The entropy of a window for its cards. Four digits: with the rest of the data it must stay small."""
+    if not row.follows_steps or beside.ENTROPY not in found.columns.get(row.index, ()):
+        return {}
+    values = beside.columns_beside(row, found.steps, [beside.ENTROPY], card.start, card.stop)[beside.ENTROPY]
+    return {beside.ENTROPY: [float(f"{one:.4g}") if np.isfinite(one) else None for one in values.tolist()]}
+
+
+def _with_columns(window: TokenWindow, found: TokensRead, names: Sequence[str]) -> TokenWindow:
+    """The window, with what engines told beside its tokens."""
+    row = found.row
+    if row is None or not row.follows_steps or not names:
+        return window
+    for name, values in beside.columns_beside(row, found.steps, names, window.start, window.stop).items():
+        for token, value in zip(window.tokens, values.tolist(), strict=True):
+            token.setdefault("columns", {})[name] = value if np.isfinite(value) else None
+    return window
 
 
 class PagePart(StrEnum):
@@ -254,7 +283,11 @@ def trajectory_html(
         paint = lens.paint
         tokens = replace(tokens, classes=lens.classes(tokens)) if lens.classes else tokens
     else:  # read_place accepts a column only when the row has it
-        values = data.read_values(trajectory, rows[place.row], place.lens)
+        row = rows[place.row]
+        if row.follows_steps:
+            values = beside.columns_beside(row, found.steps, [place.lens], 0, n_tokens)[place.lens]
+        else:
+            values = data.read_values(trajectory, row, place.lens)
         scale = scale_of(place.lens, values)
         classes = scale.classes(values, n_tokens)
         paint = scale.paint
@@ -282,6 +315,7 @@ def trajectory_html(
         "has_comments": bool(said),
         "has_foreign": any(section.n_foreign for section in reader.sections),
         "card_url": f"{own}/card.json{window_query}",
+        "alternatives_url": f"{own}/alternatives.json?row={place.row}",
         "find_url": f"{own}/find.json?row={place.row}",
         "tokenizer_missing": missing,
         "row_tabs": [

@@ -25,6 +25,7 @@ def tab_urls(tabs: Sequence[Tab]) -> list[URLPattern]:
 urlpatterns = [
     *twins("trajectories/<code:code>", views.trajectory, name="trajectory"),
     path("trajectories/<code:code>/card.json", views.card, name="trajectory-card"),
+    path("trajectories/<code:code>/alternatives.json", views.alternatives, name="trajectory-alternatives"),
     path("trajectories/<code:code>/find.json", views.find, name="trajectory-find"),
     path("trajectories/<code:code>/file.html", offline_page.offline_page, name="trajectory-file"),
     path("trajectories/<code:code>/findings/<int:number>.py", reproduce_views.finding_script, name="finding-script"),

@@ -15,6 +15,7 @@ from django.urls import reverse
 from django.utils.cache import get_conditional_response
 
 from inspector.trajectories import tabs, tokens_page
+from inspector.trajectories.alternatives_page import alternatives_page
 from inspector.trajectories.discussion import discussion_of
 from inspector.trajectories.find_page import find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
@@ -131,6 +132,15 @@ def find(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     place = read_place(request.GET, [row.n_tokens for row in rows])
     row = rows[place.row] if rows else None
     return json_page(find_page(trajectory, row, request.GET.get("q", "")))
+
+
+@reads_trajectory
+@conditional
+def alternatives(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """The alternatives of the token that the address marks, which the page fetches for its card."""
+    rows, steps = parts.rows_and_steps(trajectory)
+    place = read_place(request.GET, [row.n_tokens for row in rows])
+    return json_page(alternatives_page(trajectory, rows[place.row] if rows else None, steps, place))
 
 
 def tab_view(tab: Tab) -> View:

@@ -68,6 +68,10 @@ class StepSummary:
     prompt_length: int
     completion_length: int
     finish_reason: str
+    has_entropy: bool | None = None
+    """Whether the entropy of its completion is kept."""
+    n_alternatives: int | None = None
+    """Alternatives that are kept for each sampled token; None = none."""
 
     @property
     def breaks(self) -> bool:
@@ -107,7 +111,7 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
         StepSummary(*values)
         for values in trajectory.steps.order_by("index").values_list(
             "pk", "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length",
-            "completion_length", "finish_reason",
+            "completion_length", "finish_reason", "has_entropy", "n_alternatives",
         )
     ]  # fmt: skip
     return (rows, steps) if rows else _draft_rows(steps)

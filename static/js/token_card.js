@@ -1,5 +1,6 @@
 // The card of one token: every field, byte-true, from the columns of the window. Text goes in as text, never as HTML.
 
+import { drawAlternatives, probability } from "./token_alternatives.js";
 import { elementAt, isTokenView, offsetOf, pane } from "./token_places.js";
 
 // What a screen reader says of the token that the keyboard reached. The card itself is silent: the pointer opens it too.
@@ -132,12 +133,8 @@ function fill(offset) {
   line(list, "in the row", `${count(offset)} of ${count(data.n_tokens)}, row ${data.row}`);
   if (token.step_place !== null) line(list, "step", token.step_place);
   if (token.turn !== null) line(list, "message", token.turn);
+  drawAlternatives(box, offset, data, pinned, () => shown && place(shown));
   for (const finding of token.findings) line(list, "finding", finding, "card-finding");
-}
-
-function probability(logprob) {
-  const p = Math.exp(logprob);
-  return p >= 0.001 ? `${(p * 100).toFixed(p > 0.1 ? 1 : 2)} %` : p.toExponential(1);
 }
 
 function place(element) {
@@ -148,7 +145,9 @@ function place(element) {
   const height = box.offsetHeight;
   const below = first.bottom + 8;
   box.style.left = `${Math.max(8, Math.min(first.left, innerWidth - width - 12))}px`;
-  box.style.top = `${below + height > innerHeight && first.top > height + 16 ? first.top - height - 8 : below}px`;
+  const above = first.top - height - 8;
+  // Below the token, else above it, else where all of the card is in view.
+  box.style.top = `${below + height <= innerHeight ? below : above >= 8 ? above : Math.max(8, innerHeight - height - 8)}px`;
 }
 
 /** Show the card of a token; `pin` keeps it until Esc, `aloud` has it read out. */

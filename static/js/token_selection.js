@@ -21,20 +21,29 @@ async function tokensOf([start, stop]) {
   const from = start - columns.start;
   const ids = columns.ids.slice(from, stop - columns.start);
   const logprobs = ids.map((_, i) => columns.logprobs?.[from + i] ?? null).map((value) => (value === null ? null : value / 1e4));
+  const entropy = columns.columns?.entropy?.slice(from, stop - columns.start) ?? [];
   const mask = ids.map((_, i) => trainedAt(columns, start + i));
   const hex = ids.map((id) => columns.bytes[id] ?? "").join("");
   const bytes = Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
-  return { start, stop, row: columns.row, ids, mask, logprobs, text: new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes) };
+  return { start, stop, row: columns.row, ids, mask, logprobs, entropy, text: new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes) };
 }
 
-/** Tokens, trained tokens, and the mean over the tokens that have a log-probability. */
-function figures({ ids, mask, logprobs }) {
-  const known = logprobs.filter((value) => value !== null);
+/** The mean of the values that are known, and over how many of all it is; null without one. */
+function meanOf(values, all) {
+  const known = values.filter((value) => value !== null);
+  if (!known.length) return null;
+  return [known.reduce((sum, value) => sum + value, 0) / known.length, known.length === all ? "" : ` over ${whole(known.length)}`];
+}
+
+/** Tokens, trained tokens, and the means over the tokens that have a log-probability or an entropy. */
+function figures({ ids, mask, logprobs, entropy }) {
   const parts = [plural(ids.length, "token"), `${whole(mask.filter(Boolean).length)} trained`];
-  if (!known.length) return [...parts, "no log-probability"].join(" · ");
-  const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
-  const over = known.length === ids.length ? "" : ` over ${whole(known.length)}`;
-  return [...parts, `mean log-probability ${mean.toFixed(3)}${over}`, `perplexity ${Math.exp(-mean).toFixed(3)}`].join(" · ");
+  const [logprob, over] = meanOf(logprobs, ids.length) ?? [];
+  if (over === undefined) parts.push("no log-probability");
+  else parts.push(`mean log-probability ${logprob.toFixed(3)}${over}`, `perplexity ${Math.exp(-logprob).toFixed(3)}`);
+  const [nats, among] = meanOf(entropy, ids.length) ?? [];
+  if (among !== undefined) parts.push(`mean entropy ${nats.toFixed(3)} nats${among}`);
+  return parts.join(" · ");
 }
 
 const python = (tokens) => {

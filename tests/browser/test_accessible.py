@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from django.contrib.staticfiles import finders
 from django.db import connections
 from django.test import Client
 
+from rollouts.models import StepTokens, StoredStep
 from rollouts.work import gallery
 from tests.web.access_table import ROWS
 from tests.web.test_access import Places, page_of, places, routes
@@ -130,6 +132,10 @@ def test_no_fault_of_the_gallery_is_shown_with_a_violation(page: Any, client: Cl
 
 def test_what_opens_on_a_page_has_no_violation(page: Any, client: Client) -> None:
     code = gallery.load().trajectories.order_by("index").first().code
+    step = StoredStep.objects.select_related("tokens").get(trajectory__code=code, index=0)
+    ids, logprobs = np.repeat(step.tokens.completion_ids, 2), np.tile([-0.5, -1.5], step.completion_length)
+    StepTokens.objects.filter(pk=step.pk).update(alternative_ids=ids, alternative_logprobs=logprobs)
+    StoredStep.objects.filter(pk=step.pk).update(n_alternatives=2)
     page.goto(f"{SITE}/trajectories/{code}?view=tokens")
     page.evaluate(AXE_SCRIPT)
     page.keyboard.press("?")
@@ -137,7 +143,7 @@ def test_what_opens_on_a_page_has_no_violation(page: Any, client: Client) -> Non
     said = violations(page, "the sheet of keys")
     page.keyboard.press("Escape")
     page.click("#pane i.o1 >> nth=1")
-    page.locator("#token-card").wait_for()
+    page.locator("#token-card table").wait_for()
     said += violations(page, "the card of a token")
     assert not said, "\n".join(said)
 

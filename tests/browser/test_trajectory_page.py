@@ -62,6 +62,42 @@ def test_a_token_shows_its_card_and_a_click_pins_it(open_page, stored, make):
     card.wait_for(state="hidden")
 
 
+def test_a_pinned_card_shows_the_alternatives_as_text(open_page, make):
+    """Of hostile tokens too, on a low window, where the card must stay in view."""
+    value = make.conversation("a")
+    step = value.steps[0]
+    n, hostile = len(step.completion_ids), make.ids("<script>alert(1)</script>\u202e")
+    values = np.resize(np.linspace(-1.5, -6, len(hostile), dtype=np.float32), n * len(hostile))
+    told = replace(
+        step, alternative_ids=np.resize(hostile, values.size), alternative_logprobs=values, entropy=-values[:n]
+    )
+    at = next(i for i, one in enumerate(step.completion_ids) if one not in hostile)
+    value = replace(value, steps=(told, *value.steps[1:]))
+    asked = []
+    page = open_page(path(make.run([value]).trajectories.get(), "?view=tokens"), height=420)
+    page.on("request", lambda request: asked.append(request.url) if "alternatives.json" in request.url else None)
+    page.hover(f"#pane i.o1 >> nth={at}")
+    card = page.locator("#token-card")
+    expect(card.locator(".card-alternatives")).to_contain_text("press the token")
+    assert not asked
+    page.click(f"#pane i.o1 >> nth={at}")
+    expect(card.locator("tbody tr")).to_have_count(len(hostile) + 1)
+    assert len(asked) == 1 and card.locator("script").count() == 0
+    for line, token_id in zip(card.locator("tbody tr").all(), hostile.tolist(), strict=False):
+        assert str(token_id) in line.inner_text() and line.locator("rect").count() == 1
+    last = card.locator("tbody tr >> nth=-1")
+    expect(last).to_contain_text("sampled")
+    expect(last).to_contain_text(str(int(step.completion_ids[at])))
+    expect(page.locator("#announcer")).to_contain_text("the sampled token is not among them")
+    expect(page.locator("#selection output")).to_contain_text("mean entropy")
+    box = card.bounding_box()
+    assert box["y"] >= 0 and box["y"] + box["height"] <= 420
+    page.keyboard.press("Escape")
+    page.hover(".turn.prompt i >> nth=2")
+    expect(card.locator(".card-title")).to_have_text("token 2")
+    expect(card.locator(".card-alternatives")).to_be_hidden()
+
+
 def test_tokens_are_reached_by_keyboard(open_page, stored):
     page = open_page(path(stored, "?view=tokens"))
     assert page.locator("#pane i[tabindex='0']").count() == 1

@@ -118,6 +118,7 @@ ROWS: dict[str, list[Row]] = {
     # One trajectory.
     "trajectories/<code:code>": [get(READ)],
     "trajectories/<code:code>/card.json": [get(READ.replace("door", "401"))],
+    "trajectories/<code:code>/alternatives.json": [get(READ.replace("door", "401"))],
     "trajectories/<code:code>/find.json": [get(READ.replace("door", "401"))],
     "trajectories/<code:code>/file.html": [get(READ)],
     "trajectories/<code:code>/findings/<int:number>.py": [get(READ)],

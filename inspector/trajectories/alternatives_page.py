@@ -1,0 +1,105 @@
+"""The tokens that could have stood in place of one token, which the page fetches for the card of the token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inspector.html.tokens import TokenPainter
+from inspector.trajectories import reads as data
+from inspector.trajectories.place import PagePlace
+from inspector.web.twins import Page
+from rollouts.models import StoredTrajectory
+from rollouts.selectors import beside
+from rollouts.selectors.parts import RowSummary, StepSummary
+from rollouts.tito.trajectory import ids_array
+
+
+@dataclass(frozen=True)
+class AlternativeToken:
+    """A token that could have been sampled."""
+
+    id: int
+    text: str | None
+    """None when the bytes of the token alone are no UTF-8, or are not known."""
+    bytes: str | None
+    """The bytes in hexadecimal; None when they are not known."""
+    special: bool
+    """A control token of the tokenizer."""
+    logprob: float
+    """Of the distribution that the log-probability of the sampled token is of."""
+
+
+@dataclass(frozen=True)
+class TokenAlternatives(Page):
+    """What an engine told beside one sampled token."""
+
+    row: int
+    """The index of the row."""
+    offset: int
+    """The token, as its offset in the row."""
+    sampled: AlternativeToken | None
+    """The token that was sampled; None when its log-probability was not recorded."""
+    rank: int | None
+    """Its place among the alternatives, from 1; None when it is not among them."""
+    alternatives: list[AlternativeToken]
+    """The likeliest tokens at its place, likeliest first."""
+    entropy: float | None
+    """In nats, of the whole distribution; None when the engine did not know it."""
+    entropy_at_least: float | None
+    """In nats, what follows from the alternatives alone; None when the entropy is known."""
+    behind_likeliest: float | None
+    """In nats, how far the sampled token stands behind the likeliest one."""
+    missing: str
+    """Why there are no alternatives; empty when there are some."""
+
+
+def alternatives_page(
+    trajectory: StoredTrajectory, row: RowSummary | None, steps: list[StepSummary], place: PagePlace
+) -> TokenAlternatives:
+    """The alternatives of the first token that the address marks. At most three queries."""
+    offset = place.mark[0] if place.mark else 0
+    if row is None or place.mark is None or place.notices:
+        return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
+    told = beside.beside_token(row, steps, offset)
+    if told is None:
+        return _nothing(place.row, offset, _why(row, steps, offset))
+    tokens = data.read_tokens(trajectory, row, offset, offset + 1, steps)
+    token_id, logprob = int(tokens.ids[0]), None if tokens.logprobs is None else float(tokens.logprobs[0])
+    painter, _ = data.painter_of(trajectory.run.tokenizer)
+    found = [_token(painter, one, value) for one, value in zip(told.ids.tolist(), told.logprobs.tolist(), strict=True)]
+    ids = [one.id for one in found]
+    return TokenAlternatives(
+        row.index,
+        offset,
+        None if logprob is None else _token(painter, token_id, logprob),
+        ids.index(token_id) + 1 if token_id in ids else None,
+        found,
+        told.columns.get(beside.ENTROPY),
+        told.columns.get(beside.AT_LEAST),
+        told.columns.get(beside.BEHIND),
+        "",
+    )
+
+
+def _nothing(row: int, offset: int, missing: str) -> TokenAlternatives:
+    return TokenAlternatives(row, offset, None, None, [], None, None, None, missing)
+
+
+def _why(row: RowSummary, steps: list[StepSummary], offset: int) -> str:
+    if not row.follows_steps:
+        return "This row has tokens of its own. What an engine told belongs to the stream of a step."
+    own = [step for step in steps if step.index in row.steps]
+    if not any(0 <= offset - step.prompt_length < step.completion_length for step in own):
+        return "No step of this row sampled this token, so it has no alternatives."
+    return "No alternatives were kept for this step. A launch keeps them with “Alternatives per token”."
+
+
+def _token(painter: TokenPainter, token_id: int, logprob: float) -> AlternativeToken:
+    (piece,) = painter.pieces(ids_array([token_id]))
+    text = None
+    if piece:
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError:
+            text = None
+    return AlternativeToken(token_id, text, piece.hex() if piece else None, painter.is_special(token_id), logprob)
