@@ -113,6 +113,45 @@ def test_tokens_written_as_token_ids_are_read() -> None:
     assert np.isnan(one.steps[0].logprobs[1])  # type: ignore[index]
 
 
+TOP = [[("token_id:8", -0.25), ("token_id:10", -1.5)], [("token_id:11", -0.5), ("token_id:9", -1.25)]]
+"""The likeliest tokens at 10 and at 11. Token 10 is the last of its list: the server adds the sampled token there."""
+
+
+@pytest.mark.parametrize("form", ["chat", "completions", "generate", "triplets"])
+def test_alternatives_are_read_where_their_ids_are_known(form: str) -> None:
+    ids, values = [10, 11], [-1.5, -0.5]
+    as_list = [[{"token": name, "logprob": value} for name, value in entry] for entry in TOP]
+    content = [
+        {"token": f"token_id:{one}", "logprob": value, "top_logprobs": top}
+        for one, value, top in zip(ids, values, as_list, strict=True)
+    ]
+    if form == "generate":
+        for entry in content:
+            entry["top_logprobs"] = [
+                {"token_id": int(one["token"].removeprefix("token_id:")), "logprob": one["logprob"]}
+                for one in entry["top_logprobs"]
+            ]
+    by_name = {"token_logprobs": values, "top_logprobs": [dict(entry) for entry in TOP]}
+    choice = {"token_ids": ids, "logprobs": by_name if form == "completions" else {"content": content}}
+
+    def line(told: Any) -> Any:
+        if form == "triplets":
+            response = {"token_ids": ids, "logprobs": told["logprobs"]["content"]}
+            return {"rollout_id": "r", "triplets": [{"prompt": {"token_ids": [1]}, "response": response}]}
+        return changed(CALL, "response", "choices", to=[told])
+
+    _, (found,), rejected = read(jsonl(line(choice)))
+    (step,) = found.steps
+    assert not rejected and step.alternative_ids is not None and step.alternative_logprobs is not None
+    assert step.alternative_ids.tolist() == [8, 0, 11, 9]
+    assert step.alternative_logprobs.tolist() == [-0.25, float("-inf"), -0.5, -1.25]
+    # A text may be several ids.
+    _, (found,), _ = read(
+        jsonl(line(choice)).replace(b"token_id:8", b"four").replace(b'"token_id": 8', b'"token": "4"')
+    )
+    assert found.steps[0].alternative_ids is None and found.steps[0].completion_ids.tolist() == ids
+
+
 def test_bare_answers_are_trajectories_of_their_own() -> None:
     name, found, _ = read(jsonl(CALL["response"], {**CALL["response"], "id": "c2"}))  # type: ignore[dict-item]
     assert name == "recorded_calls" and [one.external_id for one in found] == ["c1", "c2"]

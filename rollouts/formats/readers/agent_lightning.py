@@ -8,6 +8,7 @@ from typing import Any
 from rollouts.formats import shapes
 from rollouts.formats.registry import NO_REQUESTS, has_keys, line_format
 from rollouts.formats.shapes import BadLine
+from rollouts.formats.top_logprobs import alternatives_of
 from rollouts.tito.trajectory import Step, Trajectory
 
 
@@ -38,13 +39,13 @@ def _rollout(value: Any, number: int) -> Trajectory:
 def _step(value: dict[str, Any], where: str) -> Step:
     prompt = shapes.mapping(value.get("prompt"), f"{where}.prompt")
     response = shapes.mapping(value.get("response"), f"{where}.response")
-    logprobs = response.get("logprobs")
+    logprobs, top = response.get("logprobs"), None
     if logprobs is not None:
         # Entries as an OpenAI-compatible server writes them, or the numbers alone.
-        logprobs = [
-            one.get("logprob") if isinstance(one, dict) else one
-            for one in shapes.sequence(logprobs, f"{where}.response.logprobs")
-        ]
+        entries = shapes.sequence(logprobs, f"{where}.response.logprobs")
+        logprobs = [one.get("logprob") if isinstance(one, dict) else one for one in entries]
+        top = [one.get("top_logprobs") if isinstance(one, dict) else None for one in entries]
+    ids = shapes.optional_ids(response.get("token_ids"), f"{where}.response.token_ids")
     kept = {
         "prompt": shapes.rest(prompt, ("token_ids",)),
         "response": shapes.rest(response, ("token_ids", "logprobs")),
@@ -52,8 +53,9 @@ def _step(value: dict[str, Any], where: str) -> Step:
     }
     return Step(
         prompt_ids=shapes.optional_ids(prompt.get("token_ids"), f"{where}.prompt.token_ids"),
-        completion_ids=shapes.optional_ids(response.get("token_ids"), f"{where}.response.token_ids"),
+        completion_ids=ids,
         logprobs=shapes.optional_floats(logprobs, f"{where}.response.logprobs"),
+        **alternatives_of(top, ids, f"{where}.response.logprobs"),
         extra={name: item for name, item in kept.items() if item not in (None, {}, [])},
     )
 

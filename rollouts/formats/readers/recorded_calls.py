@@ -15,7 +15,8 @@ from rollouts.formats.containers.source import Source
 from rollouts.formats.readers.sessions import Session, read_sessions, session_parts
 from rollouts.formats.registry import Format, Rejected, has_keys
 from rollouts.formats.shapes import BadLine
-from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Request, Step, Trajectory
+from rollouts.formats.top_logprobs import alternatives_of, id_named
+from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Request, Step, Trajectory, ids_array
 
 _REQUEST = ("messages", "tools", "chat_template_kwargs", "temperature", "top_p", "top_k")
 _CHOICE = ("index", "token_ids", "logprobs", "message", "text", "finish_reason", "stop_reason", "prompt_token_ids")
@@ -71,7 +72,7 @@ def _step(
     prompt = response.get("prompt_token_ids")
     if prompt is None:
         prompt = choice.get("prompt_token_ids")
-    completion, logprobs = _completion(choice, where)
+    completion, logprobs, told = _completion(choice, where)
     reply = choice.get("message")
     extra = {**extra, "choice": shapes.rest(choice, _CHOICE)}
     if choice.get("index"):
@@ -80,6 +81,7 @@ def _step(
         prompt_ids=shapes.optional_ids(prompt, "prompt_token_ids"),
         completion_ids=completion,
         logprobs=logprobs,
+        **told,
         finish_reason=shapes.text(choice.get("finish_reason"), f"{where}.finish_reason", 30),
         stop_reason=shapes.text(choice.get("stop_reason"), f"{where}.stop_reason", 100),
         request=_request(request),
@@ -102,12 +104,13 @@ def _request(request: Mapping[str, Any]) -> Request | None:
     )
 
 
-def _completion(choice: Mapping[str, Any], where: str) -> tuple[Ids, Floats | None]:
-    """Ids and logprobs, from ``token_ids`` or from tokens written as ``token_id:123``."""
+def _completion(choice: Mapping[str, Any], where: str) -> tuple[Ids, Floats | None, dict[str, Any]]:
+    """Ids, logprobs and alternatives, from ``token_ids`` or from tokens written as ``token_id:123``."""
     found = choice.get("logprobs")
     entries: Sequence[Any] | None = None
     values: Any = None
     tokens: Any = None
+    top: Any = None
     if isinstance(found, list):
         values = found
         if found and isinstance(found[0], dict):
@@ -117,24 +120,21 @@ def _completion(choice: Mapping[str, Any], where: str) -> tuple[Ids, Floats | No
         if found.get("content") is not None:
             entries = shapes.sequence(found["content"], f"{where}.logprobs.content")
         else:
-            values, tokens = found.get("token_logprobs"), found.get("tokens")
+            values, tokens, top = found.get("token_logprobs"), found.get("tokens"), found.get("top_logprobs")
     if entries is not None:
         entries = [shapes.mapping(entry, f"{where}.logprobs[{n}]") for n, entry in enumerate(entries)]
         values = [entry.get("logprob") for entry in entries]
         tokens = [entry.get("token") for entry in entries]
+        top = [entry.get("top_logprobs") for entry in entries]
     logprobs = shapes.optional_floats(values, f"{where}.logprobs")
+    ids = NO_IDS
     if choice.get("token_ids") is not None:
-        return shapes.ids(choice["token_ids"], f"{where}.token_ids"), logprobs
-    if (
-        isinstance(tokens, list)
-        and tokens
-        and all(isinstance(token, str) and token.startswith("token_id:") for token in tokens)
-    ):
-        digits = [token.removeprefix("token_id:") for token in tokens]
-        if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in digits):
-            raise BadLine(f"{where}.logprobs names a token that is no token_id:NUMBER.")
-        return shapes.ids([int(part) for part in digits], f"{where}.logprobs"), logprobs
-    return NO_IDS, logprobs
+        ids = shapes.ids(choice["token_ids"], f"{where}.token_ids")
+    elif isinstance(tokens, list) and tokens:
+        named = [id_named(token, f"{where}.logprobs") for token in tokens]
+        known = [token_id for token_id in named if token_id is not None]
+        ids = ids_array(known) if len(known) == len(named) else NO_IDS
+    return ids, logprobs, alternatives_of(top, ids, f"{where}.logprobs.top_logprobs")
 
 
 def detect(values: Sequence[Any]) -> bool:
