@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse
@@ -56,16 +56,19 @@ def part_of(read: Callable[[], CursorPart[T]], line: Callable[[T], U]) -> tuple[
 
 
 def conditional(
-    request: HttpRequest, trajectory: StoredTrajectory, build: Callable[[], HttpResponseBase]
+    request: HttpRequest, trajectory: StoredTrajectory, build: Callable[[], HttpResponseBase], also: Sequence[str] = ()
 ) -> HttpResponseBase:
-    """The answer about a trajectory. One that has ended has an ETag, and 304 is answered before anything is read."""
+    """The answer about a trajectory. One that has ended has an ETag, and 304 is answered before anything is read.
+
+    ``also``: what else the answer depends on.
+    """
     run = trajectory.run
     if is_active(trajectory):
         return fresh(build())
     parts = (
         PAGE_VERSION, trajectory.pk, run.project_id, fingerprint(trajectory), trajectory.worst_severity,
         trajectory.checks, run.diagnosis_version, sorted(run.finding_counts.items()), run.tokenizer_id,
-        run.chat_template_id, request.get_full_path(), request.headers.get("Accept", ""),
+        run.chat_template_id, request.get_full_path(), request.headers.get("Accept", ""), also,
     )  # fmt: skip
     return with_etag(request, parts, build)
 

@@ -87,6 +87,7 @@ SeverityName = Annotated[str, _among(SEVERITIES), _listed(SEVERITIES)]
 RunKind = Annotated[str, _among(Run.Kind.values), _listed(Run.Kind.values)]
 JobKind = Annotated[str, _among(Job.Kind.values), _listed(Job.Kind.values)]
 COMMENTS = ("open", "any")
+MutedName = Annotated[str, _among(("hide",)), _listed(("hide",))]
 CommentsName = Annotated[str, _among(COMMENTS), _listed(COMMENTS)]
 SortName = Annotated[str, _among(SORTS), _listed(SORTS)]
 

@@ -14,6 +14,7 @@ from inspector.api.answers import answer, fresh, part_of, the_run
 from inspector.api.documented import (
     CommentsName,
     Count,
+    MutedName,
     PartAsked,
     RunKind,
     SeverityName,
@@ -35,6 +36,7 @@ from rollouts import selectors
 from rollouts.models import Role, Run
 from rollouts.selectors import RunFilters, RunSummary, visible_runs
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.muted import muted_in
 from rollouts.selectors.trajectory_list import is_cursor
 from rollouts.selectors.visible import findings_of_run, visible_jobs
 from rollouts.work import run_control
@@ -126,6 +128,8 @@ class TrajectoriesChosen(Schema):
     """Only trajectories that have a finding."""
     comments: CommentsName = ""
     """Only trajectories with a comment that is open, or with any."""
+    muted: MutedName = ""
+    """``hide``: muted findings count as none."""
 
     def as_filter(self) -> TrajectoryFilter:
         """The filter of the run's page with the same values."""
@@ -243,7 +247,7 @@ def list_findings_of_run(request: HttpRequest, code: str, asked: Query[FindingsA
     columns = {"kind": asked.kind, "severity": asked.severity}
     items, following = part_of(
         lambda: findings_of_run(run, columns, asked.cursor, asked.limit),
-        lambda finding: FindingValues.of(finding, finding.trajectory.code),
+        lambda finding: FindingValues.of(finding, finding.trajectory.code, muted=muted_in(run)),
     )
     return answer(FindingsPart(items, following))
 

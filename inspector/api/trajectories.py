@@ -31,6 +31,7 @@ from inspector.web.twins import json_page
 from rollouts.models import Replay, ReplayRows, Role, StoredTrajectory
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.muted import muted_in
 from rollouts.selectors.paging import cursor_of, read_cursor
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work import replays
@@ -125,16 +126,16 @@ def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[T
 def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajectoryAsked]) -> HttpResponseBase:
     """The findings of a trajectory, in reading order."""
     trajectory = the_trajectory(request, code)
-    first = _position("numbers", asked.cursor)
+    first, muted = _position("numbers", asked.cursor), sorted(muted_in(trajectory.run))
 
     def build() -> HttpResponseBase:
         held = list(parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
         numbered = enumerate(held[: asked.limit], start=first + 1)
-        items = [FindingValues.of(finding, trajectory.code, number) for number, finding in numbered]
+        items = [FindingValues.of(finding, trajectory.code, number, muted) for number, finding in numbered]
         more = len(held) > asked.limit
         return json_page(FindingsPart(items, cursor_of("numbers", first + asked.limit) if more else None))
 
-    return conditional(request, trajectory, build)
+    return conditional(request, trajectory, build, muted)
 
 
 @router.get("/trajectories/{code}/findings/{number}", response=WholeFinding, openapi_extra=KEPT)
@@ -142,9 +143,10 @@ def get_finding(request: HttpRequest, code: str, number: Path[Count]) -> HttpRes
     """One finding by its number, from 1, with the tokens that it is about."""
     trajectory = the_trajectory(request, code)
     finding = found(parts.numbered_finding(trajectory, number), "finding", str(number))
-    values = FindingValues.of(finding, trajectory.code, number)
+    muted = sorted(muted_in(trajectory.run))
+    values = FindingValues.of(finding, trajectory.code, number, muted)
     shown = WholeFinding(values, finding.expected_ids.tolist(), finding.actual_ids.tolist())
-    return conditional(request, trajectory, lambda: json_page(shown))
+    return conditional(request, trajectory, lambda: json_page(shown), muted)
 
 
 # -- rows by strategy --------------------------------------------------------------------------------------------------

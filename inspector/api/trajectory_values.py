@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -259,10 +260,14 @@ class FindingValues(Page):
     """Tokens that are trained and were not sampled; null = not known."""
     version: int
     """Of the diagnosis that made it."""
+    muted: bool
+    """The project knows findings of this kind in this run."""
 
     @classmethod
-    def of(cls, finding: StoredFinding, trajectory: str, number: int | None = None) -> FindingValues:
-        """A finding of the trajectory with that code."""
+    def of(
+        cls, finding: StoredFinding, trajectory: str, number: int | None = None, muted: Collection[str] = ()
+    ) -> FindingValues:
+        """A finding of the trajectory with that code. ``muted``: the kinds that are muted in its run."""
         return from_columns(
             cls,
             finding,
@@ -272,6 +277,7 @@ class FindingValues(Page):
             step=finding.step_index,
             row=finding.row_index,
             places=places_of(finding),
+            muted=finding.kind in muted,
         )
 
 

@@ -19,6 +19,7 @@ from inspector.web.access import access, found_or_404
 from inspector.web.twins import Page, from_columns, is_fragment, page
 from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.muted import muted_in
 from rollouts.selectors.runs import find_run, shared_questions
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.diagnose.kinds import KINDS
@@ -42,6 +43,8 @@ class ComparedRun:
     """Kind of finding -> trajectories that have it."""
     severities: dict[str, str]
     """Kind of finding -> its worst severity in this run."""
+    muted: list[str]
+    """The kinds that are muted in this run; they count all the same."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class KindInBoth:
     b: int
     b_severity: str
     """The worst severity of the kind in the second run; empty where it has none."""
+    a_muted: bool
+    """It is muted in the first run."""
+    b_muted: bool
+    """It is muted in the second run."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ def _compared(a: Run, b: Run) -> RunComparison:
     kinds = [
         KindInBoth(
             slug, kind.title, one.flawed.get(slug, 0), one.severities.get(slug, ""), other.flawed.get(slug, 0),
-            other.severities.get(slug, ""),
+            other.severities.get(slug, ""), slug in one.muted, slug in other.muted,
         )
         for slug, kind in KINDS.items()
         if slug in one.flawed or slug in other.flawed
@@ -144,7 +151,13 @@ def _one(run: Run) -> ComparedRun:
     totals, summary = totals_of(run), summary_of(run)
     worst = {kind: min(held, key=_gravity) for kind, held in summary.finding_severities.items()}
     return ComparedRun(
-        RunValues.of(run), totals.trained, totals.lost, totals.foreign, summary.finding_trajectories, worst
+        RunValues.of(run),
+        totals.trained,
+        totals.lost,
+        totals.foreign,
+        summary.finding_trajectories,
+        worst,
+        sorted(kind for kind in muted_in(run) if kind in summary.finding_trajectories),
     )
 
 

@@ -17,6 +17,7 @@ from inspector.web.access import reads_run
 from inspector.web.twins import page
 from rollouts.models import Run
 from rollouts.selectors.figures import KindCost, RunCost, TrainedTotals, slice_size
+from rollouts.selectors.muted import muted_in
 
 TICKS = 18
 """Room for the labels below the axis."""
@@ -24,7 +25,7 @@ TICKS = 18
 
 @reads_run
 def cost(request: HttpRequest, run: Run) -> HttpResponse:
-    """What the findings of a run cost. The figures of a large run are stored; a small run needs four queries."""
+    """What the findings of a run cost. The figures of a large run are stored; a small run needs five queries."""
     kind = request.GET.get("finding", "")[:40]
     total = run.n_trajectories
     found = cost_of(run, kind)
@@ -35,7 +36,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         run=RunValues.of(run),
         finding=kind,
         totals={**asdict(found.totals), "foreign": found.totals.foreign},
-        kinds=[_kind(one, total, run.n_sampled, here) for one in found.kinds],
+        kinds=[_kind(one, total, run.n_sampled, here, one.kind in muted_in(run)) for one in found.kinds],
         by_step=[{"step": step, "trajectories": n} for step, n in found.spread.by_step],
         steps_beyond=found.spread.steps_beyond,
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
@@ -62,7 +63,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     )  # fmt: skip
 
 
-def _kind(one: KindCost, total: int, sampled: int, here: str) -> KindLine:
+def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> KindLine:
     return KindLine(
         **asdict(one),
         title=finding_title(one.kind),
@@ -71,6 +72,7 @@ def _kind(one: KindCost, total: int, sampled: int, here: str) -> KindLine:
         lost_percent=_percent(one.trained_tokens_lost, sampled),
         wrong_percent=_percent(one.trained_tokens_wrong, sampled),
         url=f"{here}?finding={one.kind}",
+        muted=muted,
     )
 
 

@@ -32,11 +32,14 @@ PARAMETERS = {
     "finding": "kind", "severity": "severity", "status": "status", "stop": "stop_reason", "group": "group",
     "text": "text", "min": "reward_min", "max": "reward_max", "at": "step", "from": "first", "to": "last",
     "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed", "training_min": "training_min",
-    "training_max": "training_max", "comments": "comments",
+    "training_max": "training_max", "comments": "comments", "muted": "muted",
 }  # fmt: skip
 """Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
 
-KNOWN = {"severity": SEVERITIES, "status": STATUSES, "sort": selectors.SORTS, "comments": ("open", "any")}
+KNOWN = {
+    "severity": SEVERITIES, "status": STATUSES, "sort": selectors.SORTS, "comments": ("open", "any"),
+    "muted": ("hide", "show"),
+}  # fmt: skip
 """Parameter -> the values that it takes."""
 PERSONAL = ("comments",)
 """Parameters about what members say and do, which a visitor does not see."""
@@ -84,6 +87,8 @@ class TrajectoryFilter(TrajectoryFilters):
                 notices.append(f"There is no {name} “{text[:40]}”; it was left out. Known: {', '.join(known)}.")
             elif text:
                 values[name] = text
+        if values.get("muted") == "show":
+            del values["muted"]
         refused = [name for name in PERSONAL if reader is None and values.pop(name, "")]
         notices += [f"Only who has a role in the project filters by {name}; it was left out." for name in refused]
         for name in ("min", "max"):

@@ -19,6 +19,7 @@ from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors import GroupStats
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.groups import group_advantages, sampled_tokens, shared_length, trajectories_of_group
+from rollouts.selectors.muted import muted_in
 
 MAX_SIBLINGS = 512
 """The most trajectories of a group that a page shows."""
@@ -85,6 +86,8 @@ class GroupPage(Page):
     """False: the group is so large that only first completions were compared."""
     siblings: list[Sibling]
     """The best reward first, those without a reward last."""
+    muted: list[str]
+    """The kinds of findings that are muted in the run."""
     notices: list[str]
     """A sentence for each part of the address that could not be followed."""
 
@@ -133,7 +136,7 @@ def _can_compare(one: StoredTrajectory) -> bool:
 def _page(
     run: Run, key: str, found: list[StoredTrajectory], reference: StoredTrajectory, notices: list[str]
 ) -> tuple[GroupPage, dict[str, Any]]:
-    """Six queries."""
+    """Seven queries."""
     stats = selectors.group_stats(run, [key]).get(key) or GroupStats(len(found), 0, None, None, None)
     kinds = selectors.finding_kinds(found)
     streams, stored, whole = sampled_tokens(found)
@@ -178,6 +181,7 @@ def _page(
         reference=reference.code,
         whole=whole,
         siblings=siblings,
+        muted=sorted(muted_in(run)),
         notices=notices,
     )
     lines = [(one, bars.get(one.code), _can_compare(record)) for one, record in zip(siblings, found, strict=True)]
@@ -186,6 +190,7 @@ def _page(
         "reference_line": next(one for one in siblings if one.code == reference.code),
         "bar_width": BAR_WIDTH,
         "list_url": f"{reverse('run', args=[run.code])}?{urlencode({'group': key})}",
+        "muted_kinds": muted_in(run),
         "comparable": sum(_can_compare(one) for one in found) > 1,
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from inspector.runs.filters import SEVERITIES
@@ -26,13 +26,16 @@ class BarPart:
     width: str
 
 
-def listed_run(run: Run, severities: Mapping[str, int], tags: list[str], project: str | None) -> ListedRun:
-    """``severities``: worst severity -> trajectories."""
+def listed_run(
+    run: Run, severities: Mapping[str, int], tags: list[str], project: str | None, muted: Collection[str]
+) -> ListedRun:
+    """``severities``: worst severity -> trajectories. ``muted``: the kinds that are muted in the run."""
     return ListedRun.of(
         run,
         worst=next(iter(severities.items()), None),
         severities=dict(severities),
-        top_cause=top_cause(run.finding_counts),
+        top_cause=top_cause({kind: n for kind, n in run.finding_counts.items() if kind not in muted}),
+        muted=sorted(kind for kind, n in run.finding_counts.items() if n and kind in muted),
         tags=tags,
         project=project,
     )

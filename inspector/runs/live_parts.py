@@ -18,6 +18,7 @@ from inspector.html.charts import histogram
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import TrajectoryFilter
 from inspector.runs.group_page import group_url
+from inspector.runs.muted import muted_values
 from inspector.runs.pages import RunValues, TrajectoryLine, per_call
 from inspector.runs.refusal import refusal
 from inspector.runs.values import (
@@ -34,6 +35,7 @@ from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.comments import CommentCount, count_comments
 from rollouts.selectors.figures import is_large
+from rollouts.selectors.muted import muted_in
 from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import run_control
 
@@ -84,7 +86,7 @@ def progress_mark(part: dict[str, Any]) -> str:
 def figures_part(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
     """Findings by kind, rewards, and why trajectories ended."""
     summary = summary_of(run)
-    kinds = finding_choices(summary, wanted)
+    kinds = finding_choices(summary, wanted, muted_in(run))
     return {
         "summary": summary,
         "chart": histogram(summary),
@@ -223,9 +225,10 @@ def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResp
         now = all_of(run, part, found)
     if (now.progress, now.figures, now.list) == (had.progress, had.figures, had.list):
         return nothing_new()
-    part |= {"refusal": refusal(run), "filter": wanted, "live_url": now.url(run, wanted)}
+    part |= {"refusal": refusal(run), "filter": wanted, "live_url": now.url(run, wanted), "muted_kinds": muted_in(run)}
     if now.figures != had.figures:
-        part |= {**figures_part(run, wanted), "new_figures": True}
+        muted = [rule for rule in muted_values(request, run) if rule.kind in run.finding_counts]
+        part |= {**figures_part(run, wanted), "new_figures": True, "muted": muted}
     if found is not None and now.list != had.list:
         part |= {
             **list_part(run, wanted, found, reader_of(request)),

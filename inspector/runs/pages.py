@@ -9,6 +9,7 @@ from typing import Any, Self
 from django.urls import reverse
 
 from inspector.runs.jobs import JobLine
+from inspector.runs.muted import MutedValues
 from inspector.runs.refusal import Refusal
 from inspector.runs.strategies import RunStrategies
 from inspector.runs.values import BOOKKEEPING, Progress
@@ -107,7 +108,9 @@ class ListedRun(RunValues):
     severities: dict[str, int]
     """Worst severity -> trajectories, the gravest first; empty where they are not counted."""
     top_cause: str | None
-    """The most frequent kind among those of the gravest usual severity."""
+    """The most frequent kind among those of the gravest usual severity that are not muted."""
+    muted: list[str]
+    """Its kinds of findings that the project has muted in it; they count everywhere."""
     tags: list[str]
     """By name."""
     project: str | None
@@ -262,6 +265,8 @@ class RunPage(Page):
     """The parameters that say which trajectories are listed, and ``sort``."""
     queued: int
     """Trajectories that nobody has begun; while a launch works the list leaves them out."""
+    muted: list[MutedValues]
+    """The rules that mute kinds of findings in this run; what they mute counts in every figure."""
     trajectories: list[TrajectoryLine]
     """One part of the list."""
     next: str | None
@@ -290,6 +295,8 @@ class KindLine(KindCost):
     """Wrong tokens as a share of the sampled ones, in words."""
     url: str
     """The trajectories that have this kind."""
+    muted: bool
+    """The project knows it in this run."""
 
 
 @dataclass(frozen=True)

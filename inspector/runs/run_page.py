@@ -13,6 +13,7 @@ from inspector.runs import live_parts as parts
 from inspector.runs.filters import SORTS, TrajectoryFilter
 from inspector.runs.jobs import JobLine, has_just_diagnosed
 from inspector.runs.launch_form import form_labels
+from inspector.runs.muted import muted_values
 from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
 from inspector.runs.refusal import refusal
 from inspector.runs.values import settings_words, tokenizer_note
@@ -23,6 +24,7 @@ from rollouts import selectors
 from rollouts.models import Run, template_name
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import latest_jobs
+from rollouts.selectors.muted import muted_in
 from rollouts.selectors.registered import chat_template_labels
 
 MAX_REJECTIONS = 100
@@ -48,6 +50,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         filter={**dict(wanted.pairs()), "sort": wanted.sort},
         queued=shell["progress"].queued,
         notices=wanted.notices,
+        muted=[rule for rule in muted_values(request, run) if rule.kind in run.finding_counts],
         **parts.list_part(run, wanted, found, reader_of(request)),
         **parts.place_part(run, wanted, found, shell["progress"].queued, shell["summary"]),
     )
@@ -60,6 +63,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         "sorts": SORTS,
         "rejected_groups": _rejected_groups(shown.rejections),
         "heads": wanted.heads(),
+        "muted_kinds": muted_in(run),
         "most_counted": selectors.MAX_COUNTED,
         "settings_words": settings_words(run.settings, form_labels()),
         "target": run,

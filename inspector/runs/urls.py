@@ -10,6 +10,7 @@ from inspector.runs import (
     import_views,
     job_views,
     launch_views,
+    muted,
     training_page,
     views,
 )
@@ -30,6 +31,8 @@ urlpatterns = [
     *twins("runs/<code:code>/training", training_page.training, name="run-training"),
     # The twin first: the name of a group may hold anything.
     *reversed(twins("runs/<code:code>/groups/<path:key>", group_page.group, name="run-group")),
+    *twins("runs/<code:code>/mute", muted.mute_kind, name="run-mute"),
+    *twins("muted/<int:pk>/unmute", muted.unmute_kind, name="unmute"),
     *twins("runs/<code:code>/replay", job_views.replay, name="run-replay"),
     *twins("runs/<code:code>/diagnose", job_views.diagnose, name="run-diagnose"),
     path("runs/<code:code>/export", job_views.export, name="run-export"),

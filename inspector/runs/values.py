@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -167,10 +167,15 @@ class Choice:
     notes: tuple[str, ...] = ()
     severity: str = ""
     """The worst severity of its findings."""
+    muted: bool = False
+    """Of a kind of finding: the project knows it in this run."""
 
 
-def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
-    """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first."""
+def finding_choices(summary: RunSummary, wanted: TrajectoryFilter, muted: Collection[str] = ()) -> list[Choice]:
+    """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first.
+
+    ``muted``: the kinds that are muted in the run, which come last.
+    """
     most = max(summary.finding_counts.values(), default=0)
     # While a run works, or after it was cancelled, trajectories without a diagnosis do not count.
     total = sum(n for status, n in summary.by_status.items() if status not in ("queued", "running", "cancelled"))
@@ -197,12 +202,14 @@ def finding_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choic
                 wanted.kind == kind,
                 tuple(notes),
                 next(iter(severities), ""),
+                kind in muted,
             )
         )
 
-    def place(choice: Choice) -> tuple[int, int, int, int]:
+    def place(choice: Choice) -> tuple[bool, int, int, int, int]:
         tokens, one_row = summary.finding_tokens.get(choice.name) or 0, summary.finding_one_row.get(choice.name, 0)
-        return SEVERITIES.index(choice.severity) if choice.severity else 9, -tokens, -one_row, -choice.count
+        severity = SEVERITIES.index(choice.severity) if choice.severity else 9
+        return choice.muted, severity, -tokens, -one_row, -choice.count
 
     return sorted(choices, key=place)
 

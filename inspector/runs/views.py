@@ -29,6 +29,7 @@ from rollouts import selectors
 from rollouts.models import Role, Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.figures import severities_of
+from rollouts.selectors.muted import muted_in_runs
 from rollouts.work import run_control
 
 RUNS_PER_PAGE = 25
@@ -47,10 +48,16 @@ def index(request: HttpRequest) -> HttpResponse:
     except ValueError:  # an address that was cut short shows the newest
         part = selectors.visible_runs(access(request), filters, "", RUNS_PER_PAGE)
     shown = part.items
-    severities, tags = severities_of(shown), selectors.tags_of(shown)
+    severities, tags, muted = severities_of(shown), selectors.tags_of(shown), muted_in_runs(shown)
     data = RunsPage(
         runs=[
-            listed_run(run, severities.get(run.pk, {}), tags.get(run.pk, []), project_name(request, run.project_id))
+            listed_run(
+                run,
+                severities.get(run.pk, {}),
+                tags.get(run.pk, []),
+                project_name(request, run.project_id),
+                muted[run.pk],
+            )
             for run in shown
         ],
         next=part.next or None,

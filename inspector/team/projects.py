@@ -13,11 +13,13 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from inspector.runs.muted import MutedValues
 from inspector.team.doors import for_server_admins, of_project
 from inspector.web.access import access
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.models import Invitation, Membership, Project, Role
+from rollouts.selectors.muted import rules_of_project
 from rollouts.selectors.people import find_account, listed_projects, members_of, newest_invitations
 from rollouts.services import audit
 from rollouts.services import members as services
@@ -135,6 +137,8 @@ class ProjectPage(Page):
     """By name."""
     invitations: list[InvitationLine]
     """Newest first; empty for a reader who is no admin."""
+    muted: list[MutedValues]
+    """The rules that mute kinds of findings in its runs, newest first."""
     made: NewInvitation | None = None
     """The invitation that this request made."""
     errors: dict[str, list[str]] | None = None
@@ -200,7 +204,8 @@ def _page(request: HttpRequest, project: Project, **more: Any) -> ProjectPage:
     role = access(request).role_in(project.pk)
     members = [MemberLine.of(one) for one in members_of(project)]
     invitations = [InvitationLine.of(one) for one in newest_invitations(project)] if role == Role.ADMIN else []
-    return ProjectPage(project.code, project.name, str(role), members, invitations, **more)
+    muted = [MutedValues.of(one, True, one.run) for one in rules_of_project(project)]
+    return ProjectPage(project.code, project.name, str(role), members, invitations, muted, **more)
 
 
 def _draw(request: HttpRequest, shown: ProjectPage, status: int = 200, form: InviteForm | None = None) -> HttpResponse:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from django.http import HttpRequest
 from django.urls import reverse
 
 from inspector.html.comment_marks import comment_mark
+from inspector.runs.muted import MutedValues, muted_values
 from inspector.trajectories.tabs import is_text_only
 from inspector.web.access import access, reader_of
 from inspector.web.twins import Page, from_columns
@@ -81,7 +82,9 @@ class Discussion:
     comments: list[CommentValues] | None
     """In reading order. None for the visitor of a share link."""
     may_comment: bool
-    """The reader may write one, and resolve any."""
+    """The reader may write one, resolve any, and mute findings."""
+    muted: list[MutedValues] = field(default_factory=list)
+    """The rules that mute kinds of findings in its run."""
 
     @property
     def open(self) -> list[CommentValues]:
@@ -93,20 +96,21 @@ class Discussion:
 
 
 def discussion_of(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
-    """What people say of the trajectory of a page. One query for a request, none for the visitor of a share link."""
+    """What people say of the trajectory of a page. Two queries for a request, one for the visitor of a share link."""
     if not hasattr(request, "discussion"):
         request.discussion = _read(request, trajectory)  # type: ignore[attr-defined]
     return request.discussion  # type: ignore[attr-defined, no-any-return]
 
 
 def _read(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
+    muted = muted_values(request, trajectory.run)
     if reader_of(request) is None:
-        return Discussion(None, False)
+        return Discussion(None, False, muted)
     held = comments_of(trajectory)
     for one in held:
         one.trajectory = trajectory
     may_comment = access(request).may(trajectory.run.project_id, Role.MEMBER)
-    return Discussion([CommentValues.of(one, request) for one in held], may_comment)
+    return Discussion([CommentValues.of(one, request) for one in held], may_comment, muted)
 
 
 def comment_address(comment: Comment | CommentValues, trajectory: StoredTrajectory) -> str:

@@ -101,7 +101,7 @@ def row_marks(
 ) -> Marks:
     """What findings and comments draw over the row that the place names. ``comments``: row offset -> their sign."""
     here = [item for item in findings if item.row == place.row]
-    noted, wrong = ([i for i in here if (i.severity == Severity.INFO) == info] for info in (True, False))
+    noted, wrong = ([i for i in here if (i.weight == Severity.INFO) == info] for info in (True, False))
     gaps: dict[int, str] = {}
     for one in filter(None, diffs):
         if one.item.row != place.row or not one.is_missing_left or not len(one.left):

@@ -107,9 +107,7 @@ def row_map(
         # The turns were found by role headers, because nobody recorded the origins.
         "by_roles": any(turn.part == "reply" for turn in turns),
         "text": f"{counts}, {len(here)} finding{'s' * (len(here) != 1)}",
-        "findings": [
-            {"severity": item.severity, **extent(start, start, n)} for item in here for start, _ in item.places
-        ],
+        "findings": [{"severity": item.weight, **extent(start, start, n)} for item in here for start, _ in item.places],
     }
 
 

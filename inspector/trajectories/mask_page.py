@@ -16,6 +16,7 @@ from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.turns import RoleShare, Turn, mask_table, worst_finding
 from rollouts import models
 from rollouts.selectors import parts
+from rollouts.selectors.muted import muted_in
 from rollouts.selectors.parts import RowSummary
 from rollouts.tito.align import TrainedTokens, trained_tokens
 from rollouts.tito.diagnose.kinds import KINDS
@@ -119,7 +120,10 @@ def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
     """The findings of this row and of its steps, a sentence each. One query."""
     by_turn = [slug for slug, kind in KINDS.items() if kind.said_by_turn]
     said = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
-    return [f"{finding_title(kind)}: {evidence} {remedy}" for kind, evidence, remedy in said]
+    muted = muted_in(trajectory.run)
+    return [
+        f"{finding_title(kind)}{' (muted)' * (kind in muted)}: {evidence} {remedy}" for kind, evidence, remedy in said
+    ]
 
 
 def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummary) -> tuple[MaskTurn, bool]:

@@ -23,6 +23,7 @@ from inspector.trajectories.turns import (
 )
 from rollouts import models, selectors
 from rollouts.selectors import Span, parts
+from rollouts.selectors.muted import muted_in
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import byte_table
@@ -65,7 +66,7 @@ def read_findings(
     """Findings in reading order, errors first within a step, each with the row that holds its place."""
     row_of_step = {step.index: step.row for step in steps}
     follows = {row.index for row in rows if row.follows_steps}
-    items = []
+    items, muted = [], muted_in(trajectory.run)
     for number, finding in enumerate(parts.findings_in_order(trajectory), start=1):
         row = finding.row_index
         if finding.step_index is not None:
@@ -86,6 +87,7 @@ def read_findings(
                 finding.expected_text, finding.actual_text, finding.missing,
                 tuple((start, max(stop, start + 1)) for start, stop in parts.places_of(finding)),
                 trained_tokens=(finding.trained_tokens_lost or 0) + (finding.trained_tokens_wrong or 0),
+                muted=finding.kind in muted,
             )
         )  # fmt: skip
     return _placed(trajectory, items, steps, rows)

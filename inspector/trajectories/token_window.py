@@ -163,7 +163,7 @@ def card_columns(
             if turn.start < stop and turn.stop > start
         ],
         [
-            (max(first, start), min(last, stop), f"{item.number}: {item.title} ({item.severity})")
+            (max(first, start), min(last, stop), f"{item.number}: {item.title} ({item.severity_words})")
             for item in findings for first, last in item.places
             if first < stop and last > start
         ],
@@ -241,5 +241,5 @@ def _findings(findings: Sequence[FindingItem], start: int, stop: int) -> dict[in
     for item in findings:
         for first, last in item.places:
             for offset in range(max(first, start), min(last, stop)):
-                found.setdefault(offset, []).append(f"{item.number}: {item.title} ({item.severity})")
+                found.setdefault(offset, []).append(f"{item.number}: {item.title} ({item.severity_words})")
     return found

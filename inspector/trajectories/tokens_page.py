@@ -13,6 +13,7 @@ import numpy as np
 from django.urls import reverse
 
 from inspector.html.tokens import TokenPainter, Tokens
+from inspector.runs.muted import MutedValues
 from inspector.trajectories import legends, lenses
 from inspector.trajectories import reads as data
 from inspector.trajectories.discussion import CommentValues, Discussion, comment_marks
@@ -132,6 +133,8 @@ class TrajectoryPage(TrajectoryHead):
     """The turns of the row."""
     findings: list[FindingItem]
     """All findings of the trajectory, in reading order."""
+    muted: list[MutedValues]
+    """The rules that mute some of these findings."""
     checks: list[CheckLine] | None
     """What the diagnosis checked. None = not known: it has not run, or an earlier version ran."""
     comments: list[CommentValues] | None
@@ -204,6 +207,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion:
             for turn in found.turns
         ],
         findings=found.findings,
+        muted=[rule for rule in discussion.muted if any(item.kind == rule.kind for item in found.findings)],
         checks=check_lines(trajectory),
         comments=discussion.comments,
         lanes=lane_tree(trajectory, found.rows, found.steps, found.findings),
@@ -322,7 +326,7 @@ def trajectory_html(
             RowTab(
                 f"row {row.index}", own + _row_query(place, found.findings, row.index), row.index == place.row,
                 f"{row.n_tokens:,}",
-                worst_severity(item.severity for item in found.findings if item.row == row.index),
+                worst_severity(item.weight for item in found.findings if item.row == row.index),
             )
             for row in rows[:MAX_ROWS]
         ],
@@ -356,9 +360,13 @@ def trajectory_html(
     if part != PagePart.PAGE:
         return shown_here
     marked = own + place.marked_template()
+    kinds = {item.kind for item in found.findings}
+    entries = _finding_entries(found, trajectory, own, diffs, tokens, painter)
     return shown_here | {
         "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
-        "findings": _finding_entries(found, trajectory, own, diffs, tokens, painter),
+        "findings": entries,
+        "muted_findings": [one for one in entries if one["item"].muted],
+        "muted_rules": [rule for rule in (discussion.muted if discussion else []) if rule.kind in kinds],
         "no_findings": _no_findings(trajectory),
         "checks": check_lines(trajectory),
         **lanes_shown(trajectory, found.rows, found.steps, found.findings, place, own),

@@ -47,6 +47,18 @@ class FindingItem:
     """False: the row trains other tokens in its place. ``places`` are theirs, ``start`` and ``stop`` of the step."""
     trained_tokens: int = 0
     """Sampled tokens that it loses, and trained tokens that it makes wrong; 0 where that is not known."""
+    muted: bool = False
+    """The project knows findings of this kind in this run; the rule under ``muted`` of the page says why."""
+
+    @property
+    def weight(self) -> str:
+        """The severity that it is drawn with: a muted finding is as quiet as a note."""
+        return Severity.INFO.value if self.muted else self.severity
+
+    @property
+    def severity_words(self) -> str:
+        """Its severity in words."""
+        return f"{self.severity}, muted" if self.muted else self.severity
 
     @property
     def is_comparable(self) -> bool:
@@ -76,7 +88,7 @@ class Turn:
     @property
     def worst(self) -> str:
         """The worst severity of its findings, or empty."""
-        return worst_severity(item.severity for item in self.findings)
+        return worst_severity(item.weight for item in self.findings)
 
 
 def stored_json(text: str | None) -> Any:
@@ -217,7 +229,9 @@ SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 def worst_finding(
     findings: Sequence[FindingItem], row: int | None = None, wanted: Mapping[str, str] | None = None
 ) -> FindingItem | None:
-    """The worst finding that a row holds: by severity, then by trained tokens; of several the first. No info finding.
+    """The worst finding that a row holds: by severity, then by trained tokens; of several the first.
+
+    No info finding, and no muted one.
 
     ``wanted``: the filter of the list that led here. Where it asks for a kind or a severity, the worst of those,
     an info finding too.
@@ -229,11 +243,11 @@ def worst_finding(
         chosen = [i for i in held if (not kind or i.kind == kind) and (not severity or i.severity == severity)]
         if chosen:
             return _worst(chosen)
-    return _worst([item for item in held if item.severity != Severity.INFO])
+    return _worst([item for item in held if item.weight != Severity.INFO])
 
 
 def _worst(held: Sequence[FindingItem]) -> FindingItem | None:
-    return min(held, key=lambda item: (SEVERITIES.index(Severity(item.severity)), -item.trained_tokens), default=None)
+    return min(held, key=lambda item: (SEVERITIES.index(Severity(item.weight)), -item.trained_tokens), default=None)
 
 
 @dataclass(frozen=True)

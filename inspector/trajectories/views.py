@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 from django.conf import settings
+from django.contrib.messages import get_messages
 from django.contrib.staticfiles.storage import staticfiles_storage
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -50,7 +51,8 @@ def conditional(view: View) -> View:
 
     @wraps(view)
     def wrapped(request: HttpRequest, trajectory: StoredTrajectory, *args: Any, **kwargs: Any) -> HttpResponse:
-        if is_active(trajectory):
+        # A page that says something once is not kept, or it would say it again.
+        if is_active(trajectory) or len(get_messages(request)):
             response = view(request, trajectory, *args, **kwargs)
             response["Cache-Control"] = "no-store"
             return response

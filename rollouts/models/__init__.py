@@ -11,6 +11,7 @@ from rollouts.models.comments import Comment
 from rollouts.models.contents import Content
 from rollouts.models.findings import StoredFinding
 from rollouts.models.jobs import Job
+from rollouts.models.muted import MutedKind
 from rollouts.models.people import (
     DEFAULT_PROJECT,
     ApiToken,
@@ -49,6 +50,7 @@ __all__ = [
     "Job",
     "LoginSession",
     "Membership",
+    "MutedKind",
     "Project",
     "ProjectTemplate",
     "Rejection",

@@ -16,6 +16,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from rollouts import models
+from rollouts.selectors.muted import rules_of
 from rollouts.tito.diagnose.finding import Severity
 
 SORTS = (
@@ -58,6 +59,8 @@ class TrajectoryFilters:
     """Only trajectories that have a finding."""
     comments: str = ""
     """``open``: only trajectories with a comment that nobody has resolved; ``any``: with a comment."""
+    muted: str = ""
+    """``hide``: muted findings count as none, in every other filter by findings too."""
     hide_queued: bool = False
     """Leave out queued trajectories."""
 
@@ -95,10 +98,13 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
     of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
     found = models.StoredTrajectory.objects.filter(run=run, **_without_empty(columns))
     wanted = _without_empty(of_finding)
-    if wanted == {"severity": Severity.ERROR}:  # there is no worse one, so that the trajectory itself tells
+    findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"), **wanted)
+    if filters.muted == "hide":
+        met = Exists(findings.exclude(kind__in=rules_of(run).order_by().values("kind")))
+        found = found.filter(met if filters.flawed or wanted else Q(n_findings=0) | met)
+    elif wanted == {"severity": Severity.ERROR}:  # there is no worse one, so that the trajectory itself tells
         found = found.filter(worst_severity=Severity.ERROR)
     elif wanted:
-        findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"), **wanted)
         found = found.filter(Exists(findings))
     # Trajectories that cannot have such a finding are left out before findings are looked for.
     if filters.flawed or wanted:

@@ -99,7 +99,8 @@ export function goToEnd(first) {
 }
 
 // --- findings -----------------------------------------------------------------------------------------------------------
-const findings = () => [...document.querySelectorAll("a.finding-jump")];
+// Muted findings are no stops of the keys while they are folded.
+const findings = () => [...document.querySelectorAll("a.finding-jump")].filter((link) => !link.closest(".muted-findings:not([open])"));
 let findingAt = -1;
 
 export function goFinding(step) {

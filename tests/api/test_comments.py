@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rollouts.models import Run
+from rollouts.services.muted import mute
 from tests.api.conftest import Ask
 
 
@@ -39,3 +42,16 @@ def test_what_cannot_be_written_is_answered_with_the_field(run: Run, ask: Ask) -
     assert ask(here, "viewer", method="post", body={"text": "x"}).status_code == 403
     assert ask(here, "reader", method="post", body={"text": "x"}).status_code == 403
     assert ask(here).json()["comments"] == []
+
+
+def test_findings_say_whether_their_kind_is_muted(run: Run, ask: Ask, admin_user: Any) -> None:
+    code = run.trajectories.get(external_id="broken").code
+    places = (f"/trajectories/{code}/findings", f"/runs/{run.code}/findings")
+    assert [ask(place).json()["items"][0]["muted"] for place in places] == [False, False]
+    etag = ask(places[0])["ETag"]
+    mute(run, "unclassified", "run", "known", admin_user)
+    assert [ask(place).json()["items"][0]["muted"] for place in places] == [True, True]
+    assert ask(places[0], **{"if-none-match": etag}).status_code == 200
+    assert ask(f"{places[0]}/1").json()["finding"]["muted"] is True
+    listed = ask(f"/runs/{run.code}/trajectories?flawed=true&muted=hide").json()
+    assert listed["items"] == []

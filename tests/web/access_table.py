@@ -109,6 +109,10 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>/cost": [get(READ)],
     "runs/<code:code>/training": [get(READ)],
     "runs/<code:code>/groups/<path:key>": [get(READ)],
+    "runs/<code:code>/mute": [
+        post(member_gets(302), form={"kind": "boundary_merge", "scope": "project", "reason": "x"}, json=201)
+    ],
+    "muted/<int:pk>/unmute": [post(member_gets(302), json=200)],
     "runs/<code:code>/replay": [post(member_gets(302), json=202)],
     "runs/<code:code>/diagnose": [post(member_gets(302), json=202)],
     "runs/<code:code>/export": [get(READ)],

@@ -41,6 +41,7 @@ from rollouts.models import (
 from rollouts.services.api_tokens import create_api_token
 from rollouts.services.comments import add_comment
 from rollouts.services.members import invite
+from rollouts.services.muted import mute
 from rollouts.work import template_checks
 from tests.people import make_member
 from tests.web.access_table import PEOPLE, ROWS, TOKENS, Row
@@ -58,6 +59,7 @@ TEMPLATE = "{# kestrel text #}{% for m in messages %}{{ m.content }}{% endfor %}
 
 KEYS = {
     "tokens/<": "token_key",
+    "muted/<": "muted_key",
     "members/<": "user_key",
     "invitations/<": "invitation_key",
     "accounts/<": "user_key",
@@ -154,13 +156,15 @@ def _places(folder: Path) -> Places:
     record, _ = create_api_token(maker, f"{SECRET} program")
     ApiToken.objects.filter(pk=record.pk).update(project=ours)
     comment = add_comment(run.trajectories.get(), maker, f"{SECRET} comment", (0, 1, 3))
+    rule = mute(run, "unclassified", "run", f"{SECRET} reason", maker)
     invitation, invited = invite(ours, Role.VIEWER, users["admin"], 7, f"{SECRET} guest")
     values = {
         "run": run.code, "trajectory": run.trajectories.get().code, "check": check.code, "job": job.code,
         "project": ours.code, "sha256": template.sha256, "share": str(links["run"][0].pk),
         "share_token": links["run"][1], "token_key": str(record.pk),
         "invitation": invited, "invitation_key": str(invitation.pk), "user_key": str(users["viewer"].pk),
-        "comment": comment.code, "session_key": str(LoginSession.objects.get(user=users["foreign"]).pk),
+        "comment": comment.code, "muted_key": str(rule.pk),
+        "session_key": str(LoginSession.objects.get(user=users["foreign"]).pk),
     }  # fmt: skip
     return Places(people, tokens, values)
 

@@ -1,0 +1,111 @@
+"""Muted kinds of findings: what pages say of a rule, the form that makes one, and the button that takes it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from inspector.templatetags.inspector_tags import finding_title
+from inspector.web.access import access, reader_of, too_low, writes_run
+from inspector.web.twins import Page, error_page, json_page, wants_json
+from rollouts.models import MutedKind, Role, Run
+from rollouts.selectors.muted import find_rule, muted_in
+from rollouts.selectors.runs import find_run, find_trajectory
+from rollouts.services.muted import MuteRefused, mute, unmute
+
+
+@dataclass(frozen=True)
+class MutedValues(Page):
+    """A rule that mutes a kind of finding."""
+
+    id: int
+    """Names it in addresses."""
+    kind: str
+    """The slug of the kind."""
+    title: str
+    """The kind in words."""
+    scope: str
+    """``run``, ``template`` (the runs with one chat template) or ``project``."""
+    reason: str | None
+    """Why; null for the visitor of a share link."""
+    author: str | None
+    """Who muted it; null for the visitor of a share link."""
+    created_at: datetime
+    """When."""
+    run: str | None
+    """Code of the run of a rule that holds in one run; null = it holds in several."""
+    run_name: str
+    """What that run is called; empty without one."""
+
+    @classmethod
+    def of(cls, rule: MutedKind, is_member: bool, run: Run | None) -> MutedValues:
+        """``is_member``: the reader has a role in the project. ``run``: that of the rule, where it has one."""
+        scope = "run" if rule.run_id else "template" if rule.chat_template_id else "project"
+        return cls(
+            rule.pk, rule.kind, finding_title(rule.kind), scope, rule.reason if is_member else None,
+            rule.author_name if is_member else None, rule.created_at,
+            run.code if run and rule.run_id else None, run.name if run and rule.run_id else "",
+        )  # fmt: skip
+
+    @property
+    def reach(self) -> str:
+        """How far it reaches, in words."""
+        if self.scope == "run":
+            return f"in the run “{self.run_name}”"
+        return "in runs with this chat template" if self.scope == "template" else "in the whole project"
+
+
+def muted_values(request: HttpRequest, run: Run) -> list[MutedValues]:
+    """The rules that hold in a run, by kind. One query for a run object."""
+    is_member = reader_of(request) is not None
+    return [MutedValues.of(rule, is_member, run) for _, rule in sorted(muted_in(run).items())]
+
+
+@writes_run
+def mute_kind(request: HttpRequest, run: Run) -> HttpResponse:
+    """Mute the ``kind`` that a form names, with its ``reason``, as far as its ``scope`` says."""
+    asked = request.POST
+    try:
+        made = mute(run, asked.get("kind", ""), asked.get("scope", ""), asked.get("reason", ""), request.user)
+    except MuteRefused as refusal:
+        if wants_json(request):
+            return json_page({"errors": {refusal.field: [str(refusal)]}}, 422)
+        return error_page(request, 422, "Nothing was muted", str(refusal), run=run.code)
+    if wants_json(request):
+        return json_page(MutedValues.of(made, True, run), 201)
+    messages.success(request, f"“{finding_title(made.kind)}” is muted. It still counts, and stands under “muted”.")
+    return redirect(_back(request, run))
+
+
+@require_POST
+def unmute_kind(request: HttpRequest, pk: int) -> HttpResponse:
+    """Take a rule back: what it muted is met first again."""
+    rule = find_rule(pk)
+    role = access(request).role_in(rule.project_id) if rule is not None else None
+    if rule is None or role is None:
+        raise Http404("There is no such rule. Somebody may have taken it back already.")
+    if not access(request).may(rule.project_id, Role.MEMBER):
+        raise too_low(rule.project, role, Role.MEMBER)
+    unmute(rule)
+    if wants_json(request):
+        return json_page({"unmuted": rule.kind})
+    messages.success(request, f"“{finding_title(rule.kind)}” is no longer muted.")
+    asked = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
+    if asked is None or asked.project_id != rule.project_id:
+        return redirect("project", rule.project.code)
+    return redirect(_back(request, asked))
+
+
+def _back(request: HttpRequest, run: Run) -> str:
+    """The trajectory of the run from which the form was sent, or the run."""
+    code = request.POST.get("trajectory", "")[:64].replace("\0", "")
+    found = find_trajectory(code) if code else None
+    if found is not None and found.run_id == run.pk:
+        return reverse("trajectory", args=[code])
+    return reverse("run", args=[run.code])
