@@ -676,10 +676,10 @@ def test_rows_per_engine_call_is_one_number_on_every_page(web: Client) -> None:
     assert {one["rows_per_call"] for one in web.get("/runs.json").json()["runs"]} == {0.5}
     body = web.get(f"/runs/{run.code}.json").json()
     assert [body["run"]["rows_per_call"], *(one["rows_per_call"] for one in body["trajectories"])] == [0.5] * 4
-    assert "rows per engine call</dt><dd>0.5</dd>" in one_line(web.get(f"/runs/{run.code}"))
+    assert "rows per call</dt> <dd>0.5</dd>" in one_line(web.get(f"/runs/{run.code}"))
     compared = one_line(web.get(f"/runs/compare?run={run.code}&run={other.code}"))
     assert '<th scope="row">Rows per engine call</th> <td>0.5</td> <td>0.5</td>' in compared
     run.n_steps = 0
     run.save()
     assert web.get(f"/runs/{run.code}.json").json()["run"]["rows_per_call"] is None
-    assert "rows per engine call" not in one_line(web.get(f"/runs/{run.code}"))
+    assert "rows per call</dt>" not in one_line(web.get(f"/runs/{run.code}"))
