@@ -94,7 +94,7 @@ class JobValues(Page):
             what=what_of(job) if is_listed else job.get_kind_display(),
             active=is_active(job),
             run=job.run.code if job.run else None,
-            trajectory=job.replay.trajectory.code if job.replay else None,
+            trajectory=job.subject.code if isinstance(job.subject, StoredTrajectory) else None,
             check=job.template_check.code if job.template_check else None,
             sentence=sentence_of(job) if is_listed else job.error or job.progress,
             notes=list(job.notes),

@@ -86,6 +86,8 @@ class DrawnMessage:
     others: list[tuple[str, SafeString]]
     is_error: bool
     place: MessagePlace | None = None
+    parsers_url: str = ""
+    """Of a sampled reply: where it is told how parsers read it."""
     unheld: list[tuple[SafeString, str]] = field(default_factory=list)
     """Sampled text that it does not hold, each with its address."""
 
@@ -201,6 +203,9 @@ class ChatPainter:
         self.calls[drawn.index] = drawn.reply.calls
         if summary and summary.completion_length:
             start = summary.prompt_length
+            drawn.reply.parsers_url = (
+                reverse("trajectory-parsers", args=[self.trajectory.code]) + f"?step={drawn.index}"
+            )
             drawn.reply.place = self._place(drawn.index, start, start + summary.completion_length, sampled=True)
             if is_told and ids is not None and self.painter.table is not None:
                 lost = unheld_tokens(ids, self.painter.special(ids), self.painter.table.joined, reply.held)

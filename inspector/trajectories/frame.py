@@ -9,12 +9,14 @@ from urllib.parse import urlencode
 
 from django.http import HttpRequest, QueryDict
 from django.urls import reverse
+from django.utils import timezone
 
+from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.trajectories.neighbours import find_siblings, no_siblings
 from inspector.web.access import reader_of
 from inspector.web.twins import Page
 from rollouts import selectors
-from rollouts.models import Run, StoredTrajectory
+from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
 
 
@@ -164,6 +166,16 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         "run_url": siblings.list_url,
         "trajectory_url": base_url(trajectory) + _with(keep, place),
     }
+
+
+def waiting_words(job: Job) -> str:
+    """Why a job still waits, as a sentence; empty while it waits for a moment only, or is under way."""
+    waited = (timezone.now() - job.created_at).total_seconds()
+    if job.status != Job.Status.QUEUED or waited < PATIENCE_SECONDS:
+        return ""
+    if has_worker("default"):
+        return "A worker is there but busy with something else."
+    return "No worker has taken it: start the product (make run) or celery -A inspector worker -Q default."
 
 
 def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> list[HeaderField]:

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 
 from inspector.html.tokens import Tokens
-from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.trajectories import reads as data
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, waiting_words
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.side_by_side import (
@@ -149,16 +147,7 @@ def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay 
         return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
     if made.job.status == models.Job.Status.FAILED:
         return "failed", made, made.job.error
-    return made.job.status, made, _waiting(made.job)
-
-
-def _waiting(job: models.Job) -> str:
-    waited = (timezone.now() - job.created_at).total_seconds()
-    if job.status != models.Job.Status.QUEUED or waited < PATIENCE_SECONDS:
-        return ""
-    if has_worker("default"):
-        return "A worker is there but busy with something else."
-    return "No worker has taken it: start the product (make run) or celery -A inspector worker -Q default."
+    return made.job.status, made, waiting_words(made.job)
 
 
 def _line(

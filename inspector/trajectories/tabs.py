@@ -6,6 +6,7 @@ from inspector.trajectories.compare_page import compare_page
 from inspector.trajectories.deltas_page import deltas_page
 from inspector.trajectories.frame import Tab
 from inspector.trajectories.mask_page import mask_page
+from inspector.trajectories.parsers_page import parsers_page
 from inspector.trajectories.record_page import record_page
 from inspector.trajectories.strategies_page import strategies_page
 from rollouts.models import StoredTrajectory
@@ -25,5 +26,13 @@ TABS = (
     Tab("compare", "Side by side", "side by side", compare_page),
     Tab("deltas", "Template deltas", "template deltas", deltas_page),
     Tab("mask", "Mask, explained", "mask, explained", mask_page),
+    Tab(
+        "parsers",
+        "Parsers",
+        "parsers",
+        parsers_page,
+        is_kept=False,
+        is_offered=lambda trajectory: bool(trajectory.n_steps) and not is_text_only(trajectory),
+    ),
     Tab("strategies", "Strategies", "strategies", strategies_page, is_kept=False),
 )

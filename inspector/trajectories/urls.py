@@ -33,5 +33,6 @@ urlpatterns = [
     *twins("trajectories/<code:code>/comments", comment_views.comments, name="comments"),
     *twins("trajectories/<code:code>/comments/<code:comment>", comment_views.comment, name="comment"),
     *tab_urls(TABS),
+    path("trajectories/<code:code>/parsers/again", views.parsers_again, name="trajectory-audit"),
     path("trajectories/<code:code>/strategies/again", views.strategies_again, name="trajectory-replay"),
 ]

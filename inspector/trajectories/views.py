@@ -23,11 +23,12 @@ from inspector.trajectories.frame import Tab, fingerprint, frame_of
 from inspector.trajectories.place import read_place
 from inspector.trajectories.tokens_page import PagePart
 from inspector.web.access import reads_trajectory, role_of, sees_several_projects, writes_trajectory
-from inspector.web.twins import is_fragment, json_page, page, wants_json
+from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
+from rollouts import services
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
-from rollouts.work import replays
+from rollouts.work import parser_audits, replays
 from rollouts.work.sending import send
 
 
@@ -179,3 +180,18 @@ def strategies_again(request: HttpRequest, trajectory: StoredTrajectory) -> Http
         if is_new:
             send(made.job)
     return redirect(f"{reverse('trajectory-strategies', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))
+
+
+@writes_trajectory
+def parsers_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """Send a worker to read a reply with every parser, unless one is at it; with ``do=cancel``, ask it to stop."""
+    step = whole_number(request.GET.get("step", "")) or 0
+    if request.POST.get("do") == "cancel":
+        made = parser_audits.current(trajectory, step)
+        if made is not None:
+            services.cancel_job(made.job)
+    elif step < trajectory.n_steps and not is_active(trajectory) and not parser_audits.missing(trajectory):
+        made, is_new = parser_audits.ask(trajectory, step, request.user)
+        if is_new:
+            send(made.job)
+    return redirect(f"{reverse('trajectory-parsers', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))

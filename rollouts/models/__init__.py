@@ -12,6 +12,7 @@ from rollouts.models.contents import Content
 from rollouts.models.findings import StoredFinding
 from rollouts.models.jobs import Job
 from rollouts.models.muted import MutedKind
+from rollouts.models.parser_audits import ParserAudit
 from rollouts.models.people import (
     DEFAULT_PROJECT,
     ApiToken,
@@ -51,6 +52,7 @@ __all__ = [
     "LoginSession",
     "Membership",
     "MutedKind",
+    "ParserAudit",
     "Project",
     "ProjectTemplate",
     "Rejection",

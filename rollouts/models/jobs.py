@@ -8,16 +8,25 @@ from django.db.models import Q
 from django.utils import timezone
 
 from rollouts.models.codes import new_code
+from rollouts.models.parser_audits import ParserAudit
 from rollouts.models.replays import Replay
 from rollouts.models.runs import Run
 from rollouts.models.template_checks import TemplateCheck
+from rollouts.models.trajectories import StoredTrajectory
 from rollouts.models.work_status import WorkStatus
+
+SUBJECTS = ("run", "replay", "template_check", "parser_audit", "whole")
+"""The columns of which a job has one."""
+
+
+def _only(name: str) -> Q:
+    return Q(**{f"{one}__isnull": one != name for one in SUBJECTS})
 
 
 class Job(models.Model):
-    """Background work of the queue ``default``. It belongs to one run, one replay or one template check.
+    """Background work of the queue ``default``. It belongs to one run, replay, template check or parser audit.
 
-    A run keeps the jobs that were asked for. A replay and a template check have one job: the last one. A large job is
+    A run keeps the jobs that were asked for. The others have one job: the last one. A large job is
     cut into shards, which any workers do. A shard is a job that belongs to the whole one, and goes when that has ended.
     """
 
@@ -42,11 +51,14 @@ class Job(models.Model):
         """A template check is answered. With ``options["repair"]`` a repair is searched for afterwards."""
         REPAIR_TEMPLATE = "repair_template"
         """A repair is searched for a template check that was answered before without one."""
+        AUDIT_PARSERS = "audit_parsers"
+        """Every parser reads the reply of one step."""
 
     code = models.CharField(max_length=16, unique=True, default=new_code)
     run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE, related_name="jobs")
     replay = models.OneToOneField(Replay, null=True, on_delete=models.CASCADE)
     template_check = models.OneToOneField(TemplateCheck, null=True, on_delete=models.CASCADE)
+    parser_audit = models.OneToOneField(ParserAudit, null=True, on_delete=models.CASCADE, related_name="job")
     whole = models.ForeignKey(
         "self", null=True, on_delete=models.CASCADE, related_name="shards",
         help_text="Of a shard: the job of which it is a part.",
@@ -85,10 +97,11 @@ class Job(models.Model):
                 fields=["run", "kind"], condition=Q(status__in=("queued", "running")), name="job_at_a_time"
             ),
             models.CheckConstraint(
-                condition=Q(run__isnull=False, replay=None, template_check=None, whole=None)
-                | Q(run=None, replay__isnull=False, template_check=None, whole=None)
-                | Q(run=None, replay=None, template_check__isnull=False, whole=None)
-                | Q(run=None, replay=None, template_check=None, whole__isnull=False),
+                condition=_only("run")
+                | _only("replay")
+                | _only("template_check")
+                | _only("parser_audit")
+                | _only("whole"),
                 name="job_of_one_subject",
             ),
         ]
@@ -96,3 +109,9 @@ class Job(models.Model):
             # What waits and what is under way, among many jobs that have ended.
             models.Index(fields=["status"], name="job_active", condition=Q(status__in=("queued", "running"))),
         ]
+
+    @property
+    def subject(self) -> Run | StoredTrajectory | TemplateCheck | None:
+        """The run, trajectory or template check that it works on; None for a shard."""
+        made = self.replay or self.parser_audit
+        return self.run or (made.trajectory if made is not None else self.template_check)

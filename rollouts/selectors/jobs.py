@@ -9,6 +9,7 @@ from django.db.models import Count, Max, Q
 
 from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.selectors.access import Access
+from rollouts.selectors.visible import SUBJECTS
 
 LISTED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.DIAGNOSE_PUSHED)
 """The kinds that the page of a run lists. Its status tells of an import."""
@@ -39,6 +40,5 @@ def find_job(run_code: str, code: str, kinds: Collection[str] = LISTED) -> Job |
 def waiting_jobs(access: Access) -> dict[str, int]:
     """Kind -> the number of jobs that may be seen and wait for a worker."""
     queued = Job.objects.filter(status=Job.Status.QUEUED)
-    subjects = ("run__project", "replay__trajectory__run__project", "template_check__project")
-    waiting = access.limit(queued, *subjects).values_list("kind")
+    waiting = access.limit(queued, *SUBJECTS).values_list("kind")
     return dict(waiting.annotate(n=Count("pk")).order_by("kind"))

@@ -220,6 +220,14 @@ def places_of(finding: StoredFinding) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
+def steps_with_finding(trajectory: Stored, kind: str) -> list[int]:
+    """The steps that have a finding of a kind, in order. One query, none where the trajectory has no findings."""
+    if not trajectory.n_findings:
+        return []
+    found = trajectory.findings.filter(kind=kind, step_index__isnull=False)
+    return sorted({step for step in found.values_list("step_index", flat=True) if step is not None})
+
+
 def numbered_finding(trajectory: Stored, number: int) -> StoredFinding | None:
     """The finding with this number, counted from 1 in reading order. One query."""
     if not 0 < number <= trajectory.n_findings:  # the database takes no number of 25 digits

@@ -12,7 +12,12 @@ from rollouts.selectors.access import Access
 from rollouts.selectors.paging import CursorPart, cut_part, read_cursor
 
 _CODE = re.compile(r"[0-9a-z]{4,64}\Z")
-SUBJECTS = ("run__project", "replay__trajectory__run__project", "template_check__project")
+SUBJECTS = (
+    "run__project",
+    "replay__trajectory__run__project",
+    "template_check__project",
+    "parser_audit__trajectory__run__project",
+)
 """The ways in which a job belongs to a project."""
 
 
@@ -45,9 +50,9 @@ def _one(found: QuerySet[Any], code: str) -> Any:
 
 
 def _jobs() -> QuerySet[Job]:
-    return Job.objects.select_related("run", "replay__trajectory", "template_check", "created_by").defer(
-        "report", "replay__report", "template_check__report", "template_check__question"
-    )
+    return Job.objects.select_related(
+        "run", "replay__trajectory", "template_check", "parser_audit__trajectory", "created_by"
+    ).defer("report", "replay__report", "template_check__report", "template_check__question", "parser_audit__report")
 
 
 def visible_jobs(access: Access, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[Job]:

@@ -91,6 +91,8 @@ class Action(StrEnum):
     """A worker was asked to replay a run or a trajectory by every strategy."""
     CHECKED = "template check asked"
     """A worker was asked to check a chat template, or to look for its repair."""
+    PARSERS_AUDITED = "parser audit asked"
+    """A worker was asked to read a reply with every parser."""
     TOKENIZER_ADDED = "tokenizer registered"
     """A tokenizer was registered in a project, by its form, with an import, a check or a launch, or by a command."""
     CANCELLED = "work cancelled"
@@ -209,7 +211,7 @@ def _project_of(of: models.Model | None) -> int | None:
     if isinstance(of, Project):
         return of.pk
     if isinstance(of, Job):
-        of = of.run or (of.replay.trajectory if of.replay is not None else of.template_check)
+        of = of.subject
     if isinstance(of, StoredTrajectory):
         of = of.run
     return getattr(of, "project_id", None)

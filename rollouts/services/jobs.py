@@ -12,7 +12,7 @@ from django.db import Error, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
-from rollouts.models import ACTIVE, Job, Replay, Run, TemplateCheck
+from rollouts.models import ACTIVE, Job, ParserAudit, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_silent
 from rollouts.services.audit import Action, record
 from rollouts.services.text import without_paths
@@ -34,8 +34,13 @@ _WRITTEN_DOWN = {
     Job.Kind.REPLAY_TRAJECTORY: Action.REPLAYED,
     Job.Kind.CHECK_TEMPLATE: Action.CHECKED,
     Job.Kind.REPAIR_TEMPLATE: Action.CHECKED,
+    Job.Kind.AUDIT_PARSERS: Action.PARSERS_AUDITED,
 }
 """The kinds that people ask for, and what the audit log says then. Who asks for an import says so there."""
+
+
+Subject = Run | Replay | TemplateCheck | ParserAudit
+_COLUMNS = {Run: "run", Replay: "replay", TemplateCheck: "template_check", ParserAudit: "parser_audit"}
 
 
 class JobLost(Exception):
@@ -47,7 +52,7 @@ class JobFailed(Exception):
 
 
 def ask_job(
-    subject: Run | Replay | TemplateCheck, kind: str, options: Mapping[str, Any] | None = None, user: Any = None
+    subject: Subject, kind: str, options: Mapping[str, Any] | None = None, user: Any = None
 ) -> tuple[Job, bool]:
     """The job of a kind for its subject, and whether a worker has to be sent for it.
 
@@ -57,16 +62,16 @@ def ask_job(
     job, is_new = _ask_job(subject, kind, dict(options or {}), user)
     if is_new and (action := _WRITTEN_DOWN.get(Job.Kind(kind))) is not None:
         asked = "".join(f", {name} {value}" for name, value in job.options.items())
-        of = subject.trajectory if isinstance(subject, Replay) else subject
+        of = subject.trajectory if isinstance(subject, Replay | ParserAudit) else subject
         record(action, of, detail=f"job {job.code}{asked}")
     return job, is_new
 
 
-def _ask_job(subject: Run | Replay | TemplateCheck, kind: str, wanted: dict[str, Any], user: Any) -> tuple[Job, bool]:
-    column = {Run: "run", Replay: "replay", TemplateCheck: "template_check"}[type(subject)]
+def _ask_job(subject: Subject, kind: str, wanted: dict[str, Any], user: Any) -> tuple[Job, bool]:
+    column = _COLUMNS[type(subject)]
     of_subject = Job.objects.filter(**{column: subject})
     owner = user if user is not None and getattr(user, "is_authenticated", False) else None
-    # A replay and a template check have one job in all, a run one of each kind.
+    # All others have one job in all, a run one of each kind.
     active = of_subject.filter(Q(kind=kind) if column == "run" else Q(), status__in=ACTIVE)
     with transaction.atomic():
         list(active.select_for_update().order_by("pk"))  # before the subject, as every worker of the job does

@@ -136,6 +136,8 @@ def delete_trajectories(keys: list[int]) -> None:
             models.ReplayRows.objects.filter(replay__trajectory__in=keys),
             models.Job.objects.filter(replay__trajectory__in=keys),
             models.Replay.objects.filter(trajectory__in=keys),
+            models.Job.objects.filter(parser_audit__trajectory__in=keys),
+            models.ParserAudit.objects.filter(trajectory__in=keys),
             models.RowColumn.objects.filter(**in_rows),
             models.RowTokens.objects.filter(**in_rows),
             models.StoredRow.objects.filter(trajectory__in=keys),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from django.db import transaction
+
 from rollouts import chat_templates, selectors, services
 from rollouts.engines.vllm_parsers import ParsersUnusable, VllmParsers
-from rollouts.models import StoredTrajectory
+from rollouts.models import Job, ParserAudit, StoredTrajectory
 from rollouts.replies.audit import Completion, ParserReading, ReadCall, ReadingAudit, as_text, audit, reading_of
 from rollouts.replies.call_readers import form_of, parser_of
 from rollouts.replies.parsing import plain_message
+from rollouts.selectors.activity import is_active
+from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
 from rollouts.services.text import storable_text, without_paths
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.interfaces import RenderFailed
@@ -19,6 +24,8 @@ from rollouts.tito.trajectory import Step, Trajectory
 from rollouts.tokenizers import LoadedTokenizer
 from rollouts.work.replay_context import template_text
 
+VERSION = 1
+"""Raise it when an audit says other things than before: stored ones are then stale."""
 MAX_CHARACTERS = 1_500_000
 """Of a completion's text. A longer one is read by no parser."""
 KEPT_CHARACTERS = 2_000
@@ -32,6 +39,52 @@ TEMPLATE = "the chat template's form"
 
 class CannotAudit(ValueError):
     """No parser can be asked. The message is a sentence that says what is missing."""
+
+
+def key_of(trajectory: StoredTrajectory) -> str:
+    """The hash of all that audits of a trajectory depend on, but for the version of vLLM, which the worker has."""
+    run = trajectory.run
+    parts = (
+        VERSION, trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
+        run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[ParserAudit, bool]:
+    """The audit of a step's reply, and whether a worker has to be sent for it. One that has ended is made again."""
+    key = key_of(trajectory)
+    with transaction.atomic():
+        made, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
+        made.job, is_new = ask_job(made, Job.Kind.AUDIT_PARSERS, user=user)
+        if is_new:
+            made.key, made.report = key, None
+            made.save(update_fields=["key", "report"])
+    return made, is_new
+
+
+def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
+    """The stored audit of a step's reply if it is not stale or a worker is making it now; else None. One query."""
+    made = trajectory.parser_audits.select_related("job").filter(step_index=step).first()
+    return made if made is not None and (made.key == key_of(trajectory) or is_active(made.job)) else None
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Read the reply of a job's audit with every parser, and store what each one read."""
+    made = ParserAudit.objects.get(job=job)
+    record = StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template").get(
+        pk=made.trajectory_id
+    )
+    beat(progress="the parsers are started")
+    made.key = key_of(record)
+    try:
+        (made.report,) = audit_steps(record, [made.step_index], lambda said: beat.now_and_then(progress=said[:200]))
+    except CannotAudit as error:
+        raise JobFailed(str(error)) from error
+    with transaction.atomic():
+        if not end_job(job, Job.Status.DONE):
+            raise JobLost
+        made.save(update_fields=["key", "report"])
 
 
 def missing(trajectory: StoredTrajectory) -> str:
@@ -163,8 +216,12 @@ def differences(reading: ParserReading, stored: ParserReading, is_reasoning: boo
     if is_reasoning:
         return ["reasoning"] if reading.reasoning.split() != stored.reasoning.split() else []
     differs = ["calls"] if [*map(_plain, reading.calls)] != [*map(_plain, stored.calls)] else []
-    content = reading.content if reading.reasoning else plain_message(reading.content)["content"]
+    content = reading.content if reading.reasoning else plain_message(reading.content, _no_calls)["content"]
     return [*differs, *(["content"] if content.split() != stored.content.split() else [])]
+
+
+def _no_calls(text: str, tools: object) -> tuple[str, list[dict[str, Any]]]:
+    return text, []
 
 
 def _plain(call: ReadCall) -> tuple[str, Any]:

@@ -126,7 +126,8 @@ def _described(runs: QuerySet[Run]) -> QuerySet[Any]:
         ),
         is_shared=Exists(live.filter(run=OuterRef("pk"))) | Exists(live.filter(trajectory__run=OuterRef("pk"))),
         has_work=Exists(jobs.filter(status__in=ACTIVE))
-        | Exists(Job.objects.filter(replay__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
+        | Exists(Job.objects.filter(replay__trajectory__run=OuterRef("pk"), status__in=ACTIVE))
+        | Exists(Job.objects.filter(parser_audit__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
         has_file=Exists(jobs.filter(kind=Job.Kind.EXPORT, status=Job.Status.DONE, expires_at__gt=now)),
     )
 

@@ -80,6 +80,7 @@ def test_messages_of_any_source_are_readings() -> None:
     assert differences(
         ParserReading("I", "", (ReadCall("f", "{bad"),)), ParserReading("I", "", (ReadCall("f", {}),)), False
     ) == ["calls"]
+    assert differences(ParserReading(RAW), ParserReading(), False) == ["content"]
     assert differences(ParserReading("I", "", ()), ParserReading("you", "hm"), False) == ["content"]
     assert differences(ParserReading("I", "", ()), ParserReading("I", "hm"), True) == ["reasoning"]
 

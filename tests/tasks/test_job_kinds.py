@@ -18,13 +18,14 @@ from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
 from rollouts import files, models, selectors, services
+from rollouts.engines import vllm_parsers
 from rollouts.models import Job, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services import jobs as job_services
 from rollouts.services.jobs import adopt_jobs, ask_job, end_job, take_job
 from rollouts.services.pushed import DIAGNOSED_TO, add_new_trajectories
 from rollouts.tasks import jobs
-from rollouts.work import exporting, imports, replays, run_control, template_checks, token_moves
+from rollouts.work import exporting, imports, parser_audits, replays, run_control, template_checks, token_moves
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
 from tests.web.samples import stored_run, trajectory
@@ -59,6 +60,10 @@ def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -
         if kind == Job.Kind.REPLAY_TRAJECTORY:
             maker = Maker(tiny_tokenizer)
             return replays.ask(maker.run([maker.conversation("a")]).trajectories.get())[0].job
+        if kind == Job.Kind.AUDIT_PARSERS:
+            maker = Maker(tiny_tokenizer)
+            monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
+            return parser_audits.ask(maker.run([maker.conversation("a")]).trajectories.get(), 0)[0].job
         run = stored_run(45, findings=[[]] * 45)  # three batches
         options = {Job.Kind.EXPORT: {"format": "own_jsonl"}, Job.Kind.MOVE_TOKENS: {"to": "segments"}}
         return ask_job(run, kind, options.get(Job.Kind(kind), {}))[0]
@@ -92,7 +97,7 @@ def die_after(n: int, work: Callable[[], object]) -> None:
 
 DEATHS = {
     "diagnose": 2, "export": 9, "replay": 5, "import": 13, "diagnose_pushed": 2, "replay_trajectory": 1,
-    "check_template": 3, "repair_template": 2, "move_tokens": 2,
+    "check_template": 3, "repair_template": 2, "move_tokens": 2, "audit_parsers": 1,
 }  # fmt: skip
 """Signs of life after which the first worker of each kind is killed: in the middle, where its work has one."""
 
@@ -152,20 +157,27 @@ def repaired(job: Job) -> None:
     assert check.report is not None and check.report["repair"]
 
 
+def audited(job: Job) -> None:
+    assert job.parser_audit is not None and job.parser_audit.report
+    assert job.parser_audit.report["readings"] and "not installed" in str(job.parser_audit.report["notes"])
+
+
 RESULTS: dict[str, Callable[[Job], None]] = {
     "diagnose": diagnosed, "export": exported, "replay": replayed, "import": imported, "diagnose_pushed": pushed,
     "replay_trajectory": rows_made, "check_template": repaired, "repair_template": repaired,
-    "move_tokens": moved,
+    "move_tokens": moved, "audit_parsers": audited,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", Job.Kind.values)
 def test_one_of_a_kind_at_a_time_is_held_by_the_database(kind: str, ask: Ask) -> None:
     job = ask(kind)
-    subject = job.run or job.replay or job.template_check
+    subject = job.run or job.replay or job.template_check or job.parser_audit
     assert subject is not None and ask_job(subject, kind) == (job, False)
     with pytest.raises(IntegrityError), transaction.atomic():
-        Job.objects.create(run=job.run, replay=job.replay, template_check=job.template_check, kind=kind)
+        Job.objects.create(
+            run=job.run, replay=job.replay, template_check=job.template_check, parser_audit=job.parser_audit, kind=kind
+        )
     with pytest.raises(IntegrityError), transaction.atomic():
         Job.objects.create(kind=kind)  # of nothing
     services.cancel_job(job)
@@ -185,11 +197,11 @@ def test_a_job_that_kills_its_workers_ends(kind: str, ask: Ask) -> None:
         assert job.run is not None and (job.run.status, job.run.error) == ("failed", job.error)
 
 
-@pytest.mark.parametrize("kind", ("import", "replay_trajectory"))
+@pytest.mark.parametrize("kind", ("import", "replay_trajectory", "audit_parsers"))
 def test_a_job_goes_with_its_run(kind: str, ask: Ask) -> None:
     job = ask(kind)
-    services.delete_run(job.run or job.replay.trajectory.run)  # type: ignore[union-attr]
-    assert not Job.objects.exists() and not Replay.objects.exists()
+    services.delete_run(job.run or job.subject.run)  # type: ignore[union-attr]
+    assert not Job.objects.exists() and not Replay.objects.exists() and not models.ParserAudit.objects.exists()
     jobs.do_job(job.pk)
 
 

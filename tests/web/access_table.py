@@ -142,6 +142,8 @@ ROWS: dict[str, list[Row]] = {
         post(member_gets(302), form={"do": "resolve"}, json=200),
         post(OWN.format(302), form={"do": "delete"}, json=200),
     ],
+    "trajectories/<code:code>/parsers": [get(READ)],
+    "trajectories/<code:code>/parsers/again": [post(member_gets(302))],
     "trajectories/<code:code>/strategies/again": [post(member_gets(302))],
     # One template check.
     "templates/checks/<code:code>": [get(READ)],

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from inspector.trajectories.frame import waiting_words
 from rollouts import models, services
 from rollouts.selectors.parts import step_wise_scopes
 from rollouts.tasks.jobs import do_job
@@ -239,12 +240,6 @@ def test_a_replay_that_has_waited_for_a_whole_day_still_says_why(make, web, sent
     assert waiting_words(job).startswith("No worker has taken it")
     job.created_at = timezone.now()
     assert waiting_words(job) == ""
-
-
-def waiting_words(job: models.Job) -> str:
-    from inspector.trajectories.strategies_page import _waiting
-
-    return _waiting(job)
 
 
 def test_a_replay_lost_with_its_worker_is_sent_again(make, web, sent) -> None:

@@ -191,7 +191,7 @@ _ALL = (
         "The sampled ids decode to text that no part of the parsed message holds: a parser dropped it.",
         ("The environment answers a message that says less than the policy said, so the reward is that of another "
          "action. A prompt that is rendered from the message lacks the text too."),
-        "Compare what other parsers read, and choose one that holds all of it. Train on the sampled ids.",
+        "The page Parsers compares what others read: choose one that holds all of it. Train on the sampled ids.",
         "Sampled: I look. <tool_call>...</tool_call>; message: content \"I look.\" and the call.",
         "Sampled: Now it sums up both. <tool_call>...</tool_call>; message: the call alone."),
     _stream_error("unclassified", "Break of unknown cause",
