@@ -20,8 +20,8 @@ _INVISIBLE = (
     "\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f"
     "\u2028-\u202f\u205f-\u206f\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\uffff\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-_TOKEN_CHARACTERS = re.compile(f" +|[&<>\"'\n\t\r\x00{_INVISIBLE}]")
-_RUN_CHARACTERS = re.compile(f"[&<>\"'\n\t\r\x00{_INVISIBLE}]")
+_TOKEN_CHARACTERS = re.compile(f" +|[&<>\"'\t\r\x00{_INVISIBLE}]")
+_RUN_CHARACTERS = re.compile(f"[&<>\"'\t\r\x00{_INVISIBLE}]")
 _INVISIBLE_CHARACTERS = re.compile(f"[\n\t\r\x00{_INVISIBLE}]")
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 _FIXED = {
@@ -30,7 +30,6 @@ _FIXED = {
     ">": "&gt;",
     '"': "&quot;",
     "'": "&#x27;",
-    "\n": "<b class=n></b>\n",
     "\t": "<b class=t></b>\t",
     # A bare CR would become LF in the parser, a reference stays CR.
     "\r": "<b class=r></b>&#13;",
@@ -52,7 +51,8 @@ def _character(match: re.Match[str]) -> str:
 
 def text_html(text: str, spaces: bool = False) -> str:
     """Escaped text with glyphs beside invisible characters. ``spaces``: also mark U+0020."""
-    return (_TOKEN_CHARACTERS if spaces else _RUN_CHARACTERS).sub(_character, text)
+    escaped = (_TOKEN_CHARACTERS if spaces else _RUN_CHARACTERS).sub(_character, text)
+    return escaped.replace("\n", "<b class=n></b>\n")  # lines are many, so each is not a match
 
 
 def visible_text(text: str) -> str:

@@ -322,7 +322,7 @@ class TokenPainter:
         """Row offsets between blocks of about ``size`` tokens: never in a character, after a line where one ends."""
         if self.table is None:
             return list(range(tokens.start + size, tokens.start + len(tokens), size))
-        return [tokens.start + cut for cut in _block_cuts(self.pieces(tokens.ids), size)]
+        return [tokens.start + cut for cut in _block_cuts(_Text.of(self.table, tokens.ids), size)]
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
@@ -336,8 +336,8 @@ class TokenPainter:
             return []
         state = self._states(tokens, marks, logprob)
         special = self.special(tokens.ids)
-        pieces = self.pieces(tokens.ids)
-        cuts = _block_cuts(pieces, size)
+        text = _Text.of(self.table, tokens.ids)
+        cuts = _block_cuts(text, size)
         # Each control token is its own run, so that two neighbours look like two.
         differs = (np.diff(state) != 0) | special[1:] | special[:-1]
         change = np.flatnonzero(differs) + 1
@@ -357,7 +357,7 @@ class TokenPainter:
             # At the start of a block there is no run before the gap.
             first, last = "" if html else gaps.get(a, ""), "" if b in block_starts else gaps.get(b, "")
             html.append(f"<span{_class_attribute(names.strip())} data-a={tokens.start + a}>{first}")
-            html.append(_run_html(tokens.ids, pieces, a, b))
+            html.append(text.run_html(a, b))
             html.append(f"{last}</span>")
         blocks.append(Block(blocks[-1].stop if blocks else tokens.start, tokens.start + n, "".join(html)))
         return blocks
@@ -376,36 +376,53 @@ class Block:
         return mark_safe(self.html)
 
 
-def _block_cuts(pieces: list[bytes | None], size: int) -> list[int]:
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """The bytes of some tokens in one piece: a whole row makes no object for each of its tokens."""
+
+    ids: NDArray[np.int32]
+    data: bytes
+    ends: NDArray[np.int64]
+    """Where the bytes of each token end."""
+    unknown: NDArray[np.int64]
+    """The places of ids without bytes: outside the vocabulary, or all without a tokenizer. Rising."""
+
+    @classmethod
+    def of(cls, table: ByteTable | None, ids: NDArray[np.int32]) -> _Text:
+        if table is None:
+            return cls(ids, b"", np.zeros(len(ids), np.int64), np.arange(len(ids)))
+        return cls(ids, *table.joined(ids), np.flatnonzero((ids < 0) | (ids >= table.vocab_size)))
+
+    def part(self, a: int, b: int) -> bytes:
+        """The bytes of the tokens ``[a, b)``."""
+        return self.data[self.ends[a - 1] if a else 0 : self.ends[b - 1] if b else 0]
+
+    def run_html(self, a: int, b: int) -> str:
+        """The tokens ``[a, b)`` as text; an id without bytes as a number."""
+        if not len(self.unknown):
+            return bytes_text_html(self.part(a, b))
+        html = []
+        for place in self.unknown[slice(*self.unknown.searchsorted([a, b]))].tolist():
+            html += [bytes_text_html(self.part(a, place)), f"<u>{int(self.ids[place])}</u>"]
+            a = place + 1
+        return "".join([*html, bytes_text_html(self.part(a, b))])
+
+
+def _block_cuts(text: _Text, size: int) -> list[int]:
     """The ends of the blocks: after a nearby line end, because a block breaks the line, and never in a character."""
+    n = len(text.ids)
+    lengths = np.diff(text.ends, prepend=0)
+    data = np.frombuffer(text.data + b"\0", np.uint8)
+    ends_line = ((lengths > 0) & (data[text.ends - 1] == ord("\n"))).tobytes()
+    # A token that starts with a continuation byte belongs to the character before it.
+    continues = ((lengths > 0) & (data[text.ends - lengths] & 0xC0 == 0x80)).tobytes()
     cuts = []
     at = size
-    while at < len(pieces):
-        near = range(at, max(at - size // 4, at - size + 1), -1)
-        at = next((i for i in near if (piece := pieces[i - 1]) and piece.endswith(b"\n")), at)
-        # A token that starts with a continuation byte belongs to the character before it.
-        while at < len(pieces) and (piece := pieces[at]) and 0x80 <= piece[0] < 0xC0:
-            at += 1
-        if at < len(pieces):
+    while at < n:
+        line = ends_line.rfind(1, max(at - size // 4, at - size + 1), at)
+        at = at if line < 0 else line + 1
+        at = continues.find(0, at)
+        if 0 <= at < n:
             cuts.append(at)
-        at += size
+        at = n if at < 0 else at + size
     return cuts
-
-
-def _run_html(ids: NDArray[np.int32], pieces: list[bytes | None], a: int, b: int) -> str:
-    try:
-        return bytes_text_html(b"".join(pieces[a:b]))  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    html = []
-    while a < b:
-        stop = a
-        while stop < b and pieces[stop] is not None:
-            stop += 1
-        if stop > a:
-            html.append(bytes_text_html(b"".join(pieces[a:stop])))  # type: ignore[arg-type]
-        elif stop < b:
-            html.append(f"<u>{int(ids[stop])}</u>")
-            stop += 1
-        a = stop
-    return "".join(html)

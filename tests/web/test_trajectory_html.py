@@ -10,20 +10,22 @@ from hypothesis import strategies as st
 
 from inspector.html.text import characters, split_fragments, text_html
 from inspector.html.tokens import NO_LOGPROB, Marks, TokenPainter, Tokens, gap_html, logprob_classes
+from rollouts.tokenizers import ByteTable
+
+WORDS = (" the", "\n\n", "<script>alert(1)</script>", "\u202eevil", "naïve", "\t\r\n", "<|im_end|>")
 
 
-class Table:
+class Table(ByteTable):
     """Id 0-255 = that byte, then some words, then one control token."""
 
-    words = (" the", "\n\n", "<script>alert(1)</script>", "\u202eevil", "naïve", "\t\r\n", "<|im_end|>")
-    vocab_size = 256 + len(words)
+    vocab_size = 256 + len(WORDS)
 
     def __init__(self) -> None:
-        self.special = np.zeros(self.vocab_size, dtype=np.bool_)
-        self.special[-1] = True
-
-    def token_bytes(self, ids):
-        return [bytes([i]) if i < 256 else self.words[i - 256].encode() for i in ids.tolist()]
+        pieces = [*(bytes([i]) for i in range(256)), *(word.encode() for word in WORDS)]
+        special = np.zeros(self.vocab_size, dtype=np.bool_)
+        special[-1] = True
+        offsets = np.cumsum([0, *map(len, pieces)]).astype(np.uint32)
+        super().__init__(offsets, b"".join(pieces), special, "byte_level")
 
 
 class Copied(HTMLParser):
