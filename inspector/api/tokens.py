@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +18,8 @@ from inspector.api.trajectory_values import TokenColumns
 from inspector.web.problems import ApiProblem
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
-from rollouts.selectors import parts
-from rollouts.selectors.parts import RowSummary
+from rollouts.selectors import beside, parts
+from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins, Row
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -40,7 +41,8 @@ class TokensAsked(Schema):
     stop: Count | None = None
     """Offset behind the last token; the end by default. One answer holds 65,536 tokens of JSON, 1,048,576 of Arrow."""
     columns: Text = ""
-    """Names with commas between them: ids, loss_mask, logprobs, origin, step, and a trainer's own. Empty = all."""
+    """Names with commas between them: ids, loss_mask, logprobs, origin, step, those of a trainer and of an engine:
+    entropy, entropy_at_least, behind_likeliest. Empty = all."""
 
 
 @dataclass(eq=False)
@@ -72,20 +74,31 @@ def window_of(asked: TokensAsked, n_tokens: int, is_arrow: bool) -> tuple[int, i
     return start, max(start, min(stop, start + (MAX_ARROW_TOKENS if is_arrow else MAX_JSON_TOKENS)))
 
 
-def of_window(request: HttpRequest, trajectory: StoredTrajectory, row: RowSummary, asked: TokensAsked) -> Columns:
-    """A window of a stored row, or of a row that steps make so far. At most four queries."""
+def of_window(
+    request: HttpRequest,
+    trajectory: StoredTrajectory,
+    row: RowSummary,
+    steps: Sequence[StepSummary],
+    asked: TokensAsked,
+) -> Columns:
+    """A window of a row, stored or not; ``steps``: all of the trajectory. At most three queries."""
     start, stop = window_of(asked, row.n_tokens, wants_arrow(request))
-    window = selectors.row_window(trajectory, row.handle, start, stop)
-    held = parts.column_values(trajectory, row.index, _trainers(asked, trajectory, row)) if row.key is not None else {}
+    window = selectors.row_window(trajectory, row.handle, start, stop, steps)
+    if row.follows_steps:
+        names = _wanted(asked, beside.names_beside([row], steps).get(row.index, []))
+        held = beside.columns_beside(row, steps, names, start, stop) if names else {}
+    else:
+        names = _wanted(asked, parts.column_names(trajectory).get(row.index, []))
+        whole = parts.column_values(trajectory, row.index, names)
+        held = {name: _padded(values[start:stop], stop - start) for name, values in whole.items()}
     return Columns(
         trajectory.code, window.start, window.stop, window.n_tokens, window.ids, window.loss_mask, window.logprobs,
         window.origin if window.origin_known else None, window.step_index,
-        {name: _padded(values[start:stop], stop - start) for name, values in held.items()},
+        held,
     )  # fmt: skip
 
 
-def _trainers(asked: TokensAsked, trajectory: StoredTrajectory, row: RowSummary) -> list[str]:
-    names = parts.column_names(trajectory).get(row.index, [])
+def _wanted(asked: TokensAsked, names: Sequence[str]) -> list[str]:
     return [name for name in names if not asked.columns or name in _names(asked)]
 
 

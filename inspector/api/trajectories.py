@@ -29,7 +29,7 @@ from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import json_page
 from rollouts.models import Replay, ReplayRows, Role, StoredTrajectory
-from rollouts.selectors import parts
+from rollouts.selectors import beside, parts
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.muted import muted_in
 from rollouts.selectors.paging import cursor_of, read_cursor
@@ -99,8 +99,8 @@ def list_rows(request: HttpRequest, code: str) -> HttpResponseBase:
     trajectory = the_trajectory(request, code)
 
     def build() -> HttpResponseBase:
-        rows, _ = parts.rows_and_steps(trajectory)
-        columns = parts.column_names(trajectory)
+        rows, steps = parts.rows_and_steps(trajectory)
+        columns = parts.column_names(trajectory) | beside.names_beside(rows, steps)
         return json_page(RowList([RowValues.of(row, columns) for row in rows]))
 
     return conditional(request, trajectory, build)
@@ -115,9 +115,9 @@ def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[T
     trajectory = the_trajectory(request, code)
 
     def build() -> HttpResponseBase:
-        rows, _ = parts.rows_and_steps(trajectory)
+        rows, steps = parts.rows_and_steps(trajectory)
         row = found(rows[index] if index < len(rows) else None, "row", str(index))
-        return columns_answer(request, of_window(request, trajectory, row, asked), asked)
+        return columns_answer(request, of_window(request, trajectory, row, steps, asked), asked)
 
     return conditional(request, trajectory, build)
 

@@ -170,7 +170,7 @@ class RowValues(Page):
     steps: list[int]
     """The steps that it trains."""
     columns: list[str]
-    """Names of the columns that a trainer wrote for it."""
+    """Names of the columns that a trainer wrote for it, or that engines told beside its tokens."""
     is_stored: bool
     """False: the row that the steps of an unfinished trajectory make so far."""
 
@@ -215,7 +215,7 @@ class TokenColumns(Page):
     step: list[int | None] | None
     """The step that read or sampled the token; null = not known."""
     columns: dict[str, list[float | None]]
-    """Name of a trainer's column -> its values; null where the column has none."""
+    """Name of a trainer's column, or of one that an engine told -> its values; null where the column has none."""
 
 
 @dataclass(frozen=True)
