@@ -20,6 +20,14 @@ function goMessage(step) {
   next?.scrollIntoView({ block: "start" });
 }
 
+/** The link to the tokens of a message, else of the last one before it that has such a link, else of the first. */
+function tokensHere() {
+  const all = [...document.querySelectorAll("a[data-tokens]")];
+  const here = messageHere();
+  const isUpTo = (link) => here.contains(link) || here.compareDocumentPosition(link) & Node.DOCUMENT_POSITION_PRECEDING;
+  return here?.querySelector("a[data-tokens]") ?? (here && all.findLast(isUpTo)) ?? all[0];
+}
+
 function go(step) {
   const all = sites();
   if (!all.length) return;
@@ -43,7 +51,7 @@ document.addEventListener("keydown", (event) => {
     p: () => go(-1),
     j: () => goMessage(1),
     k: () => goMessage(-1),
-    v: () => (messageHere()?.querySelector("a[data-tokens]") ?? document.querySelector("a[data-tokens]"))?.click(),
+    c: () => tokensHere()?.click(),
     h: () => document.querySelector("[data-go=sibling-previous]")?.click(),
     l: () => document.querySelector("[data-go=sibling-next]")?.click(),
   }[event.key];
@@ -51,6 +59,9 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   action();
 });
+
+// The keys go on from the message that one came for.
+if (location.hash === "#here") document.getElementById("here")?.focus({ preventScroll: true });
 
 const named = location.hash.startsWith("#site-") ? document.getElementById(location.hash.slice(1)) : null;
 // A page on which the comparison is not the first thing stays where it is.

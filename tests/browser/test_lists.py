@@ -59,6 +59,28 @@ def test_a_search_goes_on_below_what_it_found(open_page: Open, make: Maker, monk
     page.click("#search-more a")
     expect(page.locator("#search-more")).not_to_contain_text("Stopped after 3 places")
     assert page.locator(".found-place").count() > 3
+    # A press of Stop while a part is under way: that part is still shown, and nothing is written to the console.
+    monkeypatch.setattr(views, "SHOWN", 500)
+    monkeypatch.setattr(search_page.search_page, "__defaults__", ("", 1, ""))
+    asked: list[str] = []
+
+    def late(route: Any) -> None:
+        asked.append(route.request.url)
+        if "stop=1" not in route.request.url:
+            page.wait_for_timeout(150)
+        route.continue_()
+
+    page.route("**/search?*cursor=*", late)
+    page.goto(page.url)
+    with page.expect_request("**/search?*cursor=*"):
+        pass
+    page.click("#search-stop a")
+    expect(page.locator("#search-more")).to_contain_text("Stopped after")
+    expect(page.locator("#search-stop a")).to_have_count(0)
+    assert any("stop=1" in url for url in asked)
+    n = page.locator(".found-place").count()
+    page.wait_for_timeout(400)
+    assert page.locator(".found-place").count() == n
 
 
 def test_charts_over_training_are_drawn_narrowed_together_and_lead_to_a_step(open_page: Open) -> None:

@@ -364,6 +364,21 @@ def test_tabs_and_back_lead_to_the_place(open_page, long):
     page.wait_for_load_state()
     page.wait_for_timeout(100)
     assert page.evaluate(TOP) == before
+    # `c` leads to the message at the place, and from a message back to its tokens.
+    page.keyboard.press("c")
+    page.wait_for_url("**/record?**#here")
+    page.wait_for_load_state()
+    message = page.locator("article[aria-current=location]")
+    expect(message).to_have_count(1)
+    place = message.locator("a[data-tokens]").first.get_attribute("href")
+    page.wait_for_function("() => document.activeElement?.id === 'here'")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.matches('.chat:not(#here)')")
+    page.keyboard.press("k")
+    assert page.evaluate("document.activeElement === document.getElementById('here')")
+    page.keyboard.press("c")
+    page.wait_for_url(f"**{place}")
+    expect(page.locator("#pane[data-view=tokens] .k").first).to_be_visible()
 
 
 def made_link(page: Any) -> str:

@@ -6,6 +6,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
@@ -13,7 +14,7 @@ from django.utils.html import escape
 
 from rollouts.formats import Source, read
 from rollouts.gallery import BUNDLE, CLEAN
-from rollouts.models import Project, Run
+from rollouts.models import Project, Run, Tokenizer
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.work import gallery, launch
 from tests.web.samples import finding, stored_run
@@ -128,3 +129,28 @@ def test_the_same_seed_under_two_strategies_is_started_by_one_button_and_compare
     fragment = {"HX-Request": "true", "HX-Target": "compared"}
     assert web.get(f"{made.url}&have={mark[1]}", headers=fragment).status_code == 204
     assert web.post("/runs/demo").url == reverse("run", args=[Run.objects.latest("pk").code])
+
+
+@pytest.mark.django_db
+def test_the_script_of_no_kind_names_a_path(web: Client) -> None:
+    """A tokenizer that is not of the hub is named by its hash, and one of the hub by its id and revision."""
+    run = gallery.load()
+    assert run.tokenizer is not None
+    Tokenizer.objects.update(source="/data/secret/tokenizers/ours")
+    told: dict[str, set[str]] = {"hash": set(), "hub": set()}
+    for how in told:
+        if how == "hub":
+            Tokenizer.objects.update(source="Qwen/Qwen3-0.6B", revision="abc123")
+        for one in run.trajectories.all():
+            for number, stored in enumerate(one.findings.order_by("step_index", "start", "pk"), start=1):
+                answer = web.get(f"/trajectories/{one.code}/findings/{number}.py")
+                text = answer.content.decode()
+                assert answer.status_code in (200, 404), stored.kind
+                assert "/data/" not in text and "secret" not in text and str(settings.INSPECTOR_DATA) not in text
+                named = (
+                    run.tokenizer.sha256 in text if how == "hash" else "Qwen/Qwen3-0.6B" in text and "abc123" in text
+                )
+                if answer.status_code == 200 and "from_pretrained" in text:
+                    assert named, stored.kind
+                    told[how].add(stored.kind)
+    assert told["hash"] == told["hub"] and len(told["hub"]) > 5
