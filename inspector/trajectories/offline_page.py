@@ -22,7 +22,7 @@ from inspector.trajectories import lenses
 from inspector.trajectories import reads as data
 from inspector.trajectories.frame import HeaderField, header_fields
 from inspector.trajectories.place import TOKEN_KINDS, PagePlace, View, read_place
-from inspector.trajectories.tokens_page import TokensRead, check_lines, trajectory_html
+from inspector.trajectories.tokens_page import TokensRead, check_lines, read_lenses, trajectory_html
 from inspector.trajectories.turns import FindingItem, worst_finding
 from inspector.web.access import reads_trajectory
 from inspector.web.twins import whole_number
@@ -97,7 +97,7 @@ def offline_file(trajectory: StoredTrajectory, params: Mapping[str, str]) -> Off
     asked = {name: params[name] for name in ("row", "finding", "view", "lens", "t") if params.get(name)}
     rows, steps = parts.rows_and_steps(trajectory)
     findings = data.read_findings(trajectory, steps, rows)
-    found = TokensRead(rows, steps, PagePlace(), findings, [], data.read_columns(trajectory))
+    found = TokensRead(rows, steps, PagePlace(), findings, [], read_lenses(trajectory, rows, steps))
     finding = _finding(found, asked.get("finding"))
     row = _row(found, asked.get("row"))
     left = AROUND_FINDING if finding else MAX_FILE_TOKENS[_view(asked, finding)]

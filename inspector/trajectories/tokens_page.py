@@ -164,11 +164,18 @@ class LensLink(PageLink):
     """When the browser asks the server for the page with this lens: see ``LensSpec.request``."""
 
 
+def read_lenses(
+    trajectory: StoredTrajectory, rows: Sequence[RowSummary], steps: Sequence[StepSummary]
+) -> dict[int, list[str]]:
+    """Row index -> names of its lenses from a trainer's columns, or from what engines told. At most one query."""
+    columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
+    return columns | beside.names_beside(rows, steps)
+
+
 def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory, window_alone: bool = False) -> TokensRead:
     """Everything of the tokens page except its tokens. ``window_alone``: only the turns that touch the window."""
     rows, steps = parts.rows_and_steps(trajectory)
-    columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
-    columns |= beside.names_beside(rows, steps)
+    columns = read_lenses(trajectory, rows, steps)
     findings = data.read_findings(trajectory, steps, rows)
     worst = worst_finding(findings, wanted=params)
     place = read_place(params, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns, fault=worst)
