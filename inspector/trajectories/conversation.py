@@ -15,17 +15,21 @@ from inspector.html.text import text_html
 from inspector.trajectories import reads
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.turns import FindingItem
-from rollouts import models
+from rollouts import models, selectors
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.tito.roles import role_turns
+from rollouts.tito.row_places import place_in_row
 from rollouts.tito.said import Media, Said, media_of, media_parts
+from rollouts.tito.trajectory import Trajectory
 from rollouts.tito.unheld import unheld_tokens
 
 FOLDED = 1_500
 """A longer text of a tool or of a system prompt is folded."""
 MAX_READ_TOKENS = 200_000
 """The most new tokens of a page's steps that are read, to find messages in them and to decode completions."""
+MAX_ALIGNED_TOKENS = 20_000
+"""The most tokens of a trajectory whose messages are looked for in a row that does not follow from its steps."""
 MAX_UNHELD = 5
 TEXT_NOTE = "the text of the completion"
 """The note at a reply that is a text; the check of texts compares it with the ids."""
@@ -128,7 +132,7 @@ def step_of_place(steps: Sequence[StepSummary], at: tuple[int, int] | None) -> i
 
 
 class ChatPainter:
-    """Draws the steps of one page. At most two queries: findings, and the arrays of the steps."""
+    """Draws the steps of one page. Two queries: findings, and the arrays of the steps; more where a row has its own."""
 
     def __init__(
         self,
@@ -141,6 +145,11 @@ class ChatPainter:
         self.trajectory, self.at = trajectory, at
         self.steps = {step.index: step for step in steps}
         self.follows = {row.index: row for row in rows if row.follows_steps}
+        self.trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}
+        """Step -> the row with arrays of its own that trains it."""
+        self.with_arrays = [row.index for row in rows if not row.follows_steps]
+        self.whole: Trajectory | None = None
+        """The trajectory with all its arrays, read when a message is looked for in a row of its own."""
         self.findings = reads.read_findings(trajectory, steps, rows) if trajectory.n_findings else []
         self.painter = reads.painter_of(trajectory.run.tokenizer)[0]
         here = [self.steps[index] for index in shown if index in self.steps]
@@ -276,10 +285,32 @@ class ChatPainter:
             for item in self.findings
             if item.places and self._is_of(item, index, row, start, stop)
         ]
-        at = self.at
-        is_here = row is not None and at is not None and at[0] == row.index and start <= at[1] < stop
         words = f"{n:,} token{'s' * (n != 1)}"
-        return MessagePlace(words, trained, self._url(summary.row, start, stop) if row else "", held, is_here)
+        url, shown = (self._url(summary.row, start, stop) if row else ""), summary.row
+        if row is None and (found := self._in_trained_row(index, start, stop)):
+            shown, start, stop, trained = found
+            words += "" if stop - start == n else f", {stop - start:,} in row {shown}"
+            url = self._url(shown, start, stop)
+        at = self.at
+        is_here = bool(url) and at is not None and at[0] == shown and start <= at[1] < stop
+        return MessagePlace(words, trained, url, held, is_here)
+
+    def _in_trained_row(self, index: int, start: int, stop: int) -> tuple[int, int, int, str] | None:
+        """Row, start and stop of the tokens that stand in a trained row for those of a step, and how many are trained.
+
+        None where no such row trains the step, or where the trajectory is too long to be aligned for a page.
+        """
+        row = self.trained_in.get(index)
+        if row is None or self.trajectory.n_tokens > MAX_ALIGNED_TOKENS:
+            return None
+        if self.whole is None:
+            (self.whole,) = selectors.load_trajectories([self.trajectory])
+        held = self.whole.rows[self.with_arrays.index(row.index)]
+        found = place_in_row(self.whole.steps, held, index, start, stop)
+        if found is None:
+            return None
+        n, of = int(held.loss_mask[found[0] : found[1]].sum()), found[1] - found[0]
+        return row.index, *found, "all trained" if n == of > 0 else f"{n:,} trained" if n else "not trained"
 
     @staticmethod
     def _is_of(item: FindingItem, index: int, row: RowSummary | None, start: int, stop: int) -> bool:

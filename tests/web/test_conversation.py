@@ -6,13 +6,14 @@ import base64
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from django.test import Client
 from django.urls import reverse
 
 from rollouts import models
 from rollouts.tito.said import LEFT_OUT, media_of, read_message, without_data
-from rollouts.tito.trajectory import NO_IDS, Step, Trajectory
+from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
 from tests.people import make_member
 from tests.web.samples import one_line
 
@@ -81,6 +82,29 @@ def test_a_message_leads_to_its_tokens_and_back(make, reader):
     assert 'id="here"' in step
     for odd in ("t%3Dx", "t%3D" + "9" * 30, "row%3D-1%26t%3D1", "%00"):
         assert reader.get(address(trajectory) + "?place=" + odd).status_code == 200
+
+
+def test_a_message_leads_to_the_row_that_trains_other_tokens_in_its_place(make, reader):
+    """A trainer encoded the second completion again: its first two tokens became three others."""
+    value = make.conversation("a", 3)
+    stream = value.steps[-1].stream
+    mask = np.zeros(len(stream), np.bool_)
+    for step in value.steps:
+        mask[len(step.prompt_ids) : len(step.stream)] = True
+    at = len(value.steps[1].prompt_ids)
+    ids = np.concatenate([stream[:at], [7, 8, 9], stream[at + 2 :]]).astype(np.int32)
+    mask = np.insert(mask, at, True)
+    row = Row(ids, mask, step_indices=(0, 1, 2))
+    trajectory = stored(make, replace(value, rows=(row,)))
+    html = one_line(reader.get(address(trajectory)))
+    first, second, third = value.steps
+    n = len(second.completion_ids)
+    places = [(len(first.prompt_ids), len(first.stream)), (at, at + n + 1)]
+    for start, stop in [*places, (len(third.prompt_ids) + 1, len(third.stream) + 1)]:
+        assert f"view=tokens&amp;t={start}-{stop}" in html, (start, stop)
+    assert f"{n} tokens, {n + 1} in row 0" in html and html.count("all trained") == 3 and "No row holds" not in html
+    back = one_line(reader.get(address(trajectory) + f"?place=view%3Dtokens%26t%3D{at + 1}-{at + 2}"))
+    assert back.count('id="here"') == 1
 
 
 def test_sampled_text_that_no_message_holds_is_said(make, reader):
