@@ -45,6 +45,18 @@ DATABASE_FOLDERS = ("api", "storage", "tasks", "web", "ops", "push", "recorder",
 STORAGE_FOLDERS = ("storage", "tasks", "recorder", "machines")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def warm_tokenizers() -> Iterator[None]:
+    """Registering a tokenizer ends the process that looked at it. Hundreds of tests register the demo policy's."""
+    from rollouts.tokenizers.loaded import LoadedTokenizer
+
+    real = LoadedTokenizer.close
+    demo = ROOT / "rollouts" / "demo_policy"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoadedTokenizer, "close", lambda self: None if demo in self.path.parents else real(self))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def pushes_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pushes are read by the test's process, which sees the test's transaction; see the fixture ``push_process``."""
