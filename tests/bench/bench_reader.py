@@ -62,7 +62,8 @@ TIMES = (
     "from the first byte to the whole page painted",
 )
 SPANS = engines["django"].from_string(
-    "<!doctype html><meta charset=utf-8><pre>{% for id, origin, trained, text in tokens %}"
+    "{% load static %}<!doctype html><meta charset=utf-8><link rel=icon href=\"{% static 'favicon.svg' %}\">"
+    "<pre>{% for id, origin, trained, text in tokens %}"
     '<span class="o{{ origin }}{% if trained %} m{% endif %}" data-i="{{ forloop.counter0 }}" title="{{ id }}">'
     "{{ text }}</span>{% endfor %}</pre>"
 )
