@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from django.utils.html import format_html
@@ -13,8 +15,17 @@ from inspector.chat_templates.repair_page import marks, message_words, repairs, 
 from inspector.chat_templates.template_matrix import word_of
 from inspector.html.text import text_html
 from rollouts.models import TemplateCheck
+from rollouts.services.tokenizers import byte_table
+from rollouts.tito.align import AlignedGroup, align_ids
+from rollouts.tito.trajectory import ids_array
 
-GLYPHS = {"ok": "●", "broken": "▲", "raises": "◆", "unsupported": "○"}
+GLYPHS = {
+    "ok": "●", "broken": "▲", "differs": "≠", "raises": "◆", "not rendered": "○", "void": "◇",
+}  # fmt: skip
+PASSING = ("ok", "not rendered")
+"""Words of probes that say nothing against the template. They are folded."""
+IsSpecial = Callable[[int], bool]
+"""Whether an id is a control token."""
 PROBE_KEYS = (
     "name", "title", "status", "detail", "void", "decisive", "index", "line", "lines", "text_passed", "token_passed",
     "decided_by",
@@ -29,6 +40,8 @@ def drawn(check: TemplateCheck) -> dict[str, Any]:
     if not report:
         return {"target": check}
     checks: list[Mapping[str, Any]] = report["checks"]
+    is_special = _special_of(check)
+    groups = _groups(checks, is_special)
     return {
         "target": check,
         "headline": headline(report),
@@ -36,8 +49,9 @@ def drawn(check: TemplateCheck) -> dict[str, Any]:
             {"purpose": purpose, "text": text, "glyph": _verdict_glyph(text)}
             for purpose, text in report["verdicts"].items()
         ],
-        "decisive": _probe(checks[0]) if checks else None,
-        "groups": _groups(checks),
+        "decisive": _probe(checks[0], is_special) if checks else None,
+        "failing": [group for group in groups if group["failing"]],
+        "passing": [group for group in groups if group["passing"]],
         "counts": dict(Counter(_word(check) for check in checks).most_common()),
         "source": _source(report["chat_template"], checks),
         "has_conversation": bool(check.question.get("conversation")),
@@ -63,7 +77,7 @@ def drawn_conversation(check: TemplateCheck) -> dict[str, Any]:
     return {
         "target": check,
         "has_conversation": True,
-        "conversation": _strategies(check.question.get("conversation"), report.get("strategies")),
+        "conversation": _strategies(check.question.get("conversation"), report.get("strategies"), _special_of(check)),
     }
 
 
@@ -89,24 +103,44 @@ def headline(report: Mapping[str, Any]) -> dict[str, str]:
 def _verdict_glyph(text: str) -> str:
     if text.startswith(("safe", "yes", "exact")):
         return GLYPHS["ok"]
-    return GLYPHS["unsupported"] if text.startswith("not available") else GLYPHS["broken"]
+    return GLYPHS["not rendered"] if text.startswith("not available") else GLYPHS["broken"]
 
 
-def _groups(checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _special_of(check: TemplateCheck) -> IsSpecial:
+    """Which ids are control tokens. Without a tokenizer, or when its files are gone, none is."""
+    if check.tokenizer is not None:
+        with suppress(OSError, ValueError):
+            special = byte_table(check.tokenizer.files_sha256).special
+            return lambda token_id: 0 <= token_id < len(special) and bool(special[token_id])
+    return lambda _: False
+
+
+def _groups(checks: Iterable[Mapping[str, Any]], is_special: IsSpecial) -> list[dict[str, Any]]:
+    """The probes by purpose; those of a purpose that pass stand apart."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for check in checks:
-        groups[check["purpose"]].append(_probe(check))
-    return [{"purpose": purpose, "probes": probes} for purpose, probes in groups.items()]
+        groups[check["purpose"]].append(_probe(check, is_special))
+    return [
+        {
+            "purpose": purpose,
+            "failing": [probe for probe in probes if probe["word"] not in PASSING],
+            "passing": [probe for probe in probes if probe["word"] in PASSING],
+            "passed": [
+                (GLYPHS[word], word, n) for word in PASSING if (n := sum(one["word"] == word for one in probes))
+            ],
+        }
+        for purpose, probes in groups.items()
+    ]
 
 
-def _probe(check: Mapping[str, Any]) -> dict[str, Any]:
-    window = check["window"]
+def _probe(check: Mapping[str, Any], is_special: IsSpecial) -> dict[str, Any]:
+    window, word = check["window"], _word(check)
     return {
         **{key: check[key] for key in PROBE_KEYS},
-        "glyph": GLYPHS[check["status"]],
-        "word": _word(check),
-        "tone": "raises" if check["status"] == "broken" and not check["decisive"] else check["status"],
-        "renders": _both_renders(window) if window else None,
+        "glyph": GLYPHS[word],
+        "word": word,
+        "tone": "raises" if word == "differs" else check["status"],
+        "renders": _both_renders(window, is_special) if window else None,
         "conversation": _conversation(check["conversations"]),
     }
 
@@ -116,26 +150,44 @@ def _word(check: Mapping[str, Any]) -> str:
     return "not rendered" if word == "unsupported" else word
 
 
-def _both_renders(window: Mapping[str, Any]) -> dict[str, Any]:
-    """The shared tokens before the difference, and the tokens of each render after it."""
-    shared = window["index"] - window["start"]
-    return {
-        "start": window["start"],
-        "index": window["index"],
-        "equal": _tokens(window["expected"][:shared]),
-        "expected": _tokens(window["expected"][shared:], first=True),
-        "actual": _tokens(window["actual"][shared:], first=True),
-    }
+def _both_renders(window: Mapping[str, Any], is_special: IsSpecial) -> list[dict[str, Any]]:
+    """Both renders in stretches: the shared tokens before the first difference, what differs, and what is equal again.
+
+    ``start`` and ``stop`` count the tokens of the left render.
+    """
+    left, right = window["expected"], window["actual"]
+    stretches = []
+    for group in _aligned(left, right):
+        start, stop = (window["start"] + at for at in (group.left_start, group.left_stop))
+        sides = left[group.left_start : group.left_stop], right[group.right_start : group.right_stop]
+        html = [_tokens(side, is_special) for side in sides]
+        stretches.append({"start": start, "stop": stop, "equal": group.equal, "left": html[0], "right": html[1]})
+    return stretches
 
 
-def _tokens(tokens: Iterable[Mapping[str, Any]], first: bool = False) -> SafeString:
+def _aligned(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]) -> list[AlignedGroup]:
+    """Two windows that start alike and end anywhere, in groups.
+
+    What only the end of a window makes differ is left out: that render goes on, unseen.
+    """
+    # An end of its own for each side, so that the ends are not taken for each other.
+    ids = [ids_array([*(token["id"] for token in side), end]) for side, end in ((left, -1), (right, -2))]
+    *groups, last = align_ids(*ids)
+    last = replace(last, left_stop=len(left), right_stop=len(right))
+    only_left, only_right = last.right_start == len(right), last.left_start == len(left)
+    unseen = (only_left and len(left) <= len(right)) or (only_right and len(right) <= len(left))
+    return groups if unseen else [*groups, last]
+
+
+def _tokens(tokens: Iterable[Mapping[str, Any]], is_special: IsSpecial, marks_first: bool = False) -> SafeString:
     drawn_tokens: list[SafeString] = []
     for token in tokens:
         line = f", template line {token['line']}" if token.get("line") else ""
+        names = [MARKED] if marks_first and not drawn_tokens else []
         drawn_tokens.append(
             format_html(
                 '<i class="{}" title="id {}{}">{}</i>',
-                MARKED if first and not drawn_tokens else "",
+                " ".join([*names, "x"] if is_special(token["id"]) else names),
                 token["id"],
                 line,
                 mark_safe(text_html(token["text"], spaces=True)),  # text_html escapes everything
@@ -174,7 +226,7 @@ def _source(template: str, checks: Iterable[Mapping[str, Any]]) -> list[dict[str
 
 
 def _strategies(
-    conversation: Sequence[Mapping[str, Any]] | None, found: Mapping[str, Any] | None
+    conversation: Sequence[Mapping[str, Any]] | None, found: Mapping[str, Any] | None, is_special: IsSpecial
 ) -> dict[str, Any] | None:
     """The user's own conversation, and for each turn the ids that each strategy appends to the completion."""
     if not conversation:
@@ -184,13 +236,17 @@ def _strategies(
         detail = "Choose a tokenizer to see what each strategy makes of it: strategies append tokens."
         return {"messages": messages, "turns": [], "refused": {}, "rows": {}, "detail": detail}
     turns = [
-        {**turn, "reply": _tokens(turn["reply"]), "deltas": [_delta(delta) for delta in turn["deltas"]]}
+        {
+            **turn,
+            "reply": _tokens(turn["reply"], is_special),
+            "deltas": [_delta(delta, is_special) for delta in turn["deltas"]],
+        }
         for turn in found["turns"]
     ]
     return {**found, "messages": messages, "turns": turns}
 
 
-def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:
-    back = delta["stream"] - delta["shared"]
-    rest, tokens = delta["n"] - len(delta["tokens"]), _tokens(delta["tokens"], first=bool(back))
-    return {**delta, "back": back, "rest": rest, "tokens": tokens}
+def _delta(delta: Mapping[str, Any], is_special: IsSpecial) -> dict[str, Any]:
+    back, shown = delta["stream"] - delta["shared"], delta["tokens"]
+    tokens = _tokens(shown, is_special, marks_first=bool(back))
+    return {**delta, "back": back, "rest": delta["n"] - len(shown), "tokens": tokens}

@@ -42,7 +42,7 @@ def test_a_pasted_template_that_rewrites_its_past(client: Client, answered: None
     page = response.content.decode()
     assert response.redirect_chain[0][0].startswith("/templates/checks/")
     assert "Not prefix-preserving for tool messages." in page
-    assert "before appending" in page and "after appending" in page and 'class="k f"' in page
+    assert "before appending" in page and "after appending" in page and '<tr class="site">' in page
     assert '<tr id="L1" class="decides">' in page or '<tr id="L1" class="named">' in page
 
 

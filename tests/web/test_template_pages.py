@@ -17,6 +17,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
+from django.utils.html import escape
 
 from inspector.chat_templates.check_subject import failing_probe
 from inspector.chat_templates.repair_page import message_words
@@ -78,6 +79,31 @@ def test_a_repair_is_found_shown_and_handed_out(web: Client, answered: None) -> 
     assert chat_templates.check(None, file.content.decode()).prefix_preserving
     assert chat_templates.check(None, BROKEN).prefix_preserving is False
     assert f"The render of {repair['changed_conversations']} conversations changes" in page
+
+
+def test_what_fails_comes_first_and_both_renders_meet_again_after_a_gap(
+    web: Client, answered: None, tokenizer: Tokenizer
+) -> None:
+    _, page = ask(web, tokenizer="demo", chat_template=BROKEN)
+    report: Any = TemplateCheck.objects.get().report
+    failing, passing = page[page.index("All probes") : page.index('id="source"')].split('id="passing"')
+    for check in report["checks"]:
+        part = failing if check["status"] in ("broken", "raises") or check["void"] else passing
+        other = passing if part is failing else failing
+        anchor = f'id="probe-{check["name"]}"'
+        assert anchor in part and anchor not in other, check["name"]
+    summaries = re.findall(r"<summary>(.*?)</summary>", passing, re.DOTALL)
+    assert all(
+        any(escape(one["title"]) in said for said in summaries) for one in report["checks"] if one["status"] == "ok"
+    )
+    assert "≠</span> differs" in page and len(re.findall(r'<a class="btn primary"[^>]*>Use for a run<', page)) == 1
+    check = next(one for one in report["checks"] if one["name"] == "user_append")
+    body = page[page.index(f'id="probe-{check["name"]}"') :]
+    rows = re.findall(r'<tr class="(\w+)">(.*?)</tr>', body[: body.index("</table>")], re.DOTALL)
+    assert [kind for kind, _ in rows] == ["equal", "site", "equal", "new"]
+    said = [re.sub(r"<[^>]*>", "", html) for _, html in rows]
+    assert "(last)" in said[1] and not any("(last)" in text for text in (said[0], said[2], said[3]))
+    assert re.search(r'<i class="x" title="id \d+, template line 2">&lt;\|im_end\|&gt;', rows[2][1])
 
 
 def test_generation_tags_are_offered_and_handed_out(web: Client, answered: None, tokenizer: Tokenizer) -> None:
