@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,11 +19,18 @@ from rollouts.tito.trajectory import Row, Trajectory, ids_array
 Case = Callable[[FaultyTurn], Trajectory]
 CASES: dict[str, Case] = {}
 """Kind of finding -> what makes a trajectory that has it, from a question of its own. In the order of the gallery."""
+GO_ON = {"role": "user", "content": "Please answer."}
+SIDE_SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 NATURAL = ("noncanonical_sampling", "row_not_sampled")
 """Kinds that come about without any fault of a harness, where each prompt is encoded from text."""
 MAX_SEEDS = 3000
+MAX_THOUGHT = 12
+MAX_CALLS = 40
+"""Calls of one question that are sampled in a batch to look for a special one."""
 HOT = 2.0
 """A temperature at which the policy samples odd tokens."""
+MAX_HOT = 40
+"""A completion of odd tokens that is longer is left alone."""
 
 
 def case(function: Case) -> Case:
@@ -109,20 +116,33 @@ def duplicate_call(t: FaultyTurn) -> Trajectory:
     return replace(whole, steps=(stray, *whole.steps))
 
 
-def _hot(t: FaultyTurn, wanted: Callable[[str], bool]) -> FaultyTurn:
-    """The turn of a completion sampled at a high temperature, the first that is as wanted; a user goes on after it."""
-    for seed in range(t.seed, t.seed + MAX_SEEDS):
-        hot = replace(t, seed=seed, temperature=HOT, new=({"role": "user", "content": "Please answer."},))
-        made = hot.made
-        if made.finish_reason == "stop" and len(made.completion_ids) < 40 and wanted(t.decode(made.completion_ids)):
-            return hot
+@case
+def branch(t: FaultyTurn) -> Trajectory:
+    """A sub-agent with its own system text answers between the two calls."""
+    question = {"role": "user", "content": "What is 2+3?"}
+    aside = FaultyTurn(t.policy, replace(t.task, messages=[SIDE_SYSTEM, question], tools=None), t.seed + 2)
+    first, last = t.on(t.delta).steps
+    return t.ended(first, aside.first, last)
+
+
+def _hot(t: FaultyTurn, wanted: Callable[[str], bool], n: int = MAX_HOT) -> FaultyTurn:
+    """The turn of a completion sampled at a high temperature, the first whose leading ``n`` tokens are as wanted.
+
+    A user goes on after it.
+    """
+    for start in range(t.seed, t.seed + MAX_SEEDS, MAX_CALLS):
+        seeds = range(start, start + MAX_CALLS)
+        for seed, head in zip(seeds, t.policy.samples(t.prompt, seeds, n, HOT), strict=True):
+            hot = replace(t, seed=seed, temperature=HOT, max_tokens=MAX_HOT, new=(GO_ON,))
+            if wanted(t.decode(head.completion_ids)) and hot.made.finish_reason == "stop":
+                return hot
     raise LookupError("no such completion was sampled")
 
 
 @case
 def boundary_merge(t: FaultyTurn) -> Trajectory:
     """The completion begins with a line end, which merges with the one that ends the header."""
-    hot = _hot(t, lambda text: text.startswith("\n"))
+    hot = _hot(t, lambda text: text.startswith("\n"), n=1)
     text = hot.decode(ids_array(np.concatenate([hot.prompt, hot.made.completion_ids])))
     return hot.then(hot.joined(text, hot.delta))
 
@@ -132,6 +152,85 @@ def invalid_utf8(t: FaultyTurn) -> Trajectory:
     """The completion holds a part of a character. The harness keeps it as text."""
     hot = _hot(t, lambda text: "\ufffd" in text and "<tool_call>" not in text)
     return hot.then(hot.joined(hot.prompt, hot.decode(hot.made.completion_ids), hot.delta))
+
+
+def _with_words(t: FaultyTurn) -> FaultyTurn:
+    """The turn of a call with words before it, which the policy writes now and then."""
+    for seed in _wordy(t):
+        turn = replace(t, seed=seed, temperature=1.0)
+        if turn.reply.get("tool_calls") and turn.reply.get("content"):
+            return turn
+    raise LookupError("no call with words before it was sampled")
+
+
+def _wordy(t: FaultyTurn) -> Iterator[int]:
+    """Seeds with which the policy does not begin its answer with the call. One token is sampled for each seed."""
+    seeds = range(t.seed, t.seed + MAX_CALLS)
+    for seed, head in zip(seeds, t.policy.samples(t.prompt, seeds, 1), strict=True):
+        if "<" not in t.decode(head.completion_ids):
+            yield seed
+
+
+@case
+def whitespace_changed(t: FaultyTurn) -> Trajectory:
+    """The harness puts words and call together again, with an empty line between them."""
+    t = _with_words(t)
+    again = t.decode(t.made.completion_ids).replace("\n<tool_call>", "\n\n<tool_call>")
+    return t.then(t.joined(t.prompt, again + t.delta))
+
+
+@case
+def unclassified(t: FaultyTurn) -> Trajectory:
+    """A proxy before the server puts its own words before the call. The harness knows nothing of it."""
+    t = _with_words(t)
+    again = t.decode(t.made.completion_ids).replace(t.reply["content"], "A tool is called.")
+    return t.then(t.joined(t.prompt, again + t.delta))
+
+
+def _thought(t: FaultyTurn) -> FaultyTurn:
+    """The turn of a completion that ends a think block, which the generation prompt opened.
+
+    The policy was not taught to end one. So the engine ends it, as engines do when the budget for thinking is used up:
+    the ids are forced, so their processed log-probability is 0.
+    """
+    turn = replace(t, template="thinking")
+    end = turn.encode("\n</think>\n\n")
+    for seed in _wordy(turn):
+        thought = t.policy.sample(turn.prompt, seed, MAX_THOUGHT, 1.0, ".")
+        words = t.decode(thought.completion_ids)
+        if not words.endswith(".") or "<" in words or "answer" in words:
+            continue
+        call = t.policy.sample(turn.joined(turn.prompt, thought.completion_ids, end), seed)
+        ids = turn.joined(thought.completion_ids, end, call.completion_ids)
+        logprobs = np.concatenate([thought.logprobs, np.zeros(len(end), np.float32), call.logprobs])
+        turn = replace(turn, seed=seed, given=replace(call, completion_ids=ids, logprobs=logprobs))
+        if turn.reply.get("tool_calls"):
+            return turn
+    raise LookupError("no thought with a call behind it was sampled")
+
+
+@case
+def thinking_stripped(t: FaultyTurn) -> Trajectory:
+    t = _thought(t)
+    return t.then(t.render(t.messages))
+
+
+@case
+def reasoning_misparsed(t: FaultyTurn) -> Trajectory:
+    """The harness looks for an opening tag in the completion. It stands in the prompt, so nothing is reasoning."""
+    t = _thought(t)
+    words = f"{t.reply['reasoning_content']}\n</think>\n\n"
+    t = replace(t, read={**t.reply, "content": words, "reasoning_content": ""})
+    return t.then(t.render(t.messages))
+
+
+@case
+def tokenizer_mismatch(t: FaultyTurn) -> Trajectory:
+    """The harness has an older version of the tokenizer, which lacks the merges of the question."""
+    question = str(t.task.messages[-1]["content"])
+    head, tail = t.text(t.task.messages).split(question)
+    t = replace(t, asked=t.joined(head, *question, tail))
+    return t.on(t.delta)
 
 
 @case
@@ -156,6 +255,34 @@ def reply_text_lost(t: FaultyTurn) -> Trajectory:
     whole = t.on(t.delta)
     first = replace(t.first, reply={"role": "assistant", "content": ""})
     return replace(whole, steps=(first, *whole.steps[1:]))
+
+
+@case
+def stop_string_misaligned(t: FaultyTurn) -> Trajectory:
+    """A stop string ends the call. The engine cuts it off the text, and keeps its ids."""
+    t = replace(t, stop="\n</tool_call>")
+    whole = t.on("<|im_end|>" + t.delta)
+    text = t.decode(t.made.completion_ids).removesuffix(t.stop)
+    return replace(whole, steps=(replace(t.first, text=text), *whole.steps[1:]))
+
+
+@case
+def truncated_trained(t: FaultyTurn) -> Trajectory:
+    """The answer is cut. The trainer's settings say that such answers are masked, and no row does it."""
+    return replace(t.on(t.delta, max_tokens=4), extra={"mask_truncated": True})
+
+
+@case
+def mixed_policy_versions(t: FaultyTurn) -> Trajectory:
+    """The engine reports another version between the two calls. The bundle has the weights of one version alone."""
+    first, last = t.on(t.delta).steps
+    return t.ended(first, replace(last, policy_version=f"{last.policy_version}-2"))
+
+
+@case
+def not_decidable(t: FaultyTurn) -> Trajectory:
+    """The recorder kept the ids alone, without the messages of the requests."""
+    return t.ended(*(replace(step, request=None) for step in t.on(t.delta).steps))
 
 
 # -- what the chat template writes between two completions
@@ -313,6 +440,18 @@ def advantage_misplaced(t: FaultyTurn, row: Row) -> Row:
 @row_case
 def trained_twice(t: FaultyTurn, row: Row) -> tuple[Row, ...]:
     return row, replace(merged_rows((t.first,))[0], step_indices=(0,))
+
+
+@row_case
+def never_trained(t: FaultyTurn, row: Row) -> Row:
+    """The trainer takes the first call of an episode alone."""
+    return replace(merged_rows((t.first,))[0], step_indices=(0,))
+
+
+@row_case
+def sampled_masked(t: FaultyTurn, row: Row) -> Row:
+    """The mask was made from decoded text, and begins at the call's JSON."""
+    return _trained(row, len(t.prompt), len(t.prompt) + 2, False)
 
 
 @row_case

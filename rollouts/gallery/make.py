@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 from rollouts.formats.readers.inspector_jsonl import write
 from rollouts.gallery import CLEAN
@@ -19,8 +21,11 @@ MAX_TRIES = 40
 NATURAL_STRATEGY = "retokenize"
 
 
-def make(path: Path, say: Callable[[str], object] = lambda _: None) -> int:
-    """Write the bundle. Returns how many. Raises ``LookupError`` for a case that no question shows."""
+def make(path: Path, say: Callable[[str], object] = lambda _: None, only: Collection[str] = ()) -> int:
+    """Write the bundle. Returns how many. Raises ``LookupError`` for a case that no question shows.
+
+    ``only``: the names to make; empty = all. What is made under a name depends on no other name.
+    """
     policy = Policy()
     own = policy.context.renderer
     others = {sha256_of(text): policy.renderer(name) for name, text in policy.templates.items()}
@@ -29,9 +34,9 @@ def make(path: Path, say: Callable[[str], object] = lambda _: None) -> int:
         return diagnose(one, policy.codec, lambda sha256: others.get(sha256) if sha256 else own)
 
     made, missing = [], []
-    for number, name in enumerate(_order()):
+    for name in (name for name in _order() if not only or name in only):
         say(name)
-        one = next((one for one in _tries(policy, name, number) if _shows(one, name, found(one))), None)
+        one = next((one for one in _tries(policy, name) if _shows(one, name, found(one))), None)
         if one is None:
             missing.append(name)
         else:
@@ -48,16 +53,18 @@ def _order() -> list[str]:
     return [CLEAN, *(slug for slug in KINDS if slug in named)]
 
 
-def _tries(policy: Policy, name: str, number: int) -> Iterator[Trajectory]:
-    """The case made from one question after the other."""
+def _tries(policy: Policy, name: str) -> Iterator[Trajectory]:
+    """The case made from one question after the other. They follow from its name: a new case changes no other one."""
+    number = crc32(name.encode()) % 1000
     if name in NATURAL:
         yield from natural(policy, NATURAL_STRATEGY)
         return
     for n in range(MAX_TRIES):
         place = (number + 7 * n) % len(policy.tasks)
         turn = FaultyTurn(policy, policy.tasks[place], 100 * number + 3 * n, temperature=float(n < MAX_TRIES // 4))
-        if turn.reply.get("tool_calls"):
-            yield CASES[name](turn)
+        with suppress(LookupError):  # another question may show it
+            if turn.reply.get("tool_calls"):
+                yield CASES[name](turn)
 
 
 def _shows(one: Trajectory, name: str, findings: list[Finding]) -> bool:
@@ -65,14 +72,17 @@ def _shows(one: Trajectory, name: str, findings: list[Finding]) -> bool:
 
     A completion that no encoder would choose is no fault, but it is a finding too.
     """
-    kinds = {finding.kind for finding in findings if finding.kind != "not_decidable"}
+    kinds = {finding.kind for finding in findings if finding.kind != "not_decidable" or name == finding.kind}
     errors = {finding.kind for finding in findings if finding.severity == Severity.ERROR}
     last = one.steps[-1]
-    answered = "answer is" in str((last.reply or {}).get("content", "")) and last.finish_reason == "stop"
+    said = last.reply or {}  # in a think block that stays open, all of it is reasoning
+    answered = "answer is" in f"{said.get('content')} {said.get('reasoning_content')}" and last.finish_reason == "stop"
     if name == CLEAN:
         return not kinds and answered
     if name in NATURAL:
         return name in errors and errors <= {name, "row_not_sampled"} and answered
+    if name == "truncated_trained":
+        return kinds == {name} and last.finish_reason == "length"
     if name in _CONFUSED:
         return name in kinds and kinds <= {name, "noncanonical_sampling"}
     return kinds == {name} and answered

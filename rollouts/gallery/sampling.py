@@ -24,6 +24,7 @@ from rollouts.tokenizers import load
 N_TASKS = 60
 TASKS_SEED = 7
 MAX_TURNS = 4
+MAX_TOKENS = 96
 NAME = "demo"
 """What the trajectories call their tokenizer."""
 
@@ -45,23 +46,28 @@ class Policy:
         self.context = Context(self.codec, self.renderer(""), self.codec.stop_ids)
         self.parse = parser(self.codec.hf, self.codec.stop_ids)
         self.templates = templates_of_gallery()
-        self._calls = 0
 
     def renderer(self, template: str) -> Any:
         """The renderer of a template of the gallery by its name; empty = the demo policy's own."""
         text = self.templates[template] if template else self.codec.chat_template
         return chat_templates.renderer(self.codec, text or "")
 
-    def sample(self, prompt: Ids, seed: int, max_tokens: int = 96, temperature: float = 1.0) -> Generation:
-        """One completion of a prompt ``[P]``."""
-        self._calls += 1
-        stops = tuple(sorted(self.codec.stop_ids))
-        sampling = Sampling(temperature, max_tokens=max_tokens, stop_token_ids=stops, seed=seed)
-        self.engine.add(GenerationRequest(str(self._calls), prompt, sampling))
+    def samples(
+        self, prompt: Ids, seeds: Sequence[int], max_tokens: int = MAX_TOKENS, temperature: float = 1.0, stop: str = ""
+    ) -> list[Generation]:
+        """One completion of a prompt ``[P]`` for each seed, in one batch. ``stop``: a text that ends them too."""
+        stops, texts = tuple(sorted(self.codec.stop_ids)), (stop,) if stop else ()
+        for seed in seeds:
+            sampling = Sampling(temperature, max_tokens=max_tokens, stop_token_ids=stops, stop=texts, seed=seed)
+            self.engine.add(GenerationRequest(str(seed), prompt, sampling))
+        made: dict[str, Generation] = {}
         while self.engine.has_unfinished():
-            if done := self.engine.step():
-                return done[0]
-        raise RuntimeError("the engine ended without a completion")
+            made |= {done.request_id: done for done in self.engine.step()}
+        return [made[str(seed)] for seed in seeds]
+
+    def sample(self, prompt: Ids, seed: int, *limits: Any) -> Generation:
+        """One completion of a prompt ``[P]``; ``limits`` are those of :meth:`samples`."""
+        return self.samples(prompt, [seed], *limits)[0]
 
     def rolled(self, strategy: str, task: Task, seed: int) -> Trajectory:
         """A whole episode under a strategy, as the loop would run it."""
@@ -110,17 +116,30 @@ class FaultyTurn:
     new: tuple[Message, ...] = ()
     """What follows the call; empty = the calculator's answer."""
     temperature: float = 1.0
+    max_tokens: int = MAX_TOKENS
+    stop: str = ""
+    """A text that ends the call too."""
+    asked: Ids | None = None
+    """The prompt; None = what the template writes for the question."""
+    given: Generation | None = None
+    """What the policy answers; None = it is sampled."""
+    read: dict[str, Any] | None = None
+    """What the harness reads in the answer; None = what is there."""
 
     @cached_property
     def prompt(self) -> Ids:
-        return self.render(self.task.messages)
+        return self.render(self.task.messages) if self.asked is None else self.asked
 
     @cached_property
     def made(self) -> Generation:
-        return self.policy.sample(self.prompt, self.seed, temperature=self.temperature)
+        if self.given is not None:
+            return self.given
+        return self.policy.sample(self.prompt, self.seed, self.max_tokens, self.temperature, self.stop)
 
     @cached_property
     def reply(self) -> dict[str, Any]:
+        if self.read is not None:
+            return self.read
         return self.policy.parse(self.prompt, self.made.completion_ids, self.task.tools)
 
     @cached_property
@@ -164,16 +183,16 @@ class FaultyTurn:
         """Ids and texts, each encoded alone, as one prompt."""
         return ids_array(np.concatenate([self.encode(one) if isinstance(one, str) else one for one in parts]))
 
-    def on(self, delta: Any) -> Trajectory:
+    def on(self, delta: Any, **options: Any) -> Trajectory:
         """Two steps, the second on top of what was sampled and a delta."""
-        return self.then(self.joined(self.first.stream, delta))
+        return self.then(self.joined(self.first.stream, delta), **options)
 
     def then(self, prompt: Ids, messages: Sequence[Message] | None = None, **options: Any) -> Trajectory:
         """Two steps: the second prompt is as named, and the policy answers it."""
         messages = self.messages if messages is None else messages
         tools = options.pop("tools", self.task.tools)
         template = options.pop("template", self.template)
-        made = self.policy.sample(prompt, self.seed + 1, temperature=0.0)
+        made = self.policy.sample(prompt, self.seed + 1, options.pop("max_tokens", MAX_TOKENS), 0.0)
         reply = self.policy.parse(prompt, made.completion_ids, tools)
         whole, origins = self.first.stream, None
         if np.array_equal(prompt[: len(whole)], whole):

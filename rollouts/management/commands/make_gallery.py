@@ -19,9 +19,10 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--output", type=Path, default=BUNDLE, help="file to write (default: the one in the repository)"
         )
+        parser.add_argument("--only", nargs="*", default=(), metavar="KIND", help="make these alone (default: all)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         from rollouts.gallery.make import make  # torch takes seconds to import
 
-        n = make(options["output"], self.stdout.write)
+        n = make(options["output"], self.stdout.write, options["only"])
         self.stdout.write(f"{n} trajectories are in {options['output']}.", self.style.SUCCESS)
