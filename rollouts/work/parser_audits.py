@@ -147,7 +147,7 @@ def _audited(
     if parsers is not None:
         for kind, name, found in parsers.read_all(completion.text, tools, say):
             calls = tuple(ReadCall(call["name"], _value(call["arguments"])) for call in found.get("calls", ()))
-            error = without_paths(found.get("error", ""))
+            error = storable_text(without_paths(found.get("error", "")))
             read.append((kind, name, ParserReading(found.get("content", ""), found.get("reasoning", ""), calls, error)))
     say("what they read is looked for in the tokens")
     start = len(step.prompt_ids)

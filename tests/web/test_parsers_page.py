@@ -41,7 +41,7 @@ class _FakeParsers:
         say("parser 1 of 4: one")
         yield "tool", "one", {"content": text.partition("\n")[0], "reasoning": "", "calls": calls}
         yield "tool", "two", {"content": "", "reasoning": "", "calls": calls}
-        yield "tool", "three", {"error": "It has no <b>token</b>."}
+        yield "tool", "three", {"error": "It has no <b>token</b>: \0\ud800."}
         yield "reasoning", "four", {"content": text, "reasoning": "", "calls": []}
 
 
