@@ -88,6 +88,8 @@ RunKind = Annotated[str, _among(Run.Kind.values), _listed(Run.Kind.values)]
 JobKind = Annotated[str, _among(Job.Kind.values), _listed(Job.Kind.values)]
 COMMENTS = ("open", "any")
 MutedName = Annotated[str, _among(("hide",)), _listed(("hide",))]
+SEEN = ("yes", "no")
+SeenName = Annotated[str, _among(SEEN), _listed(SEEN)]
 CommentsName = Annotated[str, _among(COMMENTS), _listed(COMMENTS)]
 SortName = Annotated[str, _among(SORTS), _listed(SORTS)]
 

@@ -17,6 +17,7 @@ from inspector.api.documented import (
     MutedName,
     PartAsked,
     RunKind,
+    SeenName,
     SeverityName,
     SortName,
     StatusName,
@@ -130,11 +131,14 @@ class TrajectoriesChosen(Schema):
     """Only trajectories with a comment that is open, or with any."""
     muted: MutedName = ""
     """``hide``: muted findings count as none."""
+    seen: SeenName = ""
+    """Only trajectories that the caller's user has marked as seen, or only others."""
 
-    def as_filter(self) -> TrajectoryFilter:
-        """The filter of the run's page with the same values."""
+    def as_filter(self, reader: int | None) -> TrajectoryFilter:
+        """The filter of the run's page with the same values. ``reader``: the key of the user who asks."""
         names = {"from": "first", "to": "last"}
-        return TrajectoryFilter(**{field: getattr(self, names.get(name, name)) for name, field in PARAMETERS.items()})
+        values = {field: getattr(self, names.get(name, name)) for name, field in PARAMETERS.items()}
+        return TrajectoryFilter(**values, reader=reader if self.seen else None)
 
 
 class TrajectoriesAsked(PartAsked, TrajectoriesChosen):
@@ -143,9 +147,9 @@ class TrajectoriesAsked(PartAsked, TrajectoriesChosen):
     sort: SortName = "index"
     """A minus sign means descending."""
 
-    def wanted(self) -> TrajectoryFilter:
-        """The filter of the run's page with the same values."""
-        return replace(self.as_filter(), sort=self.sort or "index", after=self.cursor)
+    def wanted(self, reader: int | None) -> TrajectoryFilter:
+        """The filter of the run's page with the same values. ``reader``: the key of the user who asks."""
+        return replace(self.as_filter(reader), sort=self.sort or "index", after=self.cursor)
 
 
 class FindingsAsked(PartAsked):
@@ -224,7 +228,7 @@ def get_summary(request: HttpRequest, code: str) -> HttpResponse:
 @router.get("/runs/{code}/trajectories", response=TrajectoriesPart, openapi_extra=extra(422))
 def list_trajectories(request: HttpRequest, code: str, asked: Query[TrajectoriesAsked]) -> HttpResponse:
     """The trajectories of a run, with the filters and orders of its page."""
-    run, wanted = the_run(request, code), asked.wanted()
+    run, wanted = the_run(request, code), asked.wanted(reader_of(request))
     if wanted.after and not is_cursor(wanted.after, wanted.sort):
         sentence = "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out."
         raise ApiProblem(422, sentence, {"cursor": [sentence]})

@@ -18,7 +18,7 @@ from inspector.api.runs import TrajectoriesChosen, needs_rest
 from inspector.api.values import ImportBegun, JobsPart, JobValues, WholeRun, whole_run
 from inspector.runs.import_views import start_import
 from inspector.runs.job_views import offered_file
-from inspector.web.access import access, require
+from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
 from rollouts import services
@@ -146,7 +146,7 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
     require(request, run, Role.MEMBER)
     needs_rest(run)
     try:
-        only = asked.only.as_filter().chosen() if asked.only else None
+        only = asked.only.as_filter(reader_of(request)).chosen() if asked.only else None
         options = Wanted(**asked.dict(exclude={"only"}), only=only or None).as_options()
     except ValueError as error:
         raise ApiProblem(422, str(error)) from error

@@ -33,15 +33,16 @@ PARAMETERS = {
     "text": "text", "min": "reward_min", "max": "reward_max", "at": "step", "from": "first", "to": "last",
     "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed", "training_min": "training_min",
     "training_max": "training_max", "comments": "comments", "muted": "muted",
+    "seen": "seen",
 }  # fmt: skip
 """Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
 
 KNOWN = {
     "severity": SEVERITIES, "status": STATUSES, "sort": selectors.SORTS, "comments": ("open", "any"),
-    "muted": ("hide", "show"),
+    "seen": ("yes", "no"), "muted": ("hide", "show"),
 }  # fmt: skip
 """Parameter -> the values that it takes."""
-PERSONAL = ("comments",)
+PERSONAL = ("comments", "seen")
 """Parameters about what members say and do, which a visitor does not see."""
 
 
@@ -91,6 +92,8 @@ class TrajectoryFilter(TrajectoryFilters):
             del values["muted"]
         refused = [name for name in PERSONAL if reader is None and values.pop(name, "")]
         notices += [f"Only who has a role in the project filters by {name}; it was left out." for name in refused]
+        if values.get("seen"):
+            values["reader"] = reader
         for name in ("min", "max"):
             text = params.get(name, "").strip()
             if not text:

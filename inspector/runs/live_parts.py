@@ -36,6 +36,7 @@ from rollouts.selectors.activity import is_active
 from rollouts.selectors.comments import CommentCount, count_comments
 from rollouts.selectors.figures import is_large
 from rollouts.selectors.muted import muted_in
+from rollouts.selectors.seen import seen_among
 from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import run_control
 
@@ -156,10 +157,11 @@ def list_mark(found: selectors.ListPart) -> str:
 
 
 def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart, reader: int | None) -> dict[str, Any]:
-    """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Three queries, or two."""
+    """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Four queries, or two."""
     groups = selectors.group_stats(run, sorted({item.group for item in found.items if item.group}))
     kinds = selectors.finding_kinds(found.items)
     said = count_comments(found.items) if reader is not None else None
+    seen = seen_among(found.items, reader) if reader is not None else None
     query = wanted.query()
     lines = [
         from_columns(
@@ -172,6 +174,7 @@ def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart, rea
             not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
             comments=None if said is None else said.get(item.pk, CommentCount()).n,
             open_comments=None if said is None else said.get(item.pk, CommentCount()).n_open,
+            seen=None if seen is None else item.pk in seen,
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
         for item in found.items

@@ -225,6 +225,8 @@ class TrajectoryLine:
     """Comments on it; null for the visitor of a share link."""
     open_comments: int | None
     """Comments that nobody has resolved."""
+    seen: bool | None
+    """Whether the reader has marked it as seen; null for the visitor of a share link."""
     zero_variance: bool
     """All rewards of its group are equal, and none is still to come."""
 

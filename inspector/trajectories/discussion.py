@@ -16,6 +16,7 @@ from inspector.web.access import access, reader_of
 from inspector.web.twins import Page, from_columns
 from rollouts.models import Comment, Role, StoredTrajectory
 from rollouts.selectors.comments import comments_of
+from rollouts.selectors.seen import is_seen
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class Discussion:
     """In reading order. None for the visitor of a share link."""
     may_comment: bool
     """The reader may write one, resolve any, and mute findings."""
+    seen: bool | None = None
+    """The reader has marked the trajectory as seen; None for the visitor of a share link."""
     muted: list[MutedValues] = field(default_factory=list)
     """The rules that mute kinds of findings in its run."""
 
@@ -96,7 +99,7 @@ class Discussion:
 
 
 def discussion_of(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
-    """What people say of the trajectory of a page. Two queries for a request, one for the visitor of a share link."""
+    """What people say of the trajectory of a page. Three queries for a request, one for the visitor of a share link."""
     if not hasattr(request, "discussion"):
         request.discussion = _read(request, trajectory)  # type: ignore[attr-defined]
     return request.discussion  # type: ignore[attr-defined, no-any-return]
@@ -104,13 +107,14 @@ def discussion_of(request: HttpRequest, trajectory: StoredTrajectory) -> Discuss
 
 def _read(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
     muted = muted_values(request, trajectory.run)
-    if reader_of(request) is None:
-        return Discussion(None, False, muted)
+    reader = reader_of(request)
+    if reader is None:
+        return Discussion(None, False, None, muted)
     held = comments_of(trajectory)
     for one in held:
         one.trajectory = trajectory
     may_comment = access(request).may(trajectory.run.project_id, Role.MEMBER)
-    return Discussion([CommentValues.of(one, request) for one in held], may_comment, muted)
+    return Discussion([CommentValues.of(one, request) for one in held], may_comment, is_seen(trajectory, reader), muted)
 
 
 def comment_address(comment: Comment | CommentValues, trajectory: StoredTrajectory) -> str:

@@ -141,6 +141,8 @@ class TrajectoryPage(TrajectoryHead):
     """What people say of it, in reading order; null for the visitor of a share link."""
     lanes: LaneTree | None
     """The chains of steps, and where each leaves another one; None where the steps form one chain."""
+    seen: bool | None
+    """The reader has marked it as seen; null for the visitor of a share link."""
     window: TokenWindow
     """At most 4096 tokens of the row, with every field."""
 
@@ -218,6 +220,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion:
         checks=check_lines(trajectory),
         comments=discussion.comments,
         lanes=lane_tree(trajectory, found.rows, found.steps, found.findings),
+        seen=discussion.seen,
         window=_with_columns(window, found, columns),
     )  # fmt: skip
 

@@ -30,6 +30,7 @@ urlpatterns = [
     path("trajectories/<code:code>/file.html", offline_page.offline_page, name="trajectory-file"),
     path("trajectories/<code:code>/findings/<int:number>.py", reproduce_views.finding_script, name="finding-script"),
     path("trajectories/<code:code>/media/<int:step>/<int:number>", media.media, name="trajectory-media"),
+    *twins("trajectories/<code:code>/seen", views.seen, name="seen"),
     *twins("trajectories/<code:code>/comments", comment_views.comments, name="comments"),
     *twins("trajectories/<code:code>/comments/<code:comment>", comment_views.comment, name="comment"),
     *tab_urls(TABS),

@@ -11,23 +11,33 @@ from django.conf import settings
 from django.contrib.messages import get_messages
 from django.contrib.staticfiles.storage import staticfiles_storage
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import get_conditional_response
+from django.views.decorators.http import require_POST
 
 from inspector.trajectories import tabs, tokens_page
 from inspector.trajectories.alternatives_page import alternatives_page
-from inspector.trajectories.discussion import discussion_of
+from inspector.trajectories.discussion import Discussion, discussion_of
 from inspector.trajectories.find_page import find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
 from inspector.trajectories.place import read_place
 from inspector.trajectories.tokens_page import PagePart
-from inspector.web.access import reads_trajectory, role_of, sees_several_projects, writes_trajectory
-from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
+from inspector.web.access import (
+    found_or_404,
+    reads_trajectory,
+    role_of,
+    sees_several_projects,
+    visible,
+    writes_trajectory,
+)
+from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
 from rollouts import services
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.runs import find_trajectory
+from rollouts.services.seen import mark_seen
 from rollouts.work import parser_audits, replays
 from rollouts.work.sending import send
 
@@ -117,6 +127,26 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
         return redirect(reverse("trajectory-record", args=[trajectory.code]) + (f"?{query}" if query else ""))
     frame = _frame(request, trajectory, tabs.TOKENS)
     return page(request, "trajectories/detail.html", frame | tokens_page.trajectory_html(trajectory, found, discussion))
+
+
+@require_POST
+def seen(request: HttpRequest, code: str) -> HttpResponse:
+    """Mark a trajectory as seen by the user, with ``seen=no`` as not seen. A viewer may: nobody else sees the mark."""
+    trajectory = found_or_404(visible(request, find_trajectory(code)), "trajectory", code)
+    is_now = request.POST.get("seen") != "no"
+    try:
+        mark_seen(trajectory, request.user, is_now)
+    except ValueError as refusal:
+        if wants_json(request):
+            return json_page({"errors": {"form": [str(refusal)]}}, 422)
+        return error_page(request, 422, "It was not marked", str(refusal), run=trajectory.run.code)
+    if wants_json(request):
+        return json_page({"trajectory": code, "seen": is_now})
+    if request.headers.get("HX-Request") == "true":
+        shown = {"trajectory": trajectory, "discussion": Discussion([], False, is_now)}
+        return render(request, "trajectories/_seen.html", shown)
+    query = request.POST.get("query", "")[:500]
+    return redirect(reverse("trajectory", args=[code]) + (f"?{query}" if query else ""))
 
 
 @reads_trajectory

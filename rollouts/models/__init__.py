@@ -29,6 +29,7 @@ from rollouts.models.people import (
 from rollouts.models.replays import Replay, ReplayRows
 from rollouts.models.rows import RowColumn, RowTokens, StoredRow
 from rollouts.models.runs import Rejection, Run, RunFigures, RunTag
+from rollouts.models.seen import Seen
 from rollouts.models.steps import StepTokens, StoredStep
 from rollouts.models.template_checks import TemplateCheck
 from rollouts.models.token_segments import TokenSegment
@@ -64,6 +65,7 @@ __all__ = [
     "Run",
     "RunFigures",
     "RunTag",
+    "Seen",
     "ShareLink",
     "StepTokens",
     "StoredFinding",

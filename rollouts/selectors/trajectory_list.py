@@ -17,6 +17,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from rollouts import models
 from rollouts.selectors.muted import rules_of
+from rollouts.selectors.seen import seen_in_run
 from rollouts.tito.diagnose.finding import Severity
 
 SORTS = (
@@ -59,6 +60,10 @@ class TrajectoryFilters:
     """Only trajectories that have a finding."""
     comments: str = ""
     """``open``: only trajectories with a comment that nobody has resolved; ``any``: with a comment."""
+    seen: str = ""
+    """``yes``: only trajectories that the ``reader`` has seen; ``no``: only others."""
+    reader: int | None = None
+    """The key of the user of ``seen``; None without it."""
     muted: str = ""
     """``hide``: muted findings count as none, in every other filter by findings too."""
     hide_queued: bool = False
@@ -116,6 +121,9 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
         said = models.Comment.objects.filter(trajectory__run=run)
         said = said.filter(resolved_at=None) if filters.comments == "open" else said
         found = found.filter(pk__in=said.values("trajectory"))
+    if filters.seen and filters.reader is not None:
+        seen = Q(pk__in=seen_in_run(run, filters.reader).values("trajectory"))
+        found = found.filter(seen if filters.seen == "yes" else ~seen)
     if filters.hide_queued:
         found = found.exclude(status=models.StoredTrajectory.Status.QUEUED)
     return found

@@ -132,6 +132,7 @@ def delete_trajectories(keys: list[int]) -> None:
         querysets: list[Any] = [
             models.ShareLink.objects.filter(trajectory__in=keys),
             models.Comment.objects.filter(trajectory__in=keys),
+            models.Seen.objects.filter(trajectory__in=keys),
             models.StoredFinding.objects.filter(trajectory__in=keys),
             models.ReplayRows.objects.filter(replay__trajectory__in=keys),
             models.Job.objects.filter(replay__trajectory__in=keys),

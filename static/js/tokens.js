@@ -174,6 +174,7 @@ const KEYS = {
   t: () => document.querySelector("#go-to input[name=t]")?.focus(),
   y: copyLink,
   a: commentOn,
+  s: () => click("[data-seen]"),
   G: () => goToFarEnd(false),
 };
 

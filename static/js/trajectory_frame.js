@@ -54,6 +54,7 @@ document.addEventListener("keydown", (event) => {
     c: () => tokensHere()?.click(),
     h: () => document.querySelector("[data-go=sibling-previous]")?.click(),
     l: () => document.querySelector("[data-go=sibling-next]")?.click(),
+    s: () => document.querySelector("[data-seen]")?.click(),
   }[event.key];
   if (!action) return;
   event.preventDefault();

@@ -133,6 +133,7 @@ ROWS: dict[str, list[Row]] = {
     "trajectories/<code:code>/strategies": [get(READ)],
     "trajectories/<code:code>/record": [get(READ)],
     "trajectories/<code:code>/media/<int:step>/<int:number>": [get("door 404 404 404 404 404 404 404")],
+    "trajectories/<code:code>/seen": [post("door door 404 302 302 302 302 302", json=200)],
     "trajectories/<code:code>/comments": [
         get("door door 404 302 302 302 302 302", json=200),
         post(member_gets(302), form={"text": "look here"}, json=201),

@@ -270,6 +270,7 @@ UNWRITTEN = {
     "runs/<code:code>/exports": "it leads to the download of a small run, which is written down; test_audit_doors.py",
     "runs/<code:code>/resume": "this run is done; test_audit_doors.py",
     "api/v1/runs/<code>/resume": "the same",
+    "trajectories/<code:code>/seen": "a mark of one's own, which nobody else sees",
     "templates/matrix": "it asks for nothing new here: the questions have their checks",
 }
 """Route that changes something -> why no line says so, or which test holds it."""

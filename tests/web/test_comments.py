@@ -217,7 +217,7 @@ def test_comments_go_with_their_run(member: Any, stored: StoredTrajectory) -> No
 def test_comments_cost_one_query_however_many_there_are(
     web: Client, member: Any, stored: Any, django_assert_max_num_queries: Any
 ) -> None:
-    with django_assert_max_num_queries(20) as few:
+    with django_assert_max_num_queries(21) as few:
         web.get(path(stored))
     for start in range(20):
         add_comment(stored, member, "one", (0, start, start + 1))

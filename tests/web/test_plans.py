@@ -196,7 +196,7 @@ def test_a_plan_without_an_index_is_seen(run: models.Run) -> None:
         ("/?after={run}", 10),
         ("/runs/{run}", 19),
         ("/runs/{run}.json?finding=branch&sort=-reward", 19),
-        ("/runs/{run}.json?flawed=1&min=0&sort=-reward", 19),
+        ("/runs/{run}.json?flawed=1&min=0&sort=-reward", 20),
         ("/runs/{run}/cost", 12),
         ("/trajectories/{trajectory}?finding=branch&sort=n_tokens", 24),
         ("/runs/{run}/search?by=ids&q=1+*+2", 12),

@@ -105,7 +105,7 @@ def test_a_run_asks_as_many_queries_for_two_trajectories_as_for_sixty(
     web: Client, django_assert_max_num_queries: Any, django_assert_num_queries: Any
 ) -> None:
     small, large = stored_run(2), stored_run(60, "large")
-    with django_assert_max_num_queries(18) as few:
+    with django_assert_max_num_queries(19) as few:
         web.get(f"/runs/{small.code}")
     with django_assert_num_queries(len(few)):
         web.get(f"/runs/{large.code}")
@@ -501,17 +501,17 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
     assert poll(5) == []
     # Where the progress changed, figures and list are read with it, so that all three tell the same second.
     run.trajectories.filter(index=0).update(status=StoredTrajectory.Status.RUNNING)
-    assert poll(9) == ["run-live", "run-list"]
+    assert poll(10) == ["run-live", "run-list"]
     assert poll(5) == []
     services.finish_trajectories([TrajectoryEnd(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
-    assert sorted(poll(14)) == ["run-figures", "run-list", "run-live"]
+    assert sorted(poll(15)) == ["run-figures", "run-list", "run-live"]
     # Those of a large run are not looked at in each poll.
     with monkeypatch.context() as patch:
         patch.setattr(live_parts, "is_large", lambda run: True)
         run.trajectories.filter(index=1).update(status=StoredTrajectory.Status.RUNNING)
         assert poll(6) == ["run-live"]
     monkeypatch.setattr(live_parts, "LOOK_SECONDS", 0)
-    assert poll(9) == ["run-live", "run-list"]
+    assert poll(10) == ["run-live", "run-list"]
     assert poll(6) == []
 
 
