@@ -12,6 +12,7 @@ from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.access import reads_run
 from inspector.web.twins import Page, page, whole_number
 from rollouts.models import Run
+from rollouts.selectors.muted import muted_in
 from rollouts.selectors.training_steps import TrainingStepLine, over_training, without_training_step
 from rollouts.tito.diagnose.kinds import KINDS
 
@@ -39,6 +40,8 @@ class TrainingPage(Page):
     """Steps before it are left out; None = none are."""
     training_max: int | None
     """Steps after it are left out; None = none are."""
+    muted: list[str]
+    """The kinds that are muted in the run; they count all the same."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ def training(request: HttpRequest, run: Run) -> HttpResponse:
     """A run by training step. Stored figures answer it, so that it takes two queries however large the run is."""
     least, most = (whole_number(request.GET.get(name, "").strip()) for name in ("training_min", "training_max"))
     found = over_training(run, least, most)
-    shown = TrainingPage(RunValues.of(run), found.steps, found.began, without_training_step(run), least, most)
+    shown = TrainingPage(
+        RunValues.of(run), found.steps, found.began, without_training_step(run), least, most, sorted(muted_in(run))
+    )
     here = reverse("run", args=[run.code])
     return page(
         request, "runs/training.html", shown, charts=_charts(found.steps), rows=_rows(found.steps, here),

@@ -11,8 +11,10 @@ from django.test import Client
 from rollouts import services
 from rollouts.models import Run
 from rollouts.selectors.training_steps import over_training
+from rollouts.services.muted import mute
 from rollouts.services.training_steps import take_training_steps
 from rollouts.tito.trajectory import Trajectory
+from tests.people import make_member
 from tests.storage.build import chain
 from tests.storage.test_training_steps import save, world
 
@@ -28,7 +30,7 @@ def run() -> Run:
 
 
 def test_page_and_twin_tell_the_stored_figures(web: Client, run: Run, django_assert_max_num_queries: Any) -> None:
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         body = web.get(f"/runs/{run.code}/training").content.decode()
     found = over_training(run)
     said = web.get(f"/runs/{run.code}/training.json").json()
@@ -39,6 +41,10 @@ def test_page_and_twin_tell_the_stored_figures(web: Client, run: Run, django_ass
     assert "4 training steps" in body and "1 trajectory without one" in body
     for field in ("broken/trajectories", "truncated/trajectories", "gap.p99", "same_reward/groups"):
         assert field in body
+    assert said["muted"] == [] and "(muted)" not in body
+    mute(run, kind, "run", "known", make_member("ben"))
+    assert web.get(f"/runs/{run.code}/training.json").json()["muted"] == [kind]
+    assert "(muted)" in web.get(f"/runs/{run.code}/training").content.decode()
 
 
 def test_a_link_leads_to_the_trajectories_that_it_counts(web: Client, run: Run) -> None:
