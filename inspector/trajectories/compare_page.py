@@ -1,7 +1,7 @@
 """Side by side: what was sampled against a trained row, the ids that the engine read next, or its text encoded again.
 
-This module may encode decoded text, because it shows what that does. The encoder runs in a limited process that is
-kept warm, and what it cannot encode in time is a notice.
+The diagnosis stores what encoding the text again changes. Where it did not, this module may encode decoded text, in a
+limited process that is kept warm; what that cannot encode in time is a notice.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from inspector.web.twins import whole_number
 from rollouts import models, selectors
 from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary, StepSummary
+from rollouts.selectors.retokenized import stored_drifts
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import load_tokenizer
 from rollouts.tito.align import AlignedGroup
@@ -307,7 +308,6 @@ def _against_retokenized(
     trajectory: models.StoredTrajectory, question: ComparedPair, rows: list[RowSummary], painter: TokenPainter,
     notices: list[str],
 ) -> Answer | None:  # fmt: skip
-    tokenizer = _encoder(trajectory.run.tokenizer, notices)
     is_cut = (False, False)
     if question.step is not None:
         index = question.step.index
@@ -321,18 +321,14 @@ def _against_retokenized(
         sampled = data.read_tokens(trajectory, facts, base, stop).ids
         what = f"Row {question.row}" if stop - base == facts.n_tokens else f"Row {question.row}, {base:,}-{stop - 1:,}"
         is_cut = (base > 0, stop < facts.n_tokens)
-    if tokenizer is None:
+    tokenizer = trajectory.run.tokenizer
+    drifts = None
+    if not any(is_cut):
+        drifts = stored_drifts(trajectory, sampled, question.step.index if question.step else None, question.row)
+    if drifts is None:
+        drifts = _encoded_here(tokenizer, what, sampled, is_cut, notices)
+    if drifts is None or tokenizer is None:
         return None
-    if len(sampled) > MAX_ENCODED_TOKENS:
-        notices.append(
-            f"{what} holds {len(sampled):,} tokens; at most {MAX_ENCODED_TOKENS:,} are re-tokenized at once."
-        )
-        return None
-    # A window may cut a character or a word: what differs at its edge is no finding about the row.
-    drifts = [
-        drift for drift in canonical_check(sampled, tokenizer)
-        if not ((is_cut[0] and drift.start == 0) or (is_cut[1] and drift.stop == len(sampled)))
-    ]  # fmt: skip
     again, groups = _retokenized(sampled, drifts)
     sides = plain_tokens(sampled, base), plain_tokens(again, base)
     comparison = compare(*sides, groups, painter, **question.shown)
@@ -361,6 +357,25 @@ def _against_retokenized(
         tone="no" if comparison.n_sites else "yes",
         note=note,
     )
+
+
+def _encoded_here(
+    record: models.Tokenizer | None, what: str, sampled: Ids, is_cut: tuple[bool, bool], notices: list[str]
+) -> list[Drift] | None:
+    """What encoding a stream again changes, where the diagnosis stored nothing: a long row, or an older diagnosis."""
+    tokenizer = _encoder(record, notices)
+    if tokenizer is None:
+        return None
+    if len(sampled) > MAX_ENCODED_TOKENS:
+        notices.append(
+            f"{what} holds {len(sampled):,} tokens; at most {MAX_ENCODED_TOKENS:,} are re-tokenized at once."
+        )
+        return None
+    # A window may cut a character or a word: what differs at its edge is no finding about the row.
+    return [
+        drift for drift in canonical_check(sampled, tokenizer)
+        if not ((is_cut[0] and drift.start == 0) or (is_cut[1] and drift.stop == len(sampled)))
+    ]  # fmt: skip
 
 
 def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[AlignedGroup]]:

@@ -35,7 +35,7 @@ STRAY = 3
 FOLD_LEAST = 12
 """A fold hides at least this many tokens."""
 
-MAX_SITES = 200
+MAX_SITES = 100
 """The most differences that one page shows. The next page begins at the token of the next difference."""
 
 MAX_TOKENS = 1_000_000
@@ -390,7 +390,7 @@ class ComparisonJson:
     next_from: int | None
     """``from=`` of the differences that follow those in ``sites``; None when none do."""
     sites: list[Site]
-    """At most 200."""
+    """At most 100."""
 
 
 def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJson:

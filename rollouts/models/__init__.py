@@ -27,6 +27,7 @@ from rollouts.models.people import (
     default_project,
 )
 from rollouts.models.replays import Replay, ReplayRows
+from rollouts.models.retokenized import Retokenized
 from rollouts.models.rows import RowColumn, RowTokens, StoredRow
 from rollouts.models.runs import Rejection, Run, RunFigures, RunTag
 from rollouts.models.seen import Seen
@@ -59,6 +60,7 @@ __all__ = [
     "Rejection",
     "Replay",
     "ReplayRows",
+    "Retokenized",
     "Role",
     "RowColumn",
     "RowTokens",

@@ -25,6 +25,7 @@ from rollouts.recorder import wire
 from rollouts.recorder.sessions import Conversations
 from rollouts.services.recorded import append_steps, settle_trajectory
 from rollouts.services.rejections import add_rejections
+from rollouts.services.retokenized import keep_retokenized
 from rollouts.tito.trajectory import Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work.diagnosis import diagnosis_for
@@ -254,6 +255,7 @@ class Writer:
             return
         found = diagnosis_for(selectors.load_trajectory(record), self.run)
         settle_trajectory(self.run, replace(end, findings=found.findings, checks=found.checks))
+        keep_retokenized(self.run, [(record.pk, found.again)])
 
     def _report(self) -> None:
         n, calls = self.counts["without_ids"], self.counts["calls"]

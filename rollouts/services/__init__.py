@@ -16,6 +16,7 @@ from rollouts.services.launched import (
     resume_run,
     save_steps,
 )
+from rollouts.services.retokenized import keep_retokenized
 from rollouts.services.runs import (
     beat,
     cancel_run,

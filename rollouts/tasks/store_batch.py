@@ -10,6 +10,7 @@ from rollouts.models import Run, StoredTrajectory
 from rollouts.tasks.batch import StorageBatch
 from rollouts.tito import trajectory as tito
 from rollouts.tito.diagnose import Diagnosis
+from rollouts.tito.retokenized import EncodedAgain
 from rollouts.tito.trajectory import Step
 from rollouts.tito.trajectory_end import TrajectoryEnd
 
@@ -32,16 +33,24 @@ class RunStorage:
         for end in batch.ends:
             if end.error:
                 services.fail_trajectory(end)
-        services.finish_trajectories(self._diagnosed([end for end in batch.ends if not end.error]))
+        ends, again = self._diagnosed([end for end in batch.ends if not end.error])
+        ended = services.finish_trajectories(ends)
+        services.keep_retokenized(self._run, [(key, again[key]) for key in sorted(ended)])
         for end in batch.ends:
             self._steps.pop(end.key, None)
 
-    def _diagnosed(self, ends: Sequence[TrajectoryEnd]) -> list[TrajectoryEnd]:
-        """Returns the ends with their findings. It drops those of deleted trajectories and of other attempts."""
+    def _diagnosed(
+        self, ends: Sequence[TrajectoryEnd]
+    ) -> tuple[list[TrajectoryEnd], dict[int, tuple[EncodedAgain, ...]]]:
+        """Returns the ends with their findings, and by key what changes when the text is encoded again.
+
+        It drops the ends of deleted trajectories and of other attempts.
+        """
         records = StoredTrajectory.objects.defer("extra_id").in_bulk([end.key for end in ends])
         ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
         found = [self._diagnosis(records[end.key], end) for end in ours]
-        return [replace(end, findings=one.findings, checks=one.checks) for end, one in zip(ours, found, strict=True)]
+        told = [replace(end, findings=one.findings, checks=one.checks) for end, one in zip(ours, found, strict=True)]
+        return told, {end.key: one.again for end, one in zip(ours, found, strict=True)}
 
     def _diagnosis(self, record: StoredTrajectory, end: TrajectoryEnd) -> Diagnosis:
         from rollouts.work.diagnosis import diagnosis_for

@@ -178,6 +178,7 @@ def _store(run: models.Run, batch: Sequence[models.StoredTrajectory], found: Seq
     for record, one in zip(batch, found, strict=True):
         record.checks, record.gap = one.checks, gap_json(one)
     services.replace_findings(run, [(record, one.findings) for record, one in zip(batch, found, strict=True)])
+    services.keep_retokenized(run, [(record.pk, one.again) for record, one in zip(batch, found, strict=True)])
 
 
 def gap_json(found: Diagnosis) -> dict[str, Any] | None:

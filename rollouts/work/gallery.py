@@ -57,10 +57,11 @@ def load(project: Project | None = None, user: Any = None) -> Run:
             return there
         run = services.create_run(Run.Kind.IMPORT, NAME, user=user, project=project, **fields)
         services.start_run(run)
-        services.save_trajectories(
+        records = services.save_trajectories(
             run, bundled, [one.findings for one in found], checks=[one.checks for one in found],
             token_table=services.byte_table_of(run),
         )  # fmt: skip
+        services.keep_retokenized(run, [(one.pk, made.again) for one, made in zip(records, found, strict=True)])
         services.end_run(run, Run.Status.DONE)
     run.refresh_from_db()
     record(Action.IMPORTED, run)

@@ -343,10 +343,12 @@ class FileImport:
         try:
             with transaction.atomic():
                 self.alive()  # in this transaction: a worker that has lost the import stores nothing more
-                services.save_trajectories(
+                records = services.save_trajectories(
                     self.run, batch, [one.findings for one in found], self.next_index,
                     checks=[one.checks for one in found], gaps=[gap_json(one) for one in found], encoded=encoded,
                 )  # fmt: skip
+                again = [(record.pk, one.again) for record, one in zip(records, found, strict=True)]
+                services.keep_retokenized(self.run, again)
         except (IntegrityError, JobLost):  # it is rolled back; after an outage that is not known
             services.drop_arrays(encoded)
             raise

@@ -23,7 +23,17 @@ from inspector.server.backup_place import backup_place
 from rollouts import files, services
 from rollouts.fields import ArrayField
 from rollouts.formats.readers import inspector_jsonl
-from rollouts.models import AuditEvent, Job, Replay, ReplayRows, Run, StepTokens, StoredTrajectory, Tokenizer
+from rollouts.models import (
+    AuditEvent,
+    Job,
+    Replay,
+    ReplayRows,
+    Retokenized,
+    Run,
+    StepTokens,
+    StoredTrajectory,
+    Tokenizer,
+)
 from rollouts.services import storage_mark
 from rollouts.services.api_tokens import create_api_token
 from rollouts.services.trajectories import save_trajectories
@@ -65,6 +75,9 @@ def filled(tiny_tokenizer: Path) -> Run:
     replay = Replay.objects.create(trajectory=trajectory, key="k", report={"strategies": [{"é": None, "n": 1.5e-7}]})
     mask = np.arange(13) % 3 == 0
     ReplayRows.objects.create(replay=replay, strategy="s", lengths=[13], ids=np.arange(13), loss_mask=mask)
+    Retokenized.objects.create(
+        trajectory=trajectory, files_sha256="a" * 64, streams=[0, -1, -5, 1], drifts=[1, 3, 1, 0], expected_ids=[7]
+    )
     Job.objects.create(run=run, kind=Job.Kind.EXPORT, status=Job.Status.DONE, report=None)
     files.put("exports/abc/run.jsonl", io.BytesIO(b'{"a": 1}\n' * 1000))
     files.put("machines/identity", io.BytesIO(b"of this storage"))

@@ -237,6 +237,7 @@ def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run,
     second["request"]["messages"] = messages
     imports.import_files(run, [Source.of_bytes(jsonl(first, second))])
     trajectory = run.trajectories.get()
+    assert models.Retokenized.objects.get().trajectory == trajectory
     window = selectors.row_window(trajectory, 0, 0, 10**6)
     pieces = {
         origin: b"".join(

@@ -25,7 +25,7 @@ from rollouts.engines import Engine, EngineError, Generation
 from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.management.commands.launch_rollouts import is_served
-from rollouts.models import Run, StoredTrajectory, TemplateCheck
+from rollouts.models import Retokenized, Run, StoredTrajectory, TemplateCheck
 from rollouts.tasks import run_rollouts as work
 from rollouts.tasks import run_state
 from rollouts.tito.strategies import STRATEGIES
@@ -150,6 +150,7 @@ class TestTheWork:
                 assert step.logprobs is not None and len(step.logprobs) == len(step.completion_ids)
                 assert step.engine.startswith("transformers ") and step.logprobs_mode == "processed"
         assert run.n_sampled == sum(record.n_sampled for record in run.trajectories.all()) > 0
+        assert Retokenized.objects.filter(trajectory__run=run).count() == 6
 
     def test_a_run_says_how_calls_are_read(self) -> None:
         said = done_run(prompts=1, group=1).settings

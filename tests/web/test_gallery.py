@@ -15,7 +15,7 @@ from django.utils.html import escape
 
 from rollouts.formats import Source, read
 from rollouts.gallery import BUNDLE, CLEAN, MISSING
-from rollouts.models import Project, Run, Tokenizer
+from rollouts.models import Project, Retokenized, Run, Tokenizer
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.work import gallery, launch
 from tests.web.samples import finding, stored_run
@@ -86,6 +86,7 @@ def test_the_gallery_is_loaded_once_in_a_project_and_each_trajectory_has_its_fin
         assert KINDS[name].severity in severities or "error" in severities, name
         others = by_name[name].findings.exclude(kind__in=(name, "noncanonical_sampling", "row_not_sampled"))
         assert not others.exists(), name
+    assert Retokenized.objects.filter(trajectory__run=run).exists()
     errors = {one.kind for one in run.findings.filter(severity="error")}
     assert len(errors) >= 8
     assert gallery.load() == run and Run.objects.count() == 1

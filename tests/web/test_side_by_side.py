@@ -13,11 +13,13 @@ from django.urls import reverse
 
 from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter
-from inspector.trajectories import side_by_side
+from inspector.trajectories import compare_page, side_by_side
 from inspector.trajectories.side_by_side import plain_tokens, without_stray
-from rollouts import models
+from rollouts import models, services
 from rollouts.tito.align import AlignedGroup
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
+from rollouts.tokenizers import TokenizerUnusable
+from rollouts.work.diagnosis import diagnose_run
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -129,7 +131,59 @@ def test_marks_cut_no_character(make: Maker) -> None:
     for html, ids, tag in ((left, sides[0], "del"), (right, sides[1], "ins")):
         inside = re.sub(f"</?{tag}>", "", html)
         assert f"<{tag}>" in html
-        assert inside == TokenPainter(table).window(plain_tokens(ids))
+        whole = TokenPainter(table).window(plain_tokens(ids))
+        classes = r' class=("[^"]*"|\w+)'  # a mark begins another run for a screen reader
+        assert re.sub(classes, "", inside) == re.sub(classes, "", whole)
     assert (
         marked_tokens(TokenPainter(table), plain_tokens(sides[0]), replace(plain_tokens(sides[0])))[0].count("del") == 0
     )
+
+
+def drifting(make: Maker, name: str) -> Trajectory:
+    """A completion of which two words are sampled as the tokens of their bytes."""
+    head, words = (
+        make.ids("<|im_start|>user\nRead<|im_end|>\n<|im_start|>assistant\n"),
+        make.ids("I compute the result. "),
+    )
+    one_byte = {piece[0]: one for one, piece in enumerate(table_of(make)) if len(piece) == 1}
+    long = next(i for i, piece in enumerate(make.table.token_bytes(words)) if len(piece) > 3)
+    cut = [one_byte[byte] for byte in make.table.token_bytes(words[long : long + 1])[0]]
+    sampled = np.concatenate([words[:long], cut, words[long + 1 :]])
+    return Trajectory(name, (Step(head, np.concatenate([sampled, words, sampled]).astype(np.int32)),), group="g")
+
+
+def table_of(make: Maker) -> list[bytes]:
+    return make.table.token_bytes(np.arange(make.table.vocab_size, dtype=np.int32))
+
+
+def test_what_the_diagnosis_encoded_again_needs_no_encoder(
+    make: Maker, web: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make.run([drifting(make, "a"), make.conversation("b", turns=2), drifting(make, "c")])
+    questions = [(one, query) for one in run.trajectories.order_by("index") for query in ("?step=0", "?row=0")]
+    by_encoder = [compared(web, *question)[0]["comparison"] for question in questions]
+    assert [bool(one["n_sites"]) for one in by_encoder] == [True, True, False, False, True, True]
+    list(diagnose_run(run))
+
+    def no_encoder(files_sha256: str) -> None:
+        raise TokenizerUnusable("asked for")
+
+    monkeypatch.setattr(compare_page, "load_tokenizer", no_encoder)
+    for question, before in zip(questions, by_encoder, strict=True):
+        report, html = compared(web, *question)
+        assert report["comparison"] == before and "asked for" not in html
+    # Other ids than those that were encoded, and another tokenizer, need the encoder.
+    first, query = questions[0]
+    held = first.retokenized
+    held.streams = np.where(np.arange(len(held.streams)) == 2, 7, held.streams)
+    held.save()
+    assert "asked for" in compared(web, first, query)[1] and "asked for" not in compared(web, first, "?row=0")[1]
+    models.Retokenized.objects.filter(pk=held.pk).update(files_sha256="0" * 64)
+    assert "asked for" in compared(web, first, "?row=0")[1]
+    # Every diagnosis writes it anew; nothing of it outlives its trajectory.
+    list(diagnose_run(run))
+    assert "asked for" not in compared(web, first, query)[1]
+    assert models.Retokenized.objects.count() == 3
+    services.keep_retokenized(run, [(first.pk + 1000, ())])  # it was deleted meanwhile
+    services.delete_run(run)
+    assert not models.Retokenized.objects.exists()

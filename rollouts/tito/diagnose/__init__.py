@@ -19,6 +19,7 @@ from rollouts.tito.diagnose.kinds import KINDS, VERSION, FindingKind
 from rollouts.tito.diagnose.verdict import Verdict, finding_at_break
 from rollouts.tito.gap.figures import gap_of_rows
 from rollouts.tito.interfaces import Codec
+from rollouts.tito.retokenized import rows_again
 from rollouts.tito.trajectory import Trajectory
 
 __all__ = [
@@ -100,7 +101,8 @@ def examine(
     findings += _undecidable(case)
     findings = [replace(f, row=_row_that_holds(case, f)) if f.row is None else f for f in findings]
     order = sorted(findings, key=lambda f: (f.step if f.step is not None else len(case.steps), f.row or 0, f.start))
-    return Diagnosis(tuple(order), lacks_of(case), gap_of_rows(trajectory.rows))
+    again = [] if codec is None else [*case.again, *rows_again(case.steps, trajectory.rows, case.merged, codec)]
+    return Diagnosis(tuple(order), lacks_of(case), gap_of_rows(trajectory.rows), tuple(again))
 
 
 def _row_that_holds(case: DiagnosisContext, finding: Finding) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.gap.figures import TRAINER_LOGPROBS, GapFigures
+from rollouts.tito.retokenized import EncodedAgain
 from rollouts.tito.trajectory import Row
 
 CHECKS: dict[str, str] = {
@@ -67,6 +68,9 @@ class Diagnosis:
     """Each check that has something to check -> the fields that it lacks."""
     gap: GapFigures | None = None
     """The gap between trainer and sampler; None = no row has the log-probabilities of both."""
+
+    again: tuple[EncodedAgain, ...] = ()
+    """What encoding the text of completions and rows again would change; without a tokenizer nothing is known."""
 
     @property
     def checks(self) -> dict[str, Outcome]:

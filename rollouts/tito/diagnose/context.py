@@ -14,6 +14,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
 from rollouts.tito.recorded_renders import first_rendered, kwargs_of_record
+from rollouts.tito.retokenized import EncodedAgain
 from rollouts.tito.snippets import window_text
 from rollouts.tito.token_origins import byte_offsets, content_forms
 from rollouts.tito.trajectory import Ids, Link, Mask, Message, Step, Trajectory
@@ -65,6 +66,8 @@ class DiagnosisContext:
         """Steps whose ids are missing or made up. Faults that follow from that are not reported again."""
         self.aside: set[int] = set()
         """Steps that the trajectory does not continue: side calls and retries. Rules for branches add to it."""
+        self.again: list[EncodedAgain] = []
+        """The completions that were encoded again. The rule that does so adds to it."""
         self.undecided: dict[str, str] = {}
         """Check that a rule could not decide, although its fields are there -> what the rule lacked."""
 

@@ -13,6 +13,7 @@ from rollouts.tito.diagnose import messages as msg
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
+from rollouts.tito.retokenized import EncodedAgain
 from rollouts.tito.said import reply_in
 from rollouts.tito.snippets import clipped, counted, listed
 from rollouts.tito.token_origins import byte_offsets
@@ -230,6 +231,7 @@ def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Fin
     streams = [case.steps[index].completion_ids for index in indices]
     data = [case.completion_bytes[index] for index in indices]
     for index, drifts in zip(indices, canonical_check_batch(streams, case.codec, data), strict=True):
+        case.again.append(EncodedAgain(index, None, case.steps[index].completion_ids, drifts))
         if not drifts:
             continue
         start, drift = len(case.steps[index].prompt_ids), drifts[0]
