@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from rollouts.formats.training_step import MAX_STEP
 from rollouts.models import Run, StoredFinding, StoredStep, StoredTrajectory, TrainingStepFigures
@@ -65,7 +65,11 @@ def _of(steps: Sequence[int] | None, prefix: str = "") -> dict[str, Any]:
 
 def _findings(run: Run, steps: Sequence[int] | None) -> tuple[dict[int, dict[str, int]], dict[int, int]]:
     """Step -> kind -> trajectories that have it; and step -> prompt tokens that were computed again."""
-    found = StoredFinding.objects.filter(run=run, **_of(steps, "trajectory__")).order_by()
+    if steps is None:
+        found = StoredFinding.objects.filter(run=run, trajectory__training_step__isnull=False).order_by()
+    else:  # by the keys of the few trajectories: else a database reads all findings of the run
+        held = StoredTrajectory.objects.filter(run=run, training_step__in=steps)
+        found = StoredFinding.objects.filter(trajectory__in=held.values("pk")).order_by()
     kinds: dict[int, dict[str, int]] = defaultdict(dict)
     repaid: dict[int, int] = defaultdict(int)
     lines = found.values_list("trajectory__training_step", "kind").annotate(
@@ -86,13 +90,17 @@ def _truncated(run: Run, steps: Sequence[int] | None) -> dict[int, int]:
 
 def _groups(held: QuerySet[StoredTrajectory]) -> dict[int, tuple[int, int]]:
     """Step -> groups with at least two rewards, and those of them whose rewards are all equal."""
-    groups = held.exclude(group="").filter(reward__isnull=False).values_list("training_step", "group")
+    scored = held.exclude(group="").filter(reward__isnull=False).values_list("training_step", "group", "reward")
+    seen: dict[tuple[int, str], tuple[int, bool, float]] = {}
+    for step, group, reward in scored.iterator(10_000):
+        assert step is not None and reward is not None
+        n, same, first = seen.get((step, group), (0, True, reward))
+        seen[step, group] = n + 1, same and reward == first, first
     found: dict[int, tuple[int, int]] = {}
-    compared = groups.annotate(n=Count("pk"), low=Min("reward"), high=Max("reward")).filter(n__gt=1)
-    for step, _, _, low, high in compared.iterator(10_000):
-        assert step is not None
-        n, same = found.get(step, (0, 0))
-        found[step] = n + 1, same + (low == high)
+    for (step, _), (n, same, _) in seen.items():
+        groups, equal = found.get(step, (0, 0))
+        if n > 1:
+            found[step] = groups + 1, equal + same
     return found
 
 
