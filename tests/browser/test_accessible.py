@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +39,9 @@ SETTLED = """async () => {
   await Promise.race([late, Promise.allSettled(document.getAnimations().map(one => one.finished))]);
 }"""
 """The colours of a scheme stand when scripts have heard of it and transitions have ended."""
+
+
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +150,22 @@ def test_what_opens_on_a_page_has_no_violation(page: Any, client: Client) -> Non
     page.locator("#token-card table").wait_for()
     said += violations(page, "the card of a token")
     assert not said, "\n".join(said)
+
+
+def test_glyphs_lines_and_bars_are_seen_on_every_ground(page: Any, client: Client) -> None:
+    """axe judges text alone. The pane gets a token of each class under each lens, in the page's own style sheets."""
+    code = gallery.load().trajectories.order_by("index").first().code
+    page.goto(f"{SITE}/trajectories/{code}?view=tokens")
+    assert page.locator("#pane i b.n").count(), "the pane draws glyphs as the tokens of this test do"
+    for name in ("pages", "check"):
+        page.add_style_tag(url=f"/static/css/{name}.css")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.evaluate(SETTLED)
+        seen = page.evaluate(CONTRAST)
+        assert seen["count"] > 1500 and not seen["found"], f"{scheme}: " + "; ".join(seen["found"][:20])
+    page.add_style_tag(content=".toks b::before { opacity: 0.2 !important }")
+    assert page.evaluate(CONTRAST)["found"]
 
 
 def test_a_violation_is_found(page: Any, client: Client) -> None:
