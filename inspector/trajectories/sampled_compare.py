@@ -22,7 +22,7 @@ from rollouts.tito.align import AlignedGroup, align_ids
 from rollouts.tito.row_places import sampled_stream
 from rollouts.tito.trajectory import Ids, Mask
 
-MAX_READ = 30_000_000
+MAX_READ = 10_000_000
 """The most tokens of prompts and completions that one request reads. Each prompt holds what came before it."""
 
 

@@ -216,12 +216,12 @@ document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, textarea, select, [contenteditable]")) return;
   if (roveBy(event) || moveFocus(event)) return event.preventDefault();
   if (event.key === "g") {
-    // Once it is the start of `g r`, `g n` and `g i`, which every page has.
+    // Once it is the start of `g r`, `g n`, `g i` and `g s`, which every page has.
     if (event.timeStamp - firstG < 1200) goToFarEnd(true);
     firstG = event.timeStamp;
     return;
   }
-  const follows = event.timeStamp - firstG < 1200 && "rni".includes(event.key);
+  const follows = event.timeStamp - firstG < 1200 && "rnis".includes(event.key);
   firstG = -Infinity;
   const action = KEYS[event.key];
   if (!action || follows) return;

@@ -3,6 +3,7 @@
 
 const sites = () => [...document.querySelectorAll("tr.site")];
 let at = -1;
+let lastG = -Infinity;
 
 const messages = () => [...document.querySelectorAll(".chat")];
 
@@ -46,6 +47,10 @@ function show(site) {
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches("input, textarea, select") || document.querySelector("dialog[open]")) return;
+  // `g r`, `g n`, `g i` and `g s` belong to every page.
+  const follows = event.timeStamp - lastG < 1200 && "rnis".includes(event.key);
+  lastG = event.key === "g" ? event.timeStamp : -Infinity;
+  if (follows) return;
   const action = {
     n: () => go(1),
     p: () => go(-1),

@@ -28,7 +28,7 @@ def test_a_line_opens_its_trajectory_and_two_of_a_group_are_aligned(open_page: O
     cell.click(position={"x": 3, "y": 3}, force=True)
     page.wait_for_url("**/trajectories/**")
     expect(page.locator(".move-at")).to_have_text("2 of 4")
-    page.click(".traj-moves >> text=its group")
+    page.click(".traj-head .properties >> text=g1")
     page.wait_for_url("**/groups/g1**")
     page.locator("input[name=right]").last.check()
     page.click("text=Align the two chosen")

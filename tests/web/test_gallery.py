@@ -142,7 +142,7 @@ def test_the_same_seed_under_two_strategies_is_started_by_one_button_and_compare
     monkeypatch.setattr(launch, "send", lambda run: None)
     one, other = stored_run(2, findings=[[finding("boundary_merge")], []]), stored_run(2, findings=[[], []])
     address = f"/runs/compare?run={one.code}&run={other.code}"
-    with django_assert_max_num_queries(22):
+    with django_assert_max_num_queries(24):
         page = web.get(address).content.decode()
     assert f'href="{reverse("run", args=[one.code])}?finding=boundary_merge">1</a>' in page
     found = web.get(address.replace("compare", "compare.json")).json()
