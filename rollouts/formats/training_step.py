@@ -53,7 +53,8 @@ class TrainingStepRule:
 
     def _by_pattern(self, path: str) -> list[str]:
         with contextlib.suppress(TimeoutError):
-            return [text or "" for text in regex.findall(self.pattern, path, timeout=_PATTERN_SECONDS)]
+            found = regex.finditer(self.pattern, path, timeout=_PATTERN_SECONDS)
+            return [match.group(1) or "" for match in found]
         return []
 
 

@@ -117,7 +117,7 @@ def test_every_fault_of_the_gallery_is_saved_with_its_findings_and_both_sides() 
     assert len(kinds) >= 39
     merged = run.trajectories.get(external_id="boundary_merge")
     html = offline_file(merged, {}).html
-    version = merged.findings.get().version
+    version = merged.findings.get(kind="boundary_merge").version
     said = ("Encode the text between", "A merged token stands", "no sampled token lost", f"version {version}", run.name)
     for part in (
         *said,

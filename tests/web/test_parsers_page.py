@@ -79,7 +79,7 @@ def test_a_reply_is_read_once_and_what_was_lost_is_said_first(
     web.post(address(trajectory, "/again?step=0"))
     assert models.Job.objects.count() == 1
     made = do(trajectory)
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(15):
         html = one_line(web.get(address(trajectory)))
     order = [
         html.index(words) for words in ("The message lost 1 stretch", ">two<", "form, one<", "1 could not read it")
