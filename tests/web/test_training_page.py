@@ -117,3 +117,13 @@ def test_a_run_without_versions_says_where_they_come_from(web: Client, run: Run)
 def of_versions(made: list[Trajectory], name: Any) -> list[Trajectory]:
     """Trajectories whose steps were sampled by the version that ``name`` returns."""
     return [replace(one, steps=tuple(replace(s, policy_version=name(one)) for s in one.steps)) for one in made]
+
+
+def test_the_pages_of_a_run_lead_to_each_other(web: Client, run: Run) -> None:
+    here = f"/runs/{run.code}"
+    pages = [here, *(f"{here}/{name}" for name in ("training", "gap", "weights", "columns", "cost", "alarms"))]
+    for page in pages:
+        nav = re.findall(r'<nav class="tabs".*?</nav>', web.get(page).content.decode(), re.DOTALL)
+        assert len(nav) == 1 and re.findall(r'href="([^"]*)"', nav[0]) == pages
+        (current,) = re.findall(r'href="([^"]*)"[^>]*aria-current="page"', nav[0])
+        assert current == page
