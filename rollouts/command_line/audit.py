@@ -25,6 +25,8 @@ from rollouts.guard.report_formats import line_of
 from rollouts.guard.shard_audit import AuditSettings, cut_files
 
 PROGRESS_SECONDS = 0.5
+LOG_SECONDS = 30.0
+"""Pause between two lines of progress where no terminal shows them."""
 MAX_SAID = 10
 """Kinds, and sentences about shards, that are printed."""
 NOT_WHOLE = 2
@@ -88,7 +90,7 @@ def _settings(options: Namespace) -> AuditSettings:
 
 def _audit(options: Namespace, settings: AuditSettings, folder: AuditFolder) -> dict[str, Any] | None:
     """Read the shards that are not done yet. Returns the summary; None when a shard is missing."""
-    cut, digest = cut_files(options.paths, settings.format_name), settings.digest()
+    cut, digest = cut_files(options.paths, settings.format_name, output=folder.path), settings.digest()
     todo = {shard.key(digest): shard for shard in cut.shards}
     keys = set(todo)
     todo = {key: shard for key, shard in todo.items() if not folder.has(key)}
@@ -100,6 +102,7 @@ def _audit(options: Namespace, settings: AuditSettings, folder: AuditFolder) -> 
             continue
         folder.save(key, found)
         progress(len(found))
+    progress.end()
     if failed:
         for sentence in list(dict.fromkeys(failed))[:MAX_SAID]:
             print(line_of(sentence), file=sys.stderr)
@@ -150,10 +153,10 @@ def as_text(summary: dict[str, Any], path: Path) -> str:
 
 
 class _Progress:
-    """Prints now and then how many shards are done, where a person looks at it."""
+    """Prints now and then how many shards are done: over one line of a terminal, or line after line into a log."""
 
     def __init__(self, n: int, n_done: int) -> None:
-        self._n, self._n_done, self._n_read, self._last = n, n_done, 0, 0.0
+        self._n, self._n_done, self._n_read, self._last = n, n_done, 0, time.monotonic()
         if n_done:
             print(f"{n_done:,} of {n:,} shards are done already.", file=sys.stderr)
 
@@ -161,7 +164,13 @@ class _Progress:
         self._n_done += 1
         self._n_read += n_read
         now = time.monotonic()
-        if sys.stderr.isatty() and now - self._last > PROGRESS_SECONDS:
+        is_terminal = sys.stderr.isatty()
+        if now - self._last > (PROGRESS_SECONDS if is_terminal else LOG_SECONDS):
             self._last = now
             text = f"{self._n_done:,} of {self._n:,} shards, {self._n_read:,} trajectories now ..."
-            print(f"\r{text}", end="\r", file=sys.stderr, flush=True)
+            print(text, end="\r" if is_terminal else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clear the line of a terminal."""
+        if sys.stderr.isatty():
+            print(" " * 79, end="\r", file=sys.stderr, flush=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -20,6 +22,8 @@ from rollouts.guard.shard_audit import AuditSettings, AuditShard, audit
 
 MAX_DEATHS = 2
 """A shard that ends so many processes in which it was read alone is given up."""
+ANSWER_SECONDS = 5.0
+"""How long a Ray cluster may take to answer. Ray itself waits for minutes, and then ends the whole process."""
 
 Todo = Mapping[str, AuditShard]
 """Key -> shard."""
@@ -52,7 +56,19 @@ def on_processes(
 def _pool(n: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rollouts.guard.shard_audit"])  # imported once, not in each process
-    return ProcessPoolExecutor(n, mp_context=context)
+    return ProcessPoolExecutor(n, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """End this process when the audit was killed; otherwise it would wait for a shard forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _in_pool(
@@ -115,6 +131,7 @@ def on_ray(todo: Todo, settings: AuditSettings, address: str = "auto") -> Done:
     except ImportError as error:
         raise RunnerMissing("--on ray needs the package ray: pip install 'rollout-inspector[ray]'.") from error
     if not ray.is_initialized():
+        _must_answer(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -135,6 +152,17 @@ def on_ray(todo: Todo, settings: AuditSettings, address: str = "auto") -> Done:
     finally:
         for reference in under_way:
             ray.cancel(reference)
+
+
+def _must_answer(address: str) -> None:
+    """Raises :class:`RunnerMissing` where nothing listens at ``HOST:PORT``."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # auto: Ray itself knows at once whether a cluster runs here
+    try:
+        socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise RunnerMissing(f"No Ray cluster answers at {address!r}. Start one: ray start --head.") from error
 
 
 def _of_ray(ray: Any, reference: Any) -> pa.Table | str:

@@ -81,9 +81,11 @@ class AuditSettings:
         """A hash of what decides the result beside the files: the settings, the tokenizer's files, the version."""
         found = hashlib.sha256(json.dumps([VERSION, str(SCHEMA), asdict(self)]).encode())
         if self.tokenizer:
-            for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-                path = Path(self.tokenizer, name)
-                found.update(path.read_bytes() if path.is_file() else b"-")
+            from rollouts.tokenizers.files import WANTED, tokenizer_folder
+
+            for name in WANTED:
+                path = tokenizer_folder(self.tokenizer) / name
+                found.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"-")
         return found.hexdigest()
 
 
@@ -110,8 +112,10 @@ class CutFiles:
     """(path, sentence)"""
 
 
-def cut_files(paths: Iterable[str | Path], format_name: str = "auto", n_bytes: int = SHARD_BYTES) -> CutFiles:
-    """Cut files and folders into shards of about ``n_bytes``.
+def cut_files(
+    paths: Iterable[str | Path], format_name: str = "auto", n_bytes: int = SHARD_BYTES, output: Path | None = None
+) -> CutFiles:
+    """Cut files and folders into shards of about ``n_bytes``. What lies in ``output`` is left out.
 
     The shards follow from the files alone, never from the number of workers. So the output is the same everywhere.
     """
@@ -119,7 +123,8 @@ def cut_files(paths: Iterable[str | Path], format_name: str = "auto", n_bytes: i
     for path in paths:
         try:
             for file in files_of(Path(path)):
-                files.setdefault(file.absolute(), file.stat().st_size)
+                if output is None or not file.resolve().is_relative_to(output.resolve()):
+                    files.setdefault(file.absolute(), file.stat().st_size)
         except FileRefused as refusal:
             cut.refused.append((str(path), str(refusal)))
         except OSError as error:
@@ -193,8 +198,9 @@ def _must_be_as_cut(piece: dict[str, Any]) -> None:
     path = Path(piece["path"])
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path} on this machine. Mount it at the same path, and audit again.")
-    if path.stat().st_size != piece["size"]:
-        raise OSError(f"{path} changed while the audit was under way. Audit again: what is done is kept.")
+    state = path.stat()
+    if (state.st_size, state.st_mtime_ns) != (piece["size"], piece["changed"]):
+        raise OSError(f"{path} changed since the audit began: its size or its time. Audit again: what is done is kept.")
 
 
 def trajectories_at(shard: AuditShard, settings: AuditSettings, places: set[int]) -> Iterator[Trajectory]:

@@ -2,7 +2,13 @@
 
 import json
 import os
+import select
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,7 @@ from rollouts.guard.audit_folder import FINDINGS, SUMMARY, TRAJECTORIES, UNREAD,
 from rollouts.guard.audit_runners import on_processes
 from rollouts.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files, trajectories_at
 from tests.guard.test_check import lines_of
+from tests.test_architecture import ROOT
 
 PLAIN = AuditSettings()
 SMALL = 20_000
@@ -38,7 +45,7 @@ def in_this_process(todo: Any, settings: AuditSettings, *_: Any) -> Iterator[tup
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.command_line.audit.cut_files", lambda paths, name: cut_files(paths, name, SMALL))
+    monkeypatch.setattr("rollouts.command_line.audit.cut_files", partial(cut_files, n_bytes=SMALL))
 
 
 @pytest.fixture
@@ -133,6 +140,29 @@ def test_a_process_that_dies_costs_only_its_shard(files: Path, monkeypatch: pyte
             assert found[str(n)].equals(audit(shard, PLAIN))
 
 
+def slow(shard: AuditShard, settings: AuditSettings) -> pa.Table:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+    return audit(shard, settings)
+
+
+def test_a_killed_audit_leaves_no_process(files: Path) -> None:
+    program = (
+        "import sys\n"
+        "from tests.guard.test_audit import PLAIN, cut_files, on_processes, slow\n"
+        "if __name__ == '__main__': list(on_processes({'a': cut_files(sys.argv[1:]).shards[0]}, PLAIN, 1, slow))"
+    )
+    script = files / "audit.py"
+    script.write_text(program)
+    with subprocess.Popen([sys.executable, script, files / "step_9"], stdout=subprocess.PIPE, cwd=ROOT,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as ran:  # fmt: skip
+        assert ran.stdout is not None
+        assert ran.stdout.readline().strip().isdigit()
+        ran.send_signal(signal.SIGKILL)
+        (ended,), _, _ = select.select([ran.stdout], [], [], 20)
+        assert ended.read() == b""  # the last process that held the pipe is gone
+
+
 def test_a_shard_survives_json_and_flagged_trajectories_are_found_again(files: Path) -> None:
     for shard in cut_files([files], n_bytes=SMALL).shards:
         again = AuditShard(tuple(json.loads(json.dumps(shard.pieces))))
@@ -166,11 +196,43 @@ def test_hostile_lines_become_rows(tmp_path: Path, alone: None) -> None:
 def test_a_file_that_is_gone_or_changed_is_no_result(files: Path, tmp_path: Path, small: None) -> None:
     shards = cut_files([files], n_bytes=SMALL).shards
     (files / "gallery.jsonl").write_text("{}")
-    with pytest.raises(OSError, match="changed while the audit was under way"):
+    with pytest.raises(OSError, match="changed since the audit began"):
         audit(next(one for one in shards if "gallery" in one.pieces[0]["path"]), PLAIN)
+    step = next(one for one in shards if "step_9" in one.pieces[0]["path"])
+    os.utime(files / "step_9" / "rollouts.jsonl", (1, 1))  # as long as before, and written again
+    with pytest.raises(OSError, match="changed since the audit began"):
+        audit(step, PLAIN)
     (files / "gallery.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="Mount it at the same path"):
         audit(next(one for one in shards if "gallery" in one.pieces[0]["path"]), PLAIN)
+
+
+def test_what_an_audit_wrote_is_not_read_by_the_next_one(files: Path, small: None, alone: None) -> None:
+    for _ in range(2):
+        run(files, "--output", files / "audit")
+        assert json.loads((files / "audit" / SUMMARY).read_text())["files"] == 4
+
+
+def test_another_tokenizer_or_a_change_in_its_folder_is_another_audit(tmp_path: Path) -> None:
+    digests = set()
+    for name in (None, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+        if name is None:
+            (tmp_path / "tokenizer.json").write_text("{}")
+        else:
+            (tmp_path / name).write_text('{"a": 1}')
+        digests.add(AuditSettings(str(tmp_path)).digest())
+        digests.add(AuditSettings(str(tmp_path / "tokenizer.json")).digest())
+    assert len(digests) == 10 and AuditSettings(str(tmp_path)).digest() in digests
+
+
+def test_a_log_has_a_line_of_progress_now_and_then(
+    files: Path, tmp_path: Path, small: None, alone: None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("rollouts.command_line.audit.LOG_SECONDS", 0.0)
+    run(files / "gallery.jsonl", "--output", tmp_path / "out")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 3 and lines[-1].startswith(f"{len(lines)} of {len(lines)} shards, ")
 
 
 def test_what_cannot_be_done_is_said(

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,3 +51,12 @@ def test_no_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RunnerMissing, match=r"pip install 'rollout-inspector\[ray\]'"):
         next(on_ray({}, SETTINGS))
+
+
+def test_a_cluster_that_does_not_answer_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself waits for a minute and more, and then ends the process without an exception."""
+    ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: pytest.fail("Ray was asked"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:1", "127.0.0.1:99999"):
+        with pytest.raises(RunnerMissing, match="No Ray cluster answers"):
+            next(on_ray({}, SETTINGS, address))

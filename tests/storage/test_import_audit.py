@@ -1,6 +1,7 @@
 """``import_audit``: only what an audit flagged is read again and stored, and it is found as it was audited."""
 
 import json
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an audit of two files: one clean, one with two flagged trajectories of three."""
     monkeypatch.setattr("rollouts.command_line.audit.on_processes", in_this_process)
-    monkeypatch.setattr(
-        "rollouts.command_line.audit.cut_files", lambda paths, name: shard_audit.cut_files(paths, name, 1)
-    )
+    monkeypatch.setattr("rollouts.command_line.audit.cut_files", partial(shard_audit.cut_files, n_bytes=1))
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "clean.jsonl").write_text(lines_of("clean"))
     (tmp_path / "files" / "broken.jsonl").write_text(lines_of("observation_trained", "clean", "duplicate_call"))
