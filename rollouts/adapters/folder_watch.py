@@ -12,11 +12,24 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from rollouts.adapters.pushed_files import (
+    GROWING,
+    IN_PATH,
+    MAX_PART_BYTES,
+    answer_text,
+    end_of_lines,
+    is_trajectory,
+    lines_between,
+    prefix_of,
+    rejected_of,
+    shown,
+    step_of,
+)
 from rollouts.client import Client, ServerError
 
 try:
@@ -27,22 +40,13 @@ except ImportError:
 ENDINGS = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".zst")
 """Endings of the names of files that are pushed."""
 PICKLES = (".pt", ".pkl", ".pickle")
-GROWING = (".jsonl", ".ndjson")
-"""Files of lines, to which a trainer may append."""
 MARKERS = ("_SUCCESS", "STABLE", "DONE", ".done")
 """Files that say that all files beside them are complete. ``NAME.done`` says it of one file."""
 STATE_NAME = ".rollout-inspector-watch.json"
 MAX_FILES = 20_000
-MAX_PREFIX = 60
-MAX_PART_BYTES = 32 << 20
-"""Longer files are pushed in parts, where each line is a trajectory."""
 HEAD_BYTES = 4096
 _REFUSED = (400, 411, 413, 415)
 """Answers that concern the file; other refusals concern the run or the token."""
-IN_PATH = re.compile(
-    r"(?:^|[/_.-])(?:global_?step|train_?step|training_?step|step|iteration|iter|rollout)[_-]?(\d{1,9})(?=$|[/_.-])",
-    re.IGNORECASE,
-)
 
 
 class WatchStopped(Exception):
@@ -175,17 +179,17 @@ class FolderWatch:
             if start > stat.st_size or (start and _head(file, start) != known.head):
                 start = 0
             file.seek(start)
-            is_alone = _is_trajectory(file.readline(MAX_PART_BYTES))
+            is_alone = is_trajectory(file.readline(MAX_PART_BYTES))
             file.seek(start)
             if not (is_alone or is_complete):
                 return
             while start < stat.st_size:
                 most = MAX_PART_BYTES if is_alone else stat.st_size
-                end = _end_of_lines(file, start, stat.st_size, most, is_complete)
+                end = end_of_lines(file, start, stat.st_size, most, is_complete)
                 if end == start:  # the last line is not whole
                     break
                 part = (start, end)
-                if not self._push(key, lambda part=part: self._send_lines(key, file, *part)):  # type: ignore[misc]
+                if not self._push(key, lambda part=part: self._send_lines(key, file, *part), file, start):  # type: ignore[misc]
                     self._keep(key, stat, sent=end, head=_head(file, end), refused=self._why)
                     return
                 start = end
@@ -208,7 +212,9 @@ class FolderWatch:
             made.unlink(missing_ok=True)
         self._keep(key, stat, sent=stat.st_size, refused="" if is_taken else self._why)
 
-    def _push(self, key: str, send: Callable[[], dict[str, Any]]) -> bool:
+    def _push(
+        self, key: str, send: Callable[[], dict[str, Any]], file: IO[bytes] | None = None, start: int = 0
+    ) -> bool:
         """Whether the server took it. What it will never take is told and counted."""
         self._why = ""
         if self.client.run is None:
@@ -225,19 +231,12 @@ class FolderWatch:
         self.counts.pushes += 1
         self.counts.trajectories += said.get("trajectories", 0)
         self.counts.known += said.get("known", 0)
-        n_rejected = said.get("n_rejected", len(said.get("rejected", ())))
-        self.counts.rejected += n_rejected
-        sentence = f"{shown(key)}: {said.get('trajectories', 0):,} trajectories stored"
-        if said.get("known"):
-            sentence += f", {said['known']:,} known"
-        if n_rejected:
-            first = said["rejected"][0]
-            sentence += f", {n_rejected:,} rejected; line {first['line']}: {shown(str(first['reason']))}"
-        self.say(sentence + "." + (f" {shown(said['notice'])}" if said.get("notice") else ""))
+        self.counts.rejected += rejected_of(said)
+        self.say(answer_text(key, said, file, start))
         return True
 
     def _send_lines(self, key: str, file: IO[bytes], start: int, end: int) -> dict[str, Any]:
-        return self.client.push(_lines(file, start, end), self._prefix(key), self._step(key))
+        return self.client.push(lines_between(file, start, end), self._prefix(key), self._step(key))
 
     def _send(self, key: str, file: IO[bytes]) -> dict[str, Any]:
         return self.client.push_file(file, self._prefix(key), self._step(key))
@@ -294,19 +293,10 @@ class FolderWatch:
         return now - before[2] >= self.steady_seconds or time.time() - stat.st_mtime >= self.steady_seconds
 
     def _prefix(self, key: str) -> str:
-        """The path without its ending, because many trainers count from 0 in each file."""
-        if not self.has_prefix:
-            return ""
-        folder, slash, name = key.rpartition("/")
-        stem = folder + slash + name.split(".")[0]
-        if len(stem) < MAX_PREFIX and stem.isprintable():
-            return f"{stem}/"
-        mark = hashlib.sha256(stem.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-        return f"{''.join(one for one in stem[-40:] if one.isprintable())}-{mark}/"
+        return prefix_of(key) if self.has_prefix else ""
 
     def _step(self, key: str) -> int | None:
-        found = self.step_pattern.findall(key)
-        return int(found[-1]) if found and str(found[-1]).isdecimal() and int(found[-1]) < 2**31 else None
+        return step_of(key, self.step_pattern)
 
     # -- the state file
 
@@ -369,51 +359,6 @@ class FolderWatch:
                 file.close()
                 raise WatchStopped(f"Another process watches with {self.state_path} already.") from None
         return file
-
-
-def shown(text: str, most: int = 400) -> str:
-    """A text of a file, of a path or of a server, fit for a terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text[:most])
-
-
-def _is_trajectory(line: bytes) -> bool:
-    """Whether a line is a trajectory by itself. In other formats, several lines belong to one session."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return False
-    if not isinstance(value, dict):
-        return False
-    return value.get("format") == "rollout-inspector" or bool(
-        value.keys() & {"nodes", "traces", "token_ids", "message_log", "response_mask", "trajectory"}
-    )
-
-
-def _end_of_lines(file: IO[bytes], start: int, stop: int, most: int, is_complete: bool) -> int:
-    """Where whole lines end, at most ``most`` bytes after ``start``, or after one line that is longer."""
-    file.seek(start)
-    end = start
-    while end < stop:
-        line = file.readline(stop - end)
-        if not line.endswith(b"\n"):
-            if not is_complete:
-                break
-            try:
-                json.loads(line)  # the writer left the last end of line out
-            except ValueError:
-                break
-        if end > start and end + len(line) - start > most:
-            break
-        end += len(line)
-    return end
-
-
-def _lines(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
-    file.seek(start)
-    while start < end:
-        line = file.readline()
-        start += len(line)
-        yield line
 
 
 def _head(file: IO[bytes], sent: int) -> str:

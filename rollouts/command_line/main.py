@@ -10,16 +10,17 @@ from importlib import import_module
 from typing import Any
 
 SUBCOMMANDS = {
-    "audit": "diagnose many files side by side, and write what was found as Parquet",
-    "import-audit": "show on the pages the trajectories that an audit flagged",
     "check": "check files of rollouts; exit status 0: passed, 1: failed, 2: could not be decided",
     "mend": "write a file again, with the trajectories that fail split, masked or left out",
-    "manage": "run a command that uses the database of the pages: `manage help` lists them",
     "template": "check chat templates, or compare them with a lock file; exit status as of check",
     "lock": "write a lock file: what chat templates are and do today",
+    "audit": "diagnose many files side by side, and write what was found as Parquet",
+    "import-audit": "show on the pages the trajectories that an audit flagged",
+    "push": "send files to a server, whose pages show them",
     "watch": "push what a trainer writes to a folder, file by file, to a server",
     "mcp": "let agents ask a server, by the Model Context Protocol, on stdio or HTTP",
     "serve": "start the pages, the workers and all they need, and print the address",
+    "manage": "run a command that uses the database of the pages: `manage help` lists them",
 }
 """Name -> help. Its module, by default of the same name, has ``add_options(parser)`` and ``run(options) -> int``."""
 MODULES = {"mcp": "agents", "import-audit": "import_audit"}

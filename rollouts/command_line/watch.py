@@ -11,9 +11,11 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
-from rollouts.adapters.folder_watch import IN_PATH, STATE_NAME, FolderWatch, WatchStopped, shown
-from rollouts.client import Client
+from rollouts.adapters.folder_watch import STATE_NAME, FolderWatch, WatchStopped
+from rollouts.adapters.pushed_files import IN_PATH, shown
 from rollouts.command_line.main import refuse
+from rollouts.command_line.server_options import add_server_options, client_of, tokenizer_of
+from rollouts.command_line.tokenizer_options import OptionUnusable
 
 REFUSED = 1
 MAX_PATTERN = 200
@@ -22,13 +24,7 @@ MAX_PATTERN = 200
 def add_options(parser: ArgumentParser) -> None:
     """Adds the options of this subcommand."""
     parser.add_argument("folder", metavar="DIR", help="the output folder of a trainer")
-    parser.add_argument("--url", default="", help="of the server (default: ROLLOUT_INSPECTOR_URL)")
-    parser.add_argument(
-        "--token", default="", help="an API token; better in the environment, as ROLLOUT_INSPECTOR_TOKEN"
-    )
-    parser.add_argument("--run", default="", help="code of the run (default: ROLLOUT_INSPECTOR_RUN, or a new run)")
-    parser.add_argument("--name", default="", help="of a new run")
-    parser.add_argument("--tokenizer", default="", help="of a new run: a name that is registered on the server")
+    add_server_options(parser)
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN",
                         help="paths inside DIR, such as 'rollouts/*'; may be used several times")  # fmt: skip
     parser.add_argument("--steady", type=float, default=10.0, metavar="SECONDS",
@@ -46,15 +42,12 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Watch until interrupted, or pass over the folder once. 1: a file was refused; 2: nothing can be pushed."""
     folder = Path(options.folder).absolute()
-    url = options.url or os.environ.get("ROLLOUT_INSPECTOR_URL", "")
-    token = options.token or os.environ.get("ROLLOUT_INSPECTOR_TOKEN", "")
     if not folder.is_dir():
         return refuse(f"{options.folder} is no folder.")
-    for value, what in ((url, "URL"), (token, "TOKEN")):
-        if not value:
-            return refuse(f"Say where to push: --{what.lower()} or the environment variable ROLLOUT_INSPECTOR_{what}.")
-    if not url.startswith(("http://", "https://")):
-        return refuse(f"--url {url}: an address begins with http:// or https://.")
+    try:
+        client = client_of(options)
+    except OptionUnusable as error:
+        return refuse(shown(str(error)))
     if not (0 <= options.steady < 1e6 and 0 < options.every < 1e6):
         return refuse("--steady and --every are seconds: 0 or more, and more than 0.")
     pattern = IN_PATH
@@ -65,11 +58,10 @@ def run(options: Namespace) -> int:
             return refuse(f"--training-step-from {options.training_step_from}: it is no regular expression: {error}.")
         if pattern.groups != 1:
             return refuse("--training-step-from needs exactly one group, the number of the step: 'step_([0-9]+)'.")
-    client = Client(url, token, options.run or os.environ.get("ROLLOUT_INSPECTOR_RUN") or None, tries=2)
     try:
         watch = FolderWatch(
             folder, client, Path(options.state).absolute() if options.state else folder / STATE_NAME, options.name,
-            options.tokenizer or os.environ.get("ROLLOUT_INSPECTOR_TOKENIZER") or None, options.steady,
+            tokenizer_of(options), options.steady,
             tuple(options.only), not options.no_prefix, convert=_converted if options.convert_pickles else None,
             say=partial(print, flush=True), step_pattern=pattern,
         )  # fmt: skip
@@ -84,7 +76,7 @@ def run(options: Namespace) -> int:
         f"{counts.refused:,} files refused, {counts.waiting:,} not complete. Run: {client.run or 'none yet'}."
     )
     if counts.is_away:
-        return refuse(f"{url} did not answer. What is left is sent by the next call.")
+        return refuse(f"{client.url} did not answer. What is left is sent by the next call.")
     return REFUSED if counts.refused or counts.rejected else 0
 
 

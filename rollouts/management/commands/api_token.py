@@ -63,7 +63,9 @@ class Command(TerminalCommand):
             )
         self._say({"id": record.pk, "name": record.name, "token": token}, token, options)
         if not options["json"]:
-            self.stderr.write("The token is shown only once. Keep it where the trainer finds it, e.g. INSPECTOR_TOKEN.")
+            self.stderr.write(
+                "The token is shown only once. Keep it where the trainer finds it, e.g. ROLLOUT_INSPECTOR_TOKEN."
+            )
 
     def _list(self, as_json: bool) -> None:
         found = [
