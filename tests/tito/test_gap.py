@@ -34,6 +34,13 @@ def test_sums_and_quantiles_are_those_of_the_tokens() -> None:
     assert effective_share(found) == pytest.approx(w.sum() ** 2 / (len(d) * (w * w).sum()), rel=0.02)
 
 
+def test_sizes_of_differences_that_all_have_one_sign_are_not_cut_at_zero() -> None:
+    for d in (-np.linspace(0.01, 5, 1000), np.linspace(0.01, 5, 1000)):
+        found = GapFigures.of(d)
+        for share in (0.5, 0.99, 1.0):
+            assert found.size_quantile(share) == pytest.approx(np.quantile(np.abs(d), share), rel=0.1)
+
+
 def test_parts_add_up_to_the_whole_and_survive_json() -> None:
     d = RANDOM.standard_t(2, 3_000)
     parts = [GapFigures.from_json(json.loads(json.dumps(GapFigures.of(part).to_json()))) for part in np.split(d, 3)]

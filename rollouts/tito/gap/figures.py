@@ -123,21 +123,21 @@ class GapFigures:
         sizes: Counter[int] = Counter()
         for bucket, n in self.buckets.items():
             sizes[abs(bucket)] += n
-        return self._at(sorted(sizes.items()), share)
+        return self._at(sorted(sizes.items()), share, 0.0, max(self.highest, -self.lowest))
 
     def quantile(self, share: float) -> float | None:
         """The d below which ``share`` of the tokens lie, to 9 percent. None without tokens."""
-        return self._at(sorted(self.buckets.items()), share)
+        return self._at(sorted(self.buckets.items()), share, self.lowest, self.highest)
 
-    def _at(self, buckets: Iterable[tuple[int, int]], share: float) -> float | None:
+    def _at(self, buckets: Iterable[tuple[int, int]], share: float, lowest: float, highest: float) -> float | None:
         if not self.tokens:
             return None
         held, wanted = 0, max(share * self.tokens, 1)
         for bucket, n in buckets:
             held += n
             if held >= wanted:
-                return middle_of(bucket, self.lowest, self.highest)
-        return self.highest
+                return middle_of(bucket, lowest, highest)
+        return highest
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that :meth:`from_json` reads. Buckets stand as one flat list."""
