@@ -126,6 +126,8 @@ class TrajectoriesChosen(Schema):
     """The first training step."""
     training_max: Count | None = None
     """The last training step."""
+    policy: Text = ""
+    """The policy version that sampled the first step."""
     flawed: bool = False
     """Only trajectories that have a finding."""
     comments: CommentsName = ""

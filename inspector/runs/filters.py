@@ -32,7 +32,7 @@ PARAMETERS = {
     "finding": "kind", "severity": "severity", "status": "status", "stop": "stop_reason", "group": "group",
     "text": "text", "min": "reward_min", "max": "reward_max", "at": "step", "from": "first", "to": "last",
     "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed", "training_min": "training_min",
-    "training_max": "training_max", "comments": "comments", "muted": "muted",
+    "training_max": "training_max", "policy": "policy_version", "comments": "comments", "muted": "muted",
     "seen": "seen",
 }  # fmt: skip
 """Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
@@ -80,7 +80,14 @@ class TrajectoryFilter(TrajectoryFilters):
         """
         notices: list[str] = []
         values: dict[str, Any] = {"flawed": bool(params.get("flawed"))}
-        for name, longest in (("finding", 40), ("stop", 60), ("group", 200), ("text", 200), ("after", 200)):
+        for name, longest in (
+            ("finding", 40),
+            ("stop", 60),
+            ("group", 200),
+            ("text", 200),
+            ("policy", 100),
+            ("after", 200),
+        ):
             values[PARAMETERS.get(name, name)] = params.get(name, "").replace("\0", "")[:longest]
         for name, known in KNOWN.items():
             text = params.get(name, "")

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inspector.runs.training_page import CHARTS, NOT_DECIDABLE
+from inspector.runs.training_charts import CHARTS, KINDS_TEXT, frequent_kinds, spaced, value_at
 from inspector.templatetags.inspector_tags import decimal, finding_title
 from rollouts.selectors.training_steps import TrainingStepLine
-
-MAX_KIND_CHARTS = 6
-"""Kinds of findings that have a chart, those of most trajectories."""
-MAX_TABLE_ROWS = 20
-"""Training steps that the table of a chart shows, evenly spaced."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +52,6 @@ def overlay(names: Sequence[str], runs: Sequence[Sequence[TrainingStepLine]]) ->
     return Overlay(labels, steps, charts)
 
 
-def value_at(line: TrainingStepLine, path: str) -> float | None:
-    """A figure of a step by its path: ``lost/sampled`` is a share, ``gap.p99`` a field of an object.
-
-    A kind of finding that the step lacks counts 0. None = not known, or a share of nothing.
-    """
-    top, _, bottom = path.partition("/")
-    name, _, field = top.partition(".")
-    found = getattr(line, name)
-    if field:
-        found = None if found is None else found.get(field, 0 if name == "findings" else None)
-    if found is None or not bottom:
-        return found  # type: ignore[no-any-return]
-    of = getattr(line, bottom)
-    return found / of if of else None
-
-
 def difference(names: Sequence[str], steps: Sequence[int], values: Sequence[Sequence[float | None]]) -> str:
     """What differs between the lines of a chart, in one or two sentences. Lines are compared where all have a value."""
     known = [n for n, line in enumerate(values) if any(value is not None for value in line)]
@@ -112,11 +91,8 @@ def _since(name: str, steps: Sequence[int], apart: Sequence[float]) -> str:
 
 
 def table(shown: Overlay, chart: OverlaidChart) -> list[tuple[int, list[float | None]]]:
-    """The steps and values that the table of a chart shows: all, or :data:`MAX_TABLE_ROWS` evenly spaced."""
-    n = len(shown.steps)
-    last = MAX_TABLE_ROWS - 1
-    places = range(n) if n <= MAX_TABLE_ROWS else sorted({round(i * (n - 1) / last) for i in range(MAX_TABLE_ROWS)})
-    return [(shown.steps[i], [line[i] for line in chart.values]) for i in places]
+    """The steps and values that the table of a chart shows: all, or some, evenly spaced."""
+    return [(shown.steps[i], [line[i] for line in chart.values]) for i in spaced(len(shown.steps))]
 
 
 def _figures(runs: Sequence[Sequence[TrainingStepLine]]) -> list[tuple[str, str, str, str]]:
@@ -131,16 +107,9 @@ def _figures(runs: Sequence[Sequence[TrainingStepLine]]) -> list[tuple[str, str,
         for chart in CHARTS
         for n, (name, path) in enumerate(chart.series)
     ]
-    totals: dict[str, int] = {}
-    for line in (line for lines in runs for line in lines):
-        for kind, n in line.findings.items():
-            totals[kind] = totals.get(kind, 0) + n
-    totals.pop(NOT_DECIDABLE, None)
-    kinds = sorted(totals, key=lambda kind: (-totals[kind], kind))[:MAX_KIND_CHARTS]
-    text = "Share of the trajectories of a step with a finding of the kind."
     return found + [
-        (f"kind-{n}", f"Finding: {finding_title(kind)}", text, f"findings.{kind}/trajectories")
-        for n, kind in enumerate(kinds)
+        (f"kind-{n}", f"Finding: {finding_title(kind)}", KINDS_TEXT, f"findings.{kind}/trajectories")
+        for n, kind in enumerate(frequent_kinds(runs)[0])
     ]
 
 

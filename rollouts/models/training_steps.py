@@ -29,6 +29,10 @@ class CountedFigures(models.Model):
     n_same_reward = models.PositiveIntegerField(help_text="Groups of these whose rewards are all equal.")
     finding_counts = models.JSONField(default=dict, help_text="Kind -> trajectories that have such a finding.")
     gap = models.JSONField(null=True, help_text="Figures of the gap; None = no row has both log-probabilities.")
+    first_index = models.PositiveIntegerField(
+        null=True, help_text="Position of its first trajectory in the run; None = an older version counted."
+    )
+    last_index = models.PositiveIntegerField(null=True, help_text="Position of its last trajectory.")
 
     class Meta:
         abstract = True
@@ -52,7 +56,6 @@ class PolicyVersionFigures(CountedFigures):
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, db_index=False, related_name="policy_versions")
     version = models.CharField(max_length=100)
-    first_index = models.PositiveIntegerField(help_text="Position of its first trajectory in the run.")
     first_training_step = models.PositiveIntegerField(null=True, help_text="null = not recorded.")
     last_training_step = models.PositiveIntegerField(null=True)
 

@@ -55,17 +55,15 @@ def count_policy_versions(run: Run, versions: Collection[str] | None = None) -> 
     told: Any = StoredStep.objects.filter(trajectory__run=run).annotate(policy=_version("trajectory")).filter(chosen)
     cut = Count("trajectory", distinct=True, filter=Q(finish_reason=TRUNCATED))
     truncated = dict(told.exclude(finish_reason="").order_by().values_list("policy").annotate(n=cut))
-    places: Any = held.values_list("policy").annotate(
-        index=Min("index"), low=Min("training_step"), high=Max("training_step")
-    )
-    place = {version: rest for version, *rest in places}
+    steps: Any = held.values_list("policy").annotate(low=Min("training_step"), high=Max("training_step"))
+    range_of = {version: rest for version, *rest in steps}
     return [
         PolicyVersionFigures(
-            run=run, version=version, first_index=place[version][0], first_training_step=place[version][1],
-            last_training_step=place[version][2], **fields,
+            run=run, version=version, first_training_step=range_of[version][0], last_training_step=range_of[version][1],
+            **fields,
         )
         for version, fields in figures_by(held, "policy", kinds, repaid, truncated)
-        if version in place  # another one was stored in between
+        if version in range_of  # another one was stored in between
     ]  # fmt: skip
 
 

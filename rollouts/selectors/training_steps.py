@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
+from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from rollouts.formats.training_step import MAX_STEP
 from rollouts.models import Run, StoredFinding, StoredStep, StoredTrajectory, TrainingStepFigures
@@ -50,7 +50,8 @@ def figures_by(
     """
     totals: Any = held.values(axis).annotate(
         n_trajectories=Count("pk"), n_broken=Count("pk", filter=Q(worst_severity=Severity.ERROR)),
-        unknown=Count("pk", filter=Q(n_lost=None)), n_rewards=Count("reward"), rewards=Sum("reward", default=0.0),
+        first=Min("index"), last=Max("index"), unknown=Count("pk", filter=Q(n_lost=None)),
+        n_rewards=Count("reward"), rewards=Sum("reward", default=0.0),
         **{f"sum_{name}": Sum(name, default=0) for name in _SUMMED},
     )  # fmt: skip
     groups = _groups(held, axis)
@@ -59,6 +60,7 @@ def figures_by(
         key = total[axis]
         n_groups, n_same = groups.get(key, (0, 0))
         yield key, {
+            "first_index": total["first"], "last_index": total["last"],
             "n_trajectories": total["n_trajectories"], "n_broken": total["n_broken"],
             "n_rewards": total["n_rewards"], "reward_sum": total["rewards"],
             **{name: total[f"sum_{name}"] for name in _SUMMED if name != "n_lost"},
@@ -191,6 +193,10 @@ class FiguresLine:
     """Groups of these whose rewards are all equal: they teach nothing."""
     gap: dict[str, float | int | None] | None
     """The gap between trainer and sampler; None = no row has the log-probabilities of both."""
+    first: int | None
+    """Position of the first of these trajectories in the run; None = an older version counted them."""
+    last: int | None
+    """Position of the last one."""
 
     @staticmethod
     def columns(held: CountedFigures) -> dict[str, Any]:
@@ -210,6 +216,8 @@ class FiguresLine:
             "groups": held.n_groups,
             "same_reward": held.n_same_reward,
             "gap": held.gap,
+            "first": held.first_index,
+            "last": held.last_index,
         }
 
 

@@ -46,6 +46,8 @@ class TrajectoryFilters:
     training_min: int | None = None
     training_max: int | None = None
     """Bounds of the training step, inclusive. A trajectory without one passes neither bound."""
+    policy_version: str = ""
+    """Only trajectories whose first step this policy version sampled."""
     stop_reason: str = ""
     group: str = ""
     status: str = ""
@@ -116,6 +118,9 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
         found = found.filter(n_findings__gt=0)
     if filters.step is not None:
         found = found.filter(n_steps__gt=filters.step)
+    if filters.policy_version:
+        first = models.StoredStep.objects.filter(trajectory=OuterRef("pk"), index=0)
+        found = found.filter(Exists(first.filter(policy_version=filters.policy_version)))
     if filters.comments:
         # People write few comments: those of the run are found first.
         said = models.Comment.objects.filter(trajectory__run=run)

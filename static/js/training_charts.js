@@ -25,7 +25,7 @@ function words(value) {
 
 function colourOf(number) {
   const probe = document.createElement("span");
-  probe.className = number ? `line-${((number - 1) % 4) + 1}` : "";
+  probe.className = number ? `line-${((number - 1) % 6) + 1}` : "";
   box.append(probe);
   const colour = getComputedStyle(probe).color;
   probe.remove();
@@ -35,6 +35,12 @@ function colourOf(number) {
 function axis(of) {
   const ink = colourOf(3);
   return { stroke: ink, grid: { stroke: ink, width: 0.3 }, ticks: { show: false }, font: "12px system-ui, sans-serif", ...of };
+}
+
+// Room above and below the lines. Lines that are 0 everywhere lie on an axis up to 1.
+function rangeOf(_, low, high) {
+  if (low === null || high === null) return [0, 1];
+  return low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
 }
 
 // The steps between two of the axis, as the address says them. The table and a shared link follow on the next load.
@@ -61,6 +67,13 @@ function linesOf(place, answer) {
   });
 }
 
+// The trajectories of a point, as the list of the run filters them.
+function filterOf(answer, steps, idx) {
+  if (answer.by !== "version") return { training_min: steps[idx], training_max: steps[idx] };
+  const { version, first, last } = answer.versions[idx];
+  return first === null ? { policy: version } : { policy: version, from: first, to: last };
+}
+
 // All steps again. Where the page was asked for some of them, it has no others, so it is asked for all.
 function showAll() {
   const address = new URL(location.href);
@@ -80,7 +93,7 @@ function draw(place, answer, steps, shared) {
     {
       width: place.clientWidth,
       height: HEIGHT,
-      scales: { x: { time: false } },
+      scales: { x: { time: false }, y: { range: rangeOf } },
       cursor: { sync: { key: "training" }, drag: { x: true, y: false }, points: { size: 7 } },
       legend: { live: true, markers: { dash: (_, n) => ["solid", "dashed", "dotted", "double"][(n - 1) % 4] } },
       axes: [
@@ -121,7 +134,7 @@ function draw(place, answer, steps, shared) {
     clearTimeout(shared.leaving);
     if (idx === null || idx === undefined || plot.select.width > 0 || box.dataset.list === undefined) return;
     if (detail > 1) return; // the second press of two
-    const address = `${box.dataset.list}?training_min=${steps[idx]}&training_max=${steps[idx]}`;
+    const address = `${box.dataset.list}?${new URLSearchParams(filterOf(answer, steps, idx))}`;
     shared.leaving = setTimeout(() => location.assign(address), PRESS_TWICE_MILLISECONDS);
   });
   plot.over.addEventListener("dblclick", () => {

@@ -99,7 +99,7 @@ PARAMETERS = {
     "/runs": ("cursor", "limit", "text", "status", "kind", "project"),
     "/runs/{run}/trajectories": (
         "cursor", "limit", "sort", "finding", "severity", "status", "stop", "group", "text", "min", "max", "at", "from",
-        "to", "tokens_min", "tokens_max", "flawed",
+        "to", "tokens_min", "tokens_max", "policy", "flawed",
     ),
     "/runs/{run}/findings": ("cursor", "limit", "kind", "severity"),
     "/compare": ("training_min", "training_max"),

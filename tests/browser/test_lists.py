@@ -149,5 +149,5 @@ def test_versions_are_named_on_the_axis(open_page: Open) -> None:
     page.mouse.move(box["x"] + box["width"] * 0.34, box["y"] + 40)
     expect(page.locator("#plot-gap .u-legend")).to_contain_text("weights-1")
     over.click(position={"x": 3, "y": 40})
-    page.wait_for_timeout(500)  # longer than a press waits for a second one
-    assert page.url.endswith("?by=version")
+    page.wait_for_url(re.compile(rf"/runs/{run.code}\?policy=weights-0&from=0&to=3"))
+    expect(page.locator("#run-list tbody tr")).to_have_count(4)

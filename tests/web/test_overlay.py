@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from inspector.runs.overlay import MAX_TABLE_ROWS, difference, overlay, table, value_at
+from inspector.runs.overlay import difference, overlay, table
+from inspector.runs.training_charts import MAX_TABLE_ROWS, value_at
 from rollouts import services
 from rollouts.models import Run
 from rollouts.selectors.training_steps import TrainingStepLine
@@ -20,7 +21,7 @@ def line(step: int, **more: Any) -> TrainingStepLine:
     shown: dict[str, Any] = {
         "trajectories": 10, "broken": 0, "findings": {}, "tokens_per_trajectory": 5.0, "sampled": 100, "lost": 0,
         "repaid": 0, "rows_per_call": 1.0, "truncated": None, "reward_mean": None, "groups": 0, "same_reward": 0,
-        "gap": None,
+        "gap": None, "first": None, "last": None,
     }  # fmt: skip
     return TrainingStepLine(training_step=step, **shown | more)
 

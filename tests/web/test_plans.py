@@ -171,6 +171,7 @@ FILTERS = [
     TrajectoryFilters(text="id"),
     TrajectoryFilters(reward_min=0.1, reward_max=0.5),
     TrajectoryFilters(tokens_min=10, tokens_max=20),
+    TrajectoryFilters(policy_version="v1"),
     TrajectoryFilters(flawed=True, first=3, last=50),
     TrajectoryFilters(hide_queued=True),
 ]

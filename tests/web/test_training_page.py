@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from inspector.runs.training_charts import charts_of, value_at
+from inspector.templatetags.inspector_tags import decimal
 from rollouts import services
 from rollouts.models import Run, StoredFinding
 from rollouts.selectors.training_steps import over_training
@@ -40,7 +42,7 @@ def test_page_and_twin_tell_the_stored_figures(web: Client, run: Run, django_ass
     assert said["without"] == 1 and said["steps"][2]["findings"] == found.steps[2].findings
     kind = next(kind for kind, step in found.began.items() if step == 2)
     assert f"?finding={kind}&amp;training_min=2&amp;training_max=2" in body
-    assert "4 training steps" in body and "1 trajectory without one" in body
+    assert "4 training steps" in body and "1 trajectory of this run is in no chart" in body
     for field in ("broken/trajectories", "truncated/trajectories", "gap.p99", "same_reward/groups"):
         assert field in body
     assert said["muted"] == [] and "(muted)" not in body
@@ -70,6 +72,32 @@ def test_a_part_of_the_steps(web: Client, run: Run) -> None:
     for query in ("training_min=9", "training_min=x", "training_min=-1&training_max=99999999999"):
         assert web.get(f"/runs/{run.code}/training?{query}").status_code == 200
     assert "in this range" in web.get(f"/runs/{run.code}/training?training_min=9").content.decode()
+    assert "“x” is no training step" in web.get(f"/runs/{run.code}/training?training_min=x").content.decode()
+
+
+def test_each_chart_has_its_numbers_beside_it(web: Client, run: Run) -> None:
+    body = web.get(f"/runs/{run.code}/training").content.decode()
+    charts = {chart.id: chart for chart in charts_of(over_training(run).steps)}
+    assert {"kinds", "gap", "largest", "tails", "groups"} <= set(charts)
+    for name, chart in charts.items():
+        beside = body.split(f'id="plot-{name}"')[1].split("</section>")[0]
+        cells = re.findall(r'<t[hd][^>]*class="right">([^<]*)</t[hd]>', beside)
+        expected = ["Step", *(label[0].upper() + label[1:] for label, _ in chart.series)]
+        for line in over_training(run).steps:
+            expected += [str(line.training_step), *(decimal(value_at(line, path)) for _, path in chart.series)]
+        assert cells == expected
+
+
+def test_steps_that_are_missing_or_out_of_order_are_named(web: Client) -> None:
+    run = services.create_run(Run.Kind.IMPORT, "odd")
+    save(run, [chain(f"{n}", seed=n, training_step=step) for n, step in enumerate((3, 3, 1, 2, 9))])
+    take_training_steps(run)
+    notices = web.get(f"/runs/{run.code}/training.json").json()["notices"]
+    assert [one.split(".")[0] for one in notices] == [
+        "No trajectory has training step 4 to 8",
+        "The steps did not come in order: step 3 was stored before step 2",
+    ]
+    assert notices[0] in web.get(f"/runs/{run.code}/training").content.decode()
 
 
 def test_what_is_not_known_is_not_shown_as_none(web: Client) -> None:
@@ -105,7 +133,12 @@ def test_the_same_by_policy_version(web: Client, django_assert_max_num_queries: 
         }
     with django_assert_max_num_queries(9):
         body = web.get(f"/runs/{run.code}/training?by=version").content.decode()
-    assert "4 policy versions" in body and "policy version v7" in body and "training_min=3&amp;training_max=3" in body
+    assert "4 policy versions" in body
+    links = re.findall(r'href="(/runs/[^"]+)">policy version (v\d+)</a>,\s+in (\d+) traj', body)
+    assert links
+    for address, version, n in links:
+        listed = web.get(address.replace("&amp;", "&").replace("?", ".json?")).json()["trajectories"]
+        assert f"policy={version}" in address and len(listed) == int(n)
     assert "?by=version" in web.get(f"/runs/{run.code}/training").content.decode()
 
 

@@ -1,0 +1,82 @@
+"""What is odd about the training steps of a run: some are missing, out of order, or came again. Pure: no database."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+MAX_NAMED = 3
+"""Places that a sentence names."""
+
+
+@dataclass(frozen=True)
+class AxisStep:
+    """Where the trajectories of a training step stand in their run."""
+
+    training_step: int
+    first: int | None
+    """Position of the first one in the run, in the order in which they were stored; None = not known."""
+    last: int | None
+    """Position of the last one."""
+
+
+def axis_sentences(steps: Sequence[AxisStep]) -> list[str]:
+    """A sentence for each oddity of the axis; empty = none. Steps may come in any order, each once."""
+    ordered = sorted(steps, key=lambda one: one.training_step)
+    again = came_again(ordered)
+    once = [one for one in ordered if one.training_step not in again]
+    found = []
+    if missing := missing_steps([one.training_step for one in ordered]):
+        found.append(
+            f"No trajectory has training step {_listed([_range(*one) for one in missing], 'or')}. "
+            "The lines of the charts go straight on there."
+        )
+    if again:
+        named = _listed([f"{step:,}" for step in sorted(again)], "and")
+        found.append(
+            f"Trajectories of training step {named} were stored before and after all those of another step, as when a "
+            "trainer goes back to a checkpoint. The figures are over all of them."
+        )
+    for before, after in pairwise(once):
+        if before.first is not None and after.first is not None and after.first < before.first:
+            found.append(
+                f"The steps did not come in order: step {after.training_step:,} was stored before step "
+                f"{before.training_step:,}. Charts and tables follow the number of the step."
+            )
+            break
+    return found
+
+
+def missing_steps(steps: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of steps, both ends included, that ascending steps leave out. A trainer may write each tenth step."""
+    apart = [b - a for a, b in pairwise(steps)]
+    if not apart:
+        return []
+    usual = statistics.median_low(apart)
+    return [(a + usual, b - usual) for a, b in pairwise(steps) if b - a >= 2 * usual]
+
+
+def came_again(steps: Sequence[AxisStep]) -> set[int]:
+    """The steps that have trajectories before and after all those of another step."""
+    known = [
+        (one.first, one.last, one.training_step) for one in steps if one.first is not None and one.last is not None
+    ]
+    found: set[int] = set()
+    earliest_end = math.inf
+    for _, last, step in sorted(known, reverse=True):
+        if last > earliest_end:
+            found.add(step)
+        earliest_end = min(earliest_end, last)
+    return found
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _listed(places: Sequence[str], word: str) -> str:
+    *most, last = [*places[:MAX_NAMED], f"{len(places) - MAX_NAMED:,} more"] if len(places) > MAX_NAMED else places
+    return f"{', '.join(most)} {word} {last}" if most else last
