@@ -17,6 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.web.access import access, is_logged_in, may_write, project_name, project_of
+from rollouts.gallery import EXAMPLES, Example
 from rollouts.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.selectors.gallery import KEY
 from rollouts.tito.diagnose.kinds import KINDS, FindingKind
@@ -154,10 +155,16 @@ def finding_consequence(kind: str) -> str:
 
 
 @register.filter
-def shown_in_gallery(trajectory: StoredTrajectory) -> FindingKind | str:
-    """The kind of finding that a trajectory of the gallery shows, or its name where it shows none; else empty."""
+def shown_in_gallery(trajectory: StoredTrajectory) -> FindingKind | Example | None:
+    """What a trajectory of the gallery shows; None for any other trajectory."""
     name = trajectory.external_id
-    return KINDS.get(name, name) if KEY in trajectory.run.settings else ""
+    return KINDS.get(name) or EXAMPLES.get(name) if KEY in trajectory.run.settings else None
+
+
+def kind_shown(trajectory: StoredTrajectory) -> str:
+    """The kind of finding that a trajectory of the gallery is there to show; empty for any other trajectory."""
+    shown = shown_in_gallery(trajectory)
+    return shown.kind if isinstance(shown, Example) else shown.slug if shown else ""
 
 
 @register.filter

@@ -14,6 +14,7 @@ from django.urls import reverse
 
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.runs.muted import MutedValues
+from inspector.templatetags.inspector_tags import kind_shown
 from inspector.trajectories import legends, lenses
 from inspector.trajectories import reads as data
 from inspector.trajectories.discussion import CommentValues, Discussion, comment_marks
@@ -170,7 +171,7 @@ def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory, wi
     rows, steps = parts.rows_and_steps(trajectory)
     columns = read_lenses(trajectory, rows, steps)
     findings = data.read_findings(trajectory, steps, rows)
-    worst = worst_finding(findings, wanted=params)
+    worst = worst_finding(findings, wanted={"finding": kind_shown(trajectory), **dict(params.items())})
     place = read_place(params, [row.n_tokens for row in rows], keep=FILTER_FIELDS, columns=columns, fault=worst)
     turns: list[Turn] = []
     if rows:

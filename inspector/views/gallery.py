@@ -1,4 +1,4 @@
-"""`/gallery`: what each kind of finding looks like; `/help/findings`: what each of them means."""
+"""`/gallery`: what each kind of finding looks like, and trees of calls; `/help/findings`: what each of them means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector.web.access import access, chosen_project, form_project
 from inspector.web.twins import Page, page, wants_json
-from rollouts.gallery import CLEAN
+from rollouts.gallery import CLEAN, EXAMPLES, MISSING
 from rollouts.models import Run
 from rollouts.selectors.gallery import find_gallery, gallery_evidence, gallery_trajectories
 from rollouts.tito.diagnose.finding import Axis
@@ -30,19 +30,21 @@ AXES = {
     Axis.ROW: "The training row trains what it should not",
 }
 """Axis -> what its findings have in common, in the order of pages."""
+TREE = "tree"
+TREES = "The calls of the trajectory form a tree"
 
 
 @dataclass(frozen=True)
 class GalleryEntry:
-    """A kind of finding in the gallery."""
+    """A trajectory of the gallery: a kind of finding, or a tree of calls."""
 
     kind: str
-    """Slug of the kind."""
+    """Slug of the kind, or the name of the tree."""
     title: str
     axis: str
-    """What the kind is about: ``stream``, ``delta`` or ``row``."""
+    """What it is about: ``stream``, ``delta``, ``row`` or ``tree``."""
     severity: str
-    """The usual severity of the kind."""
+    """The usual severity of the kind; of a tree that of the kind of its finding."""
     meaning: str
     """What happened."""
     consequence: str
@@ -62,7 +64,9 @@ class GalleryPage(Page):
     clean: str
     """Address of the trajectory with no fault; empty while the gallery is not loaded."""
     entries: list[GalleryEntry]
-    """The kinds of the gallery, in its order."""
+    """The kinds of the gallery, in its order, then the trees."""
+    missing: list[tuple[str, str]]
+    """Title of a kind that the gallery does not show, and why."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -132,6 +136,8 @@ class HelpEntry:
     """The smallest input that has it, in words."""
     gallery: str
     """Address of the trajectory that shows it; empty when the gallery has none."""
+    not_in_gallery: str
+    """Why the gallery has none; else empty."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +161,13 @@ def _help_entry(kind: FindingKind) -> HelpEntry:
     return HelpEntry(
         kind.slug, kind.title, kind.axis, kind.severity, kind.meaning, kind.consequence, kind.remedy, kind.passes,
         kind.fails, reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else "",
+        MISSING.get(kind.slug, ""),
     )  # fmt: skip
 
 
 def _page(run: Run | None) -> GalleryPage:
     urls = {one.external_id: reverse("trajectory", args=[one.code]) for one in gallery_trajectories(run)} if run else {}
-    evidence = gallery_evidence(run) if run else {}
+    evidence = gallery_evidence(run, EXAMPLES) if run else {}
     entries = [
         GalleryEntry(
             slug, kind.title, kind.axis, kind.severity, kind.meaning, kind.consequence, evidence.get(slug, ""),
@@ -169,9 +176,20 @@ def _page(run: Run | None) -> GalleryPage:
         for slug, kind in KINDS.items()
         if slug in in_gallery()
     ]  # fmt: skip
-    return GalleryPage(run.code if run else None, urls.get(CLEAN, ""), entries)
+    entries += [
+        GalleryEntry(
+            name, one.title, TREE, KINDS[one.kind].severity, one.meaning, one.consequence, evidence.get(name, ""),
+            urls.get(name, ""),
+        )
+        for name, one in EXAMPLES.items()
+        if one.kind
+    ]  # fmt: skip
+    missing = [(KINDS[slug].title, why) for slug, why in MISSING.items()]
+    return GalleryPage(run.code if run else None, urls.get(CLEAN, ""), entries, missing)
 
 
 def _by_axis(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
-    """(axis, what its findings have in common, its entries)"""
-    return [(axis, common, [one for one in entries if one.axis == axis]) for axis, common in AXES.items()]
+    """(axis, what its entries have in common, its entries), those without an entry left out"""
+    headings = [*AXES.items(), (TREE, TREES)]
+    groups = [(axis, common, [one for one in entries if one.axis == axis]) for axis, common in headings]
+    return [group for group in groups if group[2]]

@@ -1,4 +1,4 @@
-"""The gallery: a small bundled run with one trajectory for each kind of finding, and one that is right.
+"""The gallery: a small bundled run with one trajectory for each kind of finding, a clean one and two trees.
 
 The demo policy sampled every completion. A trajectory whose fault is not made by a strategy has the fault that a faulty
 harness would have made: the policy read the faulty prompt and answered it. ``manage.py make_gallery`` writes the file.
@@ -6,6 +6,7 @@ harness would have made: the policy read the faulty prompt and answered it. ``ma
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollouts.demo_policy import MODEL_DIR
@@ -13,9 +14,45 @@ from rollouts.demo_policy import MODEL_DIR
 BUNDLE = Path(__file__).parent / "trajectories.jsonl"
 """In this project's own JSON Lines. The ids are those of the demo policy's tokenizer."""
 CLEAN = "clean"
-"""The name of the trajectory that has nothing wrong. Every other one is called after the kind of finding it shows."""
+"""The name of the trajectory that has nothing wrong."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A trajectory of the gallery that is not called after a kind of finding."""
+
+    title: str
+    meaning: str
+    """What happened."""
+    consequence: str
+    """What it does to training."""
+    kind: str = ""
+    """The kind of all its findings; empty = it has none."""
+
+
+EXAMPLES = {
+    CLEAN: Example(
+        "Nothing wrong",
+        "Every prompt starts with what was sampled before it, and the template wrote the rest.",
+        "The gradient is on the tokens that the model chose, and on no others.",
+    ),
+    "sub_agent": Example(
+        "Sub-agent",
+        "A sub-agent with a prompt of its own answered the tool call. The first agent read its last reply.",
+        "Nothing is wrong: each of the two conversations is a row of its own, and both are trained with one reward.",
+        "branch",
+    ),
+    "compaction": Example(
+        "Compaction",
+        "The model was asked for a summary. The conversation began again with it in place of the history.",
+        "The first row ends with the summary, and the second one begins with it. In one row, the later answers would "
+        "be trained after tokens that the model did not read.",
+        "history_rewritten",
+    ),
+}
+"""Name of a trajectory that is not called after a kind -> what it shows. Every other name is a kind of finding."""
 MISSING = {
-    "bos_mismatch": "The demo policy's tokenizer has no begin-of-sequence token, so no prompt of it has one too many.",
+    "bos_mismatch": "The tokenizer of the bundled model has no begin-of-sequence token, so no prompt of it has two.",
 }
 """Kind of finding -> why the gallery has no trajectory of it."""
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from zlib import crc32
 
 from rollouts.formats.readers.inspector_jsonl import write
-from rollouts.gallery import CLEAN
+from rollouts.gallery import CLEAN, EXAMPLES
 from rollouts.gallery.cases import CASES, NATURAL, natural
 from rollouts.gallery.sampling import FaultyTurn, Policy, sha256_of
+from rollouts.gallery.trees import TREES
 from rollouts.tito.diagnose import KINDS, diagnose
 from rollouts.tito.diagnose.finding import Finding, Severity
 from rollouts.tito.trajectory import Trajectory
@@ -48,9 +49,9 @@ def make(path: Path, say: Callable[[str], object] = lambda _: None, only: Collec
 
 
 def _order() -> list[str]:
-    """The clean trajectory, then the kinds in the order of their registry."""
-    named = {CLEAN, *CASES, *NATURAL}
-    return [CLEAN, *(slug for slug in KINDS if slug in named)]
+    """The clean trajectory, the kinds in the order of their registry, then the trees."""
+    named = {*CASES, *NATURAL}
+    return [CLEAN, *(slug for slug in KINDS if slug in named), *TREES]
 
 
 def _tries(policy: Policy, name: str) -> Iterator[Trajectory]:
@@ -64,7 +65,7 @@ def _tries(policy: Policy, name: str) -> Iterator[Trajectory]:
         turn = FaultyTurn(policy, policy.tasks[place], 100 * number + 3 * n, temperature=float(n < MAX_TRIES // 4))
         with suppress(LookupError):  # another question may show it
             if turn.reply.get("tool_calls"):
-                yield CASES[name](turn)
+                yield (TREES.get(name) or CASES[name])(turn)
 
 
 def _shows(one: Trajectory, name: str, findings: list[Finding]) -> bool:
@@ -77,8 +78,8 @@ def _shows(one: Trajectory, name: str, findings: list[Finding]) -> bool:
     last = one.steps[-1]
     said = last.reply or {}  # in a think block that stays open, all of it is reasoning
     answered = "answer is" in f"{said.get('content')} {said.get('reasoning_content')}" and last.finish_reason == "stop"
-    if name == CLEAN:
-        return not kinds and answered
+    if name in EXAMPLES:
+        return kinds == {EXAMPLES[name].kind} - {""} and answered
     if name in NATURAL:
         return name in errors and errors <= {name, "row_not_sampled"} and answered
     if name == "truncated_trained":

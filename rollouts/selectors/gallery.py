@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from django.db.models import F
+from collections.abc import Collection
+
+from django.db.models import F, Q
 
 from rollouts.models import Project, Run, StoredFinding, StoredTrajectory
 from rollouts.selectors.access import Access
@@ -23,7 +25,11 @@ def gallery_trajectories(run: Run) -> list[StoredTrajectory]:
     return list(run.trajectories.order_by("index"))
 
 
-def gallery_evidence(run: Run) -> dict[str, str]:
-    """Name of a trajectory -> the evidence of its gravest finding of the kind that it is called after. One query."""
-    found = StoredFinding.objects.filter(run=run, kind=F("trajectory__external_id")).order_by("-severity", "-pk")
-    return dict(found.values_list("kind", "evidence"))
+def gallery_evidence(run: Run, others: Collection[str]) -> dict[str, str]:
+    """Name of a trajectory -> the evidence of its gravest finding of the kind that it is called after. One query.
+
+    ``others``: names of trajectories that are called after no kind; of these all findings count.
+    """
+    shown = Q(kind=F("trajectory__external_id")) | Q(trajectory__external_id__in=others)
+    found = StoredFinding.objects.filter(shown, run=run).order_by("-severity", "-pk")
+    return dict(found.values_list("trajectory__external_id", "evidence"))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from django.urls import reverse
 from django.utils.html import escape
 
 from rollouts.formats import Source, read
-from rollouts.gallery import BUNDLE, CLEAN, MISSING
+from rollouts.gallery import BUNDLE, CLEAN, EXAMPLES, MISSING
 from rollouts.gallery.training_runs import TRAINING_RUNS
 from rollouts.models import Project, Retokenized, Run, Tokenizer
 from rollouts.tito.diagnose.kinds import KINDS
@@ -36,15 +37,17 @@ def test_the_bundle_is_small_and_called_after_kinds() -> None:
     assert BUNDLE.stat().st_size < MAX_BUNDLE_BYTES
     names = [one.external_id for one in read(Source.of_path(BUNDLE))[1]]
     assert names[0] == CLEAN and len(set(names)) == len(names)
-    assert set(names[1:]) == set(KINDS) - set(MISSING) and all(len(why) > 20 for why in MISSING.values())
-    assert {KINDS[name].axis for name in names[1:]} == {"stream", "delta", "row"}
-    assert sum(KINDS[name].severity == "error" for name in names[1:]) >= 8
+    kinds = [name for name in names if name not in EXAMPLES]
+    assert set(kinds) == set(KINDS) - set(MISSING) and all(len(why) > 20 for why in MISSING.values())
+    assert set(names) == {*kinds, *EXAMPLES}
+    assert {KINDS[name].axis for name in kinds} == {"stream", "delta", "row"}
+    assert sum(KINDS[name].severity == "error" for name in kinds) >= 8
 
 
 def test_the_command_makes_what_is_bundled(tmp_path: Path) -> None:
     """One case of each way in which a fault is made; the whole takes half a minute."""
     names = {CLEAN, "duplicate_call", "empty_think_toggled", "special_tokens_dropped", "tokenizer_mismatch",
-             "stop_string_misaligned", "delta_differs", "columns_shifted", "row_not_sampled"}  # fmt: skip
+             "stop_string_misaligned", "delta_differs", "columns_shifted", "row_not_sampled", "compaction"}  # fmt: skip
     path = tmp_path / "made.jsonl"
     call_command("make_gallery", "--output", str(path), "--only", *names, stdout=StringIO())
     bundled = [one for one in BUNDLE.read_text().splitlines() if json.loads(one)["external_id"] in names]
@@ -82,7 +85,9 @@ def test_the_gallery_is_loaded_once_in_a_project_and_each_trajectory_has_its_fin
     by_name = {one.external_id: one for one in run.trajectories.order_by("index")}
     assert [by_name[name].code for name in by_name] == said["trajectories"]
     assert by_name[CLEAN].n_findings == 0 and by_name[CLEAN].checks
-    for name in by_name.keys() - {CLEAN}:
+    for name in EXAMPLES:
+        assert set(by_name[name].findings.values_list("kind", flat=True)) == {EXAMPLES[name].kind} - {""}, name
+    for name in by_name.keys() - EXAMPLES.keys():
         severities = set(by_name[name].findings.filter(kind=name).values_list("severity", flat=True))
         assert KINDS[name].severity in severities or "error" in severities, name
         others = by_name[name].findings.exclude(kind__in=(name, "noncanonical_sampling", "row_not_sampled"))
@@ -117,11 +122,15 @@ def test_a_newcomer_presses_once_and_sees_each_fault_with_what_it_does(
     assert after["run"] == run.code and after["clean"]
     for one in after["entries"]:
         assert one["url"] in page and one["evidence"] and escape(one["consequence"]) in page, one["kind"]
+    for name in ("branch", "sub_agent", "compaction", "mixed_policy_versions"):  # a note too is opened at
+        found = web.get(web.get(f"/gallery/{name}").url + ".json").json()
+        assert found["mark"] and found["row"]["index"] == found["findings"][0]["row"], name
     shown = web.get("/gallery/boundary_merge", follow=True)
     kind = KINDS["boundary_merge"]
     text = shown.content.decode()
     assert text.count(kind.consequence) == 2, "above the tokens and on the card"
     assert kind.meaning in text and 'href="/help/findings#boundary_merge"' in text
+    assert all(f"Not shown: {title}. {why}" in unescape(page) for title, why in after["missing"]) and after["missing"]
     assert "What is this?" in web.get("/").content.decode()
     assert web.get("/gallery/no_such_kind").status_code == 404
     assert visitor.get("/gallery").status_code == 302
@@ -133,7 +142,25 @@ def test_the_help_lists_every_kind(visitor: Client) -> None:
         for text in (f'id="{slug}"', *map(escape, (kind.consequence, kind.remedy, kind.passes, kind.fails))):
             assert text in page, slug
     linked = {one["kind"] for one in visitor.get("/help/findings.json").json()["kinds"] if one["gallery"]}
-    assert linked == set(KINDS) - set(MISSING) == {one.external_id for one in gallery.trajectories()} - {CLEAN}
+    assert linked == set(KINDS) - set(MISSING)
+    assert linked == {one.external_id for one in gallery.trajectories()} - EXAMPLES.keys()
+    assert all(f"Not in the gallery. {escape(why)}" in page for why in MISSING.values())
+
+
+@pytest.mark.sqlite_only  # lanes do not come from the database
+@pytest.mark.django_db
+def test_the_trees_of_the_gallery_say_what_their_lanes_are(web: Client) -> None:
+    run = gallery.load()
+    found = {}
+    for name in ("sub_agent", "compaction"):
+        code = run.trajectories.get(external_id=name).code
+        tree = web.get(f"/trajectories/{code}.json").json()["lanes"]
+        found[name] = [(one["kind"], one["steps"], one["read_by"], one["summary"]) for one in tree["items"]]
+        page = web.get(f"/gallery/{name}", follow=True).content.decode()
+        assert EXAMPLES[name].consequence in page and tree["sentence"] in " ".join(page.split())
+    assert found["sub_agent"] == [("first", [0, 3], None, None), ("branch", [1, 2], 3, None)]
+    summary = {"step": 1, "outcome": "accepted", "taken_by": 2}
+    assert found["compaction"] == [("first", [0, 1], None, None), ("compaction", [2, 3], None, summary)]
 
 
 @pytest.mark.django_db
