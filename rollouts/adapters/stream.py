@@ -39,7 +39,7 @@ MAX_QUEUED_VALUES = 16_000_000
 MAX_FRAGMENT_BYTES = 16 << 20
 """JSON in one fragment, unless one record alone is longer."""
 MAX_FOLDER_BYTES = 4 << 30
-"""Bytes of all fragments in the folder. Further records are dropped and counted."""
+"""Bytes of all fragments in the folder, refused ones included. Further records are dropped and counted."""
 MAX_FAULTS = 10
 """How often the server may fail at the same fragment with status 500 before it is set aside."""
 FIRST_WAIT_SECONDS = 1.0
@@ -63,7 +63,7 @@ class StreamCounts:
     dropped_unwritable: int = 0
     """Records that JSON cannot hold, or that the disk did not take."""
     dropped_unreadable: int = 0
-    """Batches whose objects the adapter does not know."""
+    """Batches that could not be read, such as objects that the adapter does not know."""
     stored: int = 0
     """Trajectories that the server stored."""
     known: int = 0
@@ -139,6 +139,9 @@ class RolloutStream:
         ``records``, ``prefix`` and ``step`` are those of :meth:`rollouts.client.Client.push`. Lists in them must not be
         changed afterwards.
         """
+        return self.send_made(lambda: records, prefix, step)
+
+    def _take(self, records: Iterable[Any] | Mapping[str, Any], prefix: str, step: int | None) -> bool:
         if os.getpid() != self._pid:
             self.counts = StreamCounts()
             self._begin()
@@ -162,13 +165,15 @@ class RolloutStream:
             self._warn("queue", f"{self.counts.dropped_queue_full:,} records were dropped so far: {why}.")
         return not full
 
-    def send_made(self, make: Callable[[], Iterable[Any]], prefix: str = "", step: int | None = None) -> bool:
+    def send_made(
+        self, make: Callable[[], Iterable[Any] | Mapping[str, Any]], prefix: str = "", step: int | None = None
+    ) -> bool:
         """Send the records that ``make`` returns. Where it raises, the failure is logged and counted.
 
         Adapters read the objects of a framework this way, so that a shape they do not know stops no training.
         """
         try:
-            return self.send(make(), prefix, step)
+            return self._take(make(), prefix, step)
         except Exception as error:
             self.counts.dropped_unreadable += 1
             self._warn("make", f"{self.counts.dropped_unreadable:,} batches could not be read, the last one because of "
@@ -205,6 +210,23 @@ class RolloutStream:
             place.unlock()
         atexit.unregister(self.close)
         return self.counts
+
+    def send_left_over(self) -> bool:
+        """Send what ended processes left in the folder, in this thread. False = some of it still waits."""
+        places = _left_by_others(self.folder, self.url, self._place)
+        try:
+            for place in places:
+                while place.fragments():
+                    if not self._send_one(place):
+                        if not place.is_forbidden:
+                            return False
+                        break
+                else:
+                    place.remove()
+        finally:
+            for place in places:
+                place.unlock()
+        return not any(place.fragments() for place in places)
 
     def waiting(self) -> list[Path]:
         """The fragments of this process that are not sent yet, oldest first."""
@@ -310,7 +332,7 @@ class RolloutStream:
         while True:
             place = self._place
             if left_over is None and place is not None:
-                left_over = _left_by_others(self.folder, place)
+                left_over = _left_by_others(self.folder, self.url, place)
             sending = next((one for one in (*(left_over or ()), place) if one is not None and one.fragments()), None)
             if sending is None:
                 for one in left_over or ():
@@ -480,15 +502,15 @@ class _Place:
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _left_by_others(folder: Path, mine: _Place) -> list[_Place]:
-    """The places of ended processes that spoke to the same server and left fragments."""
+def _left_by_others(folder: Path, url: str, mine: _Place | None) -> list[_Place]:
+    """The places of ended processes that spoke to the server at ``url`` and left fragments."""
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
-            if path == mine.path or not any(path.glob(f"*{_SUFFIX}")):
+            if (mine is not None and path == mine.path) or not any(path.glob(f"*{_SUFFIX}")):
                 continue
             place = _Place.found(path)
-            if place is not None and place.about["url"] == mine.about["url"]:
+            if place is not None and place.about["url"] == url:
                 found.append(place)
             elif place is not None:
                 place.unlock()
@@ -509,7 +531,7 @@ def _locked(path: Path) -> IO[bytes] | None:
 
 def _bytes_in(folder: Path) -> int:
     size = 0
-    for path in folder.glob(f"*/*{_SUFFIX}"):
+    for path in (*folder.glob(f"*/*{_SUFFIX}"), *folder.glob(f"*/refused/*{_SUFFIX}")):
         with contextlib.suppress(FileNotFoundError):  # it was just sent
             size += path.stat().st_size
     return size

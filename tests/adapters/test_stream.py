@@ -87,6 +87,22 @@ def test_fragments_that_a_token_may_not_push_stop_no_others(
     assert server.records == [{"id": 2}] and len(ended.waiting()) == 1
 
 
+def test_what_is_left_is_sent_without_a_trainer(server: FakeServer, tmp_path: Path) -> None:
+    server.silent = True
+    ended = opened(server, tmp_path, run="r")
+    for n in range(3):
+        ended.send({"id": n}, prefix="p/", step=n)
+    until(lambda: len(ended.waiting()) == 3)
+    ended.close()
+    stream = opened(server, tmp_path)
+    assert not stream.send_left_over() and server.records == []
+    server.silent = False
+    assert stream.send_left_over() and stream.counts.stored == 3 and list(tmp_path.iterdir()) == []
+    assert [(run, asked["prefix"], asked["training_step"]) for run, asked, _ in server.pushes] == [
+        ("r", "p/", str(n)) for n in range(3)
+    ]
+
+
 def test_a_killed_process_loses_nothing_that_was_written(server: FakeServer, tmp_path: Path) -> None:
     server.silent = True
     program = (
@@ -144,6 +160,19 @@ def test_a_full_folder_drops_and_counts(server: FakeServer, tmp_path: Path) -> N
     assert 0 < len(stream.waiting()) < 6
     assert stream.counts.dropped_folder_full == 6 - len(stream.waiting())
     stream.close()
+
+
+def test_what_was_refused_counts_in_what_the_folder_holds(server: FakeServer, tmp_path: Path) -> None:
+    server.status = 410  # somebody deleted the run, and the trainer goes on
+    with opened(server, tmp_path, run="r", max_folder_bytes=2000) as stream:
+        for n in range(6):
+            stream.send({"id": os.urandom(600).hex() + str(n)})
+            assert stream.flush()
+        assert 0 < stream.counts.refused < 6 and stream.counts.dropped_folder_full == 6 - stream.counts.refused
+        server.status = 200
+        for path in tmp_path.glob("*/refused/*.jsonl.gz"):  # as the page on pushes tells
+            path.replace(path.parents[1] / path.name)
+        assert stream.flush() and len(server.records) == stream.counts.refused
 
 
 def test_a_fragment_that_is_sent_while_the_folder_is_measured_costs_nothing(
@@ -228,9 +257,12 @@ def test_what_json_cannot_hold_is_dropped_alone(server: FakeServer, tmp_path: Pa
     with opened(server, tmp_path, run="r") as stream:
         stream.send([{"id": 1}, {"id": object()}, {"id": float("nan")}])
         assert not stream.send_made(lambda: [{"id": {}["missing"]}])  # type: ignore[index]
+        endless: dict[str, Any] = {}
+        endless["self"] = endless
+        assert not stream.send([endless])
         assert stream.flush()
     assert server.records == [{"id": 1}, {"id": None}]
-    assert (stream.counts.dropped_unwritable, stream.counts.dropped_unreadable, stream.counts.stored) == (1, 1, 2)
+    assert (stream.counts.dropped_unwritable, stream.counts.dropped_unreadable, stream.counts.stored) == (1, 2, 2)
 
 
 def test_a_folder_that_cannot_be_written_stops_no_training(server: FakeServer, tmp_path: Path) -> None:
