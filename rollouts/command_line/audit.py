@@ -21,7 +21,7 @@ from rollouts.formats import FORMATS
 from rollouts.formats.training_step import checked_rule
 from rollouts.guard.audit_folder import AuditFolder, AuditFolderUnusable
 from rollouts.guard.audit_runners import Done, RunnerMissing, Todo, on_processes, on_ray
-from rollouts.guard.report_formats import line_of
+from rollouts.guard.plain_text import line_of
 from rollouts.guard.shard_audit import AuditSettings, cut_files
 
 PROGRESS_SECONDS = 0.5
@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
         folder = AuditFolder(options.output)
         summary = _audit(options, settings, folder)
     except (OptionUnusable, AuditFolderUnusable, RunnerMissing, ValueError, OSError) as error:
-        return refuse(line_of(str(error)))
+        return refuse(str(error))
     if summary is None:
         return NOT_WHOLE
     sys.stdout.write(as_text(summary, folder.path))

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from rollouts.guard.plain_text import line_of
+
 SUBCOMMANDS = {
     "check": "check files of rollouts; exit status 0: passed, 1: failed, 2: could not be decided",
     "mend": "write a file again, with the trajectories that fail split, masked or left out",
@@ -26,6 +28,8 @@ SUBCOMMANDS = {
 MODULES = {"mcp": "agents", "import-audit": "import_audit"}
 """Subcommand -> its module, where it is called otherwise."""
 
+PASSING_ON = ("manage", "import-audit")
+"""Subcommands that give their arguments to a command of Django."""
 UNDECIDED = 2
 INTERRUPTED = 130
 
@@ -36,12 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="rollout-inspector", description="See what a rollout sampled and what the trainer put under the gradient."
     )
+    parser.add_argument("--version", action="store_true", help="print the version, and end")
+    if given == ["--version"]:
+        print(f"rollout-inspector {_version()}")
+        return 0
     subparsers = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for name, text in SUBCOMMANDS.items():
         sub = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if given[:1] == [name]:
             _module_of(name).add_options(sub)
     options = parser.parse_args(given)
+    if options.subcommand not in PASSING_ON and "" in given:
+        return refuse("An argument is empty. Is a variable of the shell not set? OPTION= says that an option is empty.")
     try:
         status: int = _module_of(options.subcommand).run(options)
         sys.stdout.flush()
@@ -58,7 +68,16 @@ def _module_of(name: str) -> Any:
     return import_module(f"rollouts.command_line.{MODULES.get(name, name)}")
 
 
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("rollout-inspector")
+    except PackageNotFoundError:
+        return "of a checkout that is not installed"
+
+
 def refuse(sentence: str) -> int:
     """Print why a command cannot be done, and return its exit status."""
-    print(sentence, file=sys.stderr)
+    print(line_of(sentence), file=sys.stderr)
     return UNDECIDED

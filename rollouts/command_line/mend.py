@@ -14,7 +14,6 @@ from rollouts.formats import FORMATS
 from rollouts.guard.fail_rules import RuleUnusable, fail_rule
 from rollouts.guard.mended_file import OWN, MendOptions, MendRefused, MendReport, mend_file
 from rollouts.guard.mended_trajectory import MendWay, Remake
-from rollouts.guard.report_formats import line_of
 from rollouts.tito.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def run(options: Namespace) -> int:
             chosen = replace(chosen, remake=_remake(options.strategy, tokenizer, renderer))
         report = mend_file(Path(options.file), Path(options.output), chosen)
     except (RuleUnusable, OptionUnusable, MendRefused) as error:
-        return refuse(line_of(str(error)))
+        return refuse(str(error))
     sys.stdout.write(as_text(report))
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -30,8 +31,8 @@ def load_template(path: str, tokenizer: str | None) -> NamedTemplate:
 
 def name_in_lock(path: str, lock: str) -> str:
     """The name of a template in a lock file: its path from the folder of that file, or its last part if outside."""
-    place = Path(path).resolve()
-    folder = Path(lock).resolve().parent
+    place = Path(os.path.realpath(path))  # Path.resolve fails on a link to itself
+    folder = Path(os.path.realpath(lock)).parent
     return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else place.name
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rollouts.command_line.tokenizer_options import OptionUnusable
+from rollouts.guard.text_files import FileUnusable, check_place, write_whole
 
 
 def add_report_options(parser: ArgumentParser, forms: Sequence[str]) -> None:
@@ -21,15 +22,23 @@ def add_report_options(parser: ArgumentParser, forms: Sequence[str]) -> None:
 
 def report_files(options: Namespace, forms: Sequence[str]) -> list[tuple[str, str]]:
     """(form, file) of each report; an empty file is the terminal. Raises :class:`OptionUnusable`."""
-    found = [(options.format, options.output or "", f"--output {options.output}")]
+    found = [(options.format, options.output or "", "--output")]
     for text in options.also:
         form, _, file = text.partition("=")
         if form not in forms or not file:
             raise OptionUnusable(f"--also {text}: write FORMAT=FILE with one of: {', '.join(forms)}.")
-        found.append((form, file, f"--also {text}"))
+        found.append((form, file, "--also"))
+    taken = {os.path.realpath(path): "it is checked" for path in options.paths}
     for _, file, option in found:
-        if file and not Path(file).absolute().parent.is_dir():
-            raise OptionUnusable(f"{option}: there is no such folder.")
+        if not file:
+            continue
+        if why := taken.get(os.path.realpath(file)):
+            raise OptionUnusable(f"{option} {file}: {why}. Name another file.")
+        taken[os.path.realpath(file)] = "another report goes there"
+        try:
+            check_place(file, option)
+        except FileUnusable as error:
+            raise OptionUnusable(str(error)) from error
     return [(form, file) for form, file, _ in found]
 
 
@@ -41,8 +50,6 @@ def write_reports(files: Sequence[tuple[str, str]], report: Callable[[str], str]
             sys.stdout.write(data.decode())
             continue
         try:
-            part = Path(f"{file}.part")
-            part.write_bytes(data)
-            part.replace(file)
-        except OSError as error:
-            raise OptionUnusable(f"{file} cannot be written: {error.strerror}.") from error
+            write_whole(file, data, "The report")
+        except FileUnusable as error:
+            raise OptionUnusable(str(error)) from error

@@ -6,6 +6,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollouts.guard.text_files import FileUnusable, read_text
+
 if TYPE_CHECKING:
     from rollouts.chat_templates import TemplateRenderer
     from rollouts.tokenizers import LoadedTokenizer
@@ -39,11 +41,9 @@ def load_tokenizer(folder: str | None, option: str = "--tokenizer") -> LoadedTok
 def template_text(path: str | Path, option: str = "--chat-template") -> str:
     """The text of a chat template. Raises :class:`OptionUnusable`."""
     try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise OptionUnusable(f"{option} {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise OptionUnusable(f"{option} {path} is not UTF-8 text (byte {error.start}). Name another file.") from error
+        text = read_text(path, option)
+    except FileUnusable as error:
+        raise OptionUnusable(str(error)) from error
     if "\0" in text or not text.strip():
         raise OptionUnusable(f"{option} {path} holds no template text. Name another file.")
     return text

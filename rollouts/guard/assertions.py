@@ -20,6 +20,7 @@ from rollouts.guard.report_formats import as_text
 from rollouts.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock
 from rollouts.guard.template_reports import ReportedTemplate
 from rollouts.guard.template_reports import as_text as template_text
+from rollouts.guard.text_files import read_text
 from rollouts.guard.trainer_batches import BatchUnreadable, array_of, items_of_rows
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.trajectory import Trajectory
@@ -128,7 +129,9 @@ def assert_template_safe(
     codec, folder = codec_of(tokenizer)
     try:
         own = None if codec is None else codec.chat_template
-        text = chat_template.read_text(encoding="utf-8") if isinstance(chat_template, Path) else chat_template or own
+        if isinstance(chat_template, Path):
+            chat_template = read_text(chat_template, "The chat template")
+        text = chat_template or own
         if text is None:
             raise RuleUnusable("There is no chat template: the tokenizer has none, and none was named.")
         label = name or (codec.name if codec is not None and folder is None else "the chat template")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rollouts.guard.checked_files import CheckedFiles, KindCount
+from rollouts.guard.text_files import FileUnusable, read_text
 from rollouts.tito.diagnose import KINDS
 from rollouts.tito.diagnose.checks import check_of
 from rollouts.tito.diagnose.finding import Axis, Finding
 
-MAX_BASELINE_BYTES = 64 << 20
 SEVERITIES = ("error", "warning", "info")
 _RATE_ERROR = 1e-9
 """Rates are written as decimals, so equal rates may differ by this much."""
@@ -92,7 +92,10 @@ def fail_rule(fail_on: str = "error", max_rates: Iterable[str] = (), baseline: s
     ``KIND=0.01`` each. ``baseline``: the JSON report of an earlier check. Raises :class:`RuleUnusable`.
     """
     severity, kinds = "", set()
-    for word in filter(None, (part.strip() for part in fail_on.split(","))):
+    words = [part.strip() for part in fail_on.split(",") if part.strip()]
+    if not words:
+        raise RuleUnusable("--fail-on names nothing. Say what fails: error, warning, info, kinds of findings, or none.")
+    for word in words:
         if word in SEVERITIES:
             severity = max(severity, word, key=(*SEVERITIES, "").index) if severity else word
         elif word != "none":
@@ -121,14 +124,11 @@ def _known(kind: str, option: str) -> str:
 
 def read_baseline(path: str | Path) -> dict[str, float]:
     """The rates of an earlier check, from its JSON report. Raises :class:`RuleUnusable`."""
-    path = Path(path)
     make = "Make one with: rollout-inspector check FILES --format json --output FILE."
     try:
-        if path.stat().st_size > MAX_BASELINE_BYTES:
-            raise RuleUnusable(f"The baseline {path} is larger than {MAX_BASELINE_BYTES >> 20} MB. {make}")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RuleUnusable(f"The baseline {path} cannot be read: {error.strerror}. {make}") from error
+        value = json.loads(read_text(path, "The baseline"))
+    except FileUnusable as error:
+        raise RuleUnusable(f"{error} {make}") from error
     except (ValueError, RecursionError) as error:
         raise RuleUnusable(f"The baseline {path} is not JSON. {make}") from error
     kinds = value.get("kinds") if isinstance(value, dict) else None

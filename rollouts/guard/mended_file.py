@@ -102,8 +102,9 @@ def mend_file(path: Path, output: Path, options: MendOptions) -> MendReport:
         raise MendRefused(f"There is no file {path}. Name one file; a folder is mended file by file.")
     if output.exists() and output.samefile(path):
         raise MendRefused(f"The output {output} is the input. Name another file.")
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        raise MendRefused(f"The output {output} cannot be written: name a file in a folder that is there.")
+    for one in (output, manifest):
+        if (one.exists() and not one.is_file()) or not one.absolute().parent.is_dir():
+            raise MendRefused(f"The output {one} cannot be written: name a file in a folder that is there.")
     try:
         with drafts[0].open("wb") as file, drafts[1].open("w", encoding="utf-8") as log:
             report = _Mending(path, options, log).write(file)
@@ -115,7 +116,8 @@ def mend_file(path: Path, output: Path, options: MendOptions) -> MendReport:
     except FileRefused as refusal:
         raise MendRefused(str(refusal)) from refusal
     except OSError as error:
-        raise MendRefused(f"{error.filename or output} cannot be read or written: {error.strerror}.") from error
+        place = error.filename or f"{path}, or {output},"
+        raise MendRefused(f"{place} cannot be read or written: {error.strerror}.") from error
     finally:
         for draft in drafts:
             draft.unlink(missing_ok=True)

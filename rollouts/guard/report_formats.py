@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 from rollouts.guard.checked_files import CheckedFiles, PlacedFinding, title_of
 from rollouts.guard.fail_rules import ExitStatus, FilesVerdict
+from rollouts.guard.plain_text import line_of, plain
 from rollouts.tito.diagnose import KINDS
 from rollouts.tito.diagnose.checks import CHECKS
 from rollouts.tito.diagnose.finding import Severity, cost_sentence
@@ -24,18 +25,7 @@ MAX_TEXT = 10
 """Findings of one kind that reports for people print. The JSON report holds more."""
 MAX_CELL = 300
 """Characters of a text in a table of Markdown."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-
-
-def plain(text: str) -> str:
-    """Text without what moves a cursor, turns the direction of writing or breaks XML: each becomes ``\\x1b``."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
-def line_of(text: str) -> str:
-    """The same on one line."""
-    return plain(text.replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def place_text(one: PlacedFinding) -> str:

@@ -21,10 +21,10 @@ from rollouts.chat_templates.sandbox.render import TemplateRenderer
 from rollouts.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template
 from rollouts.guard.fail_rules import ExitStatus, RuleUnusable
 from rollouts.guard.template_changes import ChangedLines, changed_lines, first_difference, lines_of
+from rollouts.guard.text_files import FileUnusable, read_text
 from rollouts.tito.snippets import counted
 
 FILE_VERSION = 1
-MAX_LOCK_BYTES = 64 << 20
 LOCK_TIME = "2025-01-15T12:00:00"
 """What a template with a clock is told, so that its renders are the same on every day."""
 MAX_LINES_TOLD = 10
@@ -138,11 +138,9 @@ def read_lock(path: str | Path) -> TemplateLock:
     """A lock file. Raises :class:`RuleUnusable` with a sentence for the user."""
     make = f"Write it with: rollout-inspector lock TEMPLATE... -o {path}"
     try:
-        if Path(path).stat().st_size > MAX_LOCK_BYTES:
-            raise RuleUnusable(f"The lock file {path} is larger than {MAX_LOCK_BYTES >> 20} MB. {make}")
-        value = json.loads(Path(path).read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise RuleUnusable(f"The lock file {path} cannot be read: {error.strerror}. {make}") from error
+        value = json.loads(read_text(path, "The lock file"))
+    except FileUnusable as error:
+        raise RuleUnusable(f"{error} {make}") from error
     except (ValueError, RecursionError) as error:
         raise RuleUnusable(f"The lock file {path} is not JSON. {make}") from error
     templates = value.get("templates") if isinstance(value, dict) else None

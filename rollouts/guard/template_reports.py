@@ -11,7 +11,8 @@ from typing import Any
 from rollouts.chat_templates.probes.report import Check
 from rollouts.guard.checked_templates import CheckedTemplate
 from rollouts.guard.fail_rules import ExitStatus
-from rollouts.guard.report_formats import line_of, markdown_cell, workflow_data, workflow_property
+from rollouts.guard.plain_text import line_of
+from rollouts.guard.report_formats import markdown_cell, workflow_data, workflow_property
 from rollouts.guard.template_lock import LockComparison
 
 VERSION = 1

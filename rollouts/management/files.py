@@ -7,17 +7,16 @@ from pathlib import Path
 from django.core.management.base import CommandError
 
 from rollouts import chat_templates, services
+from rollouts.guard import text_files
 from rollouts.models import ChatTemplate, Project
 
 
 def read_text(path: str | Path, what: str) -> str:
     """The text of a file. Raises :class:`CommandError` with a sentence that begins with ``what`` the file is."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"{what} {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise CommandError(f"{what} {path} is not UTF-8 text (byte {error.start}). Name another file.") from error
+        return text_files.read_text(path, what)
+    except text_files.FileUnusable as error:
+        raise CommandError(str(error)) from error
 
 
 def read_chat_template(path: str | Path) -> str:

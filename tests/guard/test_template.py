@@ -191,7 +191,7 @@ def test_what_cannot_be_used_is_a_sentence(path: Path, lock: Path, capsys: pytes
         (["template", path.parent], "no tokenizer.json"),
         (["template", path, "--lock", nothing], "cannot be read: No such file"),
         (["lock", path, path, "-o", nothing], "have one name"),
-        (["lock", path, "-o", path.parent / "no" / "lock"], "cannot be written: No such file"),
+        (["lock", path, "-o", path.parent / "no" / "lock"], "there is no such folder"),
     ]:
         assert run(*arguments) == 2, arguments
         assert said in capsys.readouterr().err, arguments
