@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -12,6 +12,7 @@ from django.contrib.messages import get_messages
 from django.contrib.staticfiles.storage import staticfiles_storage
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.template.loader import get_template
 from django.urls import reverse
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
@@ -31,6 +32,7 @@ from inspector.web.access import (
     visible,
     writes_trajectory,
 )
+from inspector.web.in_parts import page_in_parts
 from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
 from rollouts import services
 from rollouts.models import StoredTrajectory
@@ -53,6 +55,9 @@ def _version_of_pages() -> str:
 
 PAGE_VERSION = _version_of_pages()
 """A part of the ETag, so that no browser keeps a page of an older version."""
+
+IN_PARTS = 20_000
+"""A page of at least so many tokens is sent in parts: its head is drawn before its turns are written."""
 
 View = Callable[..., HttpResponse]
 
@@ -125,8 +130,16 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
     if tabs.is_text_only(trajectory) and not request.headers.get("HX-Request"):
         query = request.GET.urlencode()
         return redirect(reverse("trajectory-record", args=[trajectory.code]) + (f"?{query}" if query else ""))
-    frame = _frame(request, trajectory, tabs.TOKENS)
-    return page(request, "trajectories/detail.html", frame | tokens_page.trajectory_html(trajectory, found, discussion))
+    html = _frame(request, trajectory, tabs.TOKENS) | tokens_page.trajectory_html(trajectory, found, discussion)
+    if html["reader"].stop - html["reader"].start < IN_PARTS:
+        return page(request, "trajectories/detail.html", html)
+    return page_in_parts(request, "trajectories/detail.html", html, "drawn_turns", _drawn_turns(html))
+
+
+def _drawn_turns(html: dict[str, Any]) -> Iterator[str]:
+    turn = get_template("trajectories/_turn.html")
+    for section in html["reader"].sections:
+        yield turn.render({"section": section, "solo": html["solo"], "place": html["place"]})
 
 
 @require_POST

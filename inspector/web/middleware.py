@@ -9,6 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 
+from inspector.web.in_parts import PageInParts, compressed
 from rollouts.services.audit import Actor, acting
 
 View = Callable[[HttpRequest], HttpResponse]
@@ -46,11 +47,18 @@ class ActorMiddleware:
 class CompressionMiddleware(GZipMiddleware):
     """Compresses pages and JSON for a client that takes gzip. Django adds padding of a random length to each answer.
 
-    A stream is sent as it is made: an export keeps its length, and no line waits in the buffer of a compressor.
+    A stream is sent as it is made: an export keeps its length, and no line waits in the buffer of a compressor. A page
+    in parts is compressed part by part.
     """
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        return response if response.streaming else super().process_response(request, response)
+        if response.streaming and not isinstance(response, PageInParts):
+            return response
+        parts = response.streaming_content if isinstance(response, PageInParts) else ()
+        answer = super().process_response(request, response)
+        if isinstance(answer, PageInParts) and answer.has_header("Content-Encoding"):
+            answer.streaming_content = compressed(parts)  # Django's own compressor keeps back the first parts
+        return answer
 
 
 class PlainTextMiddleware:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from django.http import FileResponse, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
+from inspector.trajectories import views
 from inspector.trajectories.place import WINDOW
+from inspector.web import in_parts
 from inspector.web.middleware import CompressionMiddleware
 from rollouts import models
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
@@ -47,9 +50,8 @@ def test_another_window_reads_its_own_turns_and_leaves_the_map(
     stored = make.run([make.conversation("a", turns=90, size=100)]).trajectories.get()
     address = reverse("trajectory", args=[stored.code]) + f"?view=tokens&w={WINDOW}"
     reader = web.get(address, headers=READER).content.decode()
-    # Session, user, trajectory, roles, rows, steps, findings, messages, comments, seen, muted kinds,
-    # tokenizer, arrays.
-    with django_assert_max_num_queries(13) as queries:
+    # Session, user, trajectory, roles, rows, steps, messages, comments, seen, muted kinds, arrays.
+    with django_assert_max_num_queries(11) as queries:
         window = web.get(address, headers=WINDOW_ALONE).content.decode()
     (messages,) = [query["sql"] for query in queries if 'AS "messages_shared"' in query["sql"]]
     assert 0 < messages.split(" IN (")[1].split(")")[0].count(",") < 60
@@ -59,6 +61,29 @@ def test_another_window_reads_its_own_turns_and_leaves_the_map(
     assert map_of.findall(window) == map_of.findall(reader) and len(map_of.findall(window)) == 1
     assert "map-completion" in reader and "map-completion" not in window
     assert 'class="map-window"' in reader and 'class="map-window"' in window and len(window) < len(reader)
+
+
+def test_a_long_page_is_sent_in_parts_that_are_the_page(
+    web: Client, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = make.run([make.conversation("a", turns=4, hostile=True)]).trajectories.get()
+    address = reverse("trajectory", args=[stored.code])
+
+    def plain(html: str) -> str:  # each answer hides the token of its forms in another way
+        return re.sub(r'(name="csrfmiddlewaretoken" value=")[^"]+|\s+', r"\1", html)
+
+    whole = web.get(address).content.decode()
+    monkeypatch.setattr(views, "IN_PARTS", 1)
+    monkeypatch.setattr(in_parts, "PART", 1)
+    answer = web.get(address, headers=GZIP)
+    sent = list(answer.streaming_content)
+    assert answer["Content-Encoding"] == "gzip" and "Content-Length" not in answer
+    unpack = zlib.decompressobj(wbits=31)
+    first, *others = [unpack.decompress(part).decode() for part in sent]  # each can be read when it arrives
+    assert "<title>" in first and 'class="traj-head"' in first and 'class="turn-head"' not in first
+    assert sum('class="turn-head"' in part for part in others) > 4 and unpack.eof
+    assert plain(first + "".join(others)) == plain(whole)
+    assert web.get(address, headers=GZIP | {"If-None-Match": answer["ETag"]}).status_code == 304
 
 
 def test_the_cards_say_what_the_twin_says(web: Client, make: Maker) -> None:
