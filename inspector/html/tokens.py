@@ -198,9 +198,21 @@ class TokenPainter:
 
         ``margin``: tokens at each end that complete characters across the edge, and are not drawn.
         """
+        whole = (tokens.start + margin[0], tokens.start + len(tokens) - margin[1])
+        return mark_safe(self.windows(tokens, [whole], marks)[0])
+
+    def windows(self, tokens: Tokens, spans: Ranges, marks: Marks = NO_MARKS) -> list[str]:
+        """:meth:`window` of each of the rising ``spans`` of row offsets, at least one, which do not overlap.
+
+        Tokens outside of them complete characters, and are not drawn.
+        """
+        spans = [(a - tokens.start, b - tokens.start) for a, b in spans]
+        starts, (first, end) = {a for a, b in spans if a < b}, (spans[0][0], spans[-1][1])
         state = self._states(tokens, marks, logprob=True)
-        drawn_state = state[margin[0] :]
-        drawn_state |= _said(drawn_state).astype(np.int64) << _SAID
+        told = np.zeros(len(tokens), dtype=np.bool_)
+        told[first:end] = _said(state[first:end])
+        told[list(starts)] = True
+        state |= told.astype(np.int64) << _SAID
         keys = (tokens.ids.astype(np.int64) << _STATE_BITS | state).tolist()
         memo = self._memo
         drawn = list(map(memo.get, keys))
@@ -209,14 +221,13 @@ class TokenPainter:
             drawn = list(map(memo.get, keys))
         if self._partial and None in drawn:
             self._draw_split(keys, drawn)
-        end = len(drawn) - margin[1]
         for offset, gap in marks.gaps.items():
             at = offset - tokens.start
-            if margin[0] < at <= end:
-                drawn[at - 1] = _before_end(drawn[at - 1] or "", gap)
-            elif at == margin[0] < end:
+            if at in starts:  # no token of its window stands before it
                 drawn[at] = _after_start(drawn[at] or "", gap)
-        return mark_safe("".join(drawn[margin[0] : end]))  # type: ignore[arg-type]
+            elif first < at <= end:
+                drawn[at - 1] = _before_end(drawn[at - 1] or "", gap)
+        return ["".join(drawn[a:b]) for a, b in spans]  # type: ignore[arg-type]
 
     def _states(self, tokens: Tokens, marks: Marks, logprob: bool) -> NDArray[np.int64]:
         n = len(tokens)
@@ -318,49 +329,55 @@ class TokenPainter:
             html.append(f'<i class="{classes}" data-x="{piece.hex(" ").upper()}">{part.html}</i>')
         return html
 
-    def cuts(self, tokens: Tokens, size: int) -> list[int]:
-        """Row offsets between blocks of about ``size`` tokens: never in a character, after a line where one ends."""
-        if self.table is None:
-            return list(range(tokens.start + size, tokens.start + len(tokens), size))
-        return [tokens.start + cut for cut in _block_cuts(_Text.of(self.table, tokens.ids), size)]
+    def cuts(self, tokens: Tokens, parts: Ranges, size: int) -> list[list[int]]:
+        """Row offsets between blocks of about ``size`` tokens of each part: never in a character, after a line."""
+        return _block_cuts(_Text.of(self.table, tokens), parts, size)
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
-    def blocks(self, tokens: Tokens, marks: Marks = NO_MARKS, logprob: bool = False, size: int = 512) -> list[Block]:
+    def blocks(
+        self,
+        tokens: Tokens,
+        marks: Marks = NO_MARKS,
+        logprob: bool = False,
+        size: int = 512,
+        parts: Ranges | None = None,
+    ) -> Iterator[Block]:
         """Text in runs of equal state, in blocks of about ``size`` tokens that never cut a character.
 
         ``logprob``: the class of the logprob is a part of the state, so the lens shows and there are more runs.
+        ``parts``: row offsets that follow each other; each begins a block. None = all tokens are one part.
         """
-        n = len(tokens)
-        if not n:
-            return []
+        if not len(tokens):
+            return
+        first, end = tokens.start, tokens.start + len(tokens)
+        parts = [(a, b) for a, b in ([(first, end)] if parts is None else parts) if a < b]
         state = self._states(tokens, marks, logprob)
         special = self.special(tokens.ids)
-        text = _Text.of(self.table, tokens.ids)
-        cuts = _block_cuts(text, size)
+        text = _Text.of(self.table, tokens)
+        cuts = _block_cuts(text, parts, size)
         # Each control token is its own run, so that two neighbours look like two.
         differs = (np.diff(state) != 0) | special[1:] | special[:-1]
-        change = np.flatnonzero(differs) + 1
-        gaps = {offset - tokens.start: gap for offset, gap in marks.gaps.items() if 0 <= offset - tokens.start <= n}
-        starts = np.unique(np.asarray([0, *change.tolist(), *cuts, *(at for at in gaps if at < n)], dtype=np.int64))
-        stops = [*starts[1:].tolist(), n]
-        block_starts = set(cuts)
-        said = dict(zip(starts.tolist(), _said(state[starts]).tolist(), strict=True))
-        blocks: list[Block] = []
-        html: list[str] = []
-        for a, b in zip(starts.tolist(), stops, strict=True):
-            if a in block_starts and html:
-                blocks.append(Block(blocks[-1].stop if blocks else tokens.start, tokens.start + a, "".join(html)))
-                html = []
-            told = said[a] or a in block_starts
-            names = _state_classes(int(state[a]) | told << _SAID) + (" x" if special[a] else "")
+        gaps = {offset: gap for offset, gap in marks.gaps.items() if first <= offset <= end}
+        block_starts = {a for (a, _), held in zip(parts, cuts, strict=True) for a in (a, *held)}
+        edges = {*(np.flatnonzero(differs) + first + 1).tolist(), *block_starts, *gaps}
+        starts = np.asarray(sorted(at for at in edges if at < end), dtype=np.int64)
+        said = _said(state[starts - first]).tolist()
+        drawn: list[str] = []
+        begin = first
+        for a, b, told in zip(starts.tolist(), [*starts[1:].tolist(), end], said, strict=True):
+            if a in block_starts and drawn:
+                yield Block(begin, a, "".join(drawn))
+                begin, drawn = a, []
+            at = a - first
+            names = _state_classes(int(state[at]) | (told or a in block_starts) << _SAID) + " x" * bool(special[at])
             # At the start of a block there is no run before the gap.
-            first, last = "" if html else gaps.get(a, ""), "" if b in block_starts else gaps.get(b, "")
-            html.append(f"<span{_class_attribute(names.strip())} data-a={tokens.start + a}>{first}")
-            html.append(text.run_html(a, b))
-            html.append(f"{last}</span>")
-        blocks.append(Block(blocks[-1].stop if blocks else tokens.start, tokens.start + n, "".join(html)))
-        return blocks
+            before, after = "" if drawn else gaps.get(a, ""), "" if b in block_starts else gaps.get(b, "")
+            drawn.append(
+                f"<span{_class_attribute(names.strip())} data-a={a}>{before}{text.run_html(a, b)}{after}</span>"
+            )
+        if drawn:
+            yield Block(begin, end, "".join(drawn))
 
 
 @dataclass(frozen=True)
@@ -380,49 +397,55 @@ class Block:
 class _Text:
     """The bytes of some tokens in one piece: a whole row makes no object for each of its tokens."""
 
+    start: int
+    """Row offset of the first token."""
     ids: NDArray[np.int32]
     data: bytes
     ends: NDArray[np.int64]
-    """Where the bytes of each token end."""
+    """``[n + 1]``: 0, then where the bytes of each token end."""
     unknown: NDArray[np.int64]
     """The places of ids without bytes: outside the vocabulary, or all without a tokenizer. Rising."""
 
     @classmethod
-    def of(cls, table: ByteTable | None, ids: NDArray[np.int32]) -> _Text:
+    def of(cls, table: ByteTable | None, tokens: Tokens) -> _Text:
+        ids, n = tokens.ids, len(tokens)
         if table is None:
-            return cls(ids, b"", np.zeros(len(ids), np.int64), np.arange(len(ids)))
-        return cls(ids, *table.joined(ids), np.flatnonzero((ids < 0) | (ids >= table.vocab_size)))
-
-    def part(self, a: int, b: int) -> bytes:
-        """The bytes of the tokens ``[a, b)``."""
-        return self.data[self.ends[a - 1] if a else 0 : self.ends[b - 1] if b else 0]
+            return cls(tokens.start, ids, b"", np.zeros(n + 1, np.int64), np.arange(n))
+        data, ends = table.joined(ids)
+        return cls(
+            tokens.start, ids, data, np.append(0, ends), np.flatnonzero((ids < 0) | (ids >= table.vocab_size))
+        )  # fmt: skip
 
     def run_html(self, a: int, b: int) -> str:
-        """The tokens ``[a, b)`` as text; an id without bytes as a number."""
+        """The tokens with row offsets ``[a, b)`` as text; an id without bytes as a number."""
+        a, b = a - self.start, b - self.start
         if not len(self.unknown):
-            return bytes_text_html(self.part(a, b))
+            return bytes_text_html(self.data[self.ends[a] : self.ends[b]])
         html = []
         for place in self.unknown[slice(*self.unknown.searchsorted([a, b]))].tolist():
-            html += [bytes_text_html(self.part(a, place)), f"<u>{int(self.ids[place])}</u>"]
+            html += [bytes_text_html(self.data[self.ends[a] : self.ends[place]]), f"<u>{int(self.ids[place])}</u>"]
             a = place + 1
-        return "".join([*html, bytes_text_html(self.part(a, b))])
+        return "".join([*html, bytes_text_html(self.data[self.ends[a] : self.ends[b]])])
 
 
-def _block_cuts(text: _Text, size: int) -> list[int]:
-    """The ends of the blocks: after a nearby line end, because a block breaks the line, and never in a character."""
-    n = len(text.ids)
-    lengths = np.diff(text.ends, prepend=0)
+def _block_cuts(text: _Text, parts: Ranges, size: int) -> list[list[int]]:
+    """The ends of the blocks of each part, except the last: after a nearby line end, because a block breaks the line,
+    and never in a character."""
+    lengths = np.diff(text.ends)
     data = np.frombuffer(text.data + b"\0", np.uint8)
-    ends_line = ((lengths > 0) & (data[text.ends - 1] == ord("\n"))).tobytes()
+    ends_line = ((lengths > 0) & (data[text.ends[1:] - 1] == ord("\n"))).tobytes()
     # A token that starts with a continuation byte belongs to the character before it.
-    continues = ((lengths > 0) & (data[text.ends - lengths] & 0xC0 == 0x80)).tobytes()
-    cuts = []
-    at = size
-    while at < n:
-        line = ends_line.rfind(1, max(at - size // 4, at - size + 1), at)
-        at = at if line < 0 else line + 1
-        at = continues.find(0, at)
-        if 0 <= at < n:
-            cuts.append(at)
-        at = n if at < 0 else at + size
-    return cuts
+    continues = ((lengths > 0) & (data[text.ends[:-1]] & 0xC0 == 0x80)).tobytes()
+    found = []
+    for a, b in parts:
+        cuts: list[int] = []
+        at, end = a - text.start + size, b - text.start
+        while at < end:
+            line = ends_line.rfind(1, max(at - size // 4, at - size + 1), at)
+            at = continues.find(0, at if line < 0 else line + 1, end)
+            if at < 0:
+                break
+            cuts.append(text.start + at)
+            at += size
+        found.append(cuts)
+    return found

@@ -63,6 +63,8 @@ def read_findings(
     trajectory: models.StoredTrajectory, steps: Sequence[StepSummary], rows: Sequence[RowSummary]
 ) -> list[FindingItem]:
     """Findings in reading order, errors first within a step, each with the row that holds its place."""
+    if not trajectory.n_findings:
+        return []
     row_of_step = {step.index: step.row for step in steps}
     follows = {row.index for row in rows if row.follows_steps}
     items, muted = [], muted_in(trajectory.run)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
+
+import numpy as np
 
 from inspector.html.tokens import Block, Marks, TokenPainter, Tokens, foreign_tokens
 from inspector.trajectories import lenses
@@ -77,48 +79,34 @@ def wanted_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:
     return max(place.window - MARGIN, 0), min(place.window + place.size + MARGIN, n_tokens)
 
 
+Part = tuple[Turn, int, int]
+"""A turn, and the row offsets ``[start, stop)`` of it that are drawn."""
+
+
 def build_reader(
     place: PagePlace, turns: Sequence[Turn], tokens: Tokens, n_tokens: int, painter: TokenPainter, marks: Marks
 ) -> Reader:
     """``tokens`` are those of :func:`wanted_range`. The window limits time and size, not the row."""
     start, stop = place.window, min(place.window + place.size, n_tokens)
-    lens = lenses.find(place.lens)
-    splits = lens is not None and lens.splits_runs
+    found = [(turn, max(turn.start, start), min(turn.stop, stop)) for turn in turns]
+    parts: list[Part] = [(turn, a, b) for turn, a, b in found if a < b or (a == b and not turn.n_tokens)]
+    # A gap behind the last token is drawn at the end of the row alone.
+    marks = replace(marks, gaps={at: gap for at, gap in marks.gaps.items() if start <= at < stop or at == n_tokens})
+    if place.view == View.TOKENS:
+        drawn = _token_blocks(parts, tokens, painter, marks)
+    else:
+        lens = lenses.find(place.lens)
+        drawn = _run_blocks(parts, tokens.slice(start, stop), painter, marks, lens is not None and lens.splits_runs)
+    foreign = np.concatenate([[0], np.cumsum(foreign_tokens(tokens, marks))])
+    turn_url = place.marked_template(view=View.TOKENS)
     sections = []
-    written = 0
-    for turn in turns:
-        a, b = max(turn.start, start), min(turn.stop, stop)
-        if b < a or (b == a and turn.n_tokens) or (turn.start == turn.stop and not start <= turn.start <= stop):
-            continue
-        url = place.marked(turn.start, turn.stop, view=View.TOKENS)
-        # A gap at the end of a turn is that of the next turn, except at the end of the row.
-        gaps = {offset: gap for offset, gap in marks.gaps.items() if a <= offset < b or offset == b == n_tokens}
-        here = replace(marks, gaps=gaps)
-        n_foreign = int(foreign_tokens(tokens.slice(a, b), marks).sum())
-        if place.view == View.TOKENS:
-            drawn = []
-            for low, high in pairwise([a, *painter.cuts(tokens.slice(a, b), BLOCK), b]):
-                left, right = min(MARGIN, low - tokens.start), min(MARGIN, tokens.start + len(tokens) - high)
-                part = tokens.slice(low - left, high + right)
-                held = {at: gap for at, gap in gaps.items() if low <= at < high or at == high == b}
-                drawn.append(Block(low, high, painter.window(part, replace(marks, gaps=held), margin=(left, right))))
-            sections.append(TurnSection(turn, a, b, url, tuple(drawn), n_foreign))
-            continue
-        if written > RUNS_BYTES:
-            stop = a
-            break
-        blocks = painter.blocks(tokens.slice(a, b), here, logprob=splits)
-        kept = 0
-        for block in blocks:
-            written += len(block.html.encode())
-            kept += 1
-            if written > RUNS_BYTES:
-                break
-        b = blocks[kept - 1].stop if blocks else b
-        sections.append(TurnSection(turn, a, b, url, blocks=tuple(blocks[:kept]), n_foreign=n_foreign))
-        if kept < len(blocks):
-            stop = b
-            break
+    for (turn, a, b), blocks in zip(parts, drawn, strict=False):
+        shown_to = blocks[-1].stop if blocks else b
+        n_foreign = int(foreign[shown_to - tokens.start] - foreign[a - tokens.start])
+        url = turn_url.format(turn.start, max(turn.stop, turn.start + 1))
+        sections.append(TurnSection(turn, a, shown_to, url, tuple(blocks), n_foreign))
+    if len(drawn) < len(parts) or (sections and sections[-1].stop < parts[-1][2]):
+        stop = sections[-1].stop  # the rest did not fit into this response
     shown = "in this window" if place.view == View.TOKENS else "in this row"
     links: dict[str, str] = {}
     if start > 0:
@@ -128,3 +116,30 @@ def build_reader(
         key = "next_url" if place.view == View.TOKENS else "more_url"
         links[key] = place.query(window=stop, mark=None)
     return Reader(tuple(sections), start, stop, n_tokens, lens_notes=lenses.notes(tokens, shown), **links)
+
+
+def _token_blocks(parts: Sequence[Part], tokens: Tokens, painter: TokenPainter, marks: Marks) -> list[list[Block]]:
+    """The blocks of each part, an element per token."""
+    spans = [(a, b) for _, a, b in parts]
+    cuts = painter.cuts(tokens, spans, BLOCK)
+    blocks = [list(pairwise([a, *held, b])) for (a, b), held in zip(spans, cuts, strict=True)]
+    html = iter(painter.windows(tokens, list(chain(*blocks)), marks) if blocks else ())
+    return [[Block(a, b, next(html)) for a, b in held] for held in blocks]
+
+
+def _run_blocks(
+    parts: Sequence[Part], tokens: Tokens, painter: TokenPainter, marks: Marks, splits: bool
+) -> list[list[Block]]:
+    """The blocks of the first parts, text in runs, until ``RUNS_BYTES`` are written."""
+    drawn: list[list[Block]] = []
+    blocks = painter.blocks(tokens, marks, splits, parts=[(a, b) for _, a, b in parts])
+    written = 0
+    for _, a, b in parts:
+        drawn.append([])
+        while a < b:
+            block = next(blocks)
+            drawn[-1].append(block)
+            a, written = block.stop, written + len(block.html.encode())
+            if written > RUNS_BYTES:
+                return drawn
+    return drawn

@@ -107,13 +107,12 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
         "index", "n_tokens", "n_trained", "step_indices", "last_step_id", "pk"
     )
     rows = [RowSummary(i, n, trained, frozenset(held or ()), last, key) for i, n, trained, held, last, key in stored]
-    steps = [
-        StepSummary(*values)
-        for values in trajectory.steps.order_by("index").values_list(
-            "pk", "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length",
-            "completion_length", "finish_reason", "has_entropy", "n_alternatives",
-        )
-    ]  # fmt: skip
+    held = trajectory.steps.order_by("index").values_list(
+        "pk", "index", "row_index", "parent_id", "shared_length", "parent_length", "prompt_length",
+        "completion_length", "finish_reason", "has_entropy", "n_alternatives",
+    )  # fmt: skip
+    by_key = {step[0]: step[1] for step in held}
+    steps = [StepSummary(pk, index, row, by_key.get(parent), *rest) for pk, index, row, parent, *rest in held]
     return (rows, steps) if rows else _draft_rows(steps)
 
 

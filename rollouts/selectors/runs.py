@@ -179,8 +179,8 @@ def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
 
 
 def find_trajectory(code: str) -> models.StoredTrajectory | None:
-    """A trajectory with its run. One query."""
-    return models.StoredTrajectory.objects.select_related("run").filter(code=code).first()
+    """A trajectory with its run and the run's tokenizer. One query."""
+    return models.StoredTrajectory.objects.select_related("run__tokenizer").filter(code=code).first()
 
 
 def count_running(run: models.Run) -> int:

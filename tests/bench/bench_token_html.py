@@ -94,6 +94,6 @@ def test_the_run_view_of_300k_tokens(tiny_tokenizer: Path, tmp_path: Path) -> No
     painter = TokenPainter(load(tiny_tokenizer).table)
     for n in (1_000, 300_000, 1_000_000):
         tokens = sample(tiny_tokenizer, n)
-        seconds = best(lambda tokens=tokens: painter.blocks(tokens), 3)
+        seconds = best(lambda tokens=tokens: list(painter.blocks(tokens)), 3)
         size = sum(len(block.html.encode()) for block in painter.blocks(tokens))
         print(f"\nrun view of {n:,} tokens: {seconds * 1e3:.0f} ms, {size / 1e6:.2f} MB, {size / n:.1f} bytes a token")
