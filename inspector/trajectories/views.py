@@ -133,7 +133,9 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
     html = _frame(request, trajectory, tabs.TOKENS) | tokens_page.trajectory_html(trajectory, found, discussion)
     if html["reader"].stop - html["reader"].start < IN_PARTS:
         return page(request, "trajectories/detail.html", html)
-    return page_in_parts(request, "trajectories/detail.html", html, "drawn_turns", _drawn_turns(html))
+    return page_in_parts(  # type: ignore[return-value]
+        request, "trajectories/detail.html", html, "drawn_turns", _drawn_turns(html)
+    )
 
 
 def _drawn_turns(html: dict[str, Any]) -> Iterator[str]:

@@ -52,13 +52,13 @@ class CompressionMiddleware(GZipMiddleware):
     """
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        if response.streaming and not isinstance(response, PageInParts):
-            return response
-        parts = response.streaming_content if isinstance(response, PageInParts) else ()
-        answer = super().process_response(request, response)
-        if isinstance(answer, PageInParts) and answer.has_header("Content-Encoding"):
-            answer.streaming_content = compressed(parts)  # Django's own compressor keeps back the first parts
-        return answer
+        if not isinstance(response, PageInParts):
+            return response if response.streaming else super().process_response(request, response)
+        parts = iter(response)
+        super().process_response(request, response)
+        if response.has_header("Content-Encoding"):
+            response.streaming_content = compressed(parts)  # Django's own compressor keeps back the first parts
+        return response
 
 
 class PlainTextMiddleware:

@@ -111,8 +111,11 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
         "pk", "index", "row_index", "parent_id", "shared_length", "parent_length", "prompt_length",
         "completion_length", "finish_reason", "has_entropy", "n_alternatives",
     )  # fmt: skip
-    by_key = {step[0]: step[1] for step in held}
-    steps = [StepSummary(pk, index, row, by_key.get(parent), *rest) for pk, index, row, parent, *rest in held]
+    by_key: dict[int | None, int] = {step[0]: step[1] for step in held}
+    steps = [
+        StepSummary(pk, index, row, by_key.get(parent), shared, length, prompt, completion, reason, entropy, n)
+        for pk, index, row, parent, shared, length, prompt, completion, reason, entropy, n in held
+    ]
     return (rows, steps) if rows else _draft_rows(steps)
 
 
