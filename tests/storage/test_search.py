@@ -186,6 +186,8 @@ def test_an_expression_that_takes_too_long_is_stopped(texts: tuple[models.Run, M
         ("regex", "(abc", r"cannot be read at character 5: missing \)"),
         ("regex", "[z-a]", "at character 5"),
         ("regex", "(?R)a", "calls itself at character 1"),
+        ("regex", "(?r)a", "search backwards"),
+        ("regex", "(?a)(?u)x", "cannot be read: ASCII"),
         ("regex", "x" * 600, "at most 500"),
         ("regex", "", "Write the regular expression"),
         ("metadata", " ", "Write a part"),
@@ -280,6 +282,8 @@ def test_the_command_prints_what_is_found(texts: tuple[models.Run, Maker]) -> No
         (["nosuchrun", "--text", "a"], "There is no run"),
         ([run.code, "--regex", "(a"], "at character 3"),
         ([run.code, "--ids", "`qqqq`"], "no single token"),
+        ([run.code, "--text", "a", "--seconds", "nan"], "--seconds takes a number above 0"),
+        ([run.code, "--text", "a", "--limit", "0"], "--limit takes a number from 1"),
     ):
         with pytest.raises(CommandError, match=sentence):
             call_command("search", *arguments)

@@ -36,6 +36,8 @@ class Command(TerminalCommand):
             raise CommandError(f"There is no run with the code {options['run']!r}. “all” searches every run.")
         if options["limit"] < 1:
             raise CommandError("--limit takes a number from 1 on.")
+        if not 0 < options["seconds"] < float("inf"):
+            raise CommandError("--seconds takes a number above 0.")
         by = next(name for name in ("ids", "text", "regex", "metadata", "finding") if options[name] is not None)
         try:
             question = SearchQuestion.read(by, options[by])

@@ -20,7 +20,7 @@ from rollouts.work.search.buffer import TokenBuffer
 
 MAX_IDS, MAX_TEXT, MAX_REGEX = 256, 2000, 500
 REGEX_SECONDS = 2.0
-"""How long a regular expression may take on one trajectory. The library looks at the clock now and then only."""
+"""How long a regular expression may take on one trajectory. Within one call the library counts processor time."""
 WINDOW, OVERLAP = 1 << 17, 1 << 14
 """Characters in which a match of a regular expression begins, and by which it may go beyond them. A window bounds the
 memory and the time of one call."""
@@ -293,9 +293,14 @@ def read_regex(text: str) -> RegexPattern:
     if found := _RECURSION.search(text):
         raise PatternRefused(f"The expression calls itself at character {found.start() + 1}; that is not searched for.")
     try:
-        return RegexPattern(regex.compile(text))
+        pattern = regex.compile(text)
     except regex.error as error:
         place = f" at character {error.pos + 1}" if error.pos is not None else ""
         raise PatternRefused(f"The expression cannot be read{place}: {error.msg}.") from error
-    except (RecursionError, OverflowError, MemoryError, ValueError) as error:
+    except ValueError as error:  # flags that exclude each other
+        raise PatternRefused(f"The expression cannot be read: {error}.") from error
+    except (RecursionError, OverflowError, MemoryError) as error:
         raise PatternRefused("The expression is nested too deep. Write a simpler one.") from error
+    if pattern.flags & regex.REVERSE:
+        raise PatternRefused("The expression asks to search backwards, by (?r); leave that out.")
+    return RegexPattern(pattern)
