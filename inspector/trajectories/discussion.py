@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from django.http import HttpRequest
@@ -57,14 +57,18 @@ class CommentValues(Page):
         """A comment whose trajectory and run are loaded, for the user of a request."""
         held, project = access(request), comment.trajectory.run.project_id
         is_own = comment.author_id is not None and comment.author_id == reader_of(request)
-        return from_columns(
-            cls,
-            comment,
-            row=comment.row_index,
-            url=reverse("comment", args=[comment.trajectory.code, comment.code]),
-            author=comment.author_name,
+        return replace(
+            cls.to_read(comment),
             may_edit=is_own and held.may(project, Role.MEMBER),
             may_delete=held.may(project, Role.MEMBER if is_own else Role.ADMIN),
+        )
+
+    @classmethod
+    def to_read(cls, comment: Comment) -> CommentValues:
+        """A comment whose trajectory is loaded, for somebody who changes nothing."""
+        url = reverse("comment", args=[comment.trajectory.code, comment.code])
+        return from_columns(
+            cls, comment, row=comment.row_index, url=url, author=comment.author_name, may_edit=False, may_delete=False
         )
 
     @property
@@ -111,8 +115,6 @@ def _read(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
     if reader is None:
         return Discussion(None, False, None, muted)
     held = comments_of(trajectory)
-    for one in held:
-        one.trajectory = trajectory
     may_comment = access(request).may(trajectory.run.project_id, Role.MEMBER)
     return Discussion([CommentValues.of(one, request) for one in held], may_comment, is_seen(trajectory, reader), muted)
 

@@ -11,6 +11,7 @@ from typing import Any
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.turns import FindingItem, stored_json
+from inspector.web.twins import Page
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
@@ -34,7 +35,7 @@ MAX_DEPTH = 4
 
 
 @dataclass(frozen=True)
-class LaneItem:
+class LaneItem(Page):
     """A lane in the JSON."""
 
     index: int
@@ -68,7 +69,7 @@ class LaneItem:
 
 
 @dataclass(frozen=True)
-class LaneTree:
+class LaneTree(Page):
     """The lanes of a trajectory that has more than one."""
 
     n_lanes: int
@@ -164,9 +165,13 @@ def lanes_shown(
 ) -> dict[str, Any]:
     """The variables of the list of lanes; empty where the trajectory has one alone. At most one query."""
     lanes = read_lanes(trajectory, rows, steps, findings)
-    if not lanes:
-        return {}
-    drawn = drawn_lanes(trajectory, lanes, rows, place, own)
+    return listed_lanes(trajectory, lanes, rows, drawn_lanes(trajectory, lanes, rows, place, own)) if lanes else {}
+
+
+def listed_lanes(
+    trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary], drawn: list[DrawnLane]
+) -> dict[str, Any]:
+    """The variables of the list of lanes, from those that are drawn."""
     return {
         "n_lanes": len(lanes),
         "lanes_sentence": sentence_of(trajectory, lanes, rows),

@@ -20,7 +20,9 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.trajectories import lenses
 from inspector.trajectories import reads as data
+from inspector.trajectories.discussion import CommentValues, Discussion, discussion_of
 from inspector.trajectories.frame import HeaderField, header_fields
+from inspector.trajectories.lane_tree import drawn_lanes, listed_lanes, read_lanes
 from inspector.trajectories.place import TOKEN_KINDS, PagePlace, View, read_place
 from inspector.trajectories.tokens_page import TokensRead, check_lines, read_lenses, trajectory_html
 from inspector.trajectories.turns import FindingItem, worst_finding
@@ -88,11 +90,13 @@ def _styles() -> SafeString:
     return mark_safe(text)
 
 
-def offline_file(trajectory: StoredTrajectory, params: Mapping[str, str]) -> OfflineFile:
+def offline_file(
+    trajectory: StoredTrajectory, params: Mapping[str, str], comments: Sequence[CommentValues] = ()
+) -> OfflineFile:
     """The file that the parameters of an address ask for. Raises :class:`NotInTrajectory`.
 
     ``row``: that row alone. ``finding``: that finding alone, with the tokens around it. ``view``, ``lens`` and ``t``
-    are those of the tokens page.
+    are those of the tokens page. Of ``comments`` it holds those on the whole trajectory and on tokens of the file.
     """
     asked = {name: params[name] for name in ("row", "finding", "view", "lens", "t") if params.get(name)}
     rows, steps = parts.rows_and_steps(trajectory)
@@ -106,7 +110,7 @@ def offline_file(trajectory: StoredTrajectory, params: Mapping[str, str]) -> Off
         n_tokens = found.rows[index].n_tokens
         if shown and n_tokens > left:
             continue
-        drawn = _drawn_row(trajectory, found, index, asked, left, finding)
+        drawn = _drawn_row(trajectory, found, index, asked, left, finding, Discussion(list(comments), False))
         start, stop = drawn["reader"].start, drawn["reader"].stop
         left -= stop - start
         shown.append(FileRow(index, start, stop, n_tokens))
@@ -137,6 +141,8 @@ def offline_file(trajectory: StoredTrajectory, params: Mapping[str, str]) -> Off
         "checks": check_lines(trajectory),
         "nothing_here": contexts[0]["nothing_here"],
         "rows": contexts if shown else [],
+        "discussion": Discussion(_comments(shown, comments), False),
+        **({} if finding is not None or row is not None else _lanes(trajectory, found, shown)),
         "left_out": _left_out(found, shown),
         "styles": _styles(),
     }
@@ -193,6 +199,7 @@ def _drawn_row(
     asked: Mapping[str, str],
     most: int,
     finding: FindingItem | None,
+    discussion: Discussion,
 ) -> dict[str, Any]:
     """What the template of a row needs: the whole row where it fits, else the part around what is looked at."""
     lengths = [row.n_tokens for row in found.rows]
@@ -209,7 +216,7 @@ def _drawn_row(
     start = max(min(at - most // 2, lengths[index] - most), 0)
     place = replace(place, window=start, most=most)
     turns = data.read_turns(trajectory, found.rows[index], found.steps, found.findings)
-    drawn = trajectory_html(trajectory, replace(found, place=place, turns=turns))
+    drawn = trajectory_html(trajectory, replace(found, place=place, turns=turns), discussion)
     drawn["legends"] = [(lens, legend) for lens, legend in drawn["legends"] if lens == place.lens]
     return drawn | {"index": index, "anchor": f"row-{index}-", "part_text": _part_text(drawn["reader"].start,
                     drawn["reader"].stop, lengths[index])}  # fmt: skip
@@ -239,6 +246,29 @@ def _cards(
         card["place"] += "" if is_here or item.row is None else ", not in this file"
         cards.append(card)
     return cards
+
+
+def _comments(shown: Sequence[FileRow], comments: Sequence[CommentValues]) -> list[CommentValues]:
+    """The comments on the whole trajectory and on tokens of the file, with links to its rows."""
+    parts_of = {part.row: part for part in shown}
+    kept = []
+    for one in comments:
+        part = None if one.row is None else parts_of.get(one.row)
+        if one.row is None or (part and one.start is not None and part.start <= one.start < part.stop):
+            kept.append(replace(one, url="#tokens" if part is None else f"#row-{one.row}"))
+    return kept
+
+
+def _lanes(trajectory: StoredTrajectory, found: TokensRead, shown: Sequence[FileRow]) -> dict[str, Any]:
+    """The variables of the list of lanes, with links to the rows of the file; empty where there is one lane alone."""
+    lanes = read_lanes(trajectory, found.rows, found.steps, found.findings)
+    held = {part.row for part in shown}
+    drawn = drawn_lanes(trajectory, lanes, found.rows, PagePlace(), "")
+    here = [
+        replace(one, url=f"#row-{lane.row}" if lane.row in held else "", current=False)
+        for lane, one in zip(lanes, drawn, strict=False)
+    ]
+    return listed_lanes(trajectory, lanes, found.rows, here) if lanes else {}
 
 
 def _head(trajectory: StoredTrajectory) -> list[HeaderField]:
@@ -275,9 +305,16 @@ def _left_out(found: TokensRead, shown: Sequence[FileRow]) -> str:
 
 @reads_trajectory
 def offline_page(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    """The file as a download. It is no page of the server: its style stands within, which our policy forbids."""
+    """The file as a download."""
+    return file_answer(request, trajectory)
+
+
+def file_answer(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """The file that the address asks for. It is no page of the server: its style stands within, which our policy
+    forbids. Raises ``Http404``."""
+    comments = [] if request.GET.get("comments") == "no" else discussion_of(request, trajectory).comments or []
     try:
-        made = offline_file(trajectory, request.GET)
+        made = offline_file(trajectory, request.GET, comments)
     except NotInTrajectory as error:
         raise Http404(str(error)) from error
     response = HttpResponse(made.html, content_type="text/html; charset=utf-8")

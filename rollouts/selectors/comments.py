@@ -22,7 +22,10 @@ class CommentCount:
 def comments_of(trajectory: StoredTrajectory) -> list[Comment]:
     """The comments on the whole trajectory, then those on tokens by their place. One query."""
     place = (F("row_index").asc(nulls_first=True), F("start").asc(nulls_first=True), "id")
-    return list(Comment.objects.filter(trajectory=trajectory).order_by(*place))
+    found = list(Comment.objects.filter(trajectory=trajectory).order_by(*place))
+    for one in found:
+        one.trajectory = trajectory
+    return found
 
 
 def find_comment(trajectory: StoredTrajectory, code: str) -> Comment | None:

@@ -19,6 +19,7 @@ from inspector.trajectories.place import View
 from rollouts import models
 from rollouts.models import StoredTrajectory
 from rollouts.selectors.runs import find_trajectory
+from rollouts.services.comments import add_comment
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.work import gallery
 from tests.web.long_rows import long_trajectory
@@ -207,3 +208,27 @@ def test_the_page_leads_to_the_file_and_a_link_opens_no_other(
     visitor.get(share(web, "trajectory", shared[14:]))
     assert visitor.get(f"{shared}/file.html").status_code == 200
     assert visitor.get(f"{other}/file.html").status_code == 302
+
+
+def test_a_file_holds_lanes_and_comments_and_leaves_comments_out_when_asked(
+    make: Maker, web: Client, visitor: Client, member: Any, tmp_path: Path
+) -> None:
+    broken, findings = make.broken("b")
+    trajectory = of(make.run([broken], [findings]))
+    add_comment(trajectory, member, "<b>Who saw</b> this?")
+    on_tokens = add_comment(trajectory, member, "It begins here.", (1, 3, 5))
+    html = web.get(f"/trajectories/{trajectory.code}/file.html").content.decode()
+    is_inert(html)
+    assert "&lt;b&gt;Who saw&lt;/b&gt; this?" in html and 'href="#row-1">row 1, tokens 3-5</a>' in html
+    assert f'class="gap said" href="#comment-{on_tokens.code}"' in html and "<form" not in html
+    assert "2 engine calls made 2 rows" in html and len(re.findall(r'<a href="#row-[01]" data-keeps-lens>', html)) == 2
+    alone = web.get(f"/trajectories/{trajectory.code}/file.html?row=0").content.decode()
+    is_inert(alone)
+    assert "Who saw" in alone and "It begins here" not in alone and 'class="lanes"' not in alone
+    bare = web.get(f"/trajectories/{trajectory.code}/file.html?comments=no").content.decode()
+    assert "Who saw" not in bare and 'class="comments"' not in bare and 'class="gap said"' not in bare
+    visitor.get(share(web, "trajectory", trajectory.code))
+    assert "Who saw" not in visitor.get(f"/trajectories/{trajectory.code}/file.html").content.decode()
+    for more, is_held in (([], True), (["--no-comments"], False)):
+        call_command("export_page", trajectory.code, "-o", str(tmp_path / "t.html"), *more, stdout=io.StringIO())
+        assert ("It begins here" in (tmp_path / "t.html").read_text()) == is_held

@@ -11,9 +11,11 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.offline_page import NotInTrajectory, offline_file
 from inspector.trajectories.place import View
 from rollouts.management import TerminalCommand
+from rollouts.selectors.comments import comments_of
 from rollouts.selectors.runs import find_trajectory
 
 
@@ -30,6 +32,7 @@ class Command(TerminalCommand):
             "--view", choices=[view.value for view in View], help="text in runs, or an element per token"
         )
         parser.add_argument("--lens", help="what the fill of a token shows (default: its origin)")
+        parser.add_argument("--no-comments", action="store_true", help="leave out what people wrote about it")
         parser.add_argument("-o", "--output", required=True, metavar="FILE")
         parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -38,8 +41,9 @@ class Command(TerminalCommand):
         if trajectory is None:
             raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
         asked = {name: options[name] for name in ("row", "finding", "view", "lens") if options[name] is not None}
+        held = [] if options["no_comments"] else comments_of(trajectory)
         try:
-            made = offline_file(trajectory, asked)
+            made = offline_file(trajectory, asked, [CommentValues.to_read(one) for one in held])
         except NotInTrajectory as error:
             raise CommandError(str(error)) from error
         target = Path(options["output"])
