@@ -197,6 +197,62 @@ class Client:
         """Yields the ``trajectories`` or ``runs`` that a text finds, newest first."""
         return self._items("search", {"text": text, "kind": kind}, kind, f"next_{kind}")
 
+    def find(self, q: str, by: str = "text", run: str = "") -> Iterator[dict[str, Any]]:
+        """Yields the places of what is looked for in a run, or in all: ``trajectory``, ``row``, ``start``, ``stop``...
+
+        ``by``: ``text``, ``ids`` (``271 * 151657``), ``regex``, ``metadata`` or ``finding``.
+        """
+        return self._items("search", {"by": by, "q": q, "run": run}, "results", "next_results")
+
+    def lanes(self, trajectory: str) -> list[dict[str, Any]]:
+        """The lanes of a trajectory whose steps form a tree; none where they form one chain."""
+        lanes: list[dict[str, Any]] = self._get(f"trajectories/{trajectory}/lanes")["items"]
+        return lanes
+
+    # -- together ------------------------------------------------------------------------------------------------------
+
+    def comments(self, trajectory: str) -> list[dict[str, Any]]:
+        """The comments on a trajectory: on all of it first, then by their place."""
+        comments: list[dict[str, Any]] = self._get(f"trajectories/{trajectory}/comments")["comments"]
+        return comments
+
+    def comment(
+        self, trajectory: str, text: str, row: int | None = None, start: int | None = None, stop: int | None = None
+    ) -> dict[str, Any]:
+        """Write a comment: on tokens ``[start, stop)`` of a row, or without ``start`` on the whole trajectory."""
+        place = {"row": row, "start": start, "stop": stop}
+        return self._ask(f"trajectories/{trajectory}/comments", {"text": text, **place})
+
+    def resolve(self, trajectory: str, comment: str) -> dict[str, Any]:
+        """Say that the comment with this code is settled."""
+        return self._ask(f"trajectories/{trajectory}/comments/{comment}/resolve", {})
+
+    def reopen(self, trajectory: str, comment: str) -> dict[str, Any]:
+        """Say that the comment with this code is not settled."""
+        return self._ask(f"trajectories/{trajectory}/comments/{comment}/reopen", {})
+
+    def delete_comment(self, trajectory: str, comment: str) -> None:
+        """Delete a comment: one's own, or as an admin of the project any."""
+        self._delete(f"trajectories/{trajectory}/comments/{comment}")
+
+    def mark_seen(self, trajectory: str, seen: bool = True) -> None:
+        """Mark a trajectory as seen by the maker of the API token, or as not seen."""
+        self._ask(f"trajectories/{trajectory}/seen", {"seen": seen})
+
+    def muted(self, run: str | None = None) -> list[dict[str, Any]]:
+        """The kinds of findings that are muted in a run, with reason and ``id``."""
+        rules: list[dict[str, Any]] = self._get(f"runs/{run or self.run}/muted")["items"]
+        return rules
+
+    def mute(self, kind: str, reason: str, run: str | None = None, scope: str = "run") -> dict[str, Any]:
+        """Mute a kind of finding in a ``run``, in runs with its chat ``template``, or in the ``project``."""
+        asked = {"kind": kind, "reason": reason, "scope": scope}
+        return self._ask(f"runs/{run or self.run}/muted", asked)
+
+    def unmute(self, id: int) -> None:
+        """Take back a rule of :meth:`muted`."""
+        self._delete(f"muted/{id}")
+
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
@@ -230,13 +286,23 @@ class Client:
     def export(self, path: str | Path, run: str | None = None, *, seconds: float = 3600.0, **how: Any) -> Path:
         """Have a run written, and keep the file at ``path``. ``how``: ``format``, ``strategy``, ``leave_out``, ..."""
         job = self.wait(self._ask(f"runs/{run or self.run}/exports", how), seconds)
+        return self._keep(path, f"jobs/{job['code']}/file")
 
-        def keep(answer: Any) -> Path:
-            with open(path, "wb") as file:
-                shutil.copyfileobj(answer, file)
-            return Path(path)
+    def save(self, path: str | Path, trajectory: str, **what: Any) -> Path:
+        """Keep a trajectory at ``path`` as one HTML file. ``what``: ``row``, ``finding``, ``view``, ``lens``,
+        ``comments="no"``."""
+        return self._keep(path, f"trajectories/{trajectory}/file", what)
 
-        return self._send("GET", f"/api/v1/jobs/{job['code']}/file", None, {}, BUSY, keep)
+    def parsers(self, trajectory: str, step: int, seconds: float = 600.0) -> dict[str, Any]:
+        """What every parser reads of the reply of a step, and what its message lost, when a worker has read it."""
+        at = f"trajectories/{trajectory}/steps/{step}/parsers"
+        found = self._get(at)
+        if found["state"] != "done":
+            found = found if found["state"] in ("queued", "running") else self._ask(at, {})
+            self.wait(found["job"], seconds)
+            found = self._get(at)
+        audit: dict[str, Any] = found["audit"]
+        return audit
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -250,13 +316,20 @@ class Client:
             cursor = part[following]
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        asked = {
-            name.rstrip("_"): str(value).lower() if isinstance(value, bool) else value
-            for name, value in (query or {}).items()
-            if value not in (None, "")
-        }
-        address = f"/api/v1/{path}" + (f"?{urllib.parse.urlencode(asked, doseq=True)}" if asked else "")
-        return self._send("GET", address, None, {}, BUSY, self._object)
+        return self._send("GET", _address(path, query or {}), None, {}, BUSY, self._object)
+
+    def _keep(self, path: str | Path, source: str, query: Mapping[str, Any] | None = None) -> Path:
+        """The file at an address, kept at ``path``."""
+
+        def keep(answer: Any) -> Path:
+            with open(path, "wb") as file:
+                shutil.copyfileobj(answer, file)
+            return Path(path)
+
+        return self._send("GET", _address(source, query or {}), None, {}, BUSY, keep)
+
+    def _delete(self, path: str) -> None:
+        self._send("DELETE", f"/api/v1/{path}", None, {}, BUSY, lambda answer: None)
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST JSON. It is sent again only where the server has begun nothing."""
@@ -326,6 +399,15 @@ def push(
 
 
 _JSON = {"Content-Type": "application/json"}
+
+
+def _address(path: str, query: Mapping[str, Any]) -> str:
+    asked = {
+        name.rstrip("_"): str(value).lower() if isinstance(value, bool) else value
+        for name, value in query.items()
+        if value not in (None, "")
+    }
+    return f"/api/v1/{path}" + (f"?{urllib.parse.urlencode(asked, doseq=True)}" if asked else "")
 
 
 def _rows(trajectory: str, strategy: str) -> str:

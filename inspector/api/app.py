@@ -18,7 +18,7 @@ from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationEr
 from ninja.parser import Parser
 from pydantic import TypeAdapter
 
-from inspector.api import checks, comments, runs, search, trajectories, work
+from inspector.api import checks, comments, muted, reading, runs, search, trajectories, work
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns, QuestionSide
 from inspector.runs.overlay import OverlaidChart, Overlay
@@ -28,6 +28,7 @@ from inspector.web.twins import Page
 from rollouts.formats.limits import memory_of
 from rollouts.selectors.runs import RewardBin, RunSummary
 from rollouts.tito.diagnose.checks import CheckTotal
+from rollouts.tito.lanes import LeavingPlace, Summary
 
 MAX_BODY_BYTES = 4 << 20
 """The largest JSON body."""
@@ -46,7 +47,7 @@ class BoundedParser(Parser):
 
 OTHERS = (
     RunSummary, RewardBin, CheckTotal, TrajectoryLine, ProblemDocument, work.SettingsAsked, ComparedRun, KindInRuns,
-    KindOfRun, QuestionInRuns, QuestionSide, Overlay, OverlaidChart,
+    KindOfRun, QuestionInRuns, QuestionSide, Overlay, OverlaidChart, LeavingPlace, Summary,
 )  # fmt: skip
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
 
@@ -101,7 +102,7 @@ api = DocumentedAPI(
     throttle=[CallerThrottle()],
     parser=BoundedParser(),
 )
-for one in (runs, trajectories, comments, checks, work, search):
+for one in (runs, trajectories, reading, comments, muted, checks, work, search):
     api.add_router("", one.router)
 
 

@@ -88,8 +88,10 @@ RunKind = Annotated[str, _among(Run.Kind.values), _listed(Run.Kind.values)]
 JobKind = Annotated[str, _among(Job.Kind.values), _listed(Job.Kind.values)]
 COMMENTS = ("open", "any")
 MutedName = Annotated[str, _among(("hide",)), _listed(("hide",))]
-SEEN = ("yes", "no")
-SeenName = Annotated[str, _among(SEEN), _listed(SEEN)]
+YES_NO = ("yes", "no")
+YesNo = Annotated[str, _among(YES_NO), _listed(YES_NO)]
+FILE_VIEWS = ("runs", "tokens")
+FileView = Annotated[str, _among(FILE_VIEWS), _listed(FILE_VIEWS)]
 CommentsName = Annotated[str, _among(COMMENTS), _listed(COMMENTS)]
 SortName = Annotated[str, _among(SORTS), _listed(SORTS)]
 

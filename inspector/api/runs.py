@@ -17,11 +17,11 @@ from inspector.api.documented import (
     MutedName,
     PartAsked,
     RunKind,
-    SeenName,
     SeverityName,
     SortName,
     StatusName,
     Text,
+    YesNo,
     extra,
 )
 from inspector.api.trajectory_values import FindingsPart, FindingValues, TrajectoriesPart
@@ -134,7 +134,7 @@ class TrajectoriesChosen(Schema):
     """Only trajectories with a comment that is open, or with any."""
     muted: MutedName = ""
     """``hide``: muted findings count as none."""
-    seen: SeenName = ""
+    seen: YesNo = ""
     """Only trajectories that the caller's user has marked as seen, or only others."""
 
     def as_filter(self, reader: int | None) -> TrajectoryFilter:

@@ -88,7 +88,7 @@ def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     if step and step >= trajectory.n_steps:
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
         notices, step = [f"There is no step {step:,} here: {there}."], 0
-    state, made, words = _state(trajectory, step)
+    state, made, words = audit_state(trajectory, step)
     page = ParsersPage(
         **head_of(trajectory),
         step=step,
@@ -120,7 +120,7 @@ def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     return page, html
 
 
-def _state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, models.ParserAudit | None, str]:
+def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, models.ParserAudit | None, str]:
     """How far the audit is, the audit, and a sentence."""
     if is_active(trajectory):
         return "live", None, "A reply is read when the trajectory has ended."

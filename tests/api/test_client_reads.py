@@ -11,6 +11,7 @@ import pytest
 from inspector.api import tokens
 from rollouts import selectors
 from rollouts.client import Client, ServerError
+from rollouts.engines import vllm_parsers
 from rollouts.models import Run, default_project
 from tests.api.conftest import member_of, token_for
 from tests.web.trajectory_samples import Maker, own_row
@@ -78,3 +79,46 @@ def test_refusals_carry_the_sentence(server: Client, sent: list[int], make: Make
     with pytest.raises(ServerError, match="not done after 0 s"):
         server.wait(server.diagnose(run.code), seconds=0)
     assert Run.objects.get().jobs.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_people_say_is_written_and_read(server: Client, make: Maker, tmp_path: Path) -> None:
+    broken, findings = make.broken("broken")
+    server.run = make.run([make.conversation("whole"), broken], [[], findings]).code
+    (place, *_) = server.find("84", run=server.run)
+    here, span = place["trajectory"], (place["row"], place["start"], place["stop"])
+    assert server.tokens(here, place["row"], start=place["start"], stop=place["stop"])["ids"]
+    made = server.comment(here, "Why 84?", *span)
+    assert (made["row"], made["start"], made["stop"]) == span
+    whole = server.comment(here, "All of it.")
+    assert server.resolve(here, whole["code"])["resolved_by"] == "eve"
+    assert server.reopen(here, whole["code"])["resolved_at"] is None
+    server.delete_comment(here, whole["code"])
+    assert [one["text"] for one in server.comments(here)] == ["Why 84?"]
+    assert "Why 84?" in server.save(tmp_path / "t.html", here).read_text()
+    assert "Why 84?" not in server.save(tmp_path / "t.html", here, comments="no").read_text()
+    server.mark_seen(here)
+    assert [one["code"] for one in server.trajectories(seen="yes")] == [here]
+    server.mark_seen(here, False)
+    assert not list(server.trajectories(seen="yes"))
+    rule = server.mute("unclassified", "known")
+    assert [one["kind"] for one in server.muted()] == ["unclassified"]
+    server.unmute(rule["id"])
+    assert server.muted() == []
+    with pytest.raises(ServerError, match="Write something: the comment is empty") as refused:
+        server.comment(here, " ")
+    assert refused.value.status == 422
+    broken_code = next(server.trajectories(flawed=True))["code"]
+    assert [lane["row"] for lane in server.lanes(broken_code)] == [0, 1] and server.lanes(here) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_reply_is_read_by_every_parser(
+    server: Client, make: Maker, answered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
+    one = make.run([make.conversation("whole")]).trajectories.get()
+    audit = server.parsers(one.code, 1)
+    assert audit["step"] == 1 and audit["readings"] and server.parsers(one.code, 1) == audit
+    with pytest.raises(ServerError, match="There is no step '9' here"):
+        server.parsers(one.code, 9)

@@ -55,10 +55,16 @@ def test_the_examples(make: Maker, live_server: Any, answered: None, tmp_path: P
     assert len(tokens["ids"]) == 64 and tokens["logprobs"] is None
     assert imported["run"]["name"] == "grpo-7"
 
-    program = block("python").replace("from client import Client", "").replace('"run.jsonl"', "path")
+    program = (
+        block("python")
+        .replace("from client import Client", "")
+        .replace('"run.jsonl"', "path")
+        .replace('"finding.html"', "page")
+    )
     names: dict[str, Any] = {
         "Client": client.Client, "url": live_server.url, "token": token, "run": run.code,
         "path": tmp_path / "run.jsonl",
+        "page": tmp_path / "finding.html",
     }  # fmt: skip
     exec(program, names)
     assert names["job"]["status"] == "done" and names["path"].stat().st_size > 100
@@ -68,5 +74,11 @@ def test_the_examples(make: Maker, live_server: Any, answered: None, tmp_path: P
 def test_every_address_stands_in_the_table() -> None:
     """Each last word of a path of the schema is named in docs/api.md."""
     paths = json.loads(schema())["paths"]
-    words = {path.rstrip("/").rpartition("/")[2] for path in paths} - {"{code}", "{index}", "{number}", "{comment}"}
+    words = {path.rstrip("/").rpartition("/")[2] for path in paths} - {
+        "{code}",
+        "{index}",
+        "{number}",
+        "{comment}",
+        "{id}",
+    }
     assert [word for word in sorted(words) if word not in TEXT] == []

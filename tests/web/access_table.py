@@ -246,6 +246,8 @@ ROWS: dict[str, list[Row]] = {
             "trajectories/<code>/steps",
             "trajectories/<code>/steps/<index>",
             "trajectories/<code>/steps/<index>/tokens",
+            "trajectories/<code>/lanes",
+            "trajectories/<code>/file",
             "trajectories/<code>/rows",
             "trajectories/<code>/rows/<index>/tokens",
             "trajectories/<code>/findings",
@@ -262,6 +264,19 @@ ROWS: dict[str, list[Row]] = {
     "api/v1/trajectories/<code>/comments/<comment>": [Row("DELETE", OWN.format(204), tokens=API_OWN.format(403))],
     "api/v1/trajectories/<code>/comments/<comment>/resolve": [post(member_gets(200), tokens=api_member(200))],
     "api/v1/trajectories/<code>/comments/<comment>/reopen": [post(member_gets(409), tokens=api_member(409))],
+    "api/v1/trajectories/<code>/seen": [
+        get(API_ONE, tokens=API_READ),
+        post("door door 404 200 200 200 200 200", tokens="403 403 200 200 404 401"),
+    ],
+    "api/v1/trajectories/<code>/steps/<index>/parsers": [
+        get(API_ONE, tokens=API_READ),
+        post(member_gets(202), tokens=api_member(202)),
+    ],
+    "api/v1/runs/<code>/muted": [
+        get(API_ONE, tokens=API_READ),
+        post(member_gets(201), tokens=api_member(201), form={"kind": "boundary_merge", "reason": "x"}),
+    ],
+    "api/v1/muted/<id>": [Row("DELETE", member_gets(204), tokens=api_member(204))],
     "api/v1/runs/<code>/trajectories": [
         get(API_ONE, tokens=API_READ),
         post(all_of(401), tokens="403 415 403 403 404 401", form={"a": "b"}),

@@ -89,7 +89,7 @@ class Places:
             "pk": self.values[next((key for start, key in KEYS.items() if start in route), "share")],
             "token": self.values["invitation" if route.startswith("join/") else "share_token"],
             "job": self.values["job"], "key": "g0", "step": "0", "column": self.values["column"],
-            "comment": self.values["comment"],
+            "comment": self.values["comment"], "id": self.values["muted_key"],
         }  # fmt: skip
         if route.startswith("audit."):
             held["kind"] = "jsonl"
@@ -143,7 +143,8 @@ def _places(folder: Path) -> Places:
     broken, findings = make.broken(f"{SECRET} trajectory")
     run = make.run([broken], [findings], project=ours, tokenizer=tokenizer, chat_template=template, user=maker)
     Run.objects.filter(pk=run.pk).update(name=f"{SECRET} run")
-    job = Job.objects.create(run=run, kind=Job.Kind.EXPORT, created_by=maker)
+    alive = timezone.now() + timedelta(hours=1)  # a silent job is asked for again, and this test may take minutes
+    job = Job.objects.create(run=run, kind=Job.Kind.EXPORT, created_by=maker, heartbeat_at=alive)
     check, _ = template_checks.ask(tokenizer, template, user=maker, project=ours)
     links = {
         kind: services.create_share(maker, target, note=f"{SECRET} note")
@@ -279,6 +280,7 @@ UNWRITTEN = {
     "runs/<code:code>/resume": "this run is done; test_audit_doors.py",
     "api/v1/runs/<code>/resume": "the same",
     "trajectories/<code:code>/seen": "a mark of one's own, which nobody else sees",
+    "api/v1/trajectories/<code>/seen": "the same",
     "templates/matrix": "it asks for nothing new here: the questions have their checks",
 }
 """Route that changes something -> why no line says so, or which test holds it."""
