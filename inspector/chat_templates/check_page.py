@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 from inspector.chat_templates.repair_page import marks, message_words, repairs, search
 from inspector.chat_templates.template_matrix import word_of
 from inspector.html.text import text_html
+from rollouts.chat_templates.probes.report import Purpose
 from rollouts.models import TemplateCheck
 from rollouts.services.tokenizers import byte_table
 from rollouts.tito.align import AlignedGroup, align_ids
@@ -90,6 +91,13 @@ def headline(report: Mapping[str, Any]) -> dict[str, str]:
         return {"tone": "warning", "glyph": "◆", "text": text}
     if preserving is None:
         return {"tone": "warning", "glyph": "◆", "text": "This template cannot be checked with tool messages."}
+    if preserving and not str(report["verdicts"].get(Purpose.TOOLS, "")).startswith("safe"):
+        means = (
+            "Appending a tool result to a plain call leaves every token before it as it was. In other conversations "
+            f"it does not: see “{Purpose.TOOLS}”."
+        )
+        text = "Prefix-preserving for some tool messages, not for all."
+        return {"tone": "warning", "glyph": "◆", "text": text, "means": means}
     if preserving:
         means = "Appending a tool result leaves every token before it as it was."
         return {"tone": "done", "glyph": "●", "text": "Prefix-preserving for tool messages.", "means": means}

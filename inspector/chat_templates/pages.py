@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from inspector.web.twins import Page, from_columns
 from rollouts.chat_templates.probes.checks import TITO_POST
+from rollouts.chat_templates.probes.report import CheckStatus, Purpose
 from rollouts.models import TemplateCheck
 from rollouts.selectors.activity import is_active
 from rollouts.work import template_checks
@@ -35,6 +36,8 @@ class CheckSummary(Page):
     """For tool messages; None while that is not answered."""
     void: bool
     """Nothing changes only because nothing is rendered."""
+    broken_for_tools: int
+    """Decisive probes of appended tool results that are broken."""
     own_arguments: bool
     """It asked with tools, template arguments or a conversation."""
     project: str | None
@@ -44,6 +47,7 @@ class CheckSummary(Page):
     def of(cls, check: TemplateCheck, project: str | None, /, **more: Any) -> Self:
         """A check that was loaded with its tokenizer and template, and what a subclass adds."""
         cells = check.cells or {}
+        probes = cells.get("probes", {})
         return from_columns(
             cls,
             check,
@@ -51,7 +55,11 @@ class CheckSummary(Page):
             chat_template=check.template_name,
             chat_template_sha256=check.chat_template_id,
             prefix_preserving=cells.get("prefix_preserving"),
-            void=bool(cells.get("probes", {}).get(TITO_POST, {}).get("void")),
+            void=bool(probes.get(TITO_POST, {}).get("void")),
+            broken_for_tools=sum(
+                one["purpose"] == Purpose.TOOLS and one["decisive"] and one["status"] == CheckStatus.BROKEN
+                for one in probes.values()
+            ),
             own_arguments=bool(check.question),
             project=project,
             **more,

@@ -94,6 +94,8 @@ class QuestionSide:
 
     url: str
     """Address of the trajectory."""
+    status: str
+    """One of ``StoredTrajectory.Status``."""
     reward: float | None
     """Its reward; None = it has none."""
     rows: int
@@ -110,6 +112,8 @@ class QuestionInRuns:
 
     external_id: str
     """What all runs call their trajectory."""
+    prompt_line: str
+    """The first line of the task; empty = not known."""
     sides: list[QuestionSide]
     """In the order of the runs."""
 
@@ -150,7 +154,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     if is_fragment(request, "compared"):
         if mark == request.GET.get("have"):
             return nothing_new()
-        return page(request, "runs/_compared.html", shown, asked=asked, mark=mark)
+        return page(request, "runs/_compared.html", shown, asked=asked, mark=mark, most_questions=MAX_QUESTIONS)
     least, most = (whole_number(request.GET.get(name, "").strip()) for name in ("training_min", "training_max"))
     shown = _over_training(shown, runs, least, most)
     if len(named) > MAX_RUNS:
@@ -160,7 +164,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     tables = [] if shown.overlay is None else [(one, table(shown.overlay, one)) for one in shown.overlay.charts]
     return page(
         request, "runs/compare.html", shown, asked=asked, mark=mark, boxes=_boxes(asked), tables=tables,
-        is_narrowed=least is not None or most is not None,
+        is_narrowed=least is not None or most is not None, most_questions=MAX_QUESTIONS,
     )  # fmt: skip
 
 
@@ -245,7 +249,11 @@ def _templates(run: Run) -> tuple[str | None, ...]:
 
 def _questions(runs: Sequence[Run]) -> list[QuestionInRuns]:
     return [
-        QuestionInRuns(one.external_id, [_side(side) for side in one.sides])
+        QuestionInRuns(
+            one.external_id,
+            next((side.prompt_line for side in one.sides if side.prompt_line), ""),
+            [_side(side) for side in one.sides],
+        )
         for one in shared_questions(runs, MAX_QUESTIONS)
     ]
 

@@ -185,6 +185,7 @@ def _page(
         notices=notices,
     )
     lines = [(one, bars.get(one.code), _can_compare(record)) for one, record in zip(siblings, found, strict=True)]
+    others = [one.code for one in found if _can_compare(one) and one.pk != reference.pk]
     return shown, {
         "lines": lines,
         "reference_line": next(one for one in siblings if one.code == reference.code),
@@ -192,6 +193,7 @@ def _page(
         "list_url": f"{reverse('run', args=[run.code])}?{urlencode({'group': key})}",
         "muted_kinds": muted_in(run),
         "comparable": sum(_can_compare(one) for one in found) > 1,
+        "last": others[-1] if others else "",
     }
 
 

@@ -17,7 +17,7 @@ from django.utils.html import escape
 from rollouts.formats import Source, read
 from rollouts.gallery import BUNDLE, CLEAN, EXAMPLES, MISSING
 from rollouts.gallery.training_runs import TRAINING_RUNS
-from rollouts.models import Project, Retokenized, Run, Tokenizer
+from rollouts.models import Project, Retokenized, Run, StoredTrajectory, Tokenizer
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.work import gallery, launch
 from tests.web.samples import finding, stored_run
@@ -186,10 +186,14 @@ def test_the_same_seed_under_two_strategies_is_started_by_one_button_and_compare
     assert {(run.settings["seed"], run.n_expected) for run in runs} == {(7, 32)}
     live = web.get(made.url).content.decode()
     assert 'hx-trigger="every 2s"' in live and "tool delta" in live
+    assert "at most 20." in live and ">queued</a>" in live and "0 findings" not in live, "what has not ended says so"
+    assert ">trajectories to make</dt>" in web.get(f"/runs/{runs[0].code}").content.decode()
     mark = re.search(r"have=(\w+)", live)
     assert mark is not None
     fragment = {"HX-Request": "true", "HX-Target": "compared"}
     assert web.get(f"{made.url}&have={mark[1]}", headers=fragment).status_code == 204
+    StoredTrajectory.objects.filter(run=runs[1], index=0).update(prompt_line="How much is 2+2?")
+    assert web.get(made.url).content.decode().count("How much is 2+2?") == 1
     assert web.post("/runs/demo").url == reverse("run", args=[Run.objects.latest("pk").code])
 
 

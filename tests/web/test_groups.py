@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,8 @@ def test_a_group_is_shown_by_reward_with_advantages_and_shared_tokens(web: Clien
     assert lines["best"]["kinds"] == {"boundary_merge": "error"} and body["prompt_line"].startswith("<script>")
     page = one_line(web.get(f"/runs/{run.code}/groups/a/b%20c?to={lines['low']['code']}"))
     assert "<script>alert" not in page and "computed here from the rewards as GRPO does it" in page
+    chosen = re.findall(r'name="(left|right)" value="(\w+)" aria-label="[^"]*" checked', page)
+    assert chosen == [("left", lines["low"]["code"]), ("right", lines["none"]["code"])], "two, so that one press aligns"
     assert 'width="120.0"' in page and "2 of 4" in page and "low said" in page
     assert f'href="/runs/{run.code}/groups/a/b%20c.json?to=' in page
     for nothing in ("nothing", "%00", "%FF", "a/b%20c/"):

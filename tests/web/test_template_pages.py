@@ -21,7 +21,7 @@ from django.utils.html import escape
 
 from inspector.chat_templates.check_subject import failing_probe
 from inspector.chat_templates.repair_page import message_words
-from rollouts import chat_templates, services
+from rollouts import chat_templates, gallery, services
 from rollouts.models import ChatTemplate, Job, Run, TemplateCheck, Tokenizer
 from rollouts.tasks.jobs import do_job
 from rollouts.tito.diagnose.kinds import KINDS
@@ -123,6 +123,17 @@ def test_the_repaired_template_is_checked_with_one_press(web: Client, answered: 
     _, page = ask(web, chat_template=template, label="mine, repaired")
     assert "<h1>mine, repaired</h1>" in page
     assert "Prefix-preserving for tool messages." in page and "template-repair" not in page
+
+
+def test_a_template_that_drops_reasoning_is_not_called_prefix_preserving(web: Client, answered: None) -> None:
+    """The probe of the TITO post passes, and others with tool results fail: no page says yes alone."""
+    address, page = ask(web, chat_template=gallery.chat_templates()["thinking"])
+    assert "Prefix-preserving for some tool messages, not for all." in page and "tone-warning" in page
+    assert web.get(f"{address}.json").json()["prefix_preserving"] is True, "the answer of the twelve lines stays"
+    said = web.get("/templates.json").json()["checks"][0]
+    assert said["broken_for_tools"] == 2
+    listed = web.get("/templates").content.decode()
+    assert f"for some tool messages; {said['broken_for_tools']} probe" in listed and "Recent checks" in listed
 
 
 def test_without_a_repair_the_page_says_what_stays_broken(web: Client, answered: None) -> None:
