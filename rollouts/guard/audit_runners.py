@@ -55,7 +55,8 @@ def on_processes(
 
 def _pool(n: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rollouts.guard.shard_audit"])  # imported once, not in each process
+    # imported once, not in each process; pyarrow imports pandas where it is installed
+    context.set_forkserver_preload(["rollouts.guard.shard_audit", "pandas"])
     return ProcessPoolExecutor(n, mp_context=context, initializer=_end_with_parent)
 
 
@@ -78,18 +79,21 @@ def _in_pool(
     """Read shards until all are done or a process died. What was being read then is suspected."""
     waiting = iter(todo.items())
     under_way: dict[Future[pa.Table], str] = {}
+    ready: list[tuple[str, pa.Table | str]] = []
     with _pool(n) as pool:
         try:
             while True:
                 while len(under_way) < n and (one := next(waiting, None)) is not None:
                     under_way[pool.submit(read, one[1], settings)] = one[0]
-                if not under_way:
-                    return
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    found = _result(future)
-                    key = under_way.pop(future)
+                for key, found in ready:  # after the next shards were sent: a process never waits for our caller
                     left.pop(key)
                     yield key, found
+                if not under_way:
+                    return
+                done = wait(under_way, return_when=FIRST_COMPLETED).done
+                ready = [(under_way[future], _result(future)) for future in done]
+                for future in done:
+                    under_way.pop(future)
         except BrokenProcessPool:
             suspects += under_way.values()
             suspects[:] = [key for key in dict.fromkeys(suspects) if key in left]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import time
 from collections.abc import Callable
 from itertools import product
@@ -17,6 +18,8 @@ from tests.bench.gym_file import write_gym_file
 
 pytestmark = pytest.mark.bench
 SIZE = int(os.environ.get("BENCH_AUDIT_MB", "128")) << 20
+FILE = min(SIZE, 64 << 20)
+"""Bytes of each file; all hold the same."""
 TIMES = int(os.environ.get("BENCH_AUDIT_TIMES", "3"))
 SETTINGS = AuditSettings(str(MODEL_DIR))
 
@@ -31,8 +34,10 @@ def by_the_clock(read: Callable[[], Done]) -> float:
 
 def test_two_processes_against_one(tmp_path: Path) -> None:
     codec = tokenizers.load(MODEL_DIR)
-    n = write_gym_file(tmp_path / "rollouts.jsonl", codec, SIZE)
+    n = write_gym_file(tmp_path / "0.jsonl", codec, FILE) * (SIZE // FILE)
     codec.close()
+    for copy in range(1, SIZE // FILE):
+        shutil.copyfile(tmp_path / "0.jsonl", tmp_path / f"{copy}.jsonl")
     todo: Todo = {str(n): shard for n, shard in enumerate(cut_files([tmp_path]).shards)}
     ways: dict[str, Callable[[], Done]] = {
         "1 process": lambda: on_processes(todo, SETTINGS, 1),
