@@ -1,4 +1,8 @@
-"""Search over 10 million stored tokens: against a loop over lists of ids in Python. Ratios in one run, printed."""
+"""Search over 10 million stored tokens: against a loop over lists of ids in Python. Ratios in one run, printed.
+
+Times are processor seconds of this process, which hold on a busy machine; SQLite works in the process. PostgreSQL does
+not: there the clock is read.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -52,11 +56,12 @@ def lists(run: models.Run) -> Iterator[list[int]]:
 
 def timed(what: Callable[[], int], times: int = 3) -> tuple[float, int]:
     """The best time, and what was found."""
+    clock = time.process_time if connection.vendor == "sqlite" else time.perf_counter
     best, found = float("inf"), 0
     for _ in range(times):
-        begun = time.perf_counter()
+        begun = clock()
         found = what()
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, clock() - begun)
     return best, found
 
 
