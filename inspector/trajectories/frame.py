@@ -194,7 +194,8 @@ def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> lis
     if trajectory.training_step is not None:
         facts.append(HeaderField("training step", f"{trajectory.training_step:,}"))
     facts.append(HeaderField("steps", f"{trajectory.n_steps:,}"))
-    facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if trajectory.n_rows > 1 else ""))
+    broken = trajectory.n_rows > 1 and trajectory.n_tokens  # without token ids, nobody knows whether they are
+    facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if broken else ""))
     # Rows without steps rarely tell which of their tokens were sampled. A loss mask does not tell it.
     sampled = f"{trajectory.n_sampled:,} sampled" if trajectory.n_steps else ""
     facts.append(HeaderField("tokens", f"{trajectory.n_tokens:,}", sampled))

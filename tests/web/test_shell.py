@@ -222,6 +222,7 @@ def test_bad_parameters_are_no_errors(web: Client, address: str) -> None:
 def test_the_help_needs_no_login_and_lists_the_keys(visitor: Client) -> None:
     page = visitor.get("/help").content.decode()
     assert "<kbd>?</kbd>" in page and "next, previous finding" in page and settings.LOGIN_URL not in page
+    assert '<a class="brand" href="/help">' in page, "a visitor of a link finds out what this is, not a login"
 
 
 def test_the_help_names_pages_of_the_docs_that_are_there(visitor: Client) -> None:

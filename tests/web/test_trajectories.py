@@ -788,13 +788,18 @@ def test_a_step_that_is_not_there_is_told_and_the_first_is_shown(make, reader):
 
 
 def test_text_without_ids_is_read_where_it_was_recorded(make, reader):
-    said = Trajectory("t", (Step(NO_IDS, NO_IDS, text="4<end>", extra={"prompt": "2 + 2?"}),), reward=1.0)
+    step = Step(NO_IDS, NO_IDS, text="4<end>", extra={"prompt": "2 + 2?"})
+    said = Trajectory("t", (step, step), reward=1.0)
     stored = only(make.run([said], format="verl"))
+    assert stored.n_rows == 2 and "2 rows instead of one" not in page_text(
+        reader.get(reverse("run", args=[stored.run.code]))
+    )
     lacks = "The file holds text and no token ids"
     opened = page_text(reader.get(url(stored), follow=True))
     bare = only(make.run([said], format="verl", tokenizer=None))
     assert "No tokenizer." not in page_text(reader.get(url(bare), follow=True))
     assert lacks in opened
+    assert re.search(r"<div>\s*<dt>rows</dt>\s*<dd>\s*2\s", opened), "without ids, two rows are no warning"
     pane = Pane(opened)
     assert "2 + 2?" in pane.text and "4<end>" in pane.text
     run = page_text(reader.get(reverse("run", args=[stored.run.code])))
