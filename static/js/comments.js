@@ -1,6 +1,6 @@
 // A comment on what is selected: the form opens beside the tokens, its range filled in. Without it the form is filled in by hand.
 
-import { say } from "./token_moves.js";
+import { say } from "./status.js";
 import { pane, selected, textSelectionRange } from "./token_places.js";
 
 const form = () => document.getElementById("comment-form");

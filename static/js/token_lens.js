@@ -1,7 +1,7 @@
 // The lens: at once where the style sheet can do it, else the server draws the reader again, at the same place.
 
 import { isTokenView, pane } from "./token_places.js";
-import { say } from "./token_moves.js";
+import { say } from "./status.js";
 import { noteAddress } from "./token_view.js";
 
 const lensLinks = () => [...document.querySelectorAll("a[data-lens-choice]")];

@@ -1,19 +1,8 @@
 // Moves over the row: turns, one turn alone, findings, both ends.
 
+import { say } from "./status.js";
 import { elementAt, isTokenView, lightUp, pane, runAt, select } from "./token_places.js";
 import { headLine, noteAddress } from "./token_view.js";
-
-let overlay = 0;
-
-/** A sentence in the overlay: seen for some seconds, and read aloud. */
-export function say(text) {
-  const status = document.getElementById("pane-status");
-  if (!status) return;
-  status.textContent = text;
-  status.classList.add("fresh");
-  clearTimeout(overlay);
-  overlay = setTimeout(() => status.classList.remove("fresh"), 4000);
-}
 
 // --- turns --------------------------------------------------------------------------------------------------------------
 const heads = () => [...document.querySelectorAll("#pane .turn-head")];

@@ -2,7 +2,7 @@
 
 import { columnsOf } from "./token_card.js";
 import { address, isTokenView, pane, selected, textSelectionRange, toClipboard } from "./token_places.js";
-import { say } from "./token_moves.js";
+import { say } from "./status.js";
 
 let shown = null;
 

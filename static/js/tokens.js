@@ -3,11 +3,12 @@
 import { makeRoving, roveBy } from "./roving.js";
 import { cardIsPinned, closeCard, leaveToken, prepareCard, resetCard, showCard } from "./token_card.js";
 import { commentOn } from "./comments.js";
+import { say } from "./status.js";
 import { find } from "./token_find.js";
 import "./token_selection.js";
 import { chosenLens, keepLens, nextLens, setLens } from "./token_lens.js";
 import {
-  arriveAtFinding, forgetTurn, goFinding, goToEnd, goTurn, leaveSolo, openFinding, say, toggleSolo,
+  arriveAtFinding, forgetTurn, goFinding, goToEnd, goTurn, leaveSolo, openFinding, toggleSolo,
 } from "./token_moves.js";
 import {
   address, elementAt, exactText, isTokenView, offsetOf, pane, runAt, select, selected, textSelectionRange, toClipboard,

@@ -1,6 +1,8 @@
 // Keys of the pages beside the token pane: differences, messages and siblings. Where a comparison is all of the page, its first
 // difference is in view on arrival.
 
+import { say } from "./status.js";
+
 const sites = () => [...document.querySelectorAll("tr.site")];
 let at = -1;
 let lastG = -Infinity;
@@ -34,8 +36,7 @@ function go(step) {
   if (!all.length) return;
   at = at < 0 ? (step > 0 ? 0 : all.length - 1) : (at + step + all.length) % all.length;
   show(all[at]);
-  const status = document.getElementById("pane-status");
-  if (status) status.textContent = `difference ${all[at].id.slice("site-".length)} of ${all[at].closest("table").dataset.sites}`;
+  say(`difference ${all[at].id.slice("site-".length)} of ${all[at].closest("table").dataset.sites}`);
 }
 
 function show(site) {

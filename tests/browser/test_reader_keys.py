@@ -290,6 +290,8 @@ def test_forced_colours_keep_mask_finding_and_origin_apart(open_page, long):
     assert trained[0] == plain[0] and trained[2] != plain[2]
     assert found[0] != plain[0] and found[1] == "double"
     assert plain[4] == "none" and trained[4] == "underline"
+    lined = page.evaluate("[...document.querySelectorAll('.tabs a')].map((a) => getComputedStyle(a).borderBottomStyle)")
+    assert lined == ["solid", *["none"] * (len(lined) - 1)], "the line below tells the tab that one is on"
 
 
 def test_a_selection_has_figures_and_is_copied_in_four_ways(open_page, long, make):

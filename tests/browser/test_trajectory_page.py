@@ -238,6 +238,9 @@ def test_a_page_opens_where_its_worst_finding_is_seen(open_page, make, view):
     mark.wait_for()
     expect(mark).to_be_in_viewport()
     assert page.evaluate("scrollY") > 0, "at the top of the page the mark is out of sight"
+    page.evaluate("scrollTo(0, 1e6)")
+    head, card = page.locator("header.top").bounding_box(), page.locator(".finding").bounding_box()
+    assert card["y"] > head["y"] + head["height"], "the head covers no card, also at the end of the page"
 
 
 def test_keys_are_off_while_typing(open_page, stored):
