@@ -101,7 +101,7 @@ class Client:
     def _push(self, body: IO[bytes], kind: str, prefix: str, step: int | None) -> dict[str, Any]:
         asked = {"prefix": prefix or None, "training_step": step}
         query = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
-        path = f"/api/runs/{self.run}/trajectories{'?' * bool(query)}{query}"
+        path = f"/api/runs/{urllib.parse.quote(str(self.run), safe='')}/trajectories{'?' * bool(query)}{query}"
         return self._post(path, body, {"Content-Type": kind})
 
     # -- reading -------------------------------------------------------------------------------------------------------

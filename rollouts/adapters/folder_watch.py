@@ -6,6 +6,7 @@ the last one ended. A push that was taken just before a crash is sent again, and
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import hashlib
 import json
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Any
 
 from rollouts.adapters.pushed_files import (
@@ -30,7 +32,7 @@ from rollouts.adapters.pushed_files import (
     shown,
     step_of,
 )
-from rollouts.client import Client, ServerError
+from rollouts.client import Client, PushError, ServerError
 
 try:
     import fcntl
@@ -165,7 +167,7 @@ class FolderWatch:
                 return
             self._push_converted(path, key, stat)
         else:
-            with path.open("rb") as file:
+            with _opened(path) as file:
                 is_taken = self._push(key, lambda: self._send(key, file))
             self._keep(key, stat, sent=stat.st_size, refused="" if is_taken else self._why)
 
@@ -174,7 +176,7 @@ class FolderWatch:
 
         Of a file that is not complete, only lines that are trajectories by themselves are pushed.
         """
-        with path.open("rb") as file:
+        with _opened(path) as file:
             start = known.sent
             if start > stat.st_size or (start and _head(file, start) != known.head):
                 start = 0
@@ -185,7 +187,12 @@ class FolderWatch:
                 return
             while start < stat.st_size:
                 most = MAX_PART_BYTES if is_alone else stat.st_size
-                end = end_of_lines(file, start, stat.st_size, most, is_complete)
+                try:
+                    end = end_of_lines(file, start, stat.st_size, most, is_complete)
+                except PushError as error:
+                    self._refuse(key, str(error))
+                    self._keep(key, stat, sent=start, head=_head(file, start), refused=str(error))
+                    return
                 if end == start:  # the last line is not whole
                     break
                 part = (start, end)
@@ -317,7 +324,9 @@ class FolderWatch:
         }  # fmt: skip
         draft = self.state_path.with_name(self.state_path.name + ".part")
         try:
-            draft.write_text(json.dumps(value), encoding="utf-8")
+            draft.unlink(missing_ok=True)  # whoever writes to the folder may have put a link there
+            with draft.open("x", encoding="utf-8") as file:
+                json.dump(value, file)
             draft.replace(self.state_path)
         except OSError as error:
             raise WatchStopped(
@@ -326,17 +335,18 @@ class FolderWatch:
 
     def _load(self) -> None:
         try:
-            value = json.loads(self.state_path.read_text(encoding="utf-8"))
+            with _opened(self.state_path) as file:
+                value = json.loads(file.read())
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise WatchStopped(f"{self.state_path} cannot be read as a state file: {error}. Move it away.") from error
         try:
             if value["version"] != 1:
                 raise WatchStopped(f"{self.state_path} is of version {value['version']}. Move it away.")
-            url, run = str(value["url"]), value["run"]
-            files = {str(key): FileState(**state) for key, state in value["files"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
+            url, run = str(value["url"]), value["run"] and str(value["run"])
+            files = {key: _file_state(held) for key, held in value["files"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise WatchStopped(f"{self.state_path} is no state file of this command. Move it away.") from error
         if url != self.client.url or (run and self.client.run and run != self.client.run):
             raise WatchStopped(
@@ -347,7 +357,7 @@ class FolderWatch:
     def _locked(self) -> IO[bytes] | None:
         path = self.state_path.with_name(self.state_path.name + ".lock")
         try:
-            file = path.open("ab")
+            file = os.fdopen(_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         except OSError as error:
             raise WatchStopped(
                 f"{path} cannot be written: {error.strerror}. Name another place: --state FILE."
@@ -359,6 +369,26 @@ class FolderWatch:
                 file.close()
                 raise WatchStopped(f"Another process watches with {self.state_path} already.") from None
         return file
+
+
+def _file_state(held: dict[str, Any]) -> FileState:
+    return FileState(
+        int(held["size"]), int(held["mtime_ns"]), int(held["sent"]), str(held["head"]), str(held["refused"])
+    )
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A file to read. Raises ``OSError`` for a link, a pipe or a device: a folder of others may hold any."""
+    file = os.fdopen(_no_link(path, os.O_RDONLY), "rb")
+    if not S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "It is no regular file")
+    return file
+
+
+def _no_link(path: Path, flags: int) -> int:
+    """Opens what is no link, and waits for no writer of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _head(file: IO[bytes], sent: int) -> str:

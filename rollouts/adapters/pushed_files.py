@@ -8,11 +8,15 @@ import re
 from collections.abc import Iterator
 from typing import IO, Any
 
+from rollouts.client import PushError
+
 GROWING = (".jsonl", ".ndjson")
 """Files of lines, to which a trainer may append."""
 MAX_PREFIX = 60
 MAX_PART_BYTES = 32 << 20
 """Longer files are pushed in parts, where each line is a trajectory."""
+MAX_LINE_BYTES = 64 << 20
+"""The server takes no longer line."""
 IN_PATH = re.compile(
     r"(?:^|[/_.-])(?:global_?step|train_?step|training_?step|step|iteration|iter|rollout)[_-]?(\d{1,9})(?=$|[/_.-])",
     re.IGNORECASE,
@@ -82,11 +86,16 @@ def is_trajectory(line: bytes) -> bool:
 
 
 def end_of_lines(file: IO[bytes], start: int, stop: int, most: int, is_complete: bool) -> int:
-    """Where whole lines end, at most ``most`` bytes after ``start``, or after one line that is longer."""
+    """Where whole lines end, at most ``most`` bytes after ``start``, or after one line that is longer.
+
+    Raises :class:`PushError` for a line that the server would refuse. No more of it than that is read.
+    """
     file.seek(start)
     end = start
     while end < stop:
-        line = file.readline(stop - end)
+        line = file.readline(min(stop - end, MAX_LINE_BYTES + 1))
+        if len(line) > MAX_LINE_BYTES:
+            raise PushError(f"A line has more than {MAX_LINE_BYTES >> 20} MB. Import the file on the server.", 413)
         if not line.endswith(b"\n"):
             if not is_complete:
                 break

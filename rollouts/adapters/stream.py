@@ -440,7 +440,7 @@ class _Place:
             about = json.loads((path / "stream.json").read_bytes())
         except (OSError, ValueError):
             return None
-        if fcntl is None or not {"url", "run", "name", "tokenizer"} <= about.keys():
+        if fcntl is None or not isinstance(about, dict) or not {"url", "run", "name", "tokenizer"} <= about.keys():
             return None
         lock = _locked(path)
         return cls(path, about, lock) if lock is not None else None
@@ -505,10 +505,10 @@ class _Place:
 def _left_by_others(folder: Path, url: str, mine: _Place | None) -> list[_Place]:
     """The places of ended processes that spoke to the server at ``url`` and left fragments."""
     found = []
-    with contextlib.suppress(OSError):
-        for path in sorted(folder.iterdir()):
-            if (mine is not None and path == mine.path) or not any(path.glob(f"*{_SUFFIX}")):
-                continue
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (mine is not None and path == mine.path) or not any(path.glob(f"*{_SUFFIX}")):
+            continue
+        with contextlib.suppress(OSError):  # the folder of another user
             place = _Place.found(path)
             if place is not None and place.about["url"] == url:
                 found.append(place)

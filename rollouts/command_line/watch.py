@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rollouts.adapters.folder_watch import STATE_NAME, FolderWatch, WatchStopped
 from rollouts.adapters.pushed_files import IN_PATH, shown
+from rollouts.adapters.stream import RolloutStream
 from rollouts.command_line.main import refuse
 from rollouts.command_line.server_options import add_server_options, client_of, tokenizer_of
 from rollouts.command_line.tokenizer_options import OptionUnusable
@@ -35,6 +36,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--training-step-from", default="", metavar="REGEX",
                         help="finds the training step in the path of a file; one group, the number")  # fmt: skip
     parser.add_argument("--state", default="", metavar="FILE", help=f"what was pushed (default: DIR/{STATE_NAME})")
+    parser.add_argument("--fragments", action="store_true",
+                        help="DIR is the folder of a stream: push what ended trainers left there, and end")  # fmt: skip
     parser.add_argument("--convert-pickles", action="store_true",
                         help="also open .pt and .pkl files; only where you trust who wrote them")  # fmt: skip
 
@@ -48,6 +51,8 @@ def run(options: Namespace) -> int:
         client = client_of(options)
     except OptionUnusable as error:
         return refuse(shown(str(error)))
+    if options.fragments:
+        return _send_fragments(RolloutStream(client.url, client.token, folder=folder))
     if not (0 <= options.steady < 1e6 and 0 < options.every < 1e6):
         return refuse("--steady and --every are seconds: 0 or more, and more than 0.")
     pattern = IN_PATH
@@ -77,6 +82,17 @@ def run(options: Namespace) -> int:
     )
     if counts.is_away:
         return refuse(f"{client.url} did not answer. What is left is sent by the next call.")
+    return REFUSED if counts.refused or counts.rejected else 0
+
+
+def _send_fragments(stream: RolloutStream) -> int:
+    is_sent, counts = stream.send_left_over(), stream.counts
+    print(
+        f"{counts.stored:,} trajectories stored, {counts.known:,} known, {counts.rejected:,} rejected; "
+        f"{counts.refused:,} records in fragments that were refused."
+    )
+    if not is_sent:
+        return refuse(f"Some fragments were not sent to {stream.url}. The next call sends them.")
     return REFUSED if counts.refused or counts.rejected else 0
 
 

@@ -15,9 +15,10 @@ import pytest
 
 from rollouts.adapters import folder_watch
 from rollouts.adapters.folder_watch import STATE_NAME, FolderWatch, WatchStopped
+from rollouts.adapters.stream import RolloutStream
 from rollouts.client import Client
 from rollouts.command_line.main import main
-from tests.adapters.conftest import FakeServer
+from tests.adapters.conftest import FakeServer, until
 from tests.conftest import ROOT
 
 
@@ -178,10 +179,67 @@ def test_two_watchers_of_one_state_and_a_foreign_state_are_refused(server: FakeS
         '{"version": 2}',
         '{"version": 1}',
         '{"version": 1, "url": "", "run": 1, "files": {"a": 1}}',
+        '{"version": 1, "url": "", "run": "r", "files": {"a": {"size": "x"}}}',
+        "[" * 100_000,
     ):
         (tmp_path / STATE_NAME).write_text(broken)
         with pytest.raises(WatchStopped, match="Move it away"):
             watched(server, tmp_path)
+
+
+def test_links_and_pipes_in_the_folder_lead_nowhere(server: FakeServer, tmp_path: Path) -> None:
+    """Whoever writes to the folder must not have the watcher read or write other files, or wait forever."""
+    folder, victim = tmp_path / "f", tmp_path / "victim"
+    write(folder / "a.jsonl", "a")
+    victim.write_text("of somebody else")
+    (folder / f"{STATE_NAME}.part").symlink_to(victim)
+    watched(server, folder).once()
+    assert names(server) == ["a"] and victim.read_text() == "of somebody else"
+    (folder / STATE_NAME).unlink()
+    os.mkfifo(folder / STATE_NAME)
+    with pytest.raises(WatchStopped, match="no regular file"):
+        watched(server, folder)
+    (folder / STATE_NAME).unlink()
+    (folder / f"{STATE_NAME}.lock").unlink()
+    (folder / f"{STATE_NAME}.lock").symlink_to(tmp_path / "made")
+    with pytest.raises(WatchStopped, match="cannot be written"):
+        watched(server, folder)
+    assert not (tmp_path / "made").exists()
+    (folder / f"{STATE_NAME}.lock").unlink()
+    said: list[str] = []
+    watch = watched(server, folder, said=said)
+    real = watch._paths
+    watch._paths = lambda: [*real(), *(folder / name for name in ("link.jsonl", "pipe.jsonl"))]  # type: ignore[method-assign]
+    (folder / "link.jsonl").symlink_to(write(tmp_path / "private.jsonl", "private"))  # put there after the look
+    os.mkfifo(folder / "pipe.jsonl")
+    watch.once()
+    assert "private" not in names(server) and said[-1].startswith("link.jsonl cannot be read")
+
+
+def test_a_line_without_an_end_is_refused_and_not_read_into_memory(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollouts.adapters.pushed_files.MAX_LINE_BYTES", 1000)
+    write(tmp_path / "a.jsonl", "a", end=b"x" * 5000)
+    said: list[str] = []
+    watch = watched(server, tmp_path, said=said)
+    assert watch.once().refused == 1 and watch.once().refused == 1 and "A line has more than" in said[-1]
+
+
+def test_fragments_that_a_trainer_left_are_sent_by_the_command(server: FakeServer, tmp_path: Path, capsys: Any) -> None:
+    server.silent = True
+    stream = RolloutStream(server.url, "t", "r", folder=tmp_path, wait_seconds=0.02)
+    stream.send([{"id": 1}, {"id": 2}])
+    until(lambda: bool(stream.waiting()))
+    stream.close()
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "stream.json").write_text("[]")
+    (tmp_path / "odd" / "1.jsonl.gz").touch()
+    options = ["watch", str(tmp_path), "--fragments", "--url", server.url, "--token", "t"]
+    assert main(options) == 2 and "The next call sends them" in capsys.readouterr().err
+    server.silent = False
+    assert main(options) == 0 and server.records == [{"id": 1}, {"id": 2}]
+    assert main(options) == 0 and "0 trajectories stored" in capsys.readouterr().out
 
 
 def test_long_and_odd_paths_become_prefixes_that_the_server_takes(server: FakeServer, tmp_path: Path) -> None:
