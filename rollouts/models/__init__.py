@@ -37,7 +37,7 @@ from rollouts.models.steps import StepTokens, StoredStep
 from rollouts.models.template_checks import TemplateCheck
 from rollouts.models.token_segments import TokenSegment
 from rollouts.models.tokenizers import Tokenizer
-from rollouts.models.training_steps import PolicyVersionFigures, TrainingStepFigures
+from rollouts.models.training_steps import PolicyVersionFigures, PushedFigures, TrainingStepFigures
 from rollouts.models.trajectories import StoredTrajectory
 from rollouts.models.work_status import ACTIVE, WorkStatus
 

@@ -61,3 +61,18 @@ class PolicyVersionFigures(CountedFigures):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "version"], name="figures_of_policy_version")]
+
+
+class PushedFigures(models.Model):
+    """How far the figures of a run count what was pushed to it."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="pushed_figures")
+    counted_to = models.PositiveBigIntegerField(help_text="Key of the last trajectory that is counted.")
+    counted_at = models.DateTimeField(null=True)
+    due_at = models.DateTimeField(null=True, help_text="When the rest is to be counted; null = there is none.")
+
+    class Meta:
+        indexes = [
+            # What the clock of the workers counts next.
+            models.Index(fields=["due_at"], condition=models.Q(due_at__isnull=False), name="pushed_figures_due")
+        ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,23 +27,45 @@ def _version(trajectory: str) -> Subquery:
     return Subquery(first.values("policy_version")[:1])
 
 
-def versions_of(run: Run, keys: Sequence[int] | None = None) -> set[str]:
-    """The versions of some trajectories of a run; None = of all, and no more than can be counted. One query."""
-    of_run = StoredStep.objects.filter(trajectory__run=run, index=0).exclude(policy_version="")
-    held = of_run if keys is None else of_run.filter(trajectory__in=keys)
+def versions_of(run: Run, after: int = 0, to: int | None = None) -> set[str]:
+    """The versions of the trajectories whose keys are above ``after`` and up to ``to`` (None = the last). One query.
+
+    No more than can be counted.
+    """
+    held = StoredStep.objects.filter(trajectory__run=run, trajectory__gt=after, index=0).exclude(policy_version="")
+    if to is not None:
+        held = held.filter(trajectory__lte=to)
     return set(held.order_by().values_list("policy_version", flat=True).distinct()[: MAX_VERSIONS + 1])
 
 
-def count_policy_versions(run: Run, versions: Collection[str] | None = None) -> list[PolicyVersionFigures]:
+def first_place_of(run: Run, versions: Collection[str], after: int, to: int) -> int:
+    """The first position in the run of a trajectory of these versions, as far as is stored, or of these keys.
+
+    Two queries.
+    """
+    counted = PolicyVersionFigures.objects.filter(run=run, version__in=list(versions)).aggregate(n=Min("first_index"))
+    new = StoredTrajectory.objects.filter(run=run, pk__gt=after, pk__lte=to).aggregate(n=Min("index"))
+    return min((n for n in (counted["n"], new["n"]) if n is not None), default=0)
+
+
+def count_policy_versions(
+    run: Run, versions: Collection[str] | None = None, first: int = 0
+) -> list[PolicyVersionFigures]:
     """The figures of these versions (None = of all), not stored. A version without trajectories is left out.
 
-    Six queries.
+    ``first``: none of their trajectories stands before this position in the run. Six queries.
     """
     chosen = Q(policy__isnull=False) & ~Q(policy="")
     if versions is not None:
         chosen &= Q(policy__in=list(versions))
-    held = StoredTrajectory.objects.filter(run=run).annotate(policy=_version("pk")).filter(chosen).order_by()
-    found = StoredFinding.objects.filter(run=run).annotate(policy=_version("trajectory")).filter(chosen).order_by()
+    of_run = StoredTrajectory.objects.filter(run=run, index__gte=first)
+    held = of_run.annotate(policy=_version("pk")).filter(chosen).order_by()
+    of_findings = StoredFinding.objects.filter(run=run)
+    of_steps = StoredStep.objects.filter(trajectory__run=run)
+    if first:  # by the keys of the few trajectories: else a database reads all of the run
+        of_findings = StoredFinding.objects.filter(trajectory__in=of_run.values("pk"))
+        of_steps = StoredStep.objects.filter(trajectory__in=of_run.values("pk"))
+    found = of_findings.annotate(policy=_version("trajectory")).filter(chosen).order_by()
     kinds: dict[str, dict[str, int]] = defaultdict(dict)
     repaid: dict[str, int] = defaultdict(int)
     lines: Any = found.values_list("policy", "kind").annotate(
@@ -52,7 +74,7 @@ def count_policy_versions(run: Run, versions: Collection[str] | None = None) -> 
     for version, kind, n, again in lines:
         kinds[version][kind] = n
         repaid[version] += again
-    told: Any = StoredStep.objects.filter(trajectory__run=run).annotate(policy=_version("trajectory")).filter(chosen)
+    told: Any = of_steps.annotate(policy=_version("trajectory")).filter(chosen)
     cut = Count("trajectory", distinct=True, filter=Q(finish_reason=TRUNCATED))
     truncated = dict(told.exclude(finish_reason="").order_by().values_list("policy").annotate(n=cut))
     steps: Any = held.values_list("policy").annotate(low=Min("training_step"), high=Max("training_step"))

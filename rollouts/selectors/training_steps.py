@@ -156,9 +156,9 @@ def without_training_step(run: Run) -> int:
     return max(run.n_trajectories - int(counted["n"]), 0)
 
 
-def steps_of(run: Run, keys: Sequence[int]) -> set[int]:
-    """The training steps of trajectories. One query."""
-    held = StoredTrajectory.objects.filter(run=run, pk__in=keys, training_step__isnull=False)
+def steps_of(run: Run, after: int, to: int) -> set[int]:
+    """The training steps of the trajectories whose keys are above ``after`` and up to ``to``. One query."""
+    held = StoredTrajectory.objects.filter(run=run, pk__gt=after, pk__lte=to, training_step__isnull=False)
     found = held.order_by().values_list("training_step", flat=True).distinct()
     return {step for step in found if step is not None}
 

@@ -10,10 +10,11 @@ from rollouts.models import PolicyVersionFigures, Run
 from rollouts.selectors.policy_versions import MAX_VERSIONS, count_policy_versions, versions_of
 
 
-def take_policy_versions(run: Run, versions: Collection[str] | None = None) -> None:
+def take_policy_versions(run: Run, versions: Collection[str] | None = None, first: int = 0) -> None:
     """Count the figures of these policy versions of a run again; None = of all. It may be repeated.
 
-    A run with more versions than can be counted has no figures by version.
+    ``first``: none of their trajectories stands before this position in the run. A run with more versions than can be
+    counted has no figures by version.
     """
     stored = PolicyVersionFigures.objects.filter(run=run)
     if versions is None:
@@ -23,7 +24,7 @@ def take_policy_versions(run: Run, versions: Collection[str] | None = None) -> N
             return
     elif not versions or stored.count() > MAX_VERSIONS:
         return
-    found = count_policy_versions(run, versions)
+    found = count_policy_versions(run, versions, first)
     with transaction.atomic():
         Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
         (stored if versions is None else stored.filter(version__in=list(versions))).delete()

@@ -29,6 +29,7 @@ from rollouts.services.jobs import (
     touch_job,
 )
 from rollouts.services.outages import is_outage, said_of
+from rollouts.services.pushed_figures import COUNT_SECONDS, count_due
 from rollouts.services.shards import cut_job, end_shard, is_cut, open_shards, release_shard, retry_shard, tell_whole
 from rollouts.tasks.heartbeat import Heartbeat, queues_of, repeat
 from rollouts.tasks.run_rollouts import engine_of
@@ -243,6 +244,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
     if settings.CELERY_TASK_DEFAULT_QUEUE in queues_of(sender):
         repeat("adopt-jobs", ADOPT_SECONDS, _adopt)
         repeat("sweep", SWEEP_SECONDS, leftovers.sweep)
+        repeat("figures", COUNT_SECONDS / 2, count_due)
         repeat("alarms", alarm_delivery.CLOCK_SECONDS, alarm_delivery.send_due)
 
 

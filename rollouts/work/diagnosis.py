@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,16 +13,12 @@ from django.db.models import QuerySet
 
 from rollouts import chat_templates, models, selectors, services
 from rollouts.models import Job
-from rollouts.selectors.figures import is_large
-from rollouts.selectors.policy_versions import versions_of
 from rollouts.selectors.registered import find_chat_template
-from rollouts.selectors.training_steps import steps_of
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.outages import is_outage
-from rollouts.services.policy_versions import take_policy_versions
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
+from rollouts.services.pushed_figures import count_due, note_uncounted
 from rollouts.services.text import without_paths
-from rollouts.services.training_steps import take_training_steps
 from rollouts.tito.align import trained_tokens
 from rollouts.tito.diagnose.checks import Diagnosis, failed_diagnosis
 from rollouts.tito.diagnose.finding import Finding
@@ -38,10 +33,6 @@ log = logging.getLogger(__name__)
 
 BATCH = 20
 """Trajectories that are held at once while a run is diagnosed."""
-COUNT_SECONDS = 2.0
-"""The figures of training steps are counted again at most so often while pushed data is diagnosed."""
-RECENT = 200
-"""Trajectories whose training steps the next job counts again, in case that the one before it was lost."""
 BATCH_TOKENS = 300_000
 """Tokens that these trajectories hold together, so that progress is written every few seconds."""
 
@@ -217,26 +208,16 @@ def join(job: Job, beat: Beat) -> None:
 
 def do_pushed_job(job: Job, beat: Beat) -> None:
     """Diagnose what was pushed to a job's run since the last diagnosis, until nothing new is left."""
-    touched, counted_at = _recent_steps(_run_of(job)), 0.0
-    versions: set[str] = set()
     while True:
         run = _run_of(job)
-        batch = list(_pushed(run)[:BATCH])
-        touched |= {one.training_step for one in batch if one.training_step is not None}
-        if batch:
+        if batch := list(_pushed(run)[:BATCH]):
+            before = int(run.settings.get(DIAGNOSED_TO, 0))
             _diagnose(run, batch)
             note_pushed_diagnosed(run, batch[-1].pk)
+            note_uncounted(run, before)
             beat(n_done=job.n_done + len(batch))
-        if touched and (not batch or time.monotonic() - counted_at > COUNT_SECONDS):
-            take_training_steps(run, touched)
-            touched, counted_at = set(), time.monotonic()
-        if batch:
-            versions |= versions_of(run, [one.pk for one in batch])
             continue
-        # No index leads to the trajectories of a version, so a large run counts them when it is diagnosed as a whole.
-        if versions and not is_large(run):
-            take_policy_versions(run, versions)
-        versions = set()
+        count_due(run)
         with transaction.atomic():
             # A push stores before it asks for a job, and asking locks the job that is under way, then the run. So
             # either the push sees that this job has ended, or this query sees what was pushed.
@@ -245,13 +226,6 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
             if not _pushed(run).exists():
                 end_job(job, Job.Status.DONE)
                 return
-
-
-def _recent_steps(run: models.Run) -> set[int]:
-    """The training steps of what was diagnosed last: a job that was lost may not have counted them."""
-    last = int(run.settings.get(DIAGNOSED_TO, 0))
-    keys = run.trajectories.filter(pk__lte=last).order_by("-pk").values_list("pk", flat=True)[:RECENT]
-    return steps_of(run, list(keys))
 
 
 def fail_pushed_job(job: Job, sentence: str) -> None:
@@ -265,8 +239,10 @@ def fail_pushed_job(job: Job, sentence: str) -> None:
             evidence = (
                 f"{len(batch)} trajectories were diagnosed together, and that did not come to its end. {sentence}"
             )
+            before = int(run.settings.get(DIAGNOSED_TO, 0))
             _store(run, batch, [_failed(evidence)] * len(batch))
             note_pushed_diagnosed(run, batch[-1].pk)
+            note_uncounted(run, before)
         if not job.error and _pushed(run).exists():
             rest, _ = ask_job(run, Job.Kind.DIAGNOSE_PUSHED, user=job.created_by)
     if rest is not None:

@@ -1,18 +1,21 @@
-"""The page *Over training*, and what keeping its figures costs an import and pushes. Prints times and ratios.
+"""The page *Over training*, and what keeping its figures costs imports and pushes. Prints times and shares.
 
     pytest -q -s tests/bench/bench_over_training.py
 
-``BENCH_STEPS`` training steps and ``BENCH_PER_STEP`` trajectories each; the figures of a step are counted as in work.
-Then an import of rows with both log-probabilities is timed with and without the counting.
+``BENCH_STEPS`` training steps of ``BENCH_PER_STEP`` trajectories each. The page is answered from stored figures; those
+of one step are counted as in work, and stand for all steps. Then rows with both log-probabilities are imported, and
+pushed in parts of several sizes to that large run. Times are those of the processor: another program may use it too.
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,84 +23,155 @@ from typing import Any
 import numpy as np
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from rollouts import services
-from rollouts.models import Run, StoredTrajectory, TrainingStepFigures
-from rollouts.services.training_steps import take_training_steps
+from rollouts.formats.containers.source import Source
+from rollouts.models import Job, PushedFigures, Run, RunFigures, StoredFinding, StoredTrajectory, TrainingStepFigures
+from rollouts.selectors import figures
+from rollouts.selectors.training_steps import count_training_steps
+from rollouts.services.jobs import take_job
+from rollouts.services.pushed_figures import count_due
 from rollouts.tito.gap.figures import GapFigures
 from rollouts.work import imports
+from rollouts.work.diagnosis import do_pushed_job
+from rollouts.work.pushing import take_push
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 STEPS = int(os.environ.get("BENCH_STEPS", "1000"))
-PER_STEP = int(os.environ.get("BENCH_PER_STEP", "100"))
-ROUNDS = 9
+PER_STEP = int(os.environ.get("BENCH_PER_STEP", "1000"))
 LINES = int(os.environ.get("BENCH_LINES", "4000"))
+ROUNDS = 9
+KINDS = ("boundary_merge", "template_rewrites", "reply_text_lost", "row_not_sampled", "noncanonical_sampling")
 
 
 def stored_run() -> Run:
+    """A large run. Only the trajectories of its last step have a gap, as large as that of 500 tokens is."""
     run = services.create_run(Run.Kind.IMPORT, "steps")
     gap = GapFigures.of(np.random.default_rng(0).normal(0, 0.1, 500)).to_json()
-    StoredTrajectory.objects.bulk_create(
+    total = STEPS * PER_STEP
+    for start in range(0, total, 10_000):
+        StoredTrajectory.objects.bulk_create(
+            (
+                StoredTrajectory(
+                    run=run, external_id=str(n), index=n, group=f"g{n // 8}", reward=n % 3 / 3, n_steps=3, n_rows=1,
+                    n_tokens=500, n_sampled=100, n_trained=100, n_lost=0, training_step=n // PER_STEP, checks={},
+                    gap=gap if n >= total - PER_STEP else None, worst_severity="error" if n % 9 == 0 else "",
+                    n_findings=2 * (n % 9 == 0),
+                )
+                for n in range(start, min(start + 10_000, total))
+            ),
+            batch_size=2000,
+        )  # fmt: skip
+    flawed = StoredTrajectory.objects.filter(run=run, n_findings__gt=0).values_list("pk", "index")
+    StoredFinding.objects.bulk_create(
         (
-            StoredTrajectory(
-                run=run, external_id=str(n), index=n, group=f"g{n // 8}", reward=n % 3 / 3, n_steps=3, n_rows=1,
-                n_tokens=500, n_sampled=100, n_trained=100, n_lost=0, training_step=n // PER_STEP, checks={}, gap=gap,
-                worst_severity="error" if n % 9 == 0 else "",
+            StoredFinding(
+                run=run, trajectory_id=pk, axis="stream", kind=KINDS[(index // 9 + m) % len(KINDS)], severity="error",
+                start=m, stop=m + 1, evidence="x", version=1,
             )
-            for n in range(STEPS * PER_STEP)
+            for pk, index in flawed.iterator(10_000) for m in range(2)
         ),
         batch_size=2000,
     )  # fmt: skip
-    Run.objects.filter(pk=run.pk).update(n_trajectories=STEPS * PER_STEP, status="done")
+    Run.objects.filter(pk=run.pk).update(n_trajectories=total, status="done")
+    run.refresh_from_db()
+    (last,) = count_training_steps(run, {STEPS - 1})
+    columns = {one.attname: getattr(last, one.attname) for one in last._meta.concrete_fields if one.attname != "id"}
+    TrainingStepFigures.objects.bulk_create(
+        TrainingStepFigures(**columns | {"training_step": step, "first_index": step, "last_index": step})
+        for step in range(STEPS)
+    )
+    RunFigures.objects.create(run=run, state=figures.state_of(run), body=figures.count(run))
     return run
 
 
-def test_page_and_counting(capsys: Any) -> None:
+def rows(n: int, step: Callable[[int], int]) -> Iterator[bytes]:
+    """Lines of NeMo RL of 400 tokens, 300 of them trained."""
+    rng = np.random.default_rng(1)
+    for at in range(n):
+        ids, logprobs = rng.integers(10, 400, 400), -rng.exponential(0.5, 400)
+        yield json.dumps({
+            "token_ids": [ids.tolist()], "token_loss_mask": [[0] * 100 + [1] * 300], "idx": at,
+            "generation_logprobs": [logprobs.tolist()], "prev_logprobs": [(logprobs - 0.01).tolist()],
+            "global_step": [step(at)], "rewards": [at % 3],
+        }).encode() + b"\n"  # fmt: skip
+
+
+def test_page_and_push(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run()
-    whole = timed(lambda: take_training_steps(run))
-    one = [timed(lambda: take_training_steps(run, {STEPS // 2})) for _ in range(ROUNDS)]
     client = Client()
     client.force_login(make_member("ada"))
-    times: dict[str, list[float]] = {}
+    said = [f"{STEPS:,} training steps of {PER_STEP:,} trajectories, and their findings:"]
     for suffix in ("", ".json"):
         look = partial(client.get, f"/runs/{run.code}/training{suffix}")
-        look()
-        times[suffix] = [timed(look) for _ in range(ROUNDS)]
-    assert TrainingStepFigures.objects.count() == STEPS
-    page, twin, step = (1000 * statistics.median(found) for found in (times[""], times[".json"], one))
+        assert look().status_code == 200
+        said.append(f"  page{suffix} {1000 * statistics.median(timed(look) for _ in range(ROUNDS)):.0f} ms")
+    one = statistics.median(timed(lambda: list(count_training_steps(run, {STEPS - 1}))) for _ in range(ROUNDS))
+    said.append(f"  counting one step {1000 * one:.0f} ms")
+    monkeypatch.setattr("rollouts.work.pushing.send", lambda job: "")
+    spent = measured(monkeypatch)
+    for n, part in enumerate((PER_STEP, 100, 10)):
+        lines = list(rows(PER_STEP, lambda _, step=STEPS + n: step))
+        spent.clear()
+
+        def push(lines: list[bytes] = lines, part: int = part, n: int = n) -> None:
+            for at in range(0, len(lines), part):
+                source = Source.of_bytes(gzip.compress(b"".join(lines[at : at + part])))
+                take_push(Run.objects.get(pk=run.pk), source, "nemo_rl", f"{n}-{at}-")
+                job = take_job(Job.objects.get(run=run, kind=Job.Kind.DIAGNOSE_PUSHED, status=Job.Status.QUEUED).pk)
+                assert job is not None
+                do_pushed_job(job, lambda **_: None)
+
+        took = timed(push)
+        PushedFigures.objects.filter(run=run).update(due_at=timezone.now())
+        last = timed(lambda: count_due(run))  # what the clock of the workers does
+        took, _ = took + last, spent.append(last)
+        assert TrainingStepFigures.objects.get(run=run, training_step=STEPS + n).n_trajectories == PER_STEP
+        said.append(
+            f"  a step pushed {part:,} at a time: {took:.2f} s, of which the figures {100 * sum(spent) / took:.1f} %"
+        )
     with capsys.disabled():
-        print(f"\n{STEPS:,} training steps of {PER_STEP:,} trajectories: page {page:.0f} ms, its JSON {twin:.0f} ms")
-        print(f"  counting all steps {whole:.2f} s, one step {step:.1f} ms")
+        print("\n" + "\n".join(said))
 
 
 def test_share_of_an_import(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rows.jsonl"
-    rng = np.random.default_rng(1)
-    with file.open("w", encoding="utf-8") as out:
-        for n in range(LINES):
-            ids, logprobs = rng.integers(10, 400, 400), -rng.exponential(0.5, 400)
-            mask = [0] * 100 + [1] * 300
-            out.write(json.dumps({
-                "token_ids": [ids.tolist()], "token_loss_mask": [mask], "generation_logprobs": [logprobs.tolist()],
-                "prev_logprobs": [(logprobs - 0.01).tolist()], "global_step": [n // 100], "idx": n,
-            }) + "\n")  # fmt: skip
-    spent: list[float] = []
-
-    def counted(run: Run, steps: Any = None) -> None:
-        spent.append(timed(lambda: take_training_steps(run, steps)))
-
-    monkeypatch.setattr("rollouts.services.figures.take_training_steps", counted)
+    file.write_bytes(b"".join(rows(LINES, lambda at: at // 100)))
+    spent = measured(monkeypatch)
     run = services.create_run(Run.Kind.IMPORT, "rows")
     took = timed(lambda: imports.import_files(run, [file]))
     assert TrainingStepFigures.objects.filter(run=run).count() == -(-LINES // 100)
     with capsys.disabled():
-        print(f"\nan import of {LINES:,} rows took {took:.1f} s, of which the figures {sum(spent):.2f} s: "
-              f"{100 * sum(spent) / took:.1f} %")  # fmt: skip
+        print(f"\nan import of {LINES:,} rows took {took:.1f} s, of which the figures {100 * sum(spent) / took:.1f} %")
+
+
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each call that keeps figures by training step and policy version."""
+    spent: list[float] = []
+
+    def watch(place: str) -> None:
+        module, _, name = place.rpartition(".")
+        work = getattr(importlib.import_module(module), name)
+
+        def counted(*args: Any) -> Any:
+            begun = time.process_time()
+            try:
+                return work(*args)
+            finally:
+                spent.append(time.process_time() - begun)
+
+        monkeypatch.setattr(place, counted)
+
+    for place in ("work.diagnosis.count_due", "work.diagnosis.note_uncounted", "services.figures.take_training_steps"):
+        watch(f"rollouts.{place}")
+    watch("rollouts.services.figures.take_policy_versions")
+    return spent
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that the work takes."""
-    begun = time.perf_counter()
+    """Seconds of the processor that the work takes."""
+    begun = time.process_time()
     work()
-    return time.perf_counter() - begun
+    return time.process_time() - begun

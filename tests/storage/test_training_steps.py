@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from django.core.management import call_command
+from django.utils import timezone
 
 from rollouts import services
-from rollouts.models import Job, Run, TrainingStepFigures
+from rollouts.models import Job, PushedFigures, Run, TrainingStepFigures
 from rollouts.selectors.policy_versions import over_versions
 from rollouts.selectors.training_steps import over_training
 from rollouts.services import policy_versions as services_of_versions
+from rollouts.services import pushed_figures
 from rollouts.services.jobs import ask_job
 from rollouts.services.policy_versions import take_policy_versions
-from rollouts.services.pushed import add_new_trajectories
+from rollouts.services.pushed import add_new_trajectories, note_pushed_diagnosed
+from rollouts.services.pushed_figures import count_due
 from rollouts.services.training_steps import take_training_steps
 from rollouts.tasks.jobs import do_job
 from rollouts.tito.diagnose import examine
@@ -115,11 +118,45 @@ def test_pushed_data_is_counted_when_it_is_diagnosed() -> None:
     assert [(line.training_step, line.trajectories) for line in over_training(run).steps] == [(0, 4), (1, 2)]
     add_new_trajectories(run, made[6:])
     _diagnose(run)
+    assert count_due() == 0 and len(over_training(run).steps) == 2  # so soon after the last count
+    wait(run)
+    assert count_due() == 1 and count_due() == 0
     stored = over_training(run)
     assert [line.trajectories for line in stored.steps] == [4] * 4
     take_training_steps(run)
     assert over_training(run) == stored
     assert stored.steps[2].gap is not None and stored.steps[2].gap["mean_abs"] == pytest.approx(0.2, abs=1e-6)
+
+
+def test_a_count_whose_worker_was_lost_is_made_again_and_what_came_meanwhile_is_due(monkeypatch: Any) -> None:
+    run, made = services.create_run(Run.Kind.IMPORT, "pushed"), world()
+    add_new_trajectories(run, made[:6])
+
+    def lost(*_: Any) -> None:
+        raise ConnectionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pushed_figures, "take_training_steps", lost)
+        with pytest.raises(AssertionError, match="ConnectionError"):
+            _diagnose(run)
+    assert not over_training(run).steps and count_due() == 0
+    wait(run)
+
+    def meanwhile(run: Run, steps: Any) -> None:
+        take_training_steps(run, steps)
+        if run.trajectories.count() == 6:
+            add_new_trajectories(run, made[6:])
+            note_pushed_diagnosed(run, run.trajectories.order_by("-pk")[0].pk)
+
+    monkeypatch.setattr(pushed_figures, "take_training_steps", meanwhile)
+    assert count_due() == 1 and len(over_training(run).steps) == 2
+    wait(run)
+    assert count_due() == 1 and [line.trajectories for line in over_training(run).steps] == [4] * 4
+
+
+def wait(run: Run) -> None:
+    """Let the time pass until what was pushed is due."""
+    assert PushedFigures.objects.filter(run=run, due_at__gt=timezone.now()).update(due_at=timezone.now())
 
 
 def _diagnose(run: Run) -> None:
@@ -190,6 +227,28 @@ def test_versions_of_pushed_data_are_counted_when_it_is_diagnosed() -> None:
     made = [replace(one, steps=tuple(replace(s, policy_version="7") for s in one.steps)) for one in world(2)]
     for part in (made[:5], made[5:]):
         add_new_trajectories(run, part)
-        job, _ = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
-        do_job(job.pk)
+        _diagnose(run)
+    wait(run)
+    count_due()
     assert [(line.version, line.trajectories) for line in over_versions(run)] == [("7", len(made))]
+
+
+def test_versions_far_back_in_a_large_run_wait_for_its_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushed_figures, "MAX_PLACES", 5)
+    run = services.create_run(Run.Kind.IMPORT, "pushed")
+    made = [replace(one, steps=tuple(replace(s, policy_version=v) for s in one.steps))
+            for one, v in zip(world(2), "111222333", strict=True)]  # fmt: skip
+    for n, part in enumerate((made[:3], made[3:8], made[8:])):
+        add_new_trajectories(run, part)
+        _diagnose(run)
+        if n:
+            wait(run)
+            count_due()
+    assert [(line.version, line.trajectories) for line in over_versions(run)] == [("1", 3), ("2", 3), ("3", 3)]
+    add_new_trajectories(run, [replace(made[0], external_id="again")])
+    _diagnose(run)
+    wait(run)
+    count_due()
+    assert over_versions(run)[0].trajectories == 3
+    take_policy_versions(run)
+    assert over_versions(run)[0].trajectories == 4
