@@ -43,21 +43,15 @@ def test_no_cause_is_named_where_both_agree_to_rounding() -> None:
     ids=["coarse kernels", "many steps", "small updates"],
 )
 def test_causes_are_told_apart_in_other_runs(more: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """At least 95 of 100 planted cases are named right, and clean runs name none."""
+    """Each cause is named alone, and the clean run names none. tests/measure/gap_causes.py plants into a real policy."""
 
     class OtherRun(ToyRun):
         def __init__(self, seed: int, **settings: float) -> None:
             super().__init__(seed, **{**settings, **more})  # type: ignore[arg-type]
 
     monkeypatch.setattr(gap_runs, "ToyRun", OtherRun)
-    wrong = [
-        (cause, seed, found)
-        for cause, plant in PLANTED.items()
-        for seed in (10, 11)
-        if (found := named(plant(seed))) != (cause,)
-    ]
-    assert len(wrong) <= 0.05 * 2 * len(PLANTED), wrong
-    assert [named(gap_runs.clean(seed)) for seed in (10, 11)] == [(), ()]
+    assert {cause: named(plant(10)) for cause, plant in PLANTED.items()} == {cause: (cause,) for cause in PLANTED}
+    assert named(gap_runs.clean(10)) == ()
 
 
 def test_two_causes_in_one_run_are_both_named() -> None:
@@ -84,7 +78,10 @@ def test_a_cause_without_its_column_is_undecided_and_says_so() -> None:
     found = causes_of(tokens_of(gap_runs.without_steps(gap_runs.unexplained(1))))
     assert [one.cause for one in found.causes] == ["unexplained"]
     assert found.undecided["weights_not_delivered"] == "No training step and no policy version is recorded."
-    assert set(found.undecided) == {"routing_repeated", "mixed_versions", "stale_cache", "weights_not_delivered"}
+    assert set(found.undecided) == {
+        "row_retokenized", "routing_repeated", "mixed_versions", "stale_cache", "weights_not_delivered"
+    }  # fmt: skip
+    assert found.undecided["row_retokenized"].startswith("No row has engine calls")
     assert "unexplained" not in causes_of(tokens_of(gap_runs.clean(1))).undecided
 
 

@@ -14,6 +14,8 @@ AGREE_MEAN = 0.02
 """Sampler and trainer agree when the mean absolute d is at most this, in nats: bfloat16 kernels differ by as much."""
 AGREE_TAIL = 0.15
 """... and when 99 percent of the absolute d are at most this."""
+FINE = ((0.003, 2.5), (0.001, 10.0))
+"""A mean absolute d below :data:`AGREE_MEAN` disagrees all the same, where others are so many times smaller still."""
 MIN_TOKENS = 32
 """A cause that fewer tokens show is not named."""
 MIN_STEPS = 4
@@ -60,6 +62,18 @@ class CauseCase:
         n = int(np.count_nonzero(where))
         return float(self.tokens.size[where].mean(dtype=np.float64)) if n else 0.0
 
+    def per_doubt(self, where: Mask) -> float:
+        """The absolute d of tokens over their doubt: it compares tokens that are certain with others that are not."""
+        doubt = float(self.tokens.doubt[where].sum(dtype=np.float64))
+        return float(self.tokens.size[where].sum(dtype=np.float64)) / doubt if doubt else 0.0
+
+    def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
+        """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""
+        mean, times = self.mean(where), self.per_doubt(where) / max(self.per_doubt(others), 1e-12)
+        return (mean > AGREE_MEAN and times >= factor) or any(
+            mean > least and times >= clear * factor for least, clear in FINE
+        )
+
     def in_rows(self, rows: Mask) -> Mask:
         """The tokens that no cause explains, of these rows ``[R]``."""
         found: Mask = rows[self.tokens.row] & self.left
@@ -73,26 +87,24 @@ class CauseCase:
         )
 
 
-def is_stationary(case: CauseCase, where: Mask) -> bool:
-    """Whether the first steps show it as the last ones do."""
-    steps, means = means_by_step(case, where)
-    if len(steps) < MIN_STEPS:
-        return True
-    third = max(len(steps) // 3, 1)
-    return float(means[:third].mean()) >= 0.3 * float(means[-third:].mean())
-
-
-def means_by_step(case: CauseCase, where: Mask) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The training steps, and the mean absolute d of all tokens of each that is made at ``where``."""
-    rows = case.tokens.step_of_row
+def is_stationary(case: CauseCase, where: Mask, of: Mask | None = None) -> bool:
+    """Whether the first steps show it as the last ones do: the mean absolute d that ``where`` makes in the tokens
+    ``of`` (default: all)."""
+    rows, tokens = case.tokens.step_of_row, case.tokens
     if not len(rows) or rows.min() < 0:
-        return np.zeros(0, np.int64), np.zeros(0)
-    return means_of(rows, case.tokens.per_row(case.tokens.size, where), case.tokens.per_row(case.left | where))
+        return True
+    counts = tokens.per_row(case.left | where if of is None else of)
+    _, means = means_of(rows, tokens.per_row(tokens.size, where), counts)
+    if len(means) < MIN_STEPS:
+        return True
+    third = max(len(means) // 3, 1)
+    return float(means[:third].mean()) >= 0.3 * float(means[-third:].mean())
 
 
 def means_of(
     rows: NDArray[np.int64], sums: NDArray[np.float64], counts: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The steps that have something, in order, and the quotient of both sums ``[R]`` in each."""
     steps, of = np.unique(rows, return_inverse=True)
     n = np.bincount(of, weights=counts)
     held = n > 0

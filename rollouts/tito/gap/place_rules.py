@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.gap.cause_case import AGREE_MEAN, MIN_TOKENS, CauseCase, counted_things, is_stationary
+from rollouts.tito.gap.tokens import GapTokens
 from rollouts.tito.trajectory import Mask
 
 LAGS = (1, -1, 2, -2)
 """Shifts of a column that are looked for, in tokens."""
+MIN_ZEROS = 4
+"""Values of exactly 0.0 in a row that may be placeholders."""
 RETOKENIZED = "row_not_sampled"
 """The kind of the finding that says that the ids of a row differ from what was sampled."""
 
@@ -20,9 +23,12 @@ def _row_retokenized(case: CauseCase) -> None:
     tokens = case.tokens
     named = np.array([RETOKENIZED in row.kinds for row in tokens.rows], np.bool_)
     if not named.any():
+        if not any(row.has_calls for row in tokens.rows):
+            case.undecided["row_retokenized"] = "No row has engine calls, so nothing says which ids were sampled."
         return
     n = np.maximum(np.diff(tokens.starts), 1)
-    wrong = named & (tokens.per_row(tokens.size) / n >= 2 * AGREE_MEAN)
+    rest = case.mean(case.in_rows(~named))
+    wrong = named & (tokens.per_row(tokens.size) / n >= 2 * max(AGREE_MEAN, rest))
     where = case.in_rows(wrong)
     if where.any():
         case.name(
@@ -43,17 +49,22 @@ def _placeholder(case: CauseCase) -> None:
             continue
         starts, stops = _runs(zero, tokens.starts)
         sums = np.concatenate([[0.0], np.cumsum(other, dtype=np.float64)])
-        told = sums[stops] - sums[starts]
-        # So many certain tokens in a row may well be; that the other side finds them improbable may not.
-        wrong = (stops - starts >= 4) & (told <= -3.0) & (told <= -0.1 * (stops - starts))
-        if wrong.any():
+        told, n = sums[stops] - sums[starts], stops - starts
+        # Certain tokens stand together, and among them one that the other side finds improbable; top-p leaves one token
+        # where it has most of the mass. That several tokens of a stretch are improbable is none of these.
+        edges = np.column_stack([starts, stops]).ravel()
+        least = np.minimum.reduceat(np.append(other, 0), edges)[::2]
+        wrong = (n >= MIN_ZEROS) & (least <= -0.7) & (told - least <= -np.maximum(0.2, 0.02 * n))
+        if told[wrong].sum() <= -3.0:
+            in_rows = np.zeros(len(tokens.rows), np.bool_)
+            in_rows[tokens.row[starts[wrong]]] = True
+            wrong |= (told <= -0.05 - 0.01 * n) & ((n >= MIN_ZEROS) | in_rows[tokens.row[starts]])
             where = _spread(starts[wrong], stops[wrong], len(tokens))
-            n, longest = int(wrong.sum()), int((stops - starts)[wrong].max())
             case.name(
                 "placeholder", where,
                 f"The {side} has exactly 0.0 on {int(where.sum()):,} tokens, in "
-                f"{counted_things(n, 'stretch', 'stretches')} of "
-                f"up to {longest:,}, where the other side has {other[where].mean(dtype=np.float64):.3g} on the mean. "
+                f"{counted_things(int(wrong.sum()), 'stretch', 'stretches')} of up to {int(n[wrong].max()):,}, where "
+                f"the other side has {other[where].mean(dtype=np.float64):.3g} on the mean. "
                 "These values were filled in, not computed.",
             )  # fmt: skip
             return
@@ -61,37 +72,46 @@ def _placeholder(case: CauseCase) -> None:
 
 def _columns_shifted(case: CauseCase) -> None:
     tokens = case.tokens
-    n = np.diff(tokens.starts)
-    here = tokens.per_row(tokens.size) / np.maximum(n, 1)
-    looked = (here > 0.1) & (n >= 16)
+    looked = tokens.per_row((tokens.size > 0.3) & case.left) >= 3
     if not looked.any():
         return
-    best, lag_of = np.full(len(tokens.rows), np.inf), np.zeros(len(tokens.rows), np.int64)
-    for lag in LAGS:
-        step = abs(lag)
-        right = slice(step, None), slice(None, -step)
-        there, back = right if lag > 0 else right[::-1]
-        pair = (
-            (tokens.row[step:] == tokens.row[:-step]) & (tokens.offset[step:] - tokens.offset[:-step] == step)
-            & case.left[step:] & case.left[:-step]
-        )  # fmt: skip
-        misfit = np.where(pair, np.abs(tokens.trainer[there] - tokens.sampler[back]), 0)
-        sums = np.bincount(tokens.row[step:], weights=misfit, minlength=len(tokens.rows))
-        pairs = np.bincount(tokens.row[step:], weights=pair, minlength=len(tokens.rows))
-        mean = np.where(pairs >= 12, sums / np.maximum(pairs, 1), np.inf)
-        lag_of, best = np.where(mean < best, lag, lag_of), np.minimum(mean, best)
-    shifted = looked & (best * 4 < here)
-    if shifted.any():
-        where = case.in_rows(shifted)
-        lag = int(np.bincount(lag_of[shifted] + 2).argmax()) - 2
-        case.name(
-            "columns_shifted", where,
-            f"In {counted_things(int(shifted.sum()), 'row')} the trainer's column lies {abs(lag)} "
-            f"{'token' if abs(lag) == 1 else 'tokens'} "
-            f"{'behind' if lag > 0 else 'before'} its place: the mean difference is {case.mean(where):.3g} as it "
-            f"stands, and "
-            f"{best[shifted].mean():.3g} when it is moved back.",
-        )  # fmt: skip
+    use = np.flatnonzero(looked[tokens.row] & case.left)
+    clear = {lag: _fitting_rows(tokens, use, lag, 0.3, 6, 0.85)[0] for lag in LAGS}
+    lag = max(LAGS, key=lambda one: int(clear[one].sum()))
+    if not clear[lag].any() or sum(int(rows.sum()) for rows in clear.values()) > 1.25 * int(clear[lag].sum()):
+        return
+    # With the shift known, rows with fewer tokens that tell it count as well.
+    shifted, moved = _fitting_rows(tokens, np.flatnonzero(case.left), lag, 0.1, 1, 0.7)
+    where = case.in_rows(shifted)
+    case.name(
+        "columns_shifted", where,
+        f"In {counted_things(int(shifted.sum()), 'row')} the trainer's column lies {abs(lag)} "
+        f"{'token' if abs(lag) == 1 else 'tokens'} {'behind' if lag > 0 else 'before'} its place, or the sampler's as "
+        f"far {'before' if lag > 0 else 'behind'}: the mean difference is {case.mean(where):.3g} as it stands, and "
+        f"{moved:.3g} when the column is moved back.",
+    )  # fmt: skip
+
+
+def _fitting_rows(
+    tokens: GapTokens, use: NDArray[np.int64], lag: int, least: float, n_least: int, share: float
+) -> tuple[Mask, float]:
+    """The rows ``[R]`` in which d goes to a quarter when the trainer's column is moved by ``lag``, in this share of the
+    pairs of tokens that show at least ``least``; and the mean absolute d that is then left there.
+
+    ``use``: places to look at ``[n]``. A row needs ``n_least`` such pairs.
+    """
+    step = abs(lag)
+    left, right = use[:-step], use[step:]
+    pair = (tokens.row[right] == tokens.row[left]) & (tokens.offset[right] - tokens.offset[left] == step)
+    left, right = left[pair], right[pair]
+    # Of both tokens: one heavy token at the edge of a stretch has no neighbour on one side.
+    told = np.maximum(tokens.size[left], tokens.size[right])
+    trainer, sampler = (right, left) if lag > 0 else (left, right)
+    misfit, row, tells = np.abs(tokens.trainer[trainer] - tokens.sampler[sampler]), tokens.row[left], told > least
+    n, fitting = (np.bincount(row[at], minlength=len(tokens.rows)) for at in (tells, tells & (misfit <= 0.25 * told)))
+    found: Mask = (n >= n_least) & (fitting >= share * n)
+    inside = misfit[found[row]]
+    return found, float(inside.mean(dtype=np.float64)) if len(inside) else 0.0
 
 
 def _routing_repeated(case: CauseCase) -> None:
@@ -100,18 +120,23 @@ def _routing_repeated(case: CauseCase) -> None:
         case.undecided["routing_repeated"] = "No row has a summary of its expert routing."
         return
     share = np.array([row.repeats or 0.0 for row in case.tokens.rows])
-    repeated = known & (share >= 0.05)
+    # A model with few experts repeats some rows by nature, so that a row is compared with the one that repeats least.
+    repeated = known & (share >= max(0.05, 2 * float(share[known].min())))
+    if float(share[known].min()) >= 0.5:
+        repeated = known
     where, others = case.in_rows(repeated), case.in_rows(~repeated)
     mean, rest = case.mean(where), case.mean(others)
-    if not where.any() or mean <= AGREE_MEAN:
+    if not where.any() or not case.is_apart(where, others):
         return
-    if mean >= 2 * rest if others.any() else float(share[repeated].mean()) >= 0.5:
-        case.name(
-            "routing_repeated", where,
-            f"{counted_things(int(repeated.sum()), 'row')} repeat {share[repeated].mean():.0%} of their routing rows, "
-            f"and the mean "
-            f"difference there is {mean:.3g}; in the other rows it is {rest:.3g}.",
-        )  # fmt: skip
+    if not others.any() and float(share[repeated].mean()) < 0.5:
+        case.undecided["routing_repeated"] = "All rows repeat some of their routing, so none shows the gap without it."
+        return
+    case.name(
+        "routing_repeated", where,
+        f"{counted_things(int(repeated.sum()), 'row')} repeat {share[repeated].mean():.0%} of their routing, "
+        f"and the mean difference there is {mean:.3g}"
+        + (f"; in the other rows it is {rest:.3g}." if others.any() else "; no other row shows it without."),
+    )  # fmt: skip
 
 
 def _mixed_versions(case: CauseCase) -> None:
@@ -128,7 +153,7 @@ def _mixed_versions(case: CauseCase) -> None:
     old = of_mixed & (tokens.version < newest[tokens.row]) & (tokens.version >= 0)
     new = of_mixed & (tokens.version == newest[tokens.row])
     mean, rest = case.mean(old), case.mean(new)
-    if old.sum() >= MIN_TOKENS and mean > AGREE_MEAN and mean >= 2 * rest:
+    if old.sum() >= MIN_TOKENS and case.is_apart(old, new):
         case.name(
             "mixed_versions", old,
             f"{counted_things(int(mixed.sum()), 'row')} hold tokens of several policy versions. On tokens of an older "
@@ -160,7 +185,10 @@ def _near_context_limit(case: CauseCase) -> None:
         rest = case.left & ~near
         same = rest & of_rows[tokens.row]
         mean, others, before = case.mean(near), case.mean(rest), case.mean(same)
+        # Not a few heavy tokens that happen to stand there.
+        wide = int((near & (tokens.size > 0.05)).sum())
         is_clear = mean > 0.05 and mean >= (4 if known else 6) * others and (not same.any() or mean >= 3 * before)
+        is_clear &= wide >= max(8, 0.1 * int(near.sum()))
         if not rest.any() or not is_clear or (found is not None and mean < found[1] / 2):
             continue
         found = near, mean, others, window
@@ -177,7 +205,8 @@ def _near_context_limit(case: CauseCase) -> None:
 
 def _heavy_tokens(case: CauseCase) -> None:
     _few_ids(case)
-    _few_places(case)
+    if not any(one.cause == "heavy_tokens" for one in case.causes):
+        _few_places(case)
 
 
 def _few_ids(case: CauseCase) -> None:
@@ -196,7 +225,7 @@ def _few_ids(case: CauseCase) -> None:
         return
     where = left & np.isin(tokens.ids, top)
     mean, rest = case.mean(where), case.mean(left & ~where)
-    if mean >= 8 * rest and is_stationary(case, where):
+    if mean >= 8 * rest and is_stationary(case, where, where):
         named = ", ".join(str(int(one)) for one in top)
         case.name(
             "heavy_tokens", where,

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.gap.cause_case import (
     AGREE_MEAN,
+    FINE,
+    MIN_STEPS,
     MIN_TOKENS,
     CauseCase,
     counted_things,
     is_stationary,
     means_of,
-)  # fmt: skip
+)
+from rollouts.tito.gap.cause_kinds import CAUSES
 from rollouts.tito.gap.tokens import GapTokens
 from rollouts.tito.trajectory import Mask
 
-MIN_STEPS = 4
-"""Training steps that a trend needs."""
 _CLEAR = 3.0
 """One mean is clearly above another: by this factor."""
-_FINE_MEAN, _FINE_CLEAR = 0.001, 30.0
-"""Kernels that agree far better than :data:`AGREE_MEAN` show a smaller gap too: one above this mean, by this factor."""
+MANY_STEPS = 8
+"""Steps from which on a slow trend is trusted."""
+FEW_TOKENS = 200
+"""Where steps have fewer tokens, some steps are read together."""
+AGREE_UNIT = 0.12
+"""The absolute d over the doubt of tokens that kernels of bfloat16 make at most."""
 
 
 def _temperature(case: CauseCase) -> None:
@@ -34,11 +40,11 @@ def _temperature(case: CauseCase) -> None:
     slope, fit = _regression(tokens.sampler[left], tokens.d[left])
     if fit < 0.25 or abs(slope) < 0.05:
         return
-    steps, slopes = _slopes(case)
-    third = max(len(steps) // 3, 1)
-    if len(steps) >= MIN_STEPS and np.median(slopes[:third]) / slope < 0.5:
+    slopes, spreads = _slopes(case)
+    third = max(len(slopes) // 3, 1)
+    if len(slopes) >= MIN_STEPS and np.average(slopes[:third], weights=spreads[:third]) / slope < 0.35:
         return  # it grows with training: no setting does that
-    if len(steps) and (np.sign(slopes) == math.copysign(1, slope)).mean() < 0.9:
+    if len(slopes) and np.average(np.sign(slopes) == math.copysign(1, slope), weights=spreads) < 0.9:
         return
     ratio = 1 + slope
     told = sorted({row.temperature for row in tokens.rows if row.temperature is not None})
@@ -54,16 +60,17 @@ def _temperature(case: CauseCase) -> None:
 
 def _top_p_renormalised(case: CauseCase) -> None:
     tokens, left = case.tokens, case.left
-    if case.causes and case.causes[-1].cause == "temperature":
-        return
     d = tokens.d[left]
-    far = np.abs(d) >= AGREE_MEAN
-    if far.sum() < 2 * MIN_TOKENS:
+    mean = float(d.mean(dtype=np.float64)) if len(d) else 0.0
+    if abs(mean) < 0.004:
         return
-    below = int((d[far] < 0).sum())
-    minority = min(below, int(far.sum()) - below) / int(far.sum())
-    mean = float(d.mean(dtype=np.float64))
-    if minority > 0.015 or abs(mean) < 0.004 or float(np.abs(d).max()) > 3.0:
+    # Kernels differ to both sides. What lies beyond nearly all that is on the minor side is not their noise.
+    sides = np.abs(d[d > 0]), np.abs(d[d < 0])
+    minor, major = sides if mean < 0 else sides[::-1]
+    limit = max(AGREE_MEAN, 1.2 * float(np.quantile(minor, 0.99)) if len(minor) > MIN_TOKENS else 0.0)
+    beyond = int((major > limit).sum())
+    minority = int((minor > limit).sum()) / max(beyond, 1)
+    if beyond < 2 * MIN_TOKENS or minority > 0.03 or float(np.quantile(major, 0.999)) > 3.0:
         return
     # The mean importance ratio of two whole distributions is 1.
     ratio = np.exp(d.astype(np.float64))
@@ -75,8 +82,8 @@ def _top_p_renormalised(case: CauseCase) -> None:
     side = "sampler" if mean < 0 else "trainer"
     case.name(
         "top_p_renormalised", left.copy(),
-        f"{1 - minority:.1%} of the differences above {AGREE_MEAN} have one sign, none is beyond "
-        f"{np.abs(d).max():.2g}, and the "
+        f"{1 - minority:.1%} of the differences above {limit:.2g} have one sign, 1 of 1,000 is beyond "
+        f"{np.quantile(major, 0.999):.2g}, and the "
         f"mean importance ratio is {ratio.mean():.3f}, not 1: the {side} divides by the mass that top-p or top-k "
         f"leaves."
         f"{recorded}",
@@ -85,7 +92,9 @@ def _top_p_renormalised(case: CauseCase) -> None:
 
 def _over_updates(case: CauseCase) -> None:
     """A stale cache, or weights that were not delivered: both begin with the first update."""
-    if any(one.cause in ("temperature", "top_p_renormalised") for one in case.causes):
+    if hiding := [one.cause for one in case.causes if one.cause in ("temperature", "top_p_renormalised")]:
+        sentence = f"The gap of “{CAUSES[hiding[0]].title}” lies over all tokens and hides it. Mend that first."
+        case.undecided.update(stale_cache=sentence, weights_not_delivered=sentence)
         return
     rows = _updates_of(case.tokens)
     if rows is None:
@@ -95,36 +104,32 @@ def _over_updates(case: CauseCase) -> None:
     seen = _seen_before(case.tokens, rows)
     if _stale_cache(case, seen, rows):
         return
-    steps, means = _by_update(case, rows)
-    if len(steps) < MIN_STEPS:
+    trend = _trend(case, rows)
+    if len(trend.steps) < MIN_STEPS:
         case.undecided["weights_not_delivered"] = (
-            f"There {'is' if len(steps) == 1 else 'are'} {counted_things(len(steps), 'step')}, and a trend needs "
-            f"{MIN_STEPS}."
+            f"There {'is' if len(trend.steps) == 1 else 'are'} {counted_things(len(trend.steps), 'step')}, and a trend "
+            f"needs {MIN_STEPS}."
         )
         return
-    grows = _grows(means)
-    later = case.in_rows((rows > steps[0]) & ~seen)
-    if grows:
-        first = _first_above(case, steps, means)
+    later = case.in_rows((rows > trend.steps[0]) & ~seen)
+    means = trend.means
+    if trend.grows():
         case.name(
             "weights_not_delivered", case.left.copy(),
             f"The mean difference is {means[:2].mean():.3g} at the first steps and {means[-2:].mean():.3g} at the "
-            f"last, it grows "
-            f"with the step (rank correlation {_rank_correlation(np.arange(len(means)), means):.2f}) and never falls "
-            f"back: the "
-            "sampler stays where it was while the trainer moves on.",
-            first,
+            f"last. Over the doubt of the tokens it grows with the step (rank correlation "
+            f"{_rank_correlation(trend.units):.2f}) and never falls back: the sampler stays where it was while the "
+            "trainer moves on.",
+            _first_above(case, trend),
         )  # fmt: skip
         if not later.any():
             case.undecided["stale_cache"] = "Every prompt was seen under an earlier policy, so none shows a cold cache."
-    elif not later.any() and _jumps(means):
-        first = _first_above(case, steps, means)
+    elif not later.any() and trend.jumps():
         case.name(
             "stale_cache", case.in_rows(seen),
             f"The mean difference is {means[0]:.3g} before the first update, jumps to {means[1:].mean():.3g} after it "
-            f"and does "
-            "not grow, and every later prompt was seen under an earlier policy.",
-            first,
+            f"and does not grow, and every later prompt was seen under an earlier policy.",
+            _first_above(case, trend),
         )  # fmt: skip
 
 
@@ -138,11 +143,11 @@ def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
     if stale.sum() < MIN_TOKENS or fresh.sum() < MIN_TOKENS:
         return False
     mean, rest = case.mean(stale), case.mean(fresh)
-    if not _is_clear(mean, rest) or rest > 2 * AGREE_MEAN:
+    if not case.is_apart(stale, fresh, _CLEAR) or rest > 2 * AGREE_MEAN:
         return False
     if (rows[~seen] == rows.min()).all():
-        steps, means = _by_update(case, rows)
-        if len(steps) < 2 or _grows(means):
+        trend = _trend(case, rows)
+        if len(trend.steps) < 2 or trend.grows():
             return False  # nothing is fresh after the first update: the trend decides
     case.name(
         "stale_cache", stale,
@@ -190,28 +195,33 @@ def _seen_before(tokens: GapTokens, updates: NDArray[np.int64]) -> Mask:
     return np.array(told, np.bool_)
 
 
-def _by_update(case: CauseCase, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The updates, and the mean absolute d of the unexplained tokens after each."""
-    tokens = case.tokens
-    return means_of(rows, tokens.per_row(tokens.size, case.left), tokens.per_row(case.left))
+def _trend(case: CauseCase, rows: NDArray[np.int64]) -> Trend:
+    """How the unexplained gap moves over the updates. ``rows``: the updates before each row ``[R]``."""
+    tokens, left = case.tokens, case.left
+    sums, doubts, counts = tokens.per_row(tokens.size, left), tokens.per_row(tokens.doubt, left), tokens.per_row(left)
+    steps, means = means_of(rows, sums, counts)
+    n = len(steps)
+    if n > MANY_STEPS and counts.sum() < FEW_TOKENS * n:  # too few tokens of a step: some steps together
+        together = -(-n // MANY_STEPS)
+        rows = steps[np.minimum(np.searchsorted(steps, rows), n - 1) // together * together]
+    parts, units = means_of(rows, sums, doubts)
+    return Trend(steps, means, parts, units)
 
 
-def _slopes(case: CauseCase) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The training steps, and the slope of d over the sampler's log-probability in each that has enough tokens."""
+def _slopes(case: CauseCase) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """By training step that has enough tokens: the slope of d over the sampler's log-probability, and its weight, the
+    sum of squares of that log-probability."""
     tokens = case.tokens
     rows = tokens.step_of_row
     if not len(rows) or rows.min() < 0:
-        return np.zeros(0, np.int64), np.zeros(0)
+        return np.zeros(0), np.zeros(0)
     x, y = np.where(case.left, tokens.sampler, 0).astype(np.float64), np.where(case.left, tokens.d, 0)
-    steps, of = np.unique(rows, return_inverse=True)
-    per_token = of[tokens.row]
-    n, sx, sy, sxy, sxx = (
-        np.bincount(per_token, weights=one, minlength=len(steps)) for one in (case.left, x, y, x * y, x * x)
-    )
+    _, of = np.unique(rows, return_inverse=True)
+    n, sx, sy, sxy, sxx = (np.bincount(of, weights=tokens.per_row(one)) for one in (case.left, x, y, x * y, x * x))
     held = n >= MIN_TOKENS
-    spread = np.maximum(n * sxx - sx * sx, 1e-12)
-    found: NDArray[np.float64] = (n * sxy - sx * sy) / spread
-    return steps[held], found[held]
+    spreads = np.maximum(sxx - sx * sx / np.maximum(n, 1), 1e-12)
+    slopes: NDArray[np.float64] = (sxy - sx * sy / np.maximum(n, 1)) / spreads
+    return slopes[held], spreads[held]
 
 
 def _regression(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, float]:
@@ -222,80 +232,88 @@ def _regression(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, 
     return (xy / xx, xy * xy / (xx * yy)) if xx > 1e-9 and yy > 1e-9 else (0.0, 0.0)
 
 
-def _falls_back(means: NDArray[np.float64]) -> bool:
-    """Whether weights arrived after all: one step far below an earlier one, or several at half of what was reached."""
-    reached = np.maximum.accumulate(np.where(means > 2 * AGREE_MEAN, means, 0))
-    if (means < reached / 10).any():
+@dataclass(frozen=True, eq=False)
+class Trend:
+    """The gap after each update."""
+
+    steps: NDArray[np.int64]
+    """The updates ``[S]``, ascending."""
+    means: NDArray[np.float64]
+    """The mean absolute d after each ``[S]``."""
+    parts: NDArray[np.int64]
+    """The first update of each part ``[P]``: of each one, or of some together where each has few tokens."""
+    units: NDArray[np.float64]
+    """By part the absolute d over the doubt of the tokens ``[P]``, which prompts that are easy or hard move less."""
+
+    def grows(self) -> bool:
+        """Whether the gap grows from the first part to the last, and never falls back to half of what it was.
+
+        Parts that agree, before the growth begins, say nothing of its order.
+        """
+        units = self.units
+        if _falls_back(units):
+            return False
+        low = np.flatnonzero(units <= max(3 * units.min(), units.max() / 30))
+        begin = min(int(low[-1]), max(len(units) - MIN_STEPS, 0))
+        return self._grows_from(0) or self._grows_from(begin)
+
+    def _grows_from(self, begin: int) -> bool:
+        units = self.units[begin:]
+        if len(units) < MIN_STEPS:
+            return False
+        means = self.means[np.searchsorted(self.steps, self.parts[begin]) :]
+        third, tenth = max(len(units) // 3, 1), max(len(units) // 10, 1)
+        first, last = float(units[:tenth].mean()), float(units[-third:].mean())
+        highest = float(means[-max(len(means) // 3, 1) :].mean())
+        if highest <= AGREE_MEAN and not any(
+            highest > least and last >= clear * _CLEAR * first for least, clear in FINE
+        ):
+            return False
+        ranks = _rank_correlation(units)
+        if last < _CLEAR * first or last < 1.4 * float(units[:third].mean()):
+            return len(units) >= MANY_STEPS and ranks >= 0.9 and last >= 1.5 * first and first <= AGREE_UNIT
+        is_level = self.jumps() and _rank_correlation(units[1:]) < 0.5
+        # Where the first part agrees far better than the last ones, an uneven order of few tokens matters less.
+        return ranks >= (0.5 if last >= 30 * first else 0.7) and not is_level
+
+    def jumps(self) -> bool:
+        """Whether the first part agrees and all others disagree, about as much as one another."""
+        cut = (len(self.units) - 1) // 10
+        later = np.sort(self.units[1:])[cut : len(self.units) - 1 - cut]
+        return bool(
+            len(later) and self.means[0] <= AGREE_MEAN < self.means[1:].mean() and later[0] >= _CLEAR * self.units[0]
+            and later[-1] <= 2 * later[0]
+        )  # fmt: skip
+
+
+def _falls_back(units: NDArray[np.float64]) -> bool:
+    """Whether weights arrived after all: one part far below an earlier one, or several at half of what was reached."""
+    apart = 4 * units.min()
+    reached = np.maximum.accumulate(np.where(units > apart, units, 0))
+    if (units < reached / 10).any():
         return True
-    if len(means) < 3:
+    if len(units) < 3:
         return False
-    middle = np.median(np.lib.stride_tricks.sliding_window_view(means, 3), axis=1)
-    return bool((middle < np.maximum.accumulate(np.where(middle > 2 * AGREE_MEAN, middle, 0)) / 2).any())
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(units, 3), axis=1)
+    return bool((middle < np.maximum.accumulate(np.where(middle > apart, middle, 0)) / 2).any())
 
 
-def _agreement(means: NDArray[np.float64]) -> float:
-    """Up to which mean a step agrees: :data:`AGREE_MEAN`, or far less where no step is above it."""
-    highest = float(means.max())
-    return AGREE_MEAN if highest > AGREE_MEAN else highest / _FINE_CLEAR
-
-
-def _is_clear(mean: float, rest: float) -> bool:
-    """Whether one mean disagrees where the other one agrees."""
-    return (mean > AGREE_MEAN and mean >= _CLEAR * rest) or (mean > _FINE_MEAN and mean >= _FINE_CLEAR * rest)
-
-
-def _grows(means: NDArray[np.float64]) -> bool:
-    """Whether the means grow from the first step to the last and never fall back to half of what they were.
-
-    Steps that agree, before the growth begins, say nothing of its order.
-    """
-    if _falls_back(means):
-        return False
-    agreeing = np.flatnonzero(means <= _agreement(means))
-    begin = min(int(agreeing[-1]), max(len(means) - MIN_STEPS, 0)) if len(agreeing) else 0
-    return _is_growth(means) or _is_growth(means[begin:])
-
-
-def _is_growth(means: NDArray[np.float64]) -> bool:
-    if len(means) < MIN_STEPS:
-        return False
-    third = max(len(means) // 3, 1)
-    first, last = float(means[: max(len(means) // 10, 1)].mean()), float(means[-third:].mean())
-    if last <= AGREE_MEAN and not _is_clear(last, first):
-        return False
-    ranks = _rank_correlation(np.arange(len(means)), means)
-    if last < _CLEAR * first or last < 1.4 * float(means[:third].mean()):
-        return len(means) >= 8 and ranks >= 0.9 and last >= 1.5 * first
-    is_level = _jumps(means) and _rank_correlation(np.arange(len(means) - 1), means[1:]) < 0.5
-    # Where the first step agrees far better than the last ones, an uneven order of few tokens matters less.
-    return ranks >= (0.5 if last >= _FINE_CLEAR * first else 0.7) and not is_level
-
-
-def _jumps(means: NDArray[np.float64]) -> bool:
-    """Whether the first step agrees and all others disagree, about as much as one another."""
-    later = means[1:]
-    return bool(
-        len(later) and means[0] <= AGREE_MEAN and later.min() > AGREE_MEAN and later.min() >= _CLEAR * means[0]
-        and later.max() <= 2.5 * later.min()
-    )  # fmt: skip
-
-
-def _first_above(case: CauseCase, steps: NDArray[np.int64], means: NDArray[np.float64]) -> int | None:
-    """The first step from which on the means stay clearly above those of the first one."""
+def _first_above(case: CauseCase, trend: Trend) -> int | None:
+    """The first step from which on the gap stays clearly above that of the first one."""
     if case.tokens.step_of_row.min() < 0:
         return None
-    high = means > max(2 * float(means[0]), _agreement(means) / 2)
-    below = np.flatnonzero(~high)
+    units = trend.units
+    below = np.flatnonzero(units <= max(2 * float(units[0]), float(units.max()) / 30))
     at = int(below[-1]) + 1 if len(below) else 0
-    return int(steps[min(at, len(steps) - 1)])
+    return int(trend.parts[min(at, len(units) - 1)])
 
 
-def _rank_correlation(x: NDArray[np.int64], y: NDArray[np.float64]) -> float:
-    """Spearman's rank correlation."""
-    if len(x) < 2:
+def _rank_correlation(y: NDArray[np.float64]) -> float:
+    """Spearman's rank correlation of a series with its order."""
+    if len(y) < 2:
         return 0.0
     ranks = np.argsort(np.argsort(y)).astype(np.float64)
-    return float(np.corrcoef(x.astype(np.float64), ranks)[0, 1])
+    return float(np.corrcoef(np.arange(len(y)), ranks)[0, 1])
 
 
-RUN_RULES: tuple[Callable[[CauseCase], None], ...] = (_temperature, _top_p_renormalised, _over_updates, _unexplained)
+RUN_RULES: tuple[Callable[[CauseCase], None], ...] = (_top_p_renormalised, _temperature, _over_updates, _unexplained)

@@ -55,6 +55,8 @@ class GapRow:
     """Prompt tokens that came from the prefix cache; None = not recorded."""
     top_p: float | None = None
     temperature: float | None = None
+    has_calls: bool = False
+    """Its trajectory holds engine calls."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +104,12 @@ class GapTokens:
         return np.abs(self.d)
 
     @cached_property
+    def doubt(self) -> Reals:
+        """``[N]``: 1 - probability, by the mean of both log-probabilities. The noise of kernels grows with it."""
+        found: Reals = -np.expm1((self.sampler + self.trainer) / 2)
+        return np.maximum(found, 0)
+
+    @cached_property
     def starts(self) -> NDArray[np.int64]:
         """``[R + 1]``: where the tokens of each row begin, and the number of all."""
         counts = np.bincount(self.row, minlength=len(self.rows))
@@ -118,7 +126,7 @@ class GapTokens:
         found: Ints = np.maximum.reduceat(self.version, self.starts[:-1])
         return found
 
-    def per_row(self, values: Reals | Mask, keep: Mask | None = None) -> NDArray[np.float64]:
+    def per_row(self, values: Reals | NDArray[np.float64] | Mask, keep: Mask | None = None) -> NDArray[np.float64]:
         """Sums over the tokens of each row ``[R]``. ``keep`` ``[N]``: only these tokens."""
         if keep is not None:
             values = np.where(keep, values, 0)
@@ -264,7 +272,7 @@ def _row_of(value: Trajectory, index: int, row: Row, name: str, kinds: frozenset
         name, index, len(row.ids), value.training_step, prompt, kinds, is_cut,
         float(repeats) if isinstance(repeats, int | float) else None, held[0] if held else None,
         next((step.top_p for step in steps if step.top_p is not None), None),
-        next((step.temperature for step in steps if step.temperature is not None), None),
+        next((step.temperature for step in steps if step.temperature is not None), None), bool(value.steps),
     )  # fmt: skip
 
 
